@@ -181,7 +181,7 @@ def test_what_is_removed_is_chosen(path, cache, tmp_path, monkeypatch):
         with closing(Copy(copy)) as opened:
             opened.set_state(1, PLANNED)
     assert chosen("--incomplete", "--dataset", other) == [str(others)]
-    (cache / ".left.dsprep-partial").mkdir()
+    (cache / ".left.dsprep-cache-partial").mkdir()
     found = run("purge", cache, "--incomplete", "--json")
     assert (len(found["removed"]), found["leftovers"]) == (2, 1)
     assert [p.name for p in cache.iterdir()] == ["dsprep-cache.lock"]

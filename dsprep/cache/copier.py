@@ -7,16 +7,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
-from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, SYNCED, Copy
+from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import PAGE, Piece, Pieces, Range, name_of
 from dsprep.core.checksums import pwrite_crc32c
 from dsprep.core.schema import Bytes
-from dsprep.core.storage import let_go, pread_into, sync
+from dsprep.core.storage import let_go, pread_into
 from dsprep.reading.files import File
 
 BLOCK = 4 << 20
@@ -106,14 +105,14 @@ class Copier:
             return False
         try:
             while not (copy.is_filled or stop()):
-                (copy.path / SYNCED).unlink(missing_ok=True)
+                copy.not_synced()
                 self._plan(copy)
                 _Filling(self, copy, stop).run(self._threads)
             if not (stop() or copy.is_synced):
-                _sync(copy)
+                copy.sync()
             return not stop()
         finally:
-            let_go(lock)
+            lock.release()
 
     def _plan(self, copy: Copy) -> None:
         """Reserve space for the pieces that were asked for, as far as there is room."""
@@ -155,9 +154,9 @@ class Copier:
                 part = buffer[: min(BLOCK, r.end - at)]
                 self._throttle.take(len(part))
                 pread_into(file.fd, part, at, file.where)
+                file.check_same()  # before it is written: ranges may overlap
                 self._drawn(len(part))
                 crc = pwrite_crc32c(to.fd, [part], at, crc)
-            file.check_same()
             if k == 0 and piece.crc32c is not None and crc != piece.crc32c:
                 self._refuse(copy, i, file, r, piece.crc32c, crc)
                 return
@@ -212,9 +211,10 @@ class _Filling:
     def _next(self) -> int | None:
         """Return what is to be copied next; None: nothing, or there is more to plan."""
         with self._lock:
+            active = list(self._active)  # before: what is ready then may be active no more
             states = self._copy.states()
             coming = states == PLANNED
-            coming[list(self._active)] = False
+            coming[active] = False
             todo = np.flatnonzero(coming)
             if self._ended() or bool((states == ASKED).any()) or not len(todo):
                 return None
@@ -226,15 +226,13 @@ class _Filling:
 class _Out:
     """A file open for writing, closed when nothing refers to it any more."""
 
-    def __init__(self, path: Path, nbytes: int) -> None:
-        self.fd = -1
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
         if os.fstat(self.fd).st_size != nbytes:
             os.ftruncate(self.fd, nbytes)
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            let_go(self.fd)
+        let_go(self.fd)
 
 
 class _Writer:
@@ -254,22 +252,11 @@ class _Writer:
                 if len(self._open) >= OPEN:
                     self._open.clear()  # who writes to one keeps it open
                 nbytes = self._pieces.sidecar.open_file(*key).nbytes
-                found = self._open[key] = _Out(self._copy.path / name_of(*key), nbytes)
+                fd = self._copy.open(name_of(*key), os.O_RDWR | os.O_CREAT)
+                found = self._open[key] = _Out(fd, nbytes)
             return found
 
 
 def _taken(piece: Piece) -> int:
     """Return the bytes that a piece takes of a tier."""
     return sum((-(-r.end // PAGE) - r.begin // PAGE) * PAGE for r in piece.ranges)
-
-
-def _sync(copy: Copy) -> None:
-    """Bring all that a copy holds to the disk, and note that."""
-    for path in copy.path.iterdir():
-        if path.name != SYNCED:
-            out = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                sync(out, data=True)
-            finally:
-                let_go(out)
-    (copy.path / SYNCED).touch()

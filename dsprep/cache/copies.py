@@ -20,12 +20,10 @@ copy that is not `synced` and was made before the last start is worthless, and r
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -34,10 +32,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from dsprep.cache.locks import Lock
 from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array, Ints
-from dsprep.core.storage import boot, let_go, pread_exact, pwrite_all, remove
+from dsprep.core.storage import boot, let_go, pread_exact, pwrite_all, remove, sync
 from dsprep.reading.files import File
 
 VERSION = 1
@@ -50,6 +49,9 @@ OPEN = 64
 """Files of a copy that stay open."""
 
 SYNCED = "synced"
+
+UNFINISHED = ".dsprep-cache-partial"
+"""How the names of copies end that are being made or removed."""
 
 NOT_SYNCED = "it was not on the disk when the machine was started again"
 
@@ -92,29 +94,31 @@ class Facts:
         return {**asdict(self), "boot": boot()}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Return what `to_json` was given; `ValueError` or the like if it is not that."""
-        runs = tuple((int(low), int(high)) for low, high in found["pieces"])
-        if found["version"] != VERSION or any(not 0 <= low < high for low, high in runs):
-            raise ValueError("it is of another version, or damaged")
-        names = tuple(map(str, found["fields"]))
-        words = str(found["key"]), str(found["part"])
-        return cls(str(found["dataset"]), str(found["sidecar"]), names, *words, runs)
+    def parse(cls, data: bytes) -> tuple[Self, str]:
+        """Return what `to_json` was given, and the start of the machine; `ValueError` if not."""
+        try:
+            found = json.loads(data)
+            runs = tuple((int(low), int(high)) for low, high in found["pieces"])
+            if found["version"] != VERSION or any(not 0 <= low < high for low, high in runs):
+                raise ValueError("it is of another version")
+            names = tuple(map(str, found["fields"]))
+            words = str(found["key"]), str(found["part"])
+            made = cls(str(found["dataset"]), str(found["sidecar"]), names, *words, runs)
+            return made, str(found["boot"])
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise ValueError(f"copy.json is damaged: {error}") from error
 
 
 class _Table:
     """An array in a file that several processes read and write, element by element."""
 
-    def __init__(self, path: Path, dtype: str, count: int) -> None:
-        self._dtype, self._count = np.dtype(dtype), count
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if os.fstat(self._fd).st_size != count * self._dtype.itemsize:
-            let_go(self._fd)
-            raise ValueError(f"{path} has another size")
+    def __init__(self, fd: int, dtype: str, count: int) -> None:
+        self._fd, self._dtype, self._count = fd, np.dtype(dtype), count
+        if os.fstat(fd).st_size != count * self._dtype.itemsize:
+            raise ValueError("one of its tables has another size")
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            let_go(self._fd)
+        let_go(self._fd)
 
     def read(self, first: int = 0, last: int | None = None) -> Array:
         """Return the elements ``first .. last``."""
@@ -144,8 +148,8 @@ class CopyFile(File):
     It may grow while it is read, by what nobody reads yet.
     """
 
-    def __init__(self, path: Path, number: int, inside: str) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, fd: int, number: int, inside: str) -> None:
+        super().__init__(path, fd)
         self.number, self.inside = number, inside
 
     def check_same(self) -> None:
@@ -164,30 +168,30 @@ class Copy:
     ------
     FileNotFoundError
         If it has been removed.
-    OSError, ValueError, KeyError, TypeError
-        If it is damaged, or the file system does not do what is needed.
+    ValueError
+        If it is damaged.
+    OSError
+        If the file system does not do what is needed.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._use = path, -1
-        self._use = os.open(path / "use", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._use, fcntl.LOCK_SH)  # who locks others out only looks, or removes it
-            if not (path / "use").samefile(f"/proc/self/fd/{self._use}"):
-                raise FileNotFoundError(path)
-            content = json.loads((path / "copy.json").read_bytes())
-            self.facts, self._boot = Facts.from_json(content), str(content["boot"])
-            runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
-            self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
-            count = len(self.which)
-            self._state = _Table(path / "state", "<u1", count)
-            self._turn = _Table(path / "turn", "<u4", count)
-            self._sums = _Table(path / "sums", "<u4", count)
-            if not self.is_trusted:
-                raise ValueError(NOT_SYNCED)
-        except BaseException:
-            self.close()
-            raise
+        self.path, self._directory = path, -1
+        self._use: Lock | None = None
+        self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Who only asks whether somebody uses it has the lock for a moment.
+        self._use = Lock(self.open("use", os.O_RDWR), shared=True, seconds=1.0)
+        if not path.samefile(f"/proc/self/fd/{self._directory}"):
+            raise FileNotFoundError(errno.ENOENT, "it was removed", str(path))
+        self.facts, self._boot = Facts.parse(self._read("copy.json"))
+        if not self.is_trusted:
+            raise ValueError(NOT_SYNCED)
+        count = sum(high - low for low, high in self.facts.pieces)
+        self._state, self._turn, self._sums = (
+            _Table(self.open(name, os.O_RDWR), dtype, count)
+            for name, dtype in (("state", "<u1"), ("turn", "<u4"), ("sums", "<u4"))
+        )
+        runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
+        self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
         self._files: dict[tuple[int, str], CopyFile] = {}
         self._lock = threading.Lock()
 
@@ -199,21 +203,18 @@ class Copy:
         removed. Called with the directory locked.
         """
         path = root / facts.name
-        with suppress(FileNotFoundError):
-            try:
-                found = cls(path)
-                if found.facts == facts:
-                    return found
-                problem = "it is a copy of something else"
-                found.close()
-            except (ValueError, KeyError, TypeError) as error:
-                problem = str(error)
-            if not remove_unused(path):
-                raise OSError(
-                    errno.EBUSY, f"it is used by another process or node: {problem}", path
-                )
-        made = root / f".{facts.name}.{os.getpid()}.dsprep-partial"
-        remove(made)
+        try:
+            found = cls(path)
+            if found.facts == facts:
+                return found
+            found.close()
+            problem = "it is a copy of something else"
+        except (ValueError, FileNotFoundError) as error:
+            problem = str(error)
+            del error  # its traceback refers to what was opened
+        if not remove_unused(path):
+            raise OSError(errno.EBUSY, f"another process or node uses it; {problem}", str(path))
+        made = _unfinished(path)
         made.mkdir()
         count = sum(high - low for low, high in facts.pieces)
         (made / "copy.json").write_text(json.dumps(facts.to_json()))
@@ -228,16 +229,17 @@ class Copy:
 
     def touch(self) -> None:
         """Note that it is used now."""
-        os.utime(self._use)
+        os.utime(f"/proc/self/fd/{self._directory}/use")
 
     def close(self) -> None:
-        """Let others remove it; files of it that are open stay readable."""
-        fd, self._use = self._use, -1
-        if fd >= 0:
-            let_go(fd)
+        """Let others remove it; what is there can still be read."""
+        if self._use is not None:
+            self._use.release()
 
     def __del__(self) -> None:
         self.close()
+        if self._directory >= 0:
+            let_go(self._directory)
 
     # --- what it holds -----------------------------------------------------------------------
 
@@ -277,7 +279,7 @@ class Copy:
     @property
     def is_synced(self) -> bool:
         """Whether all that it holds is on the disk."""
-        return (self.path / SYNCED).exists()
+        return os.access(SYNCED, os.F_OK, dir_fd=self._directory)
 
     def turns(self) -> Array:
         """Return which pieces are wanted sooner: uint32, shape ``(n,)``."""
@@ -308,41 +310,67 @@ class Copy:
 
     def edges(self) -> Ints:
         """Return the edges of the pieces of the dataset, as `Pieces` has them."""
-        return np.frombuffer((self.path / "edges").read_bytes(), "<i8").astype(np.int64)
+        return np.frombuffer(self._read("edges"), "<i8").astype(np.int64)
 
     # --- files -------------------------------------------------------------------------------
 
     def file(self, number: int, path: str) -> CopyFile:
         """Return what stands for the file at `path` below file entry `number`, open."""
-        key = number, path
+        key, name = (number, path), name_of(number, path)
         with self._lock:
             found = self._files.get(key)
             if found is None:
                 if len(self._files) >= OPEN:
                     self._files.clear()  # who reads one keeps it open
-                found = CopyFile(self.path / name_of(number, path), number, path)
+                found = CopyFile(self.path / name, self.open(name), number, path)
                 self._files[key] = found
             return found
 
-    def fill_lock(self) -> int | None:
-        """Return a descriptor that keeps others from filling it; None if another one does."""
-        fd = os.open(self.path / "fill", os.O_RDWR | os.O_CLOEXEC)
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a file of it: of this copy, also if another one has taken its place meanwhile."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=self._directory)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from error
+
+    def _read(self, name: str) -> bytes:
+        with os.fdopen(self.open(name), "rb") as file:
+            return file.read()
+
+    def sync(self) -> None:
+        """Bring all that it holds to the disk, and note that."""
+        for name in os.listdir(self._directory):  # noqa: PTH208 (it is no path)
+            out = self.open(name)
+            try:
+                sync(out, data=True)
+            finally:
+                let_go(out)
+        self._sync_names()
+        let_go(self.open(SYNCED, os.O_WRONLY | os.O_CREAT))
+
+    def not_synced(self) -> None:
+        """Note that more is to come; on the disk before any of that."""
+        with suppress(FileNotFoundError):
+            os.unlink(SYNCED, dir_fd=self._directory)
+            self._sync_names()
+
+    def _sync_names(self) -> None:
+        with suppress(OSError):  # some file systems do not know that of directories
+            os.fsync(self._directory)
+
+    def fill_lock(self) -> Lock | None:
+        """Return what keeps others from filling it; None if another one does."""
+        try:
+            return Lock(self.open("fill", os.O_RDWR))
         except BlockingIOError:
-            let_go(fd)
             return None
-        except BaseException:
-            let_go(fd)
-            raise
-        return fd
 
     def is_filled_by_somebody(self) -> bool:
         """Whether a process fills it now."""
-        fd = self.fill_lock()
-        if fd is not None:
-            let_go(fd)
-        return fd is None
+        lock = self.fill_lock()
+        if lock is not None:
+            lock.release()
+        return lock is None
 
 
 def _runs(which: Ints) -> tuple[tuple[int, int], ...]:
@@ -359,14 +387,11 @@ def is_trusted(path: Path, started: str) -> bool:
 
 def remove_unused(path: Path) -> bool:
     """Remove a copy unless somebody uses it; return whether it is gone."""
+    lock = None
     try:
-        fd = os.open(path / "use", os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        remove(path)
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        aside = path.with_name(f".{path.name}.{time.monotonic_ns()}.dsprep-partial")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            lock = Lock(os.open(path / "use", os.O_RDWR | os.O_CLOEXEC))
+        aside = _unfinished(path)
         path.rename(aside)  # nobody opens it from here on
         remove(aside)
     except BlockingIOError:
@@ -374,5 +399,11 @@ def remove_unused(path: Path) -> bool:
     except FileNotFoundError:
         return True
     finally:
-        let_go(fd)
+        if lock is not None:
+            lock.release()
     return True
+
+
+def _unfinished(path: Path) -> Path:
+    """Return another name for a copy that is being made or removed."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}{UNFINISHED}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,13 +16,15 @@ from dsprep.cache.copies import (
     NOT_SYNCED,
     PLANNED,
     READY,
+    UNFINISHED,
     Copy,
     Facts,
     is_trusted,
     remove_unused,
 )
+from dsprep.cache.locks import PATIENCE, Lock
 from dsprep.core.schema import Ints
-from dsprep.core.storage import WORKING, let_go, remove
+from dsprep.core.storage import remove
 from dsprep.errors import UsageError
 from dsprep.writing.plan import as_nbytes
 
@@ -125,12 +125,12 @@ class CacheFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep all others from making or removing copies."""
-        fd = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        lock = Lock(os.open(self.root / LOCK, flags, 0o666), seconds=PATIENCE)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            let_go(fd)
+            lock.release()
 
     def paths(self) -> list[Path]:
         """Return the directories of all copies."""
@@ -139,7 +139,7 @@ class CacheFolder:
     def unfinished(self) -> list[Path]:
         """Return what ended processes were making or removing; ask with the directory locked."""
         found = (p for p in self.root.iterdir() if p.name.startswith("."))
-        return sorted(p for p in found if p.name.endswith(WORKING))
+        return sorted(p for p in found if p.name.endswith(UNFINISHED))
 
     def used(self) -> int:
         """Return the bytes that all copies take."""
@@ -188,10 +188,9 @@ def info_of(path: Path) -> CopyInfo:
     """Return what is known of the copy in a directory."""
     nbytes, used = resident(path), _last_use(path)
     try:
-        content = json.loads((path / "copy.json").read_bytes())
-        facts, started = Facts.from_json(content), str(content["boot"])
+        facts, started = Facts.parse((path / "copy.json").read_bytes())
         states = np.frombuffer((path / "state").read_bytes(), np.uint8)
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError) as error:
         return CopyInfo(path, "", "", 0, 0, nbytes, used, _is_used(path), False, str(error))
     ready, coming = int((states == READY).sum()), (states == ASKED) | (states == PLANNED)
     words, counts = (facts.dataset, facts.part), (len(states), ready)
@@ -211,7 +210,10 @@ def resident(path: Path) -> int:
 
 
 def _is_copy(path: Path) -> bool:
-    return not path.name.startswith(".") and (path / "copy.json").is_file()
+    try:
+        return not path.name.startswith(".") and (path / "copy.json").is_file()
+    except PermissionError:  # somebody else's
+        return False
 
 
 def _last_use(path: Path) -> float:
@@ -227,9 +229,7 @@ def _is_used(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Lock(fd).release()
     except OSError:
         return True
-    finally:
-        let_go(fd)
     return False

@@ -35,10 +35,10 @@ class File:
     `check_same`.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, fd: int | None = None) -> None:
         self.fd = -1
         self.where = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if fd is None else fd
         found = os.fstat(self.fd)
         self.status, self._links = status(found), found.st_nlink
         self.nbytes = self.status[1]

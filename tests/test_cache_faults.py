@@ -1,0 +1,181 @@
+"""Whatever happens to a cache, and to who fills it: no wrong sample, no wait for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import written
+
+import dsprep
+from dsprep.cache.copies import PLANNED, READY
+from dsprep.cache.folder import CacheFolder
+from dsprep.core.schema import Field, Schema
+from dsprep.reader.cached import CacheWarning
+
+COUNT = 256
+SCHEMA = Schema((Field("x", np.dtype("<i4"), (512,)), Field("id", np.dtype("<i8"))))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("dsprep.reader.cached.PAUSE", 0.002)
+
+
+def values(ids: np.ndarray, version: int) -> np.ndarray:
+    """What sample `ids` holds: never zero, so that what is missing is seen."""
+    found = (ids[:, None] * 7919 + np.arange(512) * 31 + version) % 251 + 1
+    return found.astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory) -> Path:
+    return made(tmp_path_factory.mktemp("origin"))
+
+
+def made(folder: Path, version: int = 0, **options: Any) -> Path:
+    """A dataset of 32 groups of 16 KiB each."""
+    ids = np.arange(COUNT)
+    source = written(folder / "in.h5", SCHEMA, {"x": values(ids, version), "id": ids})
+    options = {"buffer_size": 8, "stripe_size": "4KiB", "durable": False, **options}
+    dsprep.repack(source, folder / "set.h5", overwrite=True, **options)
+    return folder / "set.h5"
+
+
+def checked(batches: Any, version: int = 0) -> int:
+    """Compare every sample with what it has to be; return how many there were."""
+    seen: list[int] = []
+    for batch in batches:
+        ids = np.asarray(batch["id"])
+        assert np.array_equal(batch["x"], values(ids, version))
+        seen += ids.tolist()
+    assert len(set(seen)) == len(seen)
+    return len(seen)
+
+
+def epoch(path: Path, cache: Path, notes: int = 0, **options: Any) -> Any:
+    """Read an epoch, of which every sample is right; return its statistics."""
+    with said(notes), dsprep.Reader(path, 8, cache=cache, **options) as reader:
+        assert checked(reader) == COUNT
+    return reader.stats[0]
+
+
+@contextlib.contextmanager
+def said(count: int, *words: str) -> Iterator[None]:
+    """Within it there are so many notes of the cache, which have some words."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield
+    texts = [str(w.message) for w in found if w.category is CacheWarning]
+    assert len(texts) == count, texts
+    assert all(word in text for word in words for text in texts), texts
+
+
+def the_copy(cache: Path) -> Path:
+    (path,) = CacheFolder(cache).paths()
+    return path
+
+
+def forked(work: Any) -> int:
+    """Do something in a child; return its number."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def until(happened: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+# --- what is damaged ---------------------------------------------------------------------------
+
+BAD = "", "null", "{}", "[" * 100_000, '{"version": 1, "pieces": [[0, 1e400]]}'
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_damaged_description_is_made_again(origin, tmp_path, text):
+    epoch(origin, tmp_path)
+    (the_copy(tmp_path) / "copy.json").write_text(text)
+    assert epoch(origin, tmp_path).copied_nbytes
+    assert epoch(origin, tmp_path).cache_units == 32
+
+
+@pytest.mark.parametrize("name", ["copy.json", "state", "turn", "sums", "use"])
+def test_a_copy_without_one_of_its_tables_is_made_again(origin, tmp_path, name):
+    epoch(origin, tmp_path)
+    (the_copy(tmp_path) / name).unlink()
+    assert epoch(origin, tmp_path).copied_nbytes
+    assert epoch(origin, tmp_path).cache_units == 32
+    assert len(list(tmp_path.iterdir())) == 2  # the lock, too
+
+
+def test_tables_that_are_cut_off_while_they_are_read(origin, tmp_path):
+    with said(1), dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="1MB/s") as reader:
+        loop = iter(reader)
+        assert checked([next(loop)])
+        os.truncate(the_copy(tmp_path) / "state", 0)
+        assert checked(loop) == COUNT - 8
+        assert checked(reader) == COUNT
+
+
+def test_a_copy_that_another_one_took_the_place_of(origin, tmp_path):
+    """Who has the old one open reads nothing of the new one, which is not filled."""
+    epoch(origin, tmp_path)
+    with said(1), dsprep.Reader(origin, 8, cache=tmp_path, buffers=2) as reader:
+        reader._cache.begin(reader._leg())
+        path = the_copy(tmp_path)
+        sparse = path.with_name("other")
+        path.rename(tmp_path / ".old")
+        sparse.mkdir()
+        for each in (tmp_path / ".old").iterdir():
+            (sparse / each.name).write_bytes(bytes(each.stat().st_size))
+        sparse.rename(path)
+        (tmp_path / ".old" / "0").unlink()
+        assert checked(reader) == COUNT
+
+
+# --- others --------------------------------------------------------------------------------------
+
+
+def test_what_else_is_in_the_directory_stays(origin, tmp_path):
+    work = tmp_path / ".out.h5.dsprep-partial"
+    work.mkdir()
+    (work / "job.json").write_text("of a conversion")
+    epoch(origin, tmp_path)
+    assert (work / "job.json").read_text() == "of a conversion"
+
+
+def test_a_forked_child_keeps_no_lock(origin, tmp_path):
+    """Otherwise nobody could fill the copy, or make another one, as long as the child lives."""
+    with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="300kB/s") as reader:
+        loop = iter(reader)
+        next(loop)
+        with CacheFolder(tmp_path).locked():
+            child = forked(lambda: time.sleep(60))
+        try:
+            assert checked(loop) == COUNT - 8
+            del loop
+            with CacheFolder(tmp_path).locked():
+                pass
+            states = np.fromfile(the_copy(tmp_path) / "state", np.uint8)
+            assert (states == READY).sum() > (states == PLANNED).sum()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
