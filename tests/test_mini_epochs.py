@@ -235,28 +235,46 @@ def test_reader(data):
     assert sorted(x for part in found[::3] for x in part) == list(range(400))
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_reader_continues(data, ranks):
-    """In the middle of a pass, also with another number of ranks."""
-    options = {"batch_size": 7, "mini_epochs": 3, "repeats": (1, 2), "seed": 5}
-    seen, states = [], []
+@pytest.mark.parametrize(
+    ("ranks", "batch", "policy"),
+    [
+        *[(1, 7, {}), (3, 7, {}), (3, 4, {}), (2, 3, {})],
+        *[(1, 5, {"pad": True}), (3, 4, {"pad": True})],
+        *[(2, 7, {"drop_last": True}), (3, 2, {"drop_last": True})],
+    ],
+)
+def test_reader_continues(data, ranks, batch, policy):
+    """In the middle of a pass, also with other ranks and batches: each sample of the part once."""
+    options = {"mini_epochs": 3, "repeats": (1, 2), "seed": 5}
+    seen, states, rest, steps = [], [], [], set()
     for rank in range(2):
-        with dsprep.Reader(data, rank=rank, world_size=2, **options) as reader:
+        with dsprep.Reader(data, 7, rank=rank, world_size=2, **options, **policy) as reader:
             passes(reader, 2)
-            for batch in islice(reader, 4):
-                seen += batch["x"].tolist()
+            for step in islice(reader, 4):
+                seen += step["x"].tolist()
             states.append(reader.state_dict())
     assert states[0] == states[1]
-    rest = []
     for rank in range(ranks):
-        with dsprep.Reader(data, rank=rank, world_size=ranks, **options) as reader:
+        with dsprep.Reader(data, batch, rank=rank, world_size=ranks, **options, **policy) as reader:
             reader.load_state_dict(json.loads(json.dumps(states[0])))
             assert astuple(reader.mini_epoch) == (2, 0, 1, 1)
+            steps.add(len(reader))
             rest += passes(reader, 1)[0]
-    with dsprep.Reader(data, **options) as reader:
+            assert astuple(reader.mini_epoch) == (3, 0, 2, 0)
+    with dsprep.Reader(data, 7, **options) as reader:
         reader.set_epoch(2)
         whole = passes(reader, 1)[0]
-    assert sorted(seen + rest) == sorted(whole)
+    assert len(steps) == 1
+    if policy:
+        assert len(rest) == ranks * batch * steps.pop()
+    if "drop_last" in policy:
+        assert len({*seen, *rest}) == len(seen + rest)
+        assert {*seen, *rest} <= {*whole}
+        assert len(whole) - len(seen + rest) == (len(whole) - len(seen)) % (ranks * batch)
+    elif policy:
+        assert {*seen, *rest} == {*whole}
+    else:
+        assert sorted(seen + rest) == sorted(whole)
 
 
 def test_reading_ahead_ends_with_the_last_epoch(data):
@@ -311,6 +329,9 @@ def test_a_schedule(data):
         assert passes(reader, 2) == expected[12:]
         reader.set_epoch(2)
         assert passes(reader, 2) == expected[2:4]
+        assert [reader.steps_of(number) for number in range(14)] == [
+            -(-len(samples) // 7) for samples in expected
+        ]
         assert asked == list(range(7))
         assert reader.repeats is noted
 

@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import assert_same_batch, epochs, random_batch, raw, schemas
 from test_located import written as dataset
+from test_mini_epochs import Comm, Scripted, rising
 
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
@@ -203,6 +205,56 @@ def test_resume_at_any_step(ranks):
         alone.load_state_dict(state)
         assert bits(next(iter(alone))) == expected[stop]
     reader.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"pad": True, "shuffle": "global"}, {"drop_last": True}])
+def test_mini_epochs(options, ranks):
+    """Every pass of two epochs; the last one continues in its middle, with a schedule."""
+    cut = {"mini_epochs": 3, "repeats": rising, "buffer_size": 20, "batch_size": 8}
+    node_ranks = ranks(size=2, **cut, **options)
+    node_ranks.make(0)
+    with node_ranks.alone(1) as alone:
+        expected = [[bits(b) for b in alone] for _ in range(12)]
+    with node_ranks.make(1) as reader:
+        assert [[bits(b) for b in reader] for _ in range(11)] == expected[:11]
+        begun = next(iter(reader))
+        state = json.loads(json.dumps(reader.state_dict()))
+    with node_ranks.make(1) as reader:
+        reader.load_state_dict(state)
+        assert astuple(reader.mini_epoch) == (11, 1, 2, 2)
+        assert [bits(b) for b in (begun, *reader)] == expected[11]
+
+
+def test_another_schedule_is_refused(ranks):
+    node_ranks = ranks(size=2, mini_epochs=3)
+    node_ranks.make(0, repeats=rising)
+    with pytest.raises(ReadError, match="its Reader has mini_epochs"):
+        next(iter(node_ranks.make(1, repeats=lambda part: rising(part) + (part == 2))))
+
+
+def test_repeats_that_adapt(ranks):
+    """The process that reads for a rank learns from it which pass comes."""
+    node_ranks = ranks(size=2, mini_epochs=3, comm=Comm())
+    readers = [node_ranks.make(rank, repeats=Scripted(2, 1, 1)) for rank in range(2)]
+    assert isinstance(readers[1]._node, node_client.Client)
+    found, over = [], []
+    for _ in range(4):
+        found += [[bits(b) for b in reader] for reader in readers]
+        over.append([reader.report(loss=1.0) for reader in readers])
+    assert over == [[False] * 2, [True] * 2, [True] * 2, [True] * 2]
+    with node_ranks.alone(0, repeats=(2, 1)) as a, node_ranks.alone(1, repeats=(2, 1)) as b:
+        assert found == [[bits(batch) for batch in reader] for _ in range(4) for reader in (a, b)]
+
+
+def test_a_long_training_whose_repeats_adapt(ranks):
+    node_ranks = ranks(size=2, mini_epochs=3)
+    node_ranks.make(0, repeats=Scripted(1))
+    reader = node_ranks.make(1, repeats=Scripted(1))
+    many = 40_000
+    reader.load_state_dict({**reader.state_dict(), "epoch": 12 * many, "repeats": [12] * many})
+    with node_ranks.alone(1, repeats=12) as alone:
+        alone.set_epoch(12 * many)
+        assert [bits(b) for b in reader] == [bits(b) for b in alone]
 
 
 def test_loops_end_in_any_way(ranks):

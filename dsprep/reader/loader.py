@@ -370,16 +370,18 @@ class Reader(ReaderOptions):
             Its number; with mini-epochs that of the pass.
         """
         epoch = at_least("epoch", epoch, 0)
-        decided = () if self._adaptive is None else self._adaptive.decided
-        start = Start(epoch, (), 0, 1, self._part, decided=decided)
+        start = Start(epoch, (), 0, 1, self._part, which=self._which(epoch))
         leg = self._order.leg(self.place.rank, start)
         return leg.stop - leg.first
 
     @property
     def mini_epoch(self) -> Pass | None:
         """Which pass of which part of which epoch `epoch` is; None without mini-epochs."""
+        return self._which(self.epoch)
+
+    def _which(self, epoch: int) -> Pass | None:
         decided = () if self._adaptive is None else self._adaptive.decided
-        return None if self._order.mini is None else self._order.mini.at(self.epoch, decided)
+        return None if self._order.mini is None else self._order.mini.at(epoch, decided)
 
     def report(self, **metrics: float) -> bool:
         """Give the metrics of the pass that has just ended, where these decide about repeats.
@@ -422,7 +424,7 @@ class Reader(ReaderOptions):
         """Return where the next loop begins."""
         here = Start(self.epoch, self._stages, self._steps, None, self._part, self._done)
         if self._adaptive is not None:
-            return replace(here, epochs=1, decided=self._adaptive.decided)
+            return replace(here, epochs=1, which=self._which(self.epoch))
         epochs, mini = self.epochs, self._order.mini
         if epochs is not None and mini is not None:
             epochs = mini.first(epochs)

@@ -341,7 +341,7 @@ class Start:
     epochs: int | None  # how many; None: without end
     part: tuple[int, int] = (0, 1)  # which of how many parts of the steps of this rank
     done: int = 0  # steps of this part that were done
-    decided: tuple[int, ...] = ()  # repeats of the mini-epochs that are over, if they adapt
+    which: Pass | None = None  # of a mini-epoch whose repeats adapt, which the number does not say
 
 
 @dataclass(frozen=True)
@@ -357,9 +357,9 @@ class Assignment:
     batch_size: int
     mini: MiniEpochs | None = None
 
-    def sequence(self, number: int, decided: tuple[int, ...] = ()) -> Sequence:
+    def sequence(self, number: int) -> Sequence:
         """Return the order of an epoch; with mini-epochs, of a pass, see `MiniEpochs.at`."""
-        which = None if self.mini is None else self.mini.at(number, decided)
+        which = None if self.mini is None else self.mini.at(number)
         return self._sequence(number, which)
 
     def _sequence(self, number: int, which: Pass | None) -> Sequence:
@@ -388,7 +388,9 @@ class Assignment:
 
     def leg(self, rank: int, start: Start) -> Leg:
         """Return what a rank delivers of the epoch in which a loop begins."""
-        which = None if self.mini is None else self.mini.at(start.epoch, start.decided)
+        which = start.which
+        if which is None and self.mini is not None:
+            which = self.mini.at(start.epoch)
         epoch = Epoch(self._sequence(start.epoch, which), start.stages, self.remainder)
         share = epoch.share(self.world_size, rank, self.batch_size)
         left, (i, parts) = share.steps - start.steps, start.part
@@ -402,7 +404,7 @@ class Assignment:
             yield self.leg(rank, start)
             number = 1
             while self.edges[-1] and (start.epochs is None or number < start.epochs):
-                later = Start(start.epoch + number, (), 0, 1, start.part, decided=start.decided)
+                later = Start(start.epoch + number, (), 0, 1, start.part)
                 yield self.leg(rank, later)
                 number += 1
 

@@ -34,6 +34,7 @@ from dsprep.core.schema import Array, Batch, Bytes, Ragged
 from dsprep.errors import UsageError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Pool
+from dsprep.reader.mini_epochs import Pass
 from dsprep.reader.node import wire
 from dsprep.reader.order import Leg, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Steps
@@ -255,7 +256,7 @@ class _Session:
         if self._pools is None:
             self._pools = Pools(task.filler, settings, AHEAD)
         stages = tuple(Stage(**each) for each in start["stages"])
-        own = {"stages": stages, "done": 0, "decided": tuple(start["decided"])}
+        own = {"stages": stages, "done": 0, "which": start["which"] and Pass(**start["which"])}
         legs = task.order.legs(self._rank, Start(**{**start, **own}))
         self._loop, self._ledger = loop, Ledger()
         pipeline = Pipeline(task.filler, legs, settings, self._pools, self._ledger)
