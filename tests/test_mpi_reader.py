@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPT = Path(__file__).with_name("mpi_reader.py")
+REPEATS = Path(__file__).with_name("repeats_job.py")
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,17 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 def test_every_sample_comes_once_over_all_ranks(data, ranks):
+    runs_right(SCRIPT, data, ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_follow_rank_0_in_repeats_that_adapt(data, ranks):
+    runs_right(REPEATS, data, ranks, "id")
+
+
+def runs_right(script, data, ranks, *more):
     done = subprocess.run(
-        [MPIEXEC, "-n", str(ranks), sys.executable, str(SCRIPT), str(data)],
+        [MPIEXEC, "-n", str(ranks), sys.executable, str(script), str(data), *more],
         capture_output=True,
         text=True,
         timeout=120,  # a deadlock shows here

@@ -7,9 +7,12 @@ import ctypes
 import gc
 import itertools
 import pickle
+import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import adapter_contract
 import ml_dtypes
@@ -161,6 +164,26 @@ def test_ranks_come_from_torch_distributed(plain, tmp_path):
         assert Batches(plain[0], 8).reader.place.source == "torch.distributed"
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_all_ranks_follow_rank_0_in_repeats_that_adapt(plain, tmp_path):
+    script, store = Path(__file__).with_name("repeats_job.py"), tmp_path / "store"
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, script, plain[0], "label", store, str(rank), "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [job.communicate(timeout=120) for job in jobs]  # a deadlock shows here
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [0, 0], said
+    assert said[0][0].strip() == "right with 2 ranks"
 
 
 # --- samples -----------------------------------------------------------------------------------
@@ -332,10 +355,13 @@ def test_passes_of_mini_epochs_with_workers(persistent, plain):
         assert sorted(labels(loader)) == sorted(right)
 
 
-def test_repeats_that_adapt_need_this_process(plain):
+def test_repeats_that_adapt_need_this_process(plain, monkeypatch):
     batches = Batches(plain[0], 8, mini_epochs=3, repeats=dsprep.repeats.Patience(), **ALONE)
-    with pytest.raises(UsageError, match="workers cannot agree"):
-        next(iter(DataLoader(batches, batch_size=None, num_workers=2)))
+    for count in (1, 2):
+        with pytest.raises(UsageError, match="workers cannot agree"):
+            Workers(monkeypatch, batches, count).loop(7)
+    labels(batches)
+    assert not batches.reader.report(loss=1.0)
 
 
 def test_workers_that_are_spawned(plain):

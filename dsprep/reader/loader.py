@@ -561,7 +561,7 @@ class Reader(ReaderOptions):
             Within a loop, if the numbers are impossible, or if another process reads for this one.
         """
         number, parts = at_least("number", number, 0), at_least("parts", parts, 1)
-        if self._adaptive is not None and parts > 1:
+        if self._adaptive is not None:
             raise UsageError("workers cannot agree on repeats", fix="load without workers")
         if number >= parts:
             raise UsageError(f"number is {number}", expected=f"less than the {parts} parts")
