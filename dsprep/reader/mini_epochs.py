@@ -179,8 +179,7 @@ class MiniEpochs:
         if not shuffled:
             return found
         pools = []
-        for pool in range(self.pools):
-            inside = found[_cut(np.diff(edges)[found], self.pools, pool)]
+        for pool, inside in enumerate(np.split(found, _cuts(edges, found, self.pools)[1:-1])):
             words = (seed, which.epoch, which.part, which.turn, pool)
             pools.append(inside[Permutation(derive(*words), len(inside)).all()])
         return np.concatenate(pools)
@@ -188,30 +187,32 @@ class MiniEpochs:
     def pool(self, edges: Ints, seed: int, which: Pass, number: int, *, shuffled: bool) -> Ints:
         """Return the groups of one pool of a part, whatever the pass, rising; see `groups`."""
         found = self._members(edges, seed, which, shuffled=shuffled)
-        return np.sort(found[_cut(np.diff(edges)[found], self.pools, number)])
+        start, stop = _cuts(edges, found, self.pools)[number : number + 2].tolist()
+        return np.sort(found[start:stop])
 
     def _members(self, edges: Ints, seed: int, which: Pass, *, shuffled: bool) -> Ints:
         """Return the groups of a part, in an order that is the same in all passes."""
         count, part = len(edges) - 1, which.part
-        if not shuffled:
-            order = np.arange(count, dtype=np.int64)
-            return order[_cut(np.diff(edges), self.parts, part)]
-        drawn = which.epoch if self.recompose else "always"
-        order = Permutation(derive(seed, drawn, "parts"), count).all()
-        if not self.recompose:
-            turns = Permutation(derive(seed, which.epoch, "order of parts"), self.parts)
-            part = int(turns.all()[part])
-        return order[_cut(np.diff(edges)[order], self.parts, part)]
+        order = np.arange(count, dtype=np.int64)
+        if shuffled:
+            drawn = which.epoch if self.recompose else "always"
+            order = Permutation(derive(seed, drawn, "parts"), count).all()
+            if not self.recompose:
+                turns = Permutation(derive(seed, which.epoch, "order of parts"), self.parts)
+                part = int(turns.all()[part])
+        start, stop = _cuts(edges, order, self.parts)[part : part + 2].tolist()
+        return order[start:stop]
 
 
-def _cut(sizes: Ints, parts: int, part: int) -> slice:
-    """Return which groups of these sizes a part has: about as many samples as the others.
+def _cuts(edges: Ints, groups: Ints, parts: int) -> Ints:
+    """Return where each part of some groups begins, and where the last one ends.
 
-    At least one group, where there are enough of them.
+    Parts have about as many samples as each other, and at least one group, where there are enough.
     """
-    ends, count = packed(sizes), len(sizes)
+    ends, count = packed(np.diff(edges)[groups]), len(groups)
     wanted = np.arange(parts + 1, dtype=np.int64) * int(ends[-1]) // parts
     near = np.searchsorted(ends, wanted, "left")
     least = np.arange(parts + 1, dtype=np.int64)
-    edges = np.minimum(np.maximum(near, least), np.maximum(count - parts + least, 0))
-    return slice(int(edges[part]), count if part == parts - 1 else int(edges[part + 1]))
+    cuts = np.minimum(np.maximum(near, least), np.maximum(count - parts + least, 0))
+    cuts[-1] = count
+    return cuts

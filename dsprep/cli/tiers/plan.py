@@ -19,7 +19,7 @@ EPILOG = """
 dsprep plan tiers x.h5 --capacity 64GB -M 32 --compute 50ms --pfs 1GB/s -E 9
 
 dsprep plan tiers x.h5 --capacity 1.6TB --nodes 64 --ranks-per-node 8 -M 2 \\
---compute 12ms --pfs 400GB/s --epochs 90 --html plan.html
+    --compute 12ms --pfs 400GB/s --epochs 90 --html plan.html
 
 Exit status: 0 done, 1 bad data, 2 wrong usage.
 """
