@@ -1,9 +1,10 @@
 """Repeats that adapt: when a mini-epoch has been passed often enough, by what training reports.
 
 At the end of each pass a score is computed, a linear combination of metrics of which less is
-better, and a policy looks at those of this mini-epoch so far. Source: S002, section IV ("adaptive
-repeating factors"); `Patience` is its score-based policy, `Bollinger` its bands. The paper gives
-neither the passes to wait for nor the periods and the width of the bands: they are parameters.
+better, and a policy looks at those of this mini-epoch so far. Source: Xu et al., "Data-Aware
+Storage Tiering for Deep Learning" (PDSW 2021), section IV; `Patience` is its score-based policy,
+`Bollinger` its bands. The paper gives neither the passes to wait for nor the periods and the width
+of the bands: they are parameters.
 
 A patent, US-12645931-B2, and its family (Hewlett Packard Enterprise) cover the early end of repeats
 by such metrics. Whether to use these policies is for you to decide; nothing else here needs them.

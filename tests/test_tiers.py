@@ -38,13 +38,13 @@ def edges_of(groups, samples=16):
 
 
 def test_what_is_drawn():
-    """S002 gives 30.4 GB/s for 128 repeats of what consumes 3.8 TB/s; a TB of 1024 GB."""
+    """The paper gives 30.4 GB/s for 128 repeats of what consumes 3.8 TB/s; a TB of 1024 GB."""
     assert drawn(3.8 * 1024, 400, [128]) == pytest.approx(30.4)
     assert drawn(3.8 * 1024, 400, [1]) == 400
 
 
 def test_the_knee():
-    """S002: from 10 repeats on, 65,000 samples per second; the model gives 9.73."""
+    """The paper: from 10 repeats on, 65,000 samples per second; the model gives 9.73."""
     assert pytest.approx(9.73, abs=0.005) == 3.8 * 1024 / 400
     one = {"nodes": 1, "ranks_per_node": 1, "batch_size": 1, "compute": 1.0, "pfs": 400.0}
     plan = fitted(edges_of(1000, 1), 3.8 * 1024, tiers(capacity=10**6, **one))

@@ -2,7 +2,7 @@
 
 A fast tier of storage holds two parts at a time: one is read again and again while the next one is
 copied, so that the tier with the whole dataset has to give each sample once in so many passes.
-Source: S002, "mini-epoch training", sections III and V.
+Source: Xu et al., "Data-Aware Storage Tiering for Deep Learning" (PDSW 2021), sections III and V.
 
 The groups of an epoch are cut into parts of about as many samples each. A part is divided among
 **pools**, one for each cache that holds a share of it, and every pass draws the order within each
