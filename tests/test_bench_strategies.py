@@ -23,7 +23,7 @@ from support import STRUCT, assert_same_batch, random_array, random_batch, raw, 
 
 import dsprep
 from dsprep import formats
-from dsprep.bench.strategies import SETS, STRATEGIES, find
+from dsprep.bench.strategies import SETS, STRATEGIES, TIERED, find
 from dsprep.bench.strategies.peers import Ranges, blocks
 from dsprep.bench.strategies.samples import DIRECT_NBYTES
 from dsprep.bench.task import Task
@@ -37,7 +37,7 @@ COUNT, BATCH = 37, 5
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 DUMB = ("pread-limit", "dummy")  # they deliver nothing
-NAMES = [name for name in STRATEGIES if name not in DUMB]
+NAMES = [n for n in STRATEGIES if n not in (*DUMB, *TIERED)]  # those: test_bench_tiers.py
 LMDBIO = SETS["lmdbio"][1:]  # their ranks are tested where they work together
 PEERS = SETS["peers"]
 ALONE = ("litdata", "streaming", "webdataset")

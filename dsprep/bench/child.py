@@ -52,6 +52,8 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         warm = None if task.cold else Seen(keeps=caches.look(task.drop).keeps)
         epochs = []
         for number in range(task.warmup + task.epochs):
+            if watch is None and number and strategy.anew:
+                strategy.open()
             seen = warm if watch is None else _made_cold(task, strategy, wait, watch)
             came = None if watch is None else watch.received()
             found = _epoch(task, strategy, number, wait, compute)
@@ -76,6 +78,8 @@ def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None], watch: 
     wait()  # nobody has anything mapped
     if task.rank == 0 or task.everywhere:
         caches.drop(task.drop)
+        if task.tier_folder is not None:
+            caches.drop(p for p in task.tier_folder.rglob("*") if p.is_file())
     wait()
     if task.rank == 0:
         caches.drop_server(task.evict_server)
@@ -97,11 +101,12 @@ def _epoch(
     light = sums.lightly(task.schema) if strategy.delivers else None
     waits, samples, summed = [], 0, 0
     checking = computed = skew = 0.0
+    steps = range(strategy.steps(number))
     wait()
     before = counters.count()
     began = clock = now()
     items: Iterator[Any] = iter(strategy.epoch(number))
-    for _ in range(task.steps):
+    for _ in steps:
         item = next(items, None)
         got = now()
         waits.append(got - clock)
@@ -135,6 +140,7 @@ def _epoch(
         counters=after - before,
         light=None if light is None else summed % 2**64,
         excess=excess,
+        drawn=strategy.drawn(number),
     )
 
 

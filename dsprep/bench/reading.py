@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dsprep.bench import caches, scratch, sums
+from dsprep.bench import caches, scratch, sums, tiering
 from dsprep.bench.evidence import server_words
 from dsprep.bench.machine import describe
 from dsprep.bench.report import sweeping
 from dsprep.bench.report.answer import answer
 from dsprep.bench.report.model import BenchReport, Point, Sweep
 from dsprep.bench.running import TIMEOUT, run
-from dsprep.bench.strategies import DUMMY, LIMIT, SETS, STRATEGIES, TODAY, find
+from dsprep.bench.strategies import DUMMY, LIMIT, MET, SETS, STRATEGIES, TODAY, find
 from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
 from dsprep.errors import UnsupportedError, UsageError
@@ -25,7 +25,7 @@ from dsprep.reader.defaults import cores_of, threads_by_rule
 from dsprep.reader.ranks import Place, detect
 from dsprep.source.dataset import open_dataset
 from dsprep.source.files import find_files
-from dsprep.writing.plan import parse_nbytes
+from dsprep.writing.plan import parse_nbytes, parse_rate
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with runs done, of how many, and the words for what is being done."""
@@ -124,7 +124,10 @@ def plan_read(
     if baseline is not None:
         find(baseline)
         strategies = (*(strategies or usual(format)), baseline)
-    names, notes = chosen(strategies, settings, format), list[str]()
+    swept = "" if sweep is None else sweeping.parse(sweep)[0]
+    names, notes = chosen(strategies, settings, format, swept), list[str]()
+    for _, one in points:
+        tiering.check(names, one, one.ranks, swept)
     forms = dict.fromkeys(_form(name) for name in names if not find(name).missing)
     plans = list[scratch.Preparation]()
     for _, one in points:
@@ -222,9 +225,13 @@ def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
     }
 
 
-def chosen(asked: Sequence[str], settings: Settings, format: str) -> tuple[str, ...]:
-    """Return the strategies to run, the limit first."""
+def chosen(
+    asked: Sequence[str], settings: Settings, format: str, swept: str = ""
+) -> tuple[str, ...]:
+    """Return the strategies to run, the limit first, but where what is swept is nothing to it."""
     names = [LIMIT, *([DUMMY] if settings.compute != "none" else [])]
+    if swept in tiering.PASSES:
+        names = []
     for word in asked or usual(format):
         names += SETS.get(word, (word,))
     for name in names:
@@ -305,13 +312,13 @@ def _tasks(
             data=form.data,
             schema=plan.schema,
             samples=plan.samples,
-            warmup=_warmup(settings),
+            warmup=max(_warmup(settings), int(find(name).settles)),
             threads=_threads(settings),
             buffer_nbytes=plan.buffer_nbytes,
             transfer_size=None if transfer is None else parse_nbytes(transfer),
             drop=tuple(caches.files_of(form.data or form.path)),
         )
-    limit = found[LIMIT]
+    limit = found.get(LIMIT)
     if settings.compute != "none" and isinstance(limit, Task):
         found[ALONE] = replace(limit, compute="none")
     return found
@@ -346,7 +353,7 @@ def _measured(
     points = []
     for i, (value, _, tasks) in enumerate(jobs):
         rows = [
-            row(name, runs[i, name], replace(facts, stored=_stored(task)))
+            row(name, runs[i, name], _facts_of(task, facts))
             for name, task in tasks.items()
             if name != ALONE
         ]
@@ -357,9 +364,18 @@ def _measured(
     return points, row(LIMIT, runs[0, ALONE], idle).value("gb_per_second")
 
 
-def _stored(task: Task | Failure) -> int | None:
-    """Return the bytes of the files that a task reads."""
-    return sum(p.stat().st_size for p in task.drop) if isinstance(task, Task) else None
+def _facts_of(task: Task | Failure, facts: StrategyFacts) -> StrategyFacts:
+    """Return what is known of the runs of a task."""
+    if isinstance(task, Failure):
+        return facts
+    met, rate = task.strategy == MET, task.tier_bandwidth
+    return replace(
+        facts,
+        stored=sum(p.stat().st_size for p in task.drop),
+        times=task.repeats if met else 1,
+        capacity=parse_rate(rate) if met and rate is not None else None,
+        remark=tiering.remark(task.strategy, task),
+    )
 
 
 def _swept(text: str, points: Sequence[Point]) -> Sweep:
@@ -373,6 +389,7 @@ def _settings(work: Work, alone: float | None) -> dict[str, Any]:
     settings = work.points[0][1]
     return {
         **vars(settings),
+        "tier": None if settings.tier is None else str(settings.tier),
         "buffer_size": work.plans[0].buffer_nbytes,
         "threads": _threads(settings),
         "warmup": _warmup(settings),

@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 from dsprep.bench.task import Failure, Result, Task
+from dsprep.core.storage import remove
 from dsprep.errors import MissingExtra
 
 TIMEOUT = 900.0
@@ -74,6 +75,14 @@ def run(task: Task, ranks: int = 1, timeout: float = TIMEOUT) -> list[Result] | 
     finally:
         for one in started:
             end(one)
+        _clear(task)
+
+
+def _clear(task: Task) -> None:
+    """Remove what a run kept on the fast tier of this node."""
+    if task.tier_folder is not None:
+        with suppress(OSError):  # another rank of the node removes it
+            remove(task.tier_folder)
 
 
 def _new_key() -> str:
@@ -231,6 +240,7 @@ def measure(comm: Any, task: Task, timeout: float) -> Result | Failure | None:
             open_gate([rank])
     finally:
         end(rank)
+        _clear(task)
 
 
 def _states(comm: Any, mine: int) -> list[int]:

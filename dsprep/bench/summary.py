@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dsprep.bench import tiering
 from dsprep.bench.evidence import COLD, SERVER_UNKNOWN, UNKEPT, Evidence, weakest
 from dsprep.bench.report.model import Measure, Row
 from dsprep.bench.strategies import DUMMY, LIMIT, find
@@ -26,6 +27,9 @@ class StrategyFacts:
     # bytes of the files that the strategy reads, fewer where they are compressed; None: as many
     stored: int | None = None
     server: str = SERVER_UNKNOWN  # what was done about the server's cache, in words
+    times: int = 1  # that every sample comes in an epoch
+    capacity: float | None = None  # bytes per second of the capacity tier, if it is throttled
+    remark: str = ""  # on how tiers of storage were made
 
     @property
     def least(self) -> int:
@@ -110,7 +114,7 @@ def _measures(
         "wait_p50_seconds": float(np.percentile(waits, 50)),
         "wait_p99_seconds": float(np.percentile(waits, 99)),
         "samples_per_second": sum(e.samples for e in ranks) / max(seconds, 1e-9),
-        "gb_per_second": facts.payload / max(seconds, 1e-9) / 1e9,
+        "gb_per_second": facts.payload * facts.times / max(seconds, 1e-9) / 1e9,
         "read_calls": float(sum(e.counters.calls for e in ranks)),
         "asked_bytes": float(sum(e.counters.asked for e in ranks)),
         "major_faults": float(sum(e.counters.faults for e in ranks)),
@@ -125,6 +129,12 @@ def _measures(
         computing = float(np.mean([e.computing for e in ranks]))
         found["compute_seconds"] = computing
         found["utilisation_percent"] = 100 * computing / max(seconds, 1e-9)
+    drawn = [e.drawn for e in ranks if e.drawn is not None]
+    if drawn:
+        found |= tiering.measures(drawn, seconds)
+    if facts.capacity is not None and facts.computes:
+        consumed = facts.payload * facts.times / found["compute_seconds"]
+        found |= tiering.model(consumed, facts.capacity, facts.times)
     if len(ranks) > 1:
         found["skew_seconds"] = float(np.mean([e.skew for e in ranks]))
     return found
@@ -133,22 +143,22 @@ def _measures(
 def _problems(name: str, run: Sequence[Result], facts: StrategyFacts) -> list[str]:
     """Return why the numbers of a run mean nothing."""
     found = []
-    expected = facts.expected
+    expected, times = facts.expected, facts.times
     for ranks in zip(*(r.epochs for r in run), strict=True):
         samples = sum(e.samples for e in ranks)
-        if samples != expected.samples or any(e.excess for e in ranks):
-            found.append(f"wrong samples: {samples:,} of {expected.samples:,} in an epoch")
+        wanted = times * expected.samples
+        if samples != wanted or any(e.excess for e in ranks):
+            found.append(f"wrong samples: {samples:,} of {wanted:,} in an epoch")
         elif find(name).load().delivers:
             light = sum(e.light or 0 for e in ranks) % 2**64
-            if light != expected.light:
+            if light != times * expected.light % 2**64:
                 found.append("wrong samples: some are missing, repeated or damaged in an epoch")
         if facts.cold and name != DUMMY:
             evidence = _evidence(ranks, facts)
             found += [evidence.problem] if evidence is not None and evidence.problem else []
     full = [r.full for r in run if r.full is not None]
-    if full and (
-        sum(full) % 2**64 != expected.full or sum(r.checked for r in run) != expected.samples
-    ):
+    checked = sum(full) % 2**64, sum(r.checked for r in run)
+    if full and checked != (times * expected.full % 2**64, times * expected.samples):
         found.append("wrong samples: the checksum of all that was delivered differs")
     return list(dict.fromkeys(found))
 
@@ -165,7 +175,7 @@ def _evidence(ranks: Sequence[Epoch], facts: StrategyFacts) -> Evidence | None:
 def _notes(
     name: str, measures: dict[str, Measure], epochs: Sequence[Sequence[Epoch]], facts: StrategyFacts
 ) -> tuple[str, ...]:
-    notes = []
+    notes = [facts.remark] if facts.remark else []
     seen = [e.seen for ranks in epochs for e in ranks if e.seen is not None]
     if not facts.cold and name != DUMMY and any(not s.keeps for s in seen):
         notes.append(UNKEPT)

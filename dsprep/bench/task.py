@@ -34,6 +34,11 @@ class Conditions:
     warm_server: bool = False  # whether all is read once before, for the server to have it
     evict_server: str | None = None  # the command that drops the server's cache before each epoch
     check: bool = True  # whether all that is delivered is summed up, in one more epoch
+    tier: Path | None = None  # a directory of the fast tier, where the strategy has a cache
+    tier_size: str | None = None  # what the cache may take of it, as `dsprep.Reader` takes it
+    tier_bandwidth: str | None = None  # what the capacity tier is throttled to, as text
+    mini_epochs: int = 8  # parts of an epoch, where the strategy passes parts
+    repeats: int = 1  # passes of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,11 @@ class Task(Conditions):
     drop: tuple[Path, ...] = ()  # the files that a cold run drops from the page cache
 
     @property
+    def tier_folder(self) -> Path | None:
+        """The directory for what this run keeps on the fast tier."""
+        return None if self.tier is None else self.tier / f"dsprep-{self.key}"
+
+    @property
     def steps(self) -> int:
         """Steps of an epoch, the same on every rank."""
         each = -(-self.samples // self.world_size)
@@ -74,6 +84,16 @@ class Task(Conditions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """From which tier the bytes of an epoch came."""
+
+    read: int  # bytes for batches
+    cached: int  # the part of them that came from the fast tier; the rest from the capacity tier
+    copied: int  # bytes copied from the capacity tier to the fast one
+    stalled: float  # seconds that were waited for what is copied, hidden or not
+
+
+@dataclass(frozen=True, kw_only=True)
 class Epoch:
     """One measured epoch of one rank."""
 
@@ -86,6 +106,7 @@ class Epoch:
     light: int | None  # the light sum of what was delivered; None where nothing is
     excess: bool = False  # whether there were more batches than steps
     seen: Seen | None = None  # what shows whether it was cold, or could be warm
+    drawn: Drawn | None = None  # where tiers of storage are measured
 
     @property
     def exposed(self) -> float:

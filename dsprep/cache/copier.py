@@ -25,7 +25,11 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Throttle:
-    """Lets so many bytes per second through; from any number of threads. None: all."""
+    """Lets so many bytes per second through; from any number of threads. None: all.
+
+    What comes waits until all before it has had its time, not for its own: time that is then spent
+    on it, up to that, is not lost.
+    """
 
     def __init__(self, rate: float | None) -> None:
         self._rate, self._free = rate, 0.0
@@ -37,8 +41,9 @@ class Throttle:
             return
         with self._lock:
             now = time.monotonic()
-            self._free = max(self._free, now) + nbytes / self._rate
-            pause = self._free - now
+            begin = max(self._free, now)
+            self._free = begin + nbytes / self._rate
+            pause = begin - now
         if pause > 0:
             time.sleep(pause)
 

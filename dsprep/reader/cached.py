@@ -66,7 +66,7 @@ class CacheOptions:
     root: Path
     size: Size
     policy: CachePolicy
-    bandwidth: float | None  # bytes per second
+    throttle: Throttle  # of what is copied
     threads: int
 
 
@@ -275,7 +275,7 @@ class ReaderCache:
                     self._folder,
                     self._options.size,
                     self._options.threads,
-                    Throttle(self._options.bandwidth),
+                    self._options.throttle,
                     self._draw,
                     self._warn,
                 )

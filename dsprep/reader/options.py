@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from dsprep.cache.copier import Throttle
 from dsprep.cache.folder import Size
 from dsprep.core.schema import Batch, Ints
 from dsprep.errors import UsageError
@@ -112,7 +113,7 @@ class ReaderOptions:
         rate = self.cache_bandwidth
         bandwidth = parse_rate(f"{rate}B/s" if isinstance(rate, int) else rate) if rate else None
         return CacheOptions(
-            Path(self.cache), Size.parse(self.cache_size), policy, bandwidth, threads
+            Path(self.cache), Size.parse(self.cache_size), policy, Throttle(bandwidth), threads
         )
 
     @property

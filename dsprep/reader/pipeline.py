@@ -63,6 +63,8 @@ class Settings:
     closed, and raises `Stopped` then."""
     ahead: bool = True  # whether a unit is read before the consumer waits for it
     cache: ReaderCache | None = None
+    drawn: Callable[[int], None] = lambda nbytes: None
+    """Called with bytes that were read of the dataset itself, before they are given out."""
 
     @property
     def parts(self) -> int:
@@ -327,6 +329,8 @@ class Pipeline:
         except BaseException as error:
             fill.fail(self._failure(error, fill, part))
             return
+        if nbytes > copied:
+            self._settings.drawn(nbytes - copied)
         with self._lock:
             fill.missing -= 1
             last = fill.missing == 0

@@ -20,17 +20,17 @@ from dsprep.bench.evidence import (
     UNKEPT,
     UNKNOWN,
 )
-from dsprep.bench.report import sweeping
+from dsprep.bench.report import sweeping, tiering
 from dsprep.bench.report.comparing import apart, flat
 from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
-from dsprep.bench.strategies import DUMMY, LIMIT, SETS, TODAY
+from dsprep.bench.strategies import DUMMY, LIMIT, SETS, TIERED, TODAY
 from dsprep.writing.plan import show_nbytes
 
 NO_PRODUCT = ("group", "group-db", *SETS["lmdbio"])
 """Ways that are there to be measured, so that none of them is advised."""
 
-OURS = ("provenance", "dsprep", LIMIT, DUMMY, *NO_PRODUCT)
+OURS = ("provenance", "dsprep", LIMIT, DUMMY, *TIERED, *NO_PRODUCT)
 """Ways that nobody reads a dataset by without dsprep."""
 
 BUSY = 90.0
@@ -79,10 +79,12 @@ def answer(report: BenchReport) -> tuple[str, ...]:
     """Return the closing words, paragraph by paragraph."""
     found = _Found(report)
     if report.sweep is not None:
-        parts = [" ".join(sweeping.words(report.sweep)), _limits(found)]
+        parts = [" ".join(sweeping.words(report.sweep))]
+    elif report.settings.get("tier_bandwidth"):  # what is measured is not this storage
+        parts = []
     else:
-        parts = [_need(found), _now(found), _table_i(found), _lmdbio(found), _limits(found)]
-    return tuple(p for p in parts if p)
+        parts = [_need(found), _now(found), _table_i(found), _lmdbio(found)]
+    return tuple(p for p in (*parts, tiering.words(report), _limits(found)) if p)
 
 
 @dataclass(frozen=True)

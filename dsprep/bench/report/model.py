@@ -55,6 +55,18 @@ MEASURES: dict[str, Kind] = {
     "major_faults": Kind("1", "page faults that had to read, in an epoch", -1, "faults", 16),
     "context_switches": Kind("1", "voluntary and other, in an epoch", -1, "switches", 17),
     "cpu_seconds": Kind("s", "of processors, user and system, in an epoch", -1, "CPU", 13),
+    "model_gb_per_second": Kind(
+        "GB/s", "that the model of mini-epochs expects: min(r, rf*B2)", 0, "model", 1
+    ),
+    "drawn_gb_per_second": Kind("GB/s", "drawn from the capacity tier", -1, "drawn GB/s", 1),
+    "model_drawn_gb_per_second": Kind(
+        "GB/s", "drawn by the model of mini-epochs: min(r/rf, B2)", 0, "model drawn", 1
+    ),
+    "hit_percent": Kind("%", "of the bytes read came from the fast tier", 1, "hits %", 1),
+    "copied_bytes": Kind("B", "copied to the fast tier in an epoch", 0, "copied", 4),
+    "stall_seconds": Kind(
+        "s", "waited for what is copied, partly hidden by what was read ahead", -1, "stalls", 4
+    ),
     "peak_rss_bytes": Kind(
         "B", "of memory, all processes of the slowest rank at its peak", -1, "RSS", 10
     ),
@@ -64,6 +76,8 @@ MEASURES: dict[str, Kind] = {
 COLUMNS = (
     *("exposed_seconds", "exposed_after_first_seconds", "first_batch_seconds"),
     *("wait_p50_seconds", "wait_p99_seconds", "samples_per_second", "gb_per_second"),
+    *("model_gb_per_second", "drawn_gb_per_second", "model_drawn_gb_per_second", "hit_percent"),
+    *("copied_bytes", "stall_seconds"),
     *("limit_percent", "utilisation_percent", "skew_seconds", "read_calls", "asked_bytes"),
     *("device_bytes", "network_bytes", "major_faults", "context_switches", "peak_rss_bytes"),
     *("cpu_seconds", "epoch_seconds"),

@@ -28,6 +28,7 @@ from dsprep.bench.report.tables import (
     tables,
 )
 from dsprep.bench.strategies import LIMIT
+from dsprep.bench.tiering import label
 from dsprep.writing.plan import show_nbytes
 
 MARK = '<meta name="generator" content="dsprep bench"/>'
@@ -90,6 +91,8 @@ def _head(report: BenchReport, title: str) -> str:
     compute = report.settings.get("compute", "none")
     facts.append("no compute" if compute == "none" else f"compute {compute}")
     facts.append("cold" if report.settings.get("cold") else "warm: from the page cache")
+    if rate := report.settings.get("tier_bandwidth"):
+        facts.append(label(str(rate)))
     items = "".join(f"<li>{text(f)}</li>" for f in facts)
     return (
         f'<header>\n<p class="eyebrow">dsprep bench read</p>\n'

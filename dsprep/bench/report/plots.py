@@ -14,6 +14,7 @@ from typing import TypeAlias
 from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row, Sweep
 from dsprep.bench.report.sweeping import standing
 from dsprep.bench.report.tables import show, show_percent, show_seconds, show_value
+from dsprep.bench.report.tiering import PAIRS
 from dsprep.bench.strategies import DUMMY, LIMIT
 from dsprep.core.escaping import printable
 
@@ -32,6 +33,7 @@ LEFT, RIGHT = 15.0, 94.0
 _CAPTIONS = {
     "samples_per_second": "Samples per second, of all ranks",
     "gb_per_second": "GB of values per second (1e9 bytes)",
+    "drawn_gb_per_second": "GB per second drawn from the capacity tier (1e9 bytes)",
 }
 
 Points: TypeAlias = Sequence[Measure | None]
@@ -174,10 +176,15 @@ def epochs(rows: Sequence[Row]) -> str:
 
 
 def curves(report: BenchReport) -> str:
-    """Return a plot for each strategy of a sweep, all on the same scale; empty without one."""
+    """Return a plot for each strategy of a sweep, all on the same scale; empty without one.
+
+    Where a model expects something, it is plots of that, with the model as a dashed line.
+    """
     sweep = report.sweep
     if sweep is None:
         return ""
+    if PAIRS[0][1] in report.taken:
+        return _beside_model(sweep)
     name = drawn(report)
     limit = _points(sweep, LIMIT, name, problems=True)
     lines = {
@@ -193,6 +200,21 @@ def curves(report: BenchReport) -> str:
         if any(v is not None for v in values)
     ]
     return f'<div class="plots">{"".join(figures)}</div>' if figures else ""
+
+
+def _beside_model(sweep: Sweep) -> str:
+    """Return a plot for each strategy and measure of which a model expects something."""
+    figures = list[str]()
+    for name, model in PAIRS:
+        for strategy in sweep.strategies:
+            values, expected = (_points(sweep, strategy, n) for n in (name, model))
+            known = [m for m in (*values, *expected) if m is not None]
+            if any(expected):
+                top = round_up(max(_finite(m.most) for m in known) or 1.0)
+                words = text(f"{_CAPTIONS[name]} over {sweep.parameter}. Dashed: the model.")
+                plot = _Plot(sweep, name, f"{name}{len(figures)}", top)
+                figures.append(plot.draw(strategy, values, expected, words))
+    return f'<div class="plots">{"".join(figures)}</div>'
 
 
 def _points(sweep: Sweep, strategy: str, name: str, problems: bool = False) -> Points:
@@ -229,8 +251,8 @@ class _Plot:
         """Return where a value stands, in pixels."""
         return self.base - (self.base - ABOVE) * min(1.0, _finite(value) / self.top)
 
-    def draw(self, strategy: str, values: Points, limit: Points) -> str:
-        """Return the plot of a strategy, the limit as a dashed line."""
+    def draw(self, strategy: str, values: Points, limit: Points, words: str = "") -> str:
+        """Return the plot of a strategy, and a dashed line, the limit unless `words` say other."""
         unit = text(MEASURES[self.name].unit)
         ticks = [text(p.value) for p in self.sweep.points]
         knee = text(self.sweep.knees.get(strategy, ""))
@@ -256,10 +278,8 @@ class _Plot:
         label, parameter = text(strategy), text(self.sweep.parameter)
         title = f"{label} over {parameter}, {unit}"
         figure = svg(self.key, title, ", ".join(shown), HEIGHT, parts)
-        return (
-            f"<figure><h3>{label}</h3>{figure}"
-            f"<figcaption>{unit} over {parameter}.{dashed}</figcaption></figure>"
-        )
+        caption = words or f"{unit} over {parameter}.{dashed}"
+        return f"<figure><h3>{label}</h3>{figure}<figcaption>{caption}</figcaption></figure>"
 
     def _grid(self, unit: str) -> list[str]:
         """Return three lines with what they stand for."""

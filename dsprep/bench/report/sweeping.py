@@ -11,13 +11,13 @@ from __future__ import annotations
 from dsprep.bench.report.comparing import apart
 from dsprep.bench.report.model import MEASURES, Measure, Sweep
 from dsprep.bench.report.tables import show_value
-from dsprep.bench.strategies import LIMIT
+from dsprep.bench.strategies import LIMIT, THROTTLED
 from dsprep.errors import UsageError
 from dsprep.reader import engines
 from dsprep.writing.plan import parse_nbytes
 
 SIZES = ("buffer-size", "transfer-size")
-COUNTS = ("threads", "ranks", "stagger", "batch-size", "buffers")
+COUNTS = (*("threads", "ranks", "stagger", "batch-size", "buffers", "repeats", "mini-epochs"),)
 WORDS = {"engine": engines.NAMES}
 """Parameters whose values are words, from the default on: a later one has to gain."""
 READER = {
@@ -25,6 +25,8 @@ READER = {
     "engine": "engine",
     "transfer-size": "transfer_size",
     "buffers": "buffers",
+    "repeats": "repeats",
+    "mini-epochs": "mini_epochs",
 }
 """What the Reader calls them."""
 MOST = 64
@@ -180,7 +182,7 @@ def _sentence(sweep: Sweep, name: str, measure: str) -> str:
 def _argument(parameter: str, value: str, strategy: str) -> str:
     """Return what to pass, also to the Reader where the strategy is one."""
     option, called = f"--{parameter} {value}", READER.get(parameter)
-    if called is None or strategy not in ("dsprep", "provenance"):
+    if called is None or strategy not in THROTTLED:
         return option
     shown = f'"{value}"' if parameter in WORDS else amount(parameter, value)
     return f"{option} (Reader: {called}={shown})"

@@ -30,6 +30,8 @@ class Entry:
     words: str  # what it does, in half a line
     packages: Sequence[str] = ()  # that have to be installed besides dsprep's own
     optional: bool = False  # whether it is another project's loader, taken only where asked for
+    tier: bool = False  # whether it needs a fast tier
+    settles: bool = False  # whether its first epoch differs from further ones, so never counts
 
     @property
     def missing(self) -> str:
@@ -53,6 +55,7 @@ DISTRIBUTIONS = {
 
 LIMIT = "pread-limit"
 DUMMY = "dummy"
+MET = "met"
 
 STRATEGIES: dict[str, Entry] = {
     LIMIT: Entry("limit:Limit", "groups", "plain preadv of whole groups, nothing decoded: 100 %"),
@@ -84,6 +87,15 @@ STRATEGIES: dict[str, Entry] = {
     "lmdbio-coal": Entry("lmdbio:Coal", "lmdb", "LMDBIO: many steps by one read"),
     "lmdbio-stag": Entry("lmdbio:Stag", "lmdb", "LMDBIO: readers take turns"),
     "dsprep": Entry("dsprep_reader:DsprepReader", "groups", "dsprep.Reader, all threads"),
+    "cache-first": Entry(
+        "tiers:CacheFirst", "groups", "dsprep.Reader with an empty cache, which it fills", tier=True
+    ),
+    "cache-next": Entry(
+        "tiers:CacheNext", "groups", "dsprep.Reader, from its cache", tier=True, settles=True
+    ),
+    MET: Entry(
+        "tiers:Met", "groups", "dsprep.Reader, mini-epoch training", tier=True, settles=True
+    ),
     **{
         name: Entry(f"peers.{name}:{name.title()}", "own", words, packages, optional=True)
         for name, words, *packages in (
@@ -112,8 +124,9 @@ SETS: dict[str, tuple[str, ...]] = {
         "lmdbio-stag",
     ),
     "samples": ("h5py", "zarr", "lmdb-get", "mmap", "torch", "tf", "tf-prefetch"),
+    "cache": ("dsprep", "cache-first", "cache-next"),
     "peers": tuple(name for name, entry in STRATEGIES.items() if entry.optional),
-    "all": tuple(name for name, entry in STRATEGIES.items() if not entry.optional),
+    "all": tuple(name for name, e in STRATEGIES.items() if not (e.optional or e.tier)),
 }
 """Names for several strategies at once: the papers' tables, and others."""
 
@@ -124,6 +137,12 @@ TODAY = {
     "zarr": ("zarr",),
 }
 """How a dataset of a format is read without dsprep; the first that was measured counts."""
+
+TIERED = tuple(name for name, entry in STRATEGIES.items() if entry.tier)
+"""Those with a cache on a fast tier."""
+
+THROTTLED = ("dsprep", "provenance", *TIERED)
+"""Those whose reads of the capacity tier can be throttled."""
 
 PACKAGES = (
     *("dsprep", "numpy", "h5py", "lmdb", "zarr", "tensorflow", "torch", "litdata"),

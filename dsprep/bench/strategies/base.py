@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from dsprep.bench.task import Task
+from dsprep.bench.task import Drawn, Task
 from dsprep.core.schema import Batch
 
 
@@ -26,6 +26,9 @@ class Strategy(ABC):
     # Whether there are samples in the items at all; the limit and the run without any reading have
     # none, and are not checked.
     delivers: ClassVar[bool] = True
+
+    # Whether it is opened anew before each epoch, also where the page cache is left as it is.
+    anew: ClassVar[bool] = False
 
     def __init__(self, task: Task) -> None:
         self.task, self.opened = task, 0  # how often it was opened
@@ -47,11 +50,20 @@ class Strategy(ABC):
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield one item per step: at most ``task.batch_size`` samples in memory, with all fields.
 
-        Over all ranks every sample comes exactly once; there are at most ``task.steps`` items.
+        Over all ranks every sample comes exactly once, or ``task.repeats`` times where parts are
+        passed so often; there are at most `steps` items.
         What is yielded is what a training step would take, in the form that is natural for the
         way of reading: copied out of files, decoded and stacked, but not converted any further.
         Epochs of other numbers have another order, if the strategy shuffles.
         """
+
+    def steps(self, number: int) -> int:
+        """Return the steps of an epoch, the same on every rank."""
+        return self.task.steps
+
+    def drawn(self, number: int) -> Drawn | None:
+        """Return from which tiers an epoch came that has just ended; None: that is not counted."""
+        return None
 
     def size(self, item: Any) -> int:
         """Return the number of samples in an item, at once."""

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.task import Task
+from dsprep.bench.task import Drawn, Task
+from dsprep.cache.copier import Throttle
 from dsprep.errors import UsageError
+from dsprep.reader.cached import CacheOptions
 from dsprep.reader.loader import Reader
+from dsprep.reader.pipeline import Settings
+from dsprep.writing.plan import parse_rate
 
 
 def buffer_size(task: Task) -> str | None:
     """Return what a Reader gets as the bytes to read at a time."""
     return None if task.buffer_nbytes is None else f"{task.buffer_nbytes}B"
+
+
+class ThrottledReader(Reader):
+    """A Reader of storage that gives so many bytes per second.
+
+    What is copied to a cache, and what is read past it, share them.
+    """
+
+    def __init__(self, *arguments: Any, bandwidth: float, **more: Any) -> None:
+        self._throttle = Throttle(bandwidth)
+        super().__init__(*arguments, **more)
+
+    def cache_options(self, threads: int) -> CacheOptions | None:
+        """Return the options of the cache, with this throttle."""
+        found = super().cache_options(threads)
+        return None if found is None else replace(found, throttle=self._throttle)
+
+    def _reading(self, comm: Any) -> Settings:
+        return replace(super()._reading(comm), drawn=self._throttle.take)
 
 
 class DsprepReader(Strategy):
@@ -38,8 +62,12 @@ class DsprepReader(Strategy):
 
     def prepare(self, held: ExitStack) -> None:
         """Read the sidecar."""
-        arguments = self.arguments()
-        self._reader = Reader(self.task.path, self.task.batch_size, **arguments)
+        arguments, task = self.arguments(), self.task
+        if task.tier_bandwidth is None:
+            self._reader = Reader(task.path, task.batch_size, **arguments)
+        else:
+            rate = parse_rate(task.tier_bandwidth)
+            self._reader = ThrottledReader(task.path, task.batch_size, bandwidth=rate, **arguments)
         held.callback(self._reader.close)
         choice = self._reader.choice
         if choice.engine != arguments["engine"]:  # figures would be of another engine
@@ -49,6 +77,23 @@ class DsprepReader(Strategy):
         """Return the Reader's own iterator: nothing stands between it and the loop."""
         self._reader.set_epoch(number)
         return iter(self._reader)
+
+    def passes(self, number: int) -> range:
+        """Return the numbers that the Reader counts in an epoch."""
+        return range(number, number + 1)
+
+    def drawn(self, number: int) -> Drawn | None:
+        """Return what the Reader counted, where there are tiers."""
+        if self.task.tier is None and self.task.tier_bandwidth is None:
+            return None
+        passes = self.passes(number)
+        found = [s for s in self._reader.stats if s.epoch in passes]
+        return Drawn(
+            read=sum(s.nbytes for s in found),
+            cached=sum(s.cache_nbytes for s in found),
+            copied=sum(s.copied_nbytes for s in found),
+            stalled=sum(s.stall_seconds for s in found),
+        )
 
 
 class Provenance(DsprepReader):

@@ -34,6 +34,8 @@ dsprep bench read train.h5 -s dsprep --sweep buffer-size=1MiB..256MiB
 
 dsprep bench read train.h5 -s all --limit 4GiB --scratch /fast/scratch --warm
 
+dsprep bench read a.h5 -s met --sweep repeats=1..16 --tier /ssd --compute 9ms
+
 Exit status: 0 all was measured, 1 not all was, or bad data, 2 wrong usage.
 """
 
@@ -44,8 +46,8 @@ class Chosen:
 
     strategies: list[str] = opt.value(
         "NAME",
-        "A way of reading, or a set: async-io, lmdbio, samples, peers, all. Repeat for more; by "
-        "default those that suit the data.",
+        "A way of reading, or a set: async-io, lmdbio, samples, cache, peers, all. Repeat for "
+        "more; by default those that suit the data.",
         "--strategy",
         "--set",
         "-s",
@@ -84,20 +86,20 @@ class Chosen:
     )
     epochs: int = opt.value("N", "Epochs per run.", "--epochs", "-E", default=1, min=1, panel=HOW)
     warmup: int | None = opt.value(
-        "N", "Epochs that do not count; by default 1 with --warm, else 0.", min=0, panel=HOW
+        "N", "First epochs, not counted; by default 0, warm 1.", min=0, panel=HOW
     )
     repeat: int = opt.value(
         "N", "Runs of each strategy, in turn.", "--repeat", "-r", default=3, min=1, panel=HOW
     )
     sweep: str | None = opt.value(
         "NAME=VALUES",
-        "Vary one option of reading, --ranks or --batch-size: threads=1,2,4, "
-        "engine=buffered,direct or buffer-size=1MiB..64MiB.",
+        "Vary one option: threads=1,2,4, engine=buffered,direct, repeats=1..16, "
+        "buffer-size=1MiB..64MiB.",
         panel=HOW,
     )
     limit: str = opt.value(
         "SIZE",
-        "Bytes of values to read of a larger dataset, from its start; or all.",
+        "Of a larger dataset, read the first; or all.",
         default="512MiB",
         panel=HOW,
     )
@@ -107,7 +109,7 @@ class Chosen:
         panel=HOW,
     )
     check: bool = opt.switch(
-        "Compare what is delivered with the dataset, in one more epoch.",
+        "Compare all that is delivered, in one more epoch.",
         "--check/--no-check",
         default=True,
         panel=HOW,
@@ -126,7 +128,7 @@ class Chosen:
     )
     threads: int | None = opt.value(
         "N",
-        "Threads or processes that read; by default as the Reader: cores / ranks, at most 4.",
+        "That read; by default cores / ranks, at most 4.",
         min=1,
         panel=READERS,
     )
@@ -141,6 +143,15 @@ class Chosen:
         "N", "lmdbio: processes that read.", default=1, min=1, panel=READERS
     )
     seed: int = opt.value("N", "Seed of the order.", default=0, min=0, panel=READERS)
+    tier: Path | None = opt.value("DIR", "met, cache: a directory on the fast tier.", panel=READERS)
+    tier_size: str | None = opt.value(
+        "SIZE", "What may be kept there: 20GB, or 75% of what is free.", panel=READERS
+    )
+    tier_bandwidth: str | None = opt.value(
+        "RATE", "Throttle the dataset to 200MB/s, to try out tiers.", panel=READERS
+    )
+    mini_epochs: int = opt.value("N", "met: parts of an epoch.", default=8, min=1, panel=READERS)
+    repeats: int = opt.value("N", "met: passes of each part.", default=1, min=1, panel=READERS)
     dry_run: bool = opt.switch("Show what would be run, and stop.", "--dry-run", "-n")
     json: Path | None = opt.value(
         "FILE", "Write all figures as JSON; - for stdout.", panel=OUTPUT, allow_dash=True
@@ -158,9 +169,9 @@ def read(
     reading: OpenOptions,
     data: Annotated[list[str] | None, opt.argument("DATA...", "The dataset.")] = None,
 ) -> None:
-    """Measure ways of reading a dataset against plain preadv, and show whether reading is slow.
+    """Measure ways of reading a dataset, and show whether reading is slow.
 
-    Every way has processes of its own and the same samples; what it delivers is checked.
+    Every way has processes of its own; all that it delivers is checked.
     """
     from dataclasses import fields
 

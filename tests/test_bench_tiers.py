@@ -1,0 +1,271 @@
+"""``dsprep bench read`` with tiers: what comes is right, from the tier it is said to come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import random_batch, write_batch
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep import formats
+from dsprep.bench import child, running, sums, tiering
+from dsprep.bench.reading import Settings, plan_read
+from dsprep.bench.report.answer import answer
+from dsprep.bench.report.model import BenchReport, Measure, Point, Row, Sweep
+from dsprep.bench.report.page import html
+from dsprep.bench.strategies import MET, THROTTLED, TIERED, find
+from dsprep.bench.summary import StrategyFacts, row
+from dsprep.bench.task import Task
+from dsprep.cache import copier
+from dsprep.cache.copier import Throttle
+from dsprep.cli import app
+from dsprep.core.schema import Field, Schema
+from dsprep.errors import UsageError
+from dsprep.source.dataset import open_dataset
+
+N, GROUP, BATCH = 61, 6, 5
+SCHEMA = Schema((Field("x", np.dtype("<f4"), (50, 7)), Field("tokens", np.dtype("<i2"), (None,))))
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """A repacked dataset: its path and what is known of it."""
+    folder = tmp_path_factory.mktemp("tiers")
+    source, path = folder / "a.h5", folder / "grouped.h5"
+    write_batch(formats.load("hdf5"), source, SCHEMA, random_batch(SCHEMA, N, seed=2))
+    dsprep.repack(source, path, buffer_size=GROUP, durable=False)
+    with open_dataset(path) as opened:
+        expected = sums.of_source(opened, N)
+    return path, StrategyFacts(
+        expected=expected, payload=expected.nbytes, cold=False, computes=True
+    )
+
+
+@pytest.fixture
+def task(grouped, tmp_path):
+    """Return a task on it; each of a fast tier of its own."""
+
+    def made(name, **more):
+        warmup = int(find(name).settles)
+        known = {"schema": SCHEMA, "samples": N, "batch_size": BATCH, "drop": (grouped[0],)}
+        known |= {"mini_epochs": 3, "compute": "1us", "threads": 2, "warmup": warmup}
+        known |= {"tier": tmp_path, "key": name}
+        return Task(strategy=name, path=grouped[0], **{**known, **more})
+
+    return made
+
+
+def measured(task, facts):
+    strategy = find(task.strategy).load()(task)
+    return row(task.strategy, [[child.run(task, strategy, lambda: None)]], facts)
+
+
+def stored(path):
+    """Bytes of all groups."""
+    with dsprep.Sidecar.open(path) as sidecar:
+        return int(sidecar.layout(0).groups.blocks.lengths.span(0, -(-N // GROUP)).sum())
+
+
+def test_the_first_epoch_copies_all_and_later_ones_nothing(grouped, task):
+    path, facts = grouped
+    first = measured(task("cache-first", epochs=2), facts)
+    later = measured(task("cache-next", epochs=2), facts)
+    assert (first.problems, later.problems) == ((), ())
+    assert first.value("hit_percent") == later.value("hit_percent") == 100
+    copied = first.measures["copied_bytes"]
+    assert copied.least == copied.most >= stored(path)  # each of the epochs began without a copy
+    assert later.value("copied_bytes") == later.value("drawn_gb_per_second") == 0
+
+
+def test_what_has_no_room_comes_from_the_capacity_tier(grouped, task):
+    path, facts = grouped
+    found = measured(task("cache-next", tier_size="60KB", epochs=1), facts)
+    assert found.problems == ()
+    assert 0 < found.value("hit_percent") < 100
+    drawn = found.value("drawn_gb_per_second") * 1e9 * found.value("epoch_seconds")
+    assert 0 < drawn < stored(path)
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_each_sample_of_a_part_comes_as_often_as_it_is_passed(grouped, task, repeats):
+    path, facts = grouped
+    asked = task(MET, repeats=repeats, epochs=2)
+    found = measured(asked, replace(facts, times=repeats, capacity=1e6))
+    assert found.problems == ()
+    rate = repeats * facts.payload / found.value("epoch_seconds") / 1e9
+    assert found.value("gb_per_second") == pytest.approx(rate, rel=0.5)
+    assert found.value("model_drawn_gb_per_second") <= 1e-3
+    copied = found.measures["copied_bytes"]
+    assert copied.least + copied.most >= stored(path)  # two epochs, each part copied ahead
+    once = measured(replace(asked, key="b"), replace(facts, times=repeats + 1))
+    assert any("wrong samples" in p for p in once.problems)
+
+
+def test_ranks_share_a_cache_that_is_gone_in_the_end(grouped, task):
+    _, facts = grouped
+    asked = task("cache-next", check=False)
+    results = running.run(asked, ranks=2)
+    found = row("cache-next", [results], replace(facts, checked=False))
+    assert found.problems == ()
+    assert found.value("hit_percent") == 100
+    assert list(asked.tier.iterdir()) == []
+
+
+# --- the throttle ----------------------------------------------------------------------------
+
+
+@given(
+    st.floats(1e6, 1e9), st.lists(st.integers(1, 2000), min_size=1, max_size=20), st.floats(0, 1)
+)
+def test_a_throttle_gives_each_its_time_and_loses_none(rate, sizes, work):
+    clock = [5.0]
+
+    def spend(seconds):
+        clock[0] += seconds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copier, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=spend))
+        throttle = Throttle(rate)
+        for i, nbytes in enumerate(sizes):
+            throttle.take(nbytes)
+            assert clock[0] - 5.0 == pytest.approx(sum(sizes[:i]) / rate, abs=1e-9)
+            spend(work * nbytes / rate)  # what is done with it takes part of its time
+
+
+@pytest.mark.parametrize("name", THROTTLED)
+def test_all_that_comes_from_the_capacity_tier_is_throttled(grouped, task, name, monkeypatch):
+    _, facts = grouped
+    taken = []
+    monkeypatch.setattr(Throttle, "take", lambda self, nbytes: taken.append(nbytes))
+    asked = task(name, tier_bandwidth="1GB/s", check=False, warmup=0, epochs=1)
+    found = measured(asked, replace(facts, checked=False))
+    assert found.problems == ()
+    drawn = found.value("drawn_gb_per_second") * 1e9 * found.value("epoch_seconds")
+    assert min(taken) > 0  # what comes from the cache waits for nobody
+    assert sum(taken) >= drawn * 0.999 > 0
+    if name not in TIERED:
+        assert sum(taken) == pytest.approx(drawn)
+        assert found.value("hit_percent") == 0
+
+
+def test_a_throttled_reader_takes_its_time(grouped, task):
+    path, facts = grouped
+    asked = task("dsprep", tier=None, tier_bandwidth="500KB/s", check=False)
+    found = measured(asked, replace(facts, checked=False))
+    largest = 2 * stored(path) * GROUP / N  # the last reads have had theirs
+    assert found.value("epoch_seconds") > (stored(path) - largest) / 500e3
+
+
+# --- the model, and what is written about it -------------------------------------------------
+
+
+@given(st.floats(1e6, 1e12), st.floats(1e6, 1e12), st.integers(1, 500))
+def test_the_model_stalls_below_the_knee_only(consumed, capacity, repeats):
+    found = tiering.model(consumed, capacity, repeats)
+    throughput, drawn = (found[k] for k in ("model_gb_per_second", "model_drawn_gb_per_second"))
+    assert throughput == pytest.approx(min(consumed, repeats * capacity) / 1e9)
+    assert drawn == pytest.approx(min(consumed / repeats, capacity) / 1e9)
+
+
+def report_of(rows, sweep=None):
+    settings = {"mini_epochs": 4, "repeats": 1, "tier_bandwidth": "51MB/s"}
+    return BenchReport("dsprep", "now", {}, {"samples": 9}, settings, tuple(rows), sweep)
+
+
+def met_row(got, model, exposed=0.0):
+    values = {"gb_per_second": got, "drawn_gb_per_second": got / 2, "exposed_seconds": exposed}
+    values |= {"model_gb_per_second": model, "model_drawn_gb_per_second": model / 2}
+    values |= {"samples_per_second": 1e5 * got}
+    note = tiering.remark(MET, Settings(tier_bandwidth="51MB/s"))
+    return Row(MET, "", {k: Measure(v, v, v) for k, v in values.items()}, (), (note,))
+
+
+LABEL = "capacity tier throttled to 51.0 MB/s by the benchmark"
+
+
+def test_a_sweep_stands_beside_the_model():
+    points = (Point("1", (met_row(0.05, 0.05, 8.0),)), Point("4", (met_row(0.18, 0.2, 0.016),)))
+    report = report_of((), Sweep("repeats", points))
+    words = " ".join(answer(report))
+    assert f"The {LABEL}" in words
+    assert "at most 10.0 % off the throughput" in words
+    assert "Exposed I/O of a pass: 2.00 s at 1, 1.00 ms at 4." in words
+    page = html(report)
+    assert page.count("Dashed: the model.") == 2
+    assert page.count('class="limit"') == 2
+    assert LABEL in page.partition("</header>")[0]
+
+
+def test_a_cache_is_compared_with_the_plain_reader():
+    rows = [replace(met_row(rate, 1), name=name, notes=()) for name, rate in (
+        ("dsprep", 1.0), ("cache-first", 0.5), ("cache-next", 4.0))]  # fmt: skip
+    words = " ".join(answer(report_of(rows)))
+    assert "the first epoch 0.500 times (hits 0.0 %), further epochs 4.00 times" in words
+    assert "Plain reads got" not in words  # of a storage that was not measured
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "data.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.random.default_rng(0).random((400, 300), np.float32)
+    return path
+
+
+def test_a_sweep_of_repeats_by_command(data, tmp_path):
+    out, page, tier = tmp_path / "r.json", tmp_path / "r.html", tmp_path / "tier"
+    tier.mkdir()
+    command = ["bench", "read", str(data), "-s", "met", "--sweep", "repeats=1,2", "--warm"]
+    more = ["--mini-epochs", "3", "--compute", "1ms", "--tier-bandwidth", "20MB/s", "-r", "1"]
+    files = ["--tier", str(tier), "--json", str(out), "--html", str(page)]
+    done = CliRunner().invoke(app, [*command, *more, *files])
+    assert done.exit_code == 0, done.output
+    label = tiering.label("20MB/s")
+    assert all(label in text for text in (done.output, page.read_text(), out.read_text()))
+    points = json.loads(out.read_text())["sweep"]["points"]
+    for point, times in zip(points, (1, 2), strict=True):
+        (one,) = point["strategies"]  # no others, to which repeats are nothing
+        values = {name: m["value"] for name, m in one["measures"].items()}
+        assert one["problems"] == []
+        assert values["hit_percent"] == 100
+        seconds = values["epoch_seconds"]
+        assert values["gb_per_second"] * seconds == pytest.approx(times * 400 * 1200 / 1e9)
+        assert values["model_gb_per_second"] <= times * 0.02 * 1.001
+    assert list(tier.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "words"),
+    [
+        (["met"], {"compute": "1ms"}, "met needs a fast tier"),
+        (["cache"], {}, "cache-first needs a fast tier"),
+        (["met"], {"tier": True}, "met needs a step that takes time"),
+        (["met"], {"tier": True, "compute": "1ms", "repeats": 500}, "4,000 passes"),
+        (["cache-next"], {"tier": "no"}, "not a directory"),
+        (["cache-next"], {"tier": True, "tier_size": "lots"}, "lots"),
+        (["dsprep"], {"tier_bandwidth": "fast"}, "fast"),
+        (["dsprep", "h5py"], {"tier_bandwidth": "1MB/s"}, "cannot throttle h5py"),
+        (["dsprep"], {"tier_bandwidth": "1MB/s", "ranks": 2}, "throttles one process"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_written(data, tmp_path, names, more, words):
+    if "tier" in more:
+        more = {**more, "tier": tmp_path if more["tier"] is True else tmp_path / more["tier"]}
+    with pytest.raises(UsageError, match=words):
+        plan_read([data], names, Settings(**more))
+
+
+def test_repeats_are_swept_for_mini_epochs_only(data):
+    with pytest.raises(UsageError, match="nothing but met has repeats"):
+        plan_read([data], ["dsprep"], sweep="repeats=1,2")
