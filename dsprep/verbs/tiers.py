@@ -33,6 +33,9 @@ SHARE = 0.5
 MANY = 64
 """Mini-epochs or repeats beyond which the paper's models lost accuracy. Figs. 7 to 10."""
 
+ROUNDING = 2 * 4096
+"""Bytes that a group takes of a tier beyond its own, at most: whole pages are kept of it."""
+
 SHOWN = 1 << 40
 """Repeats beyond which curves are not computed."""
 
@@ -100,7 +103,7 @@ class TierPlan:
     tiers
         What was asked.
     samples, sample_nbytes, groups
-        Of the dataset.
+        Of the dataset, as stored.
     mini_epochs
         nm: the smallest number whose largest mini-epoch is less than half of the fast tier; 1 where
         the whole dataset fits, which is then copied once.
@@ -306,7 +309,8 @@ def plan_tiers(path: str | Path, tiers: Tiers, *, sidecar: str | Path | None = N
     _check(tiers)
     with Sidecar.open(path) if sidecar is None else Sidecar.open(sidecar, path) as opened:
         edges, _ = cut_units(opened, opened.schema, "group", None, None)
-        nbytes = sample_nbytes(opened, opened.schema)
+        stored = sum(f.identity.nbytes for f in opened.content.files) / max(1, len(opened))
+        nbytes = min(sample_nbytes(opened, opened.schema), stored)  # less where compressed
     return fitted(edges, nbytes, tiers)
 
 
@@ -315,8 +319,8 @@ def fitted(edges: Ints, sample_nbytes: float, tiers: Tiers) -> TierPlan:
     samples, groups = int(edges[-1]), len(edges) - 1
     if not samples or not sample_nbytes:
         raise UsageError("the dataset has no bytes that could be kept on another tier")
-    group = math.ceil(int(np.diff(edges).max()) * sample_nbytes)
-    total = math.ceil(samples * sample_nbytes)
+    group = math.ceil(int(np.diff(edges).max()) * sample_nbytes) + ROUNDING
+    total = math.ceil(samples * sample_nbytes) + groups * ROUNDING
     uneven = 2 * group if tiers.nodes > 1 else 0  # what nodes have that begins or ends with others
     fits, parts = math.ceil(total / tiers.nodes) + uneven <= tiers.capacity, 1
     if not fits:

@@ -55,7 +55,8 @@ def tiers(
 ) -> None:
     """Plan mini-epoch training: parts that fit the fast tier, repeats that hide the slow one.
 
-    Nothing but the sidecar is read.
+    Nothing but the sidecar is read. The model is that of Xu et al. (PDSW 2021), Eq. 1 with MIN in
+    place of the MAX that is printed there, which contradicts the results of the paper.
     """
     from dsprep.verbs import tiers as verb
     from dsprep.writing.plan import parse_nbytes, parse_rate, parse_seconds
