@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -16,10 +19,11 @@ import pytest
 from support import written
 
 import dsprep
-from dsprep.cache.copies import PLANNED, READY
-from dsprep.cache.folder import CacheFolder
+from dsprep.cache.copies import PLANNED, READY, Copy
+from dsprep.cache.folder import CacheFolder, Size
 from dsprep.core.schema import Field, Schema
 from dsprep.reader.cached import CacheWarning
+from dsprep.sidecar.sidecar import Sidecar, StaleError
 
 COUNT = 256
 SCHEMA = Schema((Field("x", np.dtype("<i4"), (512,)), Field("id", np.dtype("<i8"))))
@@ -179,3 +183,140 @@ def test_a_forked_child_keeps_no_lock(origin, tmp_path):
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+# --- what a copy holds ---------------------------------------------------------------------------
+
+
+def test_a_damaged_group_is_noticed_by_verify_and_read_again_as_a_whole(origin, tmp_path):
+    epoch(origin, tmp_path)
+    with (the_copy(tmp_path) / "0").open("r+b") as file:
+        data = bytearray(file.read())
+        for at in range(9_000, len(data), 30_000):
+            data[at] ^= 1
+        file.seek(0)
+        file.write(data)
+    assert epoch(origin, tmp_path, notes=1, verify=True, buffers=2).cache_units < 32
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_files_that_somebody_removes_or_cuts_off_are_not_taken_for_filled(origin, tmp_path, cut):
+    """As programs do that remove what was not read for long."""
+    with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="2MB/s") as reader:
+        loop = iter(reader)
+        checked([next(loop)])
+        states = the_copy(tmp_path) / "state"
+        until(lambda: (np.fromfile(states, np.uint8) == READY).sum() > 8)
+    assert (np.fromfile(states, np.uint8) == PLANNED).any()
+    if cut:
+        os.truncate(the_copy(tmp_path) / "0", 5000)
+    else:
+        (the_copy(tmp_path) / "0").unlink()
+    assert epoch(origin, tmp_path).cache_units == 32
+
+
+def test_a_file_that_is_cut_off_while_it_is_filled(origin, tmp_path):
+    with said(1), dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="500kB/s") as reader:
+        loop = iter(reader)
+        checked([next(loop) for _ in range(4)])
+        (the_copy(tmp_path) / "0").unlink()
+        reader._cache._last[0].current.copy._files.clear()
+        assert checked(loop) == COUNT - 32
+    assert epoch(origin, tmp_path).cache_units == 32
+
+
+def damaged(path: Path, i: int) -> bool:
+    """Change a byte of a sample, unless the sidecar notices that at once; return whether."""
+    found = path.stat()
+    with path.open("r+b") as file:
+        at = file.read().index(values(np.array([i]), 0).tobytes()) + 101
+        for word in (b"\xff", b"\0"):
+            file.seek(at)
+            file.write(word)
+            file.flush()
+            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+            with contextlib.suppress(StaleError):
+                Sidecar.open(path).close()
+                return word == b"\xff"
+    raise AssertionError(path)
+
+
+def test_groups_that_are_not_right_are_not_kept_and_noted_once(tmp_path):
+    path = made(tmp_path)
+    wrong = {i for i in range(4, 200, 8) if damaged(path, i)}
+    assert len(wrong) > 1
+    cache = tmp_path / "cache"
+    with said(1, "CRC-32C"), dsprep.Reader(path, 8, cache=cache) as reader:
+        for _ in range(2):
+            seen = 0
+            for batch in reader:
+                wrong_here = (batch["x"] != values(batch["id"], 0)).any(1)
+                assert set(batch["id"][wrong_here].tolist()) <= wrong
+                seen += len(batch["id"])
+            assert seen == COUNT
+        assert reader.stats[1].cache_units == 32 - len(wrong)
+
+
+def test_what_was_being_removed_takes_no_room(origin, tmp_path):
+    epoch(origin, tmp_path)
+    left = tmp_path / ".left.dsprep-cache-partial"
+    the_copy(tmp_path).rename(left)
+    folder = CacheFolder(tmp_path)
+    with folder.locked():
+        assert folder.make_room(1, Size(1 << 20), tmp_path / "none") == 1 << 20
+    assert not left.exists()
+
+
+# --- who fills it --------------------------------------------------------------------------------
+
+EXIT = """
+import sys, dsprep
+loop = iter(dsprep.Reader(sys.argv[1], 8, cache=sys.argv[2], cache_bandwidth="20kB/s"))
+next(loop)
+"""
+
+
+def test_a_program_that_closes_nothing_ends_at_once(origin, tmp_path):
+    words = [sys.executable, "-c", EXIT, origin, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+    assert not done.stderr
+    assert (np.fromfile(the_copy(tmp_path) / "state", np.uint8) == PLANNED).any()
+    assert epoch(origin, tmp_path).cache_units == 32
+
+
+def held(path: Path) -> int:
+    """Have a child be the one that fills a copy; return its number."""
+
+    def hold() -> None:
+        copy = Copy(path)
+        lock = copy.fill_lock()
+        assert lock is not None
+        path.with_name("held").touch()
+        time.sleep(60)
+
+    child = forked(hold)
+    until(lambda: path.with_name("held").exists())
+    return child
+
+
+def ended(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_what_is_read_now_is_taken_over_while_the_next_part_is_filled(
+    origin, tmp_path, monkeypatch
+):
+    """Another one fills what is read now, and is killed: that is waited for, not the next one."""
+    monkeypatch.setattr("dsprep.reader.cached.IDLE_SECONDS", 1.0)
+    options: dict[str, Any] = {"mini_epochs": 2, "cache_policy": "mini-epoch", "cache": tmp_path}
+    with dsprep.Reader(origin, 8, cache_bandwidth="1kB/s", **options) as reader:
+        current = reader._cache.begin(reader._leg()).current.copy.path
+    child = held(current)
+    with said(0), dsprep.Reader(origin, 8, cache_bandwidth="100kB/s", **options) as reader:
+        timer = threading.Timer(0.5, ended, [child])
+        timer.start()
+        loop = iter(reader)
+        checked([next(loop)])
+        timer.join()
+        assert reader._cache._last[0].current.copy.path == current

@@ -35,17 +35,16 @@ class Throttle:
         self._rate, self._free = rate, 0.0
         self._lock = threading.Lock()
 
-    def take(self, nbytes: int) -> None:
-        """Wait until so many bytes may pass."""
+    def take(self, nbytes: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait until so many bytes may pass, or until `stop` says so."""
         if self._rate is None:
             return
         with self._lock:
             now = time.monotonic()
             begin = max(self._free, now)
             self._free = begin + nbytes / self._rate
-            pause = begin - now
-        if pause > 0:
-            time.sleep(pause)
+        while (pause := begin - time.monotonic()) > 0 and not stop():
+            time.sleep(min(pause, 0.1))
 
 
 class Stopped(Exception):
@@ -157,7 +156,7 @@ class Copier:
                 if stop():
                     raise Stopped
                 part = buffer[: min(BLOCK, r.end - at)]
-                self._throttle.take(len(part))
+                self._throttle.take(len(part), stop)
                 pread_into(file.fd, part, at, file.where)
                 file.check_same()  # before it is written: ranges may overlap
                 self._drawn(len(part))
@@ -231,10 +230,8 @@ class _Filling:
 class _Out:
     """A file open for writing, closed when nothing refers to it any more."""
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int) -> None:
         self.fd = fd
-        if os.fstat(self.fd).st_size != nbytes:
-            os.ftruncate(self.fd, nbytes)
 
     def __del__(self) -> None:
         let_go(self.fd)
@@ -244,7 +241,7 @@ class _Writer:
     """The files of a copy, open for writing, each of the size that the dataset's has."""
 
     def __init__(self, copy: Copy, pieces: Pieces) -> None:
-        self._copy, self._pieces = copy, pieces
+        self._copy, self._pieces, self._known = copy, pieces, copy.files()
         self._open: dict[tuple[int, str], _Out] = {}
         self._lock = threading.Lock()
 
@@ -256,10 +253,30 @@ class _Writer:
             if found is None:
                 if len(self._open) >= OPEN:
                     self._open.clear()  # who writes to one keeps it open
-                nbytes = self._pieces.sidecar.open_file(*key).nbytes
-                fd = self._copy.open(name_of(*key), os.O_RDWR | os.O_CREAT)
-                found = self._open[key] = _Out(fd, nbytes)
+                found = self._open[key] = self._made(*key)
             return found
+
+    def _made(self, number: int, path: str) -> _Out:
+        name, nbytes = name_of(number, path), self._pieces.sidecar.open_file(number, path).nbytes
+        new = name not in self._known
+        out = _Out(self._copy.open(name, os.O_RDWR | (os.O_CREAT if new else 0)))
+        size = os.fstat(out.fd).st_size
+        if size != nbytes:
+            if not new:
+                self._check(number, path, size)
+            os.ftruncate(out.fd, nbytes)
+        if new:
+            self._copy.add_file(name, nbytes)
+            self._known[name] = nbytes
+        return out
+
+    def _check(self, number: int, path: str, size: int) -> None:
+        """Raise `OSError` if something that is there lies beyond the end of its file."""
+        for i in np.flatnonzero(self._copy.states() == READY).tolist():
+            for r in self._pieces[int(self._copy.which[i])].ranges:
+                if (r.number, r.path) == (number, path) and r.end > size:
+                    where = str(self._copy.path / name_of(number, path))
+                    raise OSError(errno.EIO, "its end was cut off", where)
 
 
 def _taken(piece: Piece) -> int:

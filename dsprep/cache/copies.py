@@ -10,6 +10,7 @@
         sums        uint32 per piece: the CRC-32C of its ranges, one after another
         use         locked by all who read it or fill it; its time is that of the last use
         fill        locked by the one who fills it
+        files       a line with name and bytes of each file of the dataset that it has
         synced      there once all that it holds is on the disk
         0, 1-5be0.. the files of the dataset, sparse
 
@@ -205,10 +206,10 @@ class Copy:
         path = root / facts.name
         try:
             found = cls(path)
-            if found.facts == facts:
+            problem = "files of it were removed, or their ends cut off"
+            if found.facts == facts and found.is_intact:
                 return found
             found.close()
-            problem = "it is a copy of something else"
         except (ValueError, FileNotFoundError) as error:
             problem = str(error)
             del error  # its traceback refers to what was opened
@@ -222,7 +223,7 @@ class Copy:
         (made / "state").write_bytes(bytes(count))
         (made / "turn").write_bytes(np.full(count, LAST, "<u4").tobytes())
         (made / "sums").write_bytes(bytes(4 * count))
-        for name in ("use", "fill"):
+        for name in ("use", "fill", "files"):
             (made / name).touch()
         made.rename(path)
         return cls(path)
@@ -336,6 +337,30 @@ class Copy:
     def _read(self, name: str) -> bytes:
         with os.fdopen(self.open(name), "rb") as file:
             return file.read()
+
+    def files(self) -> dict[str, int]:
+        """Return name and bytes of the files of the dataset that it has; `ValueError` if not."""
+        lines = self._read("files").decode().splitlines()
+        return {name: int(nbytes) for name, nbytes in map(str.split, lines)}
+
+    def add_file(self, name: str, nbytes: int) -> None:
+        """Note that there is one; called by who fills it."""
+        fd = self.open("files", os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(fd, f"{name} {nbytes}\n".encode())
+        finally:
+            let_go(fd)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether all files are there, and nobody has cut off their ends."""
+        try:
+            return all(
+                os.stat(name, dir_fd=self._directory).st_size == nbytes
+                for name, nbytes in self.files().items()
+            )
+        except FileNotFoundError:
+            return False
 
     def sync(self) -> None:
         """Bring all that it holds to the disk, and note that."""

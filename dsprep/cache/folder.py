@@ -166,6 +166,8 @@ class CacheFolder:
 
         Those that have not been used for longest go first. To be called with the directory locked.
         """
+        for path in self.unfinished():
+            remove(path)
         used = self.used()
         room = size.limit(self.root, used) - used
         if room >= nbytes:

@@ -18,6 +18,7 @@ is everything once a copy fails.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -26,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -83,6 +84,15 @@ class Staged:
         if not self.failed:
             self.failed = True
             self._fail(error)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether nothing of it is still to come."""
+        try:
+            return self.failed or self.copy.is_filled
+        except (OSError, DsprepError) as error:
+            self.fail(error)
+            return True
 
     def is_there(self, pieces: Ints, patient: bool, stopped: Callable[[], bool]) -> bool:
         """Whether pieces can be read from it.
@@ -191,11 +201,12 @@ class ReaderCache:
         self._folder: CacheFolder | None = None
         self._copier: Copier | None = None
         self._open: WeakValueDictionary[str, Staged] = WeakValueDictionary()
-        self._readings: WeakSet[Reading] = WeakSet()
+        self._readings: tuple[ref[Reading], ...] = ()
         self._last: dict[int, Reading] = {}  # by rank
         self._over: set[Path] = set()
         self._number = 0  # of the pass
-        self._warned = False
+        self._warned = self._refusing = False
+        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._closing, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -216,14 +227,22 @@ class ReaderCache:
             found = Reading(self._pieces, self._order, current, coming)
             before = self._last.get(leg.rank)
             self._last[leg.rank] = found
-            self._readings.add(found)
+            self._readings = (*map(ref, self._alive()), ref(found))
             if before is not None and not self._keeps:
                 self._let_go(before, found)
             if self._thread is None and staged and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="dsprep-cache", daemon=True)
-                self._thread.start()
+                self._start()
             self._wake.set()
         return found
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="dsprep-cache", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many
+            self._note(error)
+        else:
+            self._thread = thread
 
     def _ask(self, staged: Staged | None, sequence: Sequence, leg: Leg) -> None:
         """Have what a rank wants filled in, in its order; and then the rest of a mini-epoch."""
@@ -277,7 +296,7 @@ class ReaderCache:
                     self._options.threads,
                     self._options.throttle,
                     self._draw,
-                    self._warn,
+                    self._refused,
                 )
             staged = Staged(self._folder.open(facts, self._pieces.edges), self._sidecar, self._note)
             self._open[facts.name] = staged
@@ -296,20 +315,28 @@ class ReaderCache:
                 f"{self._sidecar.dataset} itself: {error}"
             )
 
+    def _refused(self, text: str) -> None:
+        """Say, once, that a piece was not right."""
+        if not self._refusing:
+            self._refusing = True
+            self._warn(f"{text}. If there are more, they are not listed")
+
     def _warn(self, text: str) -> None:
         warnings.warn(text, CacheWarning, stacklevel=2)
 
     @property
     def is_ahead(self) -> bool:
         """Whether nothing of the next mini-epoch is still to come."""
-        coming = [r.coming for r in list(self._readings)]
-        return all(s is None or s.failed or s.copy.is_filled for s in coming)
+        return all(r.coming is None or r.coming.is_filled for r in self._alive())
 
     # --- what is filled ----------------------------------------------------------------------
 
+    def _alive(self) -> list[Reading]:
+        return [found for each in self._readings if (found := each()) is not None]
+
     def _wanted(self) -> list[Staged]:
         """Return the copies that are to be filled, those first that are read now."""
-        readings = list(self._readings)
+        readings = self._alive()
         found = [r.current for r in readings] + [r.coming for r in readings]
         return list(dict.fromkeys(s for s in found if s is not None and not s.failed))
 
@@ -317,24 +344,29 @@ class ReaderCache:
         while not self._closing.is_set():
             self._wake.wait(PAUSE)
             self._wake.clear()
-            if self._remove_old():
-                for staged in self._wanted():
-                    staged.copy.ask_again()
+            again = self._remove_old()
             for staged in self._wanted():
                 if self._closing.is_set():
                     return
-                self._fill(staged)
+                self._fill(staged, again)
 
-    def _fill(self, staged: Staged) -> None:
+    def _fill(self, staged: Staged, again: bool) -> None:
         assert self._copier is not None
         try:
+            if again:
+                staged.copy.ask_again()
             if not (staged.copy.is_filled and staged.copy.is_synced):
                 self._copier.fill(staged.copy, lambda: self._is_outdated(staged))
-        except (OSError, DsprepError) as error:
+        except Exception as error:  # whatever it is, others wait for this thread
             staged.fail(error)
 
     def _is_outdated(self, staged: Staged) -> bool:
-        return self._closing.is_set() or staged not in self._wanted()
+        """Whether something else is to be filled: by now, or since who filled it has ended."""
+        wanted = self._wanted()
+        if self._closing.is_set() or staged not in wanted:
+            return True
+        sooner = wanted[: wanted.index(staged)]
+        return any(not (s.is_filled or s.copy.is_filled_by_somebody()) for s in sooner)
 
     def _remove_old(self) -> bool:
         """Remove copies that are over, unless somebody uses them still; return whether one was."""
@@ -348,6 +380,8 @@ class ReaderCache:
 
     def close(self) -> None:
         """End the thread; copies stay."""
+        if self._pid != os.getpid():  # of a fork: all of it is the parent's
+            return
         self._closing.set()
         self._wake.set()
         thread = self._thread

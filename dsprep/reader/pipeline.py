@@ -39,7 +39,6 @@ from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, Leg
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
-from dsprep.sidecar.sidecar import Sidecar
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
@@ -321,8 +320,17 @@ class Pipeline:
                     if fill.tier is None:
                         raise
                     fill.tier.fail(error)
-                    part = self._instead(fill, part)
-                    reads, nbytes = self._get(epoch, fill, part, arena, self._filler.sidecar)
+                    fill.spoiled = True
+                with self._lock:
+                    fill.missing -= 1
+                    last = fill.missing == 0
+                if last and fill.spoiled:  # no other thread reads any of it now
+                    copied = 0
+                    fill.decoded.clear()
+                    for each in list(fill.parts):
+                        part = self._instead(fill, each)
+                        more = self._get(epoch, fill, part, arena, itself=True)
+                        reads, nbytes = reads + more[0], nbytes + more[1]
         except Stopped:
             fill.fail(closed_within())
             return
@@ -331,9 +339,6 @@ class Pipeline:
             return
         if nbytes > copied:
             self._settings.drawn(nbytes - copied)
-        with self._lock:
-            fill.missing -= 1
-            last = fill.missing == 0
         if last:
             self._finish(fill)
         self._ledger.add(
@@ -342,16 +347,17 @@ class Pipeline:
             nbytes=nbytes,
             cache_nbytes=copied,
             units=int(last),
-            cache_units=int(last and fill.tier is not None and not fill.tier.failed),
+            cache_units=int(last and fill.tier is not None and not fill.spoiled),
             io_seconds=time.perf_counter() - began,
         )
 
     def _get(
-        self, epoch: int, fill: Fill, part: ReadPart, arena: Arena, opened: Sidecar | None = None
+        self, epoch: int, fill: Fill, part: ReadPart, arena: Arena, *, itself: bool = False
     ) -> tuple[int, int]:
-        """Read a part; return the calls made, and the bytes that they asked for."""
+        """Read a part, or that of the dataset `itself`; return calls made, and bytes asked for."""
         if part.decode is not None:
-            return 1, part.decode(arena, opened or self._filler.opened(fill))
+            opened = self._filler.sidecar if itself else self._filler.opened(fill)
+            return 1, part.decode(arena, opened)
         if part.file is not None and part.runs is not None:
             return self._read_part(epoch, part.file, part.runs)
         return 0, 0
