@@ -20,6 +20,7 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.reader.mini_epochs import MiniEpochs, Schedule
 from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Epoch, Stage, Start
 from dsprep.repeats import Bollinger, Patience
+from dsprep.verbs.counting import Counter, Parts
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=16)
 
@@ -144,6 +145,25 @@ def test_a_pass_continues_on_other_ranks(order, number, stages):
         assert sorted(done) == part
     if order.remainder != "ragged":
         assert sizes <= {order.batch_size}
+
+
+@settings(max_examples=60)
+@given(
+    assignments(), st.integers(0, 2), st.none() | st.tuples(st.integers(0, 4), st.integers(1, 4))
+)
+def test_the_audit_finds_nothing(order, epochs, resume):
+    """But passes without a full batch, where such are left out."""
+    parts, at = Parts(order, order.mini), resume or (None, None)
+    for number in range(order.mini.first(epochs)):
+        sequence, which = order.sequence(number), order.mini.at(number)
+        last = order.mini.at(number + 1).turn == 0
+        problems = parts.problems(which, sequence.groups, last)
+        counter = Counter(sequence, order.remainder, order.batch_size, which, problems)
+        found = counter.run(order.world_size, *at)
+        assert found.never + found.once + found.more == len(sequence)
+        empty = order.remainder == "drop" and not found.once
+        assert len(found.problems) == empty
+        assert not empty or "not one full batch" in found.problems[0]
 
 
 def own(epoch, share, count):
