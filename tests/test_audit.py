@@ -208,6 +208,11 @@ def test_a_group_that_is_lost_is_found(root, monkeypatch):
     assert f"in no mini-epoch of this epoch: {GROUP}" in said[0, 3, 1]
 
 
+def test_an_empty_mini_epoch_is_found(root, monkeypatch):
+    said = wrong_parts(root, monkeypatch, lambda which, g: g[: -which.part % 4 * len(g)])
+    assert said[0, 0, 0] == "the mini-epoch has no group"
+
+
 def test_a_pass_of_other_samples_is_found(root, monkeypatch):
     said = wrong_parts(root, monkeypatch, lambda which, g: g[which == Pass(5, 0, 2, 1) :])
     assert said.keys() == {(0, 2, 1)}

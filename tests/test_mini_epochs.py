@@ -12,7 +12,7 @@ from itertools import islice
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import dsprep
@@ -160,7 +160,7 @@ def test_the_audit_finds_nothing(order, epochs, resume):
         problems = parts.problems(which, sequence.groups, last)
         counter = Counter(sequence, order.remainder, order.batch_size, which, problems)
         found = counter.run(order.world_size, *at)
-        assert found.never + found.once + found.more == len(sequence)
+        assert found.never + found.once + found.more == len(sequence) > 0
         empty = order.remainder == "drop" and not found.once
         assert len(found.problems) == empty
         assert not empty or "not one full batch" in found.problems[0]
@@ -186,6 +186,21 @@ def test_parts_are_alike_in_size():
     order = fixed()
     sizes = [len(order.sequence(order.mini.first(0) + 3 * m)) for m in range(4)]
     assert sizes == [100] * 4
+
+
+@settings(max_examples=200)
+@example([1, 3, 1, 1, 1], 3, 1, 0, False)
+@given(SIZES, st.integers(1, 16), st.integers(1, 4), st.integers(0, 99), st.booleans())
+def test_each_part_has_a_group(sizes, parts, pools, seed, shuffled):
+    """However large the others are; and pools, as far as there are enough."""
+    edges = np.array([0, *itertools.accumulate(sizes)], np.int64)
+    mini = MiniEpochs(min(parts, len(sizes)), (1,), pools=pools)
+    for part in range(mini.parts):
+        which = mini.at(part)
+        found = mini.groups(edges, seed, which, shuffled=shuffled)
+        each = [len(mini.pool(edges, seed, which, i, shuffled=shuffled)) for i in range(pools)]
+        assert sum(each) == len(found) > 0
+        assert min(each) > 0 or len(found) < pools
 
 
 def test_passes_differ_and_parts_are_drawn():

@@ -211,8 +211,9 @@ def _cuts(edges: Ints, groups: Ints, parts: int) -> Ints:
     """
     ends, count = packed(np.diff(edges)[groups]), len(groups)
     wanted = np.arange(parts + 1, dtype=np.int64) * int(ends[-1]) // parts
-    near = np.searchsorted(ends, wanted, "left")
     least = np.arange(parts + 1, dtype=np.int64)
-    cuts = np.minimum(np.maximum(near, least), np.maximum(count - parts + least, 0))
+    near = np.searchsorted(ends, wanted, "left") - least
+    rising = np.maximum.accumulate(near) + least  # a large group may be where two parts would end
+    cuts = np.minimum(rising, np.maximum(count - parts + least, 0))
     cuts[-1] = count
     return cuts

@@ -298,6 +298,8 @@ class Parts:
                 found.append("groups come twice, or are in an earlier mini-epoch as well")
             self._home[groups] = which.part
             self._pools = self._drawn(which)
+        if not len(groups) and len(self._home):
+            found.append("the mini-epoch has no group")
         own = np.flatnonzero(self._home == which.part)
         if not np.array_equal(own, np.sort(groups)):
             found.append("the groups are not those of the first pass of the mini-epoch")
@@ -330,6 +332,8 @@ def _slices(sequence: Sequence) -> Iterator[slice]:
     edges, groups = sequence.edges, sequence.groups
     if groups is None or len(groups) == len(edges) - 1:
         starts, stops = [0], [int(edges[-1])]
+    elif len(groups) == 0:
+        return
     else:
         groups = np.sort(groups)
         cuts = np.flatnonzero(np.diff(groups) > 1) + 1
