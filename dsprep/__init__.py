@@ -20,6 +20,8 @@ The public interface, imported when it is first used:
     When a mini-epoch of a Reader has been passed often enough, by the metrics of training.
 `audit`
     What every rank of a job would deliver, and whether every sample comes once.
+`stage`
+    What a node will read, copied to its own storage before the job.
 `repack`
     One rewrite, after which a single read fetches a whole group of samples.
 `write`
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from dsprep.verbs.inspect import inspect as inspect
     from dsprep.verbs.provenance import provenance as provenance
     from dsprep.verbs.repack import repack as repack
+    from dsprep.verbs.stage import stage as stage
     from dsprep.verbs.verify import verify as verify
     from dsprep.verbs.write import Writer as Writer
     from dsprep.verbs.write import write as write
@@ -74,6 +77,7 @@ _WHERE = {
     "repack": "dsprep.verbs.repack:repack",
     "audit": "dsprep.verbs.audit:audit",
     "check": "dsprep.verbs.check:check",
+    "stage": "dsprep.verbs.stage:stage",
     "Reader": "dsprep.reader.loader:Reader",
     "repeats": "dsprep.repeats",
     "inspect": "dsprep.verbs.inspect:inspect",
@@ -118,6 +122,7 @@ __all__ = [
     "provenance",
     "repack",
     "repeats",
+    "stage",
     "verify",
     "write",
 ]

@@ -67,10 +67,12 @@ def train(
     device: str,
     save: tuple[range, Path] | None = None,
     resume: Path | None = None,
+    cache: Path | None = None,
 ) -> Run:
     """Train from the beginning, or from a checkpoint; save one after some of the steps."""
     torch.manual_seed(0)
-    batches = Batches(path, batch_size, seed=1, drop_last=True, device=device, epochs=epochs)
+    order = {"seed": 1, "drop_last": True, "epochs": epochs}
+    batches = Batches(path, batch_size, device=device, cache=cache, **order)
     volume, values = (batches.reader.schema[name] for name in ("3Dmap", "unitPar"))
     model = network(volume.shape[-1], values.shape[0]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -116,7 +118,8 @@ def train_on(data: Path, options: argparse.Namespace) -> None:
     if options.checkpoint is not None:
         save = range(options.save_every, sys.maxsize, options.save_every), options.checkpoint
         resume = options.checkpoint if options.checkpoint.exists() else None
-    done = train(data, options.batch_size, options.epochs, options.device, save, resume)
+    words = data, options.batch_size, options.epochs, options.device
+    done = train(*words, save, resume, options.cache)
     if place.rank == 0:
         what = "continued" if resume else "trained"
         print(f"{what} with {place}: {len(done.batches)} steps, loss {done.loss:.4f}")
@@ -130,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", nargs="?", type=Path, help="repacked; made if not given")
     parser.add_argument("--checkpoint", type=Path, help="of DATA: continue from it, and write it")
+    parser.add_argument("--cache", type=Path, help="of DATA: a directory on a local disk")
     parser.add_argument("--save-every", type=int, default=100, help="steps from one to the next")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--scale", type=float, default=0.125, help="1: volumes of 128 x 128 x 128")

@@ -246,7 +246,7 @@ def functions():
                 yield name, node
 
 
-COMMANDS = {"convert", "repack", "provenance", "audit", "verify", "synth", "tiers"}
+COMMANDS = {"convert", "repack", "provenance", "audit", "verify", "synth", "tiers", "stage"}
 """Functions that take as many arguments as their commands have options."""
 
 

@@ -62,6 +62,12 @@ COMMANDS = {
         "plan tiers DATA --capacity 1kB -M 1 --compute 1ms --pfs 1kB/s -E 2 --html OUT.html",
         "plan tiers DATA --capacity x\x1b -M 1 --compute 1ms --pfs 1kB/s -E 2",
     ),
+    "stage": (
+        "stage DATA -P 2 --ranks-per-node 1 -M 1 --node 0 --to OUT --manifest OUT.jsonl",
+        "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --json",
+        "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --bandwidth \x1b",
+        "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --field \x1b",
+    ),
     "cache list": ("cache list CACHE", "cache list CACHE --json"),
     "cache verify": ("cache verify CACHE", "cache verify CACHE --json", "cache verify no\x1b"),
     "cache purge": (

@@ -525,7 +525,7 @@ def test_flipped_bits_are_found_by_verify(made, tmp_path, monkeypatch):
         f.seek(extent.offset + 600)
         f.write(bytes([bits ^ 4]))
     # In a file this small, every block is among those by which it is recognised.
-    monkeypatch.setattr(dsprep.Sidecar, "check", lambda self: None)
+    monkeypatch.setattr(dsprep.Sidecar, "check", lambda *_: None)
     for shuffle, io_threads in itertools.product(("none", "group", "global"), (1, 3)):
         options: dict[str, Any] = {"shuffle": shuffle, "io_threads": io_threads}
         with dsprep.Reader(path, 10, **options) as reader:
@@ -720,7 +720,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, mon
     where = spec.sidecar_path(path)
     good = where.read_text()
     rng = np.random.default_rng(6)
-    monkeypatch.setattr(dsprep.Sidecar, "check", lambda self: None)
+    monkeypatch.setattr(dsprep.Sidecar, "check", lambda *_: None)
     refused = 0
     for _ in range(30):
         content = json.loads(good)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy
 from dsprep.cache.folder import CacheFolder, Size
-from dsprep.cache.pieces import PAGE, Piece, Pieces, Range, name_of
+from dsprep.cache.pieces import Pieces, Range, name_of
 from dsprep.core.checksums import pwrite_crc32c
 from dsprep.core.schema import Bytes
 from dsprep.core.storage import let_go, pread_into
@@ -128,12 +128,12 @@ class Copier:
 
     def _reserve(self, copy: Copy, todo: list[int]) -> None:
         wanted = [(i, self.pieces[int(copy.which[i])]) for i in todo]
-        total = sum(_taken(piece) for _, piece in wanted)
+        total = sum(piece.taken for _, piece in wanted)
         room = self._folder.make_room(total, self._size, copy.path)
         writer = _Writer(copy, self.pieces)
         full = False
         for i, piece in wanted:
-            room -= _taken(piece)
+            room -= piece.taken
             full = full or room < 0
             try:
                 for r in piece.ranges if not full else ():
@@ -277,8 +277,3 @@ class _Writer:
                 if (r.number, r.path) == (number, path) and r.end > size:
                     where = str(self._copy.path / name_of(number, path))
                     raise OSError(errno.EIO, "its end was cut off", where)
-
-
-def _taken(piece: Piece) -> int:
-    """Return the bytes that a piece takes of a tier."""
-    return sum((-(-r.end // PAGE) - r.begin // PAGE) * PAGE for r in piece.ranges)

@@ -12,6 +12,8 @@
         fill        locked by the one who fills it
         files       a line with name and bytes of each file of the dataset that it has
         synced      there once all that it holds is on the disk
+        compared    what the files of the dataset were when they were compared with the sidecar;
+                    only where it was staged
         0, 1-5be0.. the files of the dataset, sparse
 
 What is written is in the page cache and survives the end of a process, not that of the kernel: a

@@ -53,6 +53,11 @@ class Piece:
         """Bytes of all ranges."""
         return sum(r.end - r.begin for r in self.ranges)
 
+    @property
+    def taken(self) -> int:
+        """Bytes that it takes of a tier."""
+        return sum((-(-r.end // PAGE) - r.begin // PAGE) * PAGE for r in self.ranges)
+
 
 class Pieces:
     """The pieces of a dataset.

@@ -28,6 +28,7 @@ from dsprep.cli import (
 )
 from dsprep.cli.options import register
 from dsprep.cli.report import say
+from dsprep.cli.tiers import stage
 from dsprep.cli.usage import Group
 
 app = typer.Typer(
@@ -63,6 +64,7 @@ register(app, verify.verify, verify.EPILOG)
 register(app, provenance.provenance, provenance.EPILOG, provenance.Command)
 register(app, audit.audit, audit.EPILOG)
 app.add_typer(bench.app, name="bench", help="Measure ways of reading here, and compare reports.")
+register(app, stage.stage, stage.EPILOG)
 app.add_typer(tiers.app, name="plan", help="Compute what training takes of a machine.")
 app.add_typer(tiers.caching, name="cache", help="List, check, remove copies on a fast tier.")
 register(app, synth.synth, synth.EPILOG)

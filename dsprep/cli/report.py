@@ -191,6 +191,20 @@ def count_bar(what: str, show: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
+def byte_bar(what: str, show: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show bytes, rate and time left on stderr.
+
+    Yields the function to call with (done, of how many), from any thread.
+    """
+    from dsprep.layout.describe import show_nbytes
+
+    with _shown(what, ("bar", "bytes", "rate", "left"), show) as update:
+        yield lambda done, total: update(
+            done, total, f"{show_nbytes(done)} of {show_nbytes(total)}, {done / total:.0%}"
+        )
+
+
+@contextmanager
 def run_bar() -> Iterator[Callable[[int, int, str], None]]:
     """Show how many runs of a benchmark are done, on stderr.
 

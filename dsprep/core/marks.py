@@ -216,6 +216,11 @@ class Mark:
             fix="start again once nobody writes to it",
         )
 
+    def is_untouched(self) -> bool:
+        """Whether status, names and times are the same now, on this mount; nothing is opened."""
+        now = self._now(anew=False)
+        return now is not None and replace(now, path=self.path, sampled=self.sampled) == self
+
     @property
     def lasting(self) -> list[Any]:
         """What stays the same on every node, mount and after a restart, as JSON."""

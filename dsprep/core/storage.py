@@ -236,6 +236,17 @@ def node() -> str:
     return f"{os.uname().nodename} {boot()}"
 
 
+def file_system(device: int) -> str:
+    """Return the type of the file system of a device number; empty if it is not told."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    words = [line.split() for line in lines]
+    return next((w[w.index("-") + 1] for w in words if w[2:3] == [number] and "-" in w), "")
+
+
 def wait_for(path: Path, by: str, nbytes: int | None = None) -> None:
     """Wait until a file or directory that another process has completed is seen here.
 

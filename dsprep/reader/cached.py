@@ -31,10 +31,12 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
+from dsprep.cache.compared import kept
 from dsprep.cache.copier import Copier, Throttle
 from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
+from dsprep.core.marks import Mark
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError
 from dsprep.reader.ledger import Ledger
@@ -69,6 +71,16 @@ class CacheOptions:
     policy: CachePolicy
     throttle: Throttle  # of what is copied
     threads: int
+
+
+def compared(
+    sidecar: Sidecar, names: tuple[str, ...], order: Assignment, options: CacheOptions, rank: int
+) -> dict[int, Mark]:
+    """Return what files were when they were staged for the first pass; nothing if they were not."""
+    pieces, pool = Pieces(sidecar, order.edges, names), None
+    if options.policy == "mini-epoch" and order.mini is not None:
+        pool = order.pool(order.mini.at(0), rank)
+    return kept(options.root / Facts.of(pieces, pool).name, sidecar.root)
 
 
 class Staged:

@@ -16,10 +16,11 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Ints, Schema
+from dsprep.core.marks import Mark
+from dsprep.core.schema import Batch, Ints, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
-from dsprep.reader.cached import ReaderCache
+from dsprep.reader.cached import ReaderCache, compared
 from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.filling import Filler
@@ -36,7 +37,7 @@ from dsprep.reader.ranks import Place, detect
 from dsprep.reader.units import cut_units, first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import said
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.source.alike import OrderWarning, sorted_by
+from dsprep.source.alike import OrderWarning, sorting_field
 
 STATE_VERSION = 1
 
@@ -200,6 +201,7 @@ class Reader(ReaderOptions):
         if self._order.mini is not None and not self._order.mini.repeats:
             self._adaptive = Adaptive(cast("Policy", self.repeats), self.place, self.comm)
         self._check_steps()
+        self._check_data()
         self._warn_of_order()
         self._choice = self._chosen()
         self.verified: Mapping[str, str | None] = self._check_sums() if self.verify else {}
@@ -225,7 +227,16 @@ class Reader(ReaderOptions):
         return found
 
     def _opened(self) -> Sidecar:
-        return Sidecar.open(self.path, self.data, follow_external=self.follow_external)
+        return Sidecar.open(self.path, self.data, check=False, follow_external=self.follow_external)
+
+    def _check_data(self) -> None:
+        """Raise `StaleError` if the data changed; those that were staged are not opened for it."""
+        options = self.cache_options(1)
+        known: dict[int, Mark] = {}
+        if options is not None and self.samples:
+            names, rank = self.schema.names, self.place.rank
+            known = compared(self._sidecar, names, self._order, options, rank)
+        self._sidecar.check(known)
 
     def _begin_process(self) -> None:
         """Have nothing under way: at first, and in a forked child."""
@@ -313,18 +324,10 @@ class Reader(ReaderOptions):
             return
         if len(self._order.edges) - 1 <= self._order.mixed or opened.path in _looked_at:
             return
-        if opened.content.lineage.get("shuffle") is not None:
+        if self._sidecar.is_known:  # it was looked at when it was staged
             return
         _looked_at.add(opened.path)
-
-        def read(name: str, start: int, stop: int) -> Array:
-            return opened.read(slice(start, stop), (name,))[name]  # type: ignore[return-value]
-
-        try:
-            name = sorted_by(opened.schema, len(opened), read)
-        except (DsprepError, OSError):  # what cannot be read is reported where it is wanted
-            return
-        if name:
+        if name := sorting_field(opened):
             warnings.warn(
                 f"{opened.dataset}: samples are sorted by {name}, and only those that are read "
                 "together are shuffled, so a batch sees few values of it; repack with --shuffle "
@@ -574,6 +577,7 @@ class Reader(ReaderOptions):
 
     def _reopen(self) -> None:
         self._sidecar = self._opened()
+        self._check_data()
         self._begin_process()
         self._settings = self._reading(None)
 

@@ -86,6 +86,7 @@ def changes(
     path: Path | None = None,
     notes: list[str] | None = None,
     marks: dict[int, Mark] | None = None,
+    known: Mapping[int, Mark] | None = None,
 ) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
 
@@ -102,6 +103,8 @@ def changes(
         Is told which files have another time stamp.
     marks
         Is told what the files are, by their number.
+    known
+        What files were when they were compared before: those that still are it are not opened.
 
     Raises
     ------
@@ -114,6 +117,11 @@ def changes(
         chosen = np.unique(np.linspace(0, len(files) - 1, most).astype(int)).tolist()
     lines, touched = [], []
     for i in chosen:
+        before = None if known is None else known.get(i)
+        if before is not None and before.is_untouched():
+            if marks is not None:
+                marks[i] = before
+            continue
         file = dataset / files[i].path
         found = look(file, content.format, files[i].identity)
         lines += [f"{file.name}: {line}" for line in found.differences]
@@ -206,6 +214,8 @@ class Sidecar:
         The fields of every sample.
     proofs
         Compares samples with checksums.
+    marks
+        By file number, what `check` has found files to be, or what they are taken to be.
     """
 
     def __init__(
@@ -226,6 +236,8 @@ class Sidecar:
                 fix=f"write it again with dsprep provenance {dataset}; what cannot be located, "
                 "such as GZIP TFRecord, is read by dsprep.open, or repacked",
             )
+        self.marks: Mapping[int, Mark] = {}
+        self._compared: Mapping[int, Mark] | None = None
         self._files = Files(Inside(dataset, follow_external), self._check_first)
         self._open_file: Callable[[int, str], File] | None = None
         counts = [f.samples for f in content.files]
@@ -298,16 +310,30 @@ class Sidecar:
         found.proofs = Proofs(found)
         return found
 
-    def check(self) -> None:
-        """Raise `StaleError` if the data changed since the sidecar was written; a few reads."""
+    def check(self, known: Mapping[int, Mark] | None = None) -> None:
+        """Raise `StaleError` if the data changed since the sidecar was written; a few reads.
+
+        `known`: what files were when they were compared before, for this call and all later ones.
+        Those that still are it are not opened.
+        """
+        self._compared = known or self._compared
         marks: dict[int, Mark] = {}
-        changed = changes(self.content, self.dataset, CHECKED, self.path, marks=marks)
+        changed = changes(
+            self.content, self.dataset, CHECKED, self.path, marks=marks, known=self._compared
+        )
         if changed:
             raise stale(changed[0], self.path, self.dataset)
         self.expect(marks)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether all files that `check` compares are what they were when that was done before."""
+        known = self._compared or {}
+        return bool(self.marks) and all(known.get(i) is mark for i, mark in self.marks.items())
+
     def expect(self, marks: Mapping[int, Mark]) -> None:
         """Take these to be the files: what is opened from here on must be they."""
+        self.marks = marks
         self._files.expect(marks)
 
     def __len__(self) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from dsprep.core.schema import Array, Schema
+from dsprep.errors import DsprepError
+from dsprep.sidecar.sidecar import Sidecar
 
 RUNS, LENGTH = 8, 64
 """Runs that are looked at, and samples of each."""
@@ -58,3 +60,21 @@ def sorted_by(
         if constant >= CONSTANT and float(((seen / runs.size) ** 2).sum()) < COMMON:
             return name
     return ""
+
+
+def sorting_field(opened: Sidecar) -> str:
+    """Return the field by which the samples of a dataset lie sorted; empty if none is found.
+
+    What was shuffled as it was written is not looked at, and what cannot be read is reported where
+    it is wanted.
+    """
+    if opened.content.lineage.get("shuffle") is not None:
+        return ""
+
+    def read(name: str, start: int, stop: int) -> Array:
+        return opened.read(slice(start, stop), (name,))[name]  # type: ignore[return-value]
+
+    try:
+        return sorted_by(opened.schema, len(opened), read)
+    except (DsprepError, OSError):
+        return ""

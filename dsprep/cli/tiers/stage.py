@@ -1,0 +1,212 @@
+"""``dsprep stage``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dsprep.cli import options as opt
+from dsprep.cli.report import byte_bar, fail, note, print_done, print_json, print_rows
+
+if TYPE_CHECKING:
+    from dsprep.verbs.stage import StageReport
+
+READER = "As the Reader's"
+PARTS = "Mini-epochs"
+
+EPILOG = """
+dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --node 3 --to /local/cache
+
+dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --to /local/cache -E 2 -n
+
+dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --all --manifest ranges.jsonl
+
+In a job of SLURM, srun --ntasks-per-node=1 runs it on each node for the ranks of that node.
+dsprep.Reader("x.h5", 32, cache="/local/cache") with the same options of the order then opens the
+sidecar alone, and no data file, as long as it reads what was staged; it copies what else it needs
+when it needs it. The same command continues where one was killed.
+
+Without --to only the manifest is written: JSON, a line of about 70 bytes and the file's name per
+range, after one about the whole.
+
+Exit status: 0 done, 1 bad data or no room, 2 wrong usage.
+"""
+
+
+def stage(
+    data: Annotated[str, opt.argument("DATA", "A dataset with a sidecar, or the sidecar.")],
+    ranks: Annotated[
+        int, typer.Option("--ranks", "-P", metavar="N", min=1, help="Processes that will read.")
+    ],
+    ranks_per_node: Annotated[
+        int,
+        typer.Option(metavar="R", min=1, help="Of them on a node: node K has K*R to K*R+R-1."),
+    ],
+    batch_size: Annotated[
+        int,
+        typer.Option("--batch-size", "-M", metavar="N", min=1, help="Samples per step and rank."),
+    ],
+    to: Path | None = opt.value("DIR", "Where to: the Reader's cache, on a faster tier."),
+    node: int | None = opt.value(
+        "K",
+        "The node, from 0; in a job of SLURM the one that this runs on.",
+        min=0,
+        envvar="SLURM_NODEID",
+        show_envvar=False,
+    ),
+    every: bool = opt.switch("All nodes, which share the directory.", "--all"),
+    epochs: int = opt.value("N", "Epochs to stage.", "--epochs", "-E", default=1, min=1),
+    first_epoch: int = opt.value("N", "The first of them.", default=0, min=0),
+    manifest: Path | None = opt.value("FILE", "Write the ranges, in the order of their use."),
+    cache_size: str | None = opt.value(
+        "SIZE", "What the cache may take: 1.6TB, or 75% of what is free and what it has."
+    ),
+    bandwidth: str | None = opt.value("RATE", "Copy so much at most, such as 2GB/s."),
+    threads: int = opt.value("N", "That copy.", "--threads", "-j", default=8, min=1),
+    partial: bool = opt.switch("Stage what is read first, if not all fits.", "--partial"),
+    seed: int = opt.value("N", "What the order is drawn from.", default=0, panel=READER),
+    shuffle: Literal["group", "global", "none"] = opt.value(
+        "group|global|none", "What is shuffled.", default="group", panel=READER
+    ),
+    remainder: Literal["drop", "pad", "ragged"] = opt.value(
+        "drop|pad|ragged",
+        "drop_last=True, pad=True, or neither.",
+        default="ragged",
+        panel=READER,
+    ),
+    buffer_size: str | None = opt.value(
+        "SIZE",
+        "What is read at a time, where there are no groups.",
+        "-b",
+        "--buffer-size",
+        panel=READER,
+    ),
+    buffers_mixed: int | None = opt.value(
+        "K", "Groups that are shuffled together.", min=1, panel=READER
+    ),
+    fields: list[str] = opt.value(
+        "NAME",
+        "A field that is read; all if none is named.",
+        "--field",
+        "-f",
+        default=[],
+        panel=READER,
+    ),
+    mini_epochs: int | None = opt.value(
+        "NM", "Parts of an epoch; --epochs and --first-epoch count these.", min=1, panel=PARTS
+    ),
+    fixed_parts: bool = opt.switch("recompose=False.", "--fixed-parts", panel=PARTS),
+    pools: int = opt.value(
+        "N", "Caches among which a part is divided.", default=1, min=1, panel=PARTS
+    ),
+    sidecar: opt.At = None,
+    dry_run: opt.DryRun = False,
+    json: opt.Json = False,
+) -> None:
+    """Copy what a node will read in some epochs to its own storage, before the job.
+
+    Which groups that are, and in which order, is computed from the sidecar alone.
+    """
+    from dsprep.verbs.stage import stage as run
+
+    if every:
+        node = None
+    elif node is None:
+        if ranks > ranks_per_node:
+            fail(f"which of the {-(-ranks // ranks_per_node)} nodes? add --node K, or --all", 2)
+        node = 0
+    if to is None and manifest is None:
+        fail("add --to DIR to stage, or --manifest FILE to write the ranges alone", 2)
+    if mini_epochs is None and (fixed_parts or pools > 1):
+        fail("--fixed-parts and --pools are those of --mini-epochs", 2)
+    with byte_bar("stage", not json) as update:
+        report = run(
+            data,
+            ranks,
+            batch_size,
+            to,
+            ranks_per_node=ranks_per_node,
+            node=node,
+            epochs=epochs,
+            first_epoch=first_epoch,
+            buffer_size=buffer_size,
+            shuffle=shuffle,
+            remainder=remainder,
+            seed=seed,
+            buffers_mixed=buffers_mixed,
+            fields=tuple(fields),
+            mini_epochs=mini_epochs,
+            recompose=not fixed_parts,
+            pools=pools,
+            cache_size=cache_size,
+            bandwidth=bandwidth,
+            threads=threads,
+            partial=partial,
+            manifest=manifest,
+            sidecar=sidecar,
+            dry_run=dry_run,
+            progress=update,
+        )
+    if json:
+        print_json(report_json(report))
+    else:
+        (print_rows if dry_run else print_done)(rows(report, dry_run))
+    end(report)
+
+
+def rows(report: StageReport, dry_run: bool) -> list[tuple[str, str]]:
+    """Return what was staged for a person."""
+    from dsprep.cli.report import show_time
+    from dsprep.layout.describe import show_nbytes
+
+    def span(word: str, numbers: range) -> str:
+        last = numbers[-1]
+        return f"{word} {last:,}" if len(numbers) == 1 else f"{word}s {numbers[0]:,} to {last:,}"
+
+    share = f"{report.groups:,} of {report.total:,} groups"
+    if report.groups != report.ranges:
+        share += f" in {report.ranges:,} ranges"
+    found = [
+        ("dataset", str(report.path)),
+        ("read by", f"{span('rank', report.ranks)} in {span('epoch', report.epochs)}"),
+        ("needed", f"{show_nbytes(report.nbytes)}: {share}"),
+    ]
+    done = report.outcome
+    if done is None:
+        return found
+    if done.there:
+        found.append(("there", show_nbytes(done.there)))
+    text = show_nbytes(done.copied)
+    if done.copied and not dry_run:
+        rate = show_nbytes(done.copied / max(report.seconds, 1e-9))
+        text += f" in {show_time(report.seconds)}, {rate}/s"
+    return [*found, ("to copy" if dry_run else "copied", text)]
+
+
+def end(report: StageReport) -> None:
+    """Note what is not as it should be, and leave the command if something was refused."""
+    from dsprep.layout.describe import show_nbytes
+
+    if report.sorted_by:
+        note(
+            f"samples are sorted by {report.sorted_by}, and only those that are read together are "
+            "shuffled: see --buffers-mixed, or repack with --shuffle SEED"
+        )
+    done = report.outcome
+    if done is not None and done.left_out:
+        note(f"{show_nbytes(done.left_out)} find no room, and will be read from the dataset")
+    for line in done.refused[1:10] if done is not None else ():
+        note(line)
+    if done is not None and done.refused:
+        more = len(done.refused) - 1
+        fail(f"{done.refused[0]}" + (f"; and {more:,} more" if more else ""), 1)
+
+
+def report_json(report: StageReport) -> dict[str, Any]:
+    """Return what was staged for other programs."""
+    found = {**vars(report), "path": str(report.path)}
+    found["ranks"], found["epochs"] = list(report.ranks), list(report.epochs)
+    found["outcome"] = None if report.outcome is None else vars(report.outcome)
+    return found

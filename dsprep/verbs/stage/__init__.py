@@ -1,0 +1,253 @@
+"""``stage``: what a node will read of a dataset is brought to its own storage before the job.
+
+Which pieces that are follows from the sidecar and the Reader's order. They are copied into a cache
+as a `dsprep.Reader` keeps it, so that one that is given the same directory finds them there, and
+opens no data file as long as it reads nothing else. Source: S001, section 6.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.cache.pieces import Pieces
+from dsprep.core.schema import Ints, Schema
+from dsprep.errors import UsageError
+from dsprep.reader.options import ReaderOptions, at_least, cut_epochs
+from dsprep.reader.order import REMAINDERS, Assignment, Remainder, Shuffle
+from dsprep.reader.units import cut_units
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.source.alike import sorting_field
+from dsprep.verbs.stage.copying import Outcome, Want, copy_all, look
+from dsprep.verbs.stage.manifest import write
+from dsprep.verbs.stage.needs import needs, ranks_of, wanted
+
+THREADS = 8
+"""Threads that copy, by default."""
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """What is needed, and what was staged of it.
+
+    Attributes
+    ----------
+    path
+        The dataset.
+    ranks, epochs
+        Whose, and of which epochs, or mini-epochs.
+    groups, total
+        Groups, or ranges of samples where there are none: those needed, and all of the dataset.
+    ranges, nbytes
+        Byte ranges of those needed, and their bytes.
+    outcome
+        What was copied; None: a manifest was written alone.
+    sorted_by
+        The field by which samples lie sorted, although only groups are shuffled; empty: none.
+    seconds
+        That it took.
+    """
+
+    path: Path
+    ranks: range
+    epochs: range
+    groups: int
+    total: int
+    ranges: int
+    nbytes: int
+    outcome: Outcome | None = None
+    sorted_by: str = ""
+    seconds: float = 0.0
+
+
+def stage(
+    path: str | Path,
+    ranks: int,
+    batch_size: int,
+    to: str | Path | None = None,
+    *,
+    ranks_per_node: int,
+    node: int | None = None,
+    epochs: int = 1,
+    first_epoch: int = 0,
+    buffer_size: int | str | None = None,
+    shuffle: Shuffle = "group",
+    remainder: Remainder = "ragged",
+    seed: int = 0,
+    buffers_mixed: int | None = None,
+    fields: Sequence[str] = (),
+    mini_epochs: int | None = None,
+    recompose: bool = True,
+    pools: int = 1,
+    cache_size: int | str | None = None,
+    bandwidth: int | str | None = None,
+    threads: int = THREADS,
+    partial: bool = False,
+    manifest: str | Path | None = None,
+    sidecar: str | Path | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> StageReport:
+    """Copy what a node will read in some epochs to a faster tier, as ``Reader(cache=)`` finds it.
+
+    What is there already is not copied again, so that the same call continues where one was killed.
+
+    Parameters
+    ----------
+    path
+        A dataset with a sidecar, or the sidecar.
+    ranks
+        Processes that will read.
+    batch_size, buffer_size, shuffle, seed, buffers_mixed, fields, mini_epochs, recompose, pools
+        As for the `Reader`.
+    to
+        The directory: the Reader's `cache`. None: nothing is copied.
+    ranks_per_node
+        How many are on a node: it has as many ranks in a row.
+    node
+        Whose ranks, from 0; None: all nodes, which share the directory.
+    epochs, first_epoch
+        How many epochs, and the first of them; with mini-epochs, of those, over all epochs.
+    remainder
+        ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
+    cache_size
+        As for the `Reader`.
+    bandwidth
+        Bytes per second, or text such as ``"2GB/s"``, that are copied at most.
+    threads
+        That copy.
+    partial
+        Whether to copy what there is room for, what is needed first, if not all of it fits.
+    manifest
+        A file to write with the ranges that are needed; see `dsprep.verbs.stage.manifest`.
+    sidecar
+        Its sidecar, if that is not beside the dataset.
+    dry_run
+        Compute and compare with the room there is, and write nothing.
+    progress
+        Called with bytes copied so far, and in all; from any thread.
+
+    Returns
+    -------
+    StageReport
+        What is needed, and what was copied of it.
+
+    Raises
+    ------
+    UsageError
+        If arguments are not possible.
+    TargetError
+        If it does not fit.
+    MissingError, StaleError, FormatError
+        If the dataset has no sidecar, or not its own, or a damaged one.
+    OSError
+        If something cannot be read or written.
+    """
+    began = time.monotonic()
+    if to is None and manifest is None:
+        raise UsageError("there is nothing to write", fix="give to= a directory, or manifest=")
+    if remainder not in REMAINDERS:
+        known = ", ".join(REMAINDERS)
+        raise UsageError(f"remainder is {remainder!r}", expected=f"one of {known}")
+    asked = ReaderOptions(
+        path if sidecar is None else sidecar,
+        batch_size,
+        buffer_size=buffer_size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=remainder == "drop",
+        pad=remainder == "pad",
+        fields=fields,
+        buffers_mixed=buffers_mixed,
+        mini_epochs=mini_epochs,
+        recompose=recompose,
+        pools=pools,
+        cache=to,
+        cache_size=cache_size,
+        cache_bandwidth=bandwidth,
+        data=None if sidecar is None else path,
+    )
+    how = asked.cache_options(at_least("threads", threads, 1))
+    nodes = _nodes(ranks, ranks_per_node, node, mini_epochs)
+    first = at_least("first_epoch", first_epoch, 0)
+    span = range(first, first + at_least("epochs", epochs, 1))
+    with Sidecar.open(asked.path, asked.data) as opened:
+        pieces, order = _ordered(opened, asked, ranks)
+        chosen = range(nodes[0].start, nodes[-1].stop)
+        wants = [Want(pieces, *found) for found in needs(pieces, order, chosen, span)]
+        outcome = None
+        if how is not None and dry_run:
+            outcome = look(wants, how, partial)
+        elif how is not None:
+            outcome = copy_all(pieces, wants, how, partial, progress)
+        if manifest is not None and not dry_run:
+            lists = _lists(order, wants, nodes, span)
+            write(Path(manifest), pieces, lists, _header(asked, ranks, nodes, span))
+        several = order.shuffle == "group" and order.mixed < len(pieces)
+        alike = sorting_field(opened) if several and buffers_mixed is None else ""
+    return StageReport(
+        opened.dataset,
+        chosen,
+        span,
+        sum(len(w.groups) for w in wants),
+        len(pieces),
+        sum(int(w.table[0].sum()) for w in wants),
+        sum(int(w.nbytes.sum()) for w in wants),
+        outcome,
+        alike,
+        time.monotonic() - began,
+    )
+
+
+def _nodes(ranks: int, per_node: int, node: int | None, mini_epochs: int | None) -> list[range]:
+    """Return the ranks of the node that is meant, or of each; `UsageError` if there is none."""
+    per_node = at_least("ranks_per_node", per_node, 1)
+    count = -(-at_least("ranks", ranks, 1) // per_node)
+    if node is None and mini_epochs is not None and count > 1:
+        raise UsageError("copies of mini-epochs are those of one node", fix="give its number, too")
+    if node is not None and at_least("node", node, 0) >= count:
+        expected = f"less than {count}: {ranks} ranks, {per_node} on a node"
+        raise UsageError(f"node is {node}", expected=expected)
+    return [ranks_of(k, ranks, per_node) for k in (range(count) if node is None else (node,))]
+
+
+def _ordered(opened: Sidecar, asked: ReaderOptions, ranks: int) -> tuple[Pieces, Assignment]:
+    """Return the pieces of the dataset, and the order in which Readers read them."""
+    names = tuple(asked.fields) or opened.schema.names
+    schema = Schema(tuple(opened.schema[n] for n in names))
+    shuffle, mini = asked.shuffle, None
+    edges, mixed = cut_units(opened, schema, shuffle, asked.buffer_size, asked.buffers_mixed)
+    if asked.mini_epochs is not None:  # which samples one has does not depend on its repeats
+        mini = cut_epochs(asked.mini_epochs, 1, asked.recompose, edges, asked.pools)
+    sizes = ranks, asked.batch_size
+    order = Assignment(edges, shuffle, asked.seed, mixed, asked.remainder, *sizes, mini)
+    return Pieces(opened, edges, names), order
+
+
+def _lists(
+    order: Assignment, wants: Sequence[Want], nodes: Sequence[range], epochs: range
+) -> list[tuple[int | None, Ints]]:
+    """Return the pieces for a manifest: of one node, or of each with its number."""
+    if len(nodes) > 1:
+        return [(k, wanted(order, ranks, epochs)) for k, ranks in enumerate(nodes)]
+    return [(None, np.concatenate([want.groups for want in wants]))]
+
+
+def _header(
+    asked: ReaderOptions, ranks: int, nodes: Sequence[range], epochs: range
+) -> dict[str, Any]:
+    """Return what a manifest says about the whole, besides dataset and totals."""
+    names = ("batch_size", "buffer_size", "seed", "shuffle", "remainder", "buffers_mixed")
+    mini = ("mini_epochs", "recompose", "pools") if asked.mini_epochs is not None else ()
+    options = {name: getattr(asked, name) for name in (*names, *mini)}
+    return {
+        "options": {**options, "fields": list(asked.fields)},
+        "world_size": ranks,
+        "ranks": [nodes[0].start, nodes[-1].stop],
+        "epochs": [epochs.start, epochs.stop],
+    }

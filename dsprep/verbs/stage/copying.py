@@ -1,0 +1,191 @@
+"""The copying: what is needed goes into copies of a cache, if there is room for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsprep.cache import compared
+from dsprep.cache.copier import Copier
+from dsprep.cache.copies import ABSENT, ASKED, LEFT_OUT, PLANNED, READY, REFUSED, Copy, Facts
+from dsprep.cache.folder import CacheFolder, resident
+from dsprep.cache.pieces import Pieces
+from dsprep.core.schema import Array, Ints
+from dsprep.errors import TargetError
+from dsprep.layout.describe import show_nbytes
+from dsprep.reader.cached import CacheOptions
+
+PAUSE = 0.2
+"""Seconds between two looks at what another process copies."""
+
+
+class Want:
+    """Pieces that are needed of one copy, those first that are needed first.
+
+    Attributes
+    ----------
+    facts
+        Of the copy.
+    groups
+        int64, shape ``(n,)``: the pieces.
+    table
+        int64, shape ``(3, n)``: of each how many ranges, their bytes, and what they take of a tier.
+    """
+
+    def __init__(self, pieces: Pieces, facts: Facts, groups: Ints) -> None:
+        self.facts, self.groups = facts, groups
+        self.table = np.zeros((3, len(groups)), np.int64)
+        for i, group in enumerate(groups.tolist()):
+            piece = pieces[group]
+            self.table[:, i] = len(piece.ranges), piece.nbytes, piece.taken
+        _, self.nbytes, self.taken = self.table
+
+    def index(self, copy: Copy) -> Ints:
+        """Return where the pieces are in the tables of the copy."""
+        found: Ints = np.searchsorted(copy.which, self.groups)
+        return found
+
+    def states(self, copy: Copy | None) -> Array:
+        """Return the state of each piece: uint8, shape ``(n,)``; None: there is no copy."""
+        if copy is None:
+            return np.full(len(self.groups), ABSENT, np.uint8)
+        found: Array = copy.states()[self.index(copy)]
+        return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was copied, or would be.
+
+    Attributes
+    ----------
+    there, copied, left_out
+        Bytes that had been there, were copied, and found no room.
+    refused
+        What did not have its checksum, one sentence each.
+    """
+
+    there: int
+    copied: int
+    left_out: int
+    refused: tuple[str, ...] = ()
+
+
+def look(wants: Sequence[Want], how: CacheOptions, partial: bool) -> Outcome:
+    """Return what `copy_all` would do, or raise its `TargetError`."""
+    states = []
+    for want in wants:
+        copy = None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            copy = Copy(how.root / want.facts.name)
+        states.append(want.states(copy))
+    left = _left_out(wants, states, how, partial)
+    there = _total(wants, states, READY)
+    return Outcome(there, sum(int(w.nbytes.sum()) for w in wants) - there - left, left)
+
+
+def copy_all(
+    pieces: Pieces,
+    wants: Sequence[Want],
+    how: CacheOptions,
+    partial: bool,
+    progress: Callable[[int, int], None] | None,
+) -> Outcome:
+    """Copy what is needed and not there; in the end it is on the disk.
+
+    `partial`: what does not fit is left out, which is what is needed last.
+
+    Raises
+    ------
+    TargetError
+        If it does not fit, and nothing may be left out.
+    OSError, DsprepError
+        If the dataset cannot be read, or the copies not be written.
+    """
+    folder = CacheFolder(how.root)
+    copies = [folder.open(want.facts, pieces.edges) for want in wants]
+    before = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
+    _left_out(wants, before, how, partial)
+    there = _total(wants, before, READY)
+    drawn = _Drawn(sum(int(w.nbytes.sum()) for w in wants) - there, progress)
+    refused: list[str] = []
+    copier = Copier(pieces, folder, how.size, how.threads, how.throttle, drawn.add, refused.append)
+    for want, copy in zip(wants, copies, strict=True):
+        index, states = want.index(copy), want.states(copy)
+        for i in index[(states == LEFT_OUT) | (states == REFUSED)].tolist():
+            copy.set_state(i, ASKED)
+        copy.ask(want.groups)
+        _fill(copier, copy)
+        compared.keep(copy.path, pieces.sidecar.marks)
+    after = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
+    left = _total(wants, after, LEFT_OUT)
+    if left and not partial:
+        raise TargetError(
+            f"{show_nbytes(left)} of what is needed found no room, as the disk is full or its "
+            "quota is reached; the rest is there",
+            where=how.root,
+            fix="make room and run it again, or add --partial",
+        )
+    return Outcome(there, _total(wants, after, READY) - there, left, tuple(refused))
+
+
+def _fill(copier: Copier, copy: Copy) -> None:
+    """Fill a copy, or wait until another process has done so."""
+    stopping = threading.Event()
+    try:
+        while not copier.fill(copy, stopping.is_set):
+            time.sleep(PAUSE)
+    except BaseException:  # threads that copy end with the block that they are at
+        stopping.set()
+        raise
+
+
+def _left_out(
+    wants: Sequence[Want], states: Sequence[Array], how: CacheOptions, partial: bool
+) -> int:
+    """Return the bytes for which there cannot be room, whatever else is removed.
+
+    Raises `TargetError` if there are some, and nothing may be left out.
+    """
+    found = [~np.isin(each, (READY, PLANNED)) for each in states]
+    taken = np.concatenate([w.taken[new] for w, new in zip(wants, found, strict=True)])
+    nbytes = np.concatenate([w.nbytes[new] for w, new in zip(wants, found, strict=True)])
+    there = next(p for p in (how.root.absolute(), *how.root.absolute().parents) if p.is_dir())
+    used = CacheFolder(there, create=False).used()
+    kept = sum(resident(how.root / want.facts.name) for want in wants)
+    room = max(0, how.size.limit(there, used) - kept)
+    if int(taken.sum()) <= room:
+        return 0
+    if partial:
+        return int(nbytes[np.cumsum(taken) > room].sum())
+    raise TargetError(
+        f"{show_nbytes(int(taken.sum()))} are needed, and the cache may take {show_nbytes(room)} "
+        "more",
+        where=how.root,
+        fix="stage fewer epochs, give --cache-size, make room, or add --partial to stage what is "
+        "read first",
+    )
+
+
+def _total(wants: Sequence[Want], states: Sequence[Array], state: int) -> int:
+    """Return the bytes of all pieces in a state."""
+    return sum(int(w.nbytes[s == state].sum()) for w, s in zip(wants, states, strict=True))
+
+
+class _Drawn:
+    """Counts bytes that threads have copied."""
+
+    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
+        self._total, self._progress, self._done = total, progress, 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            if self._progress is not None:
+                self._progress(min(self._done, self._total), self._total)

@@ -1,0 +1,413 @@
+"""What is staged is all that a node reads, and no more: Readers open no data file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import epochs, flip, random_batch, written
+from test_cli import fails, run
+
+import dsprep
+from dsprep.cache import compared
+from dsprep.cache.folder import CacheFolder, info_of
+from dsprep.core.schema import Field, Schema
+from dsprep.core.storage import file_system
+from dsprep.errors import TargetError
+from dsprep.reader.mini_epochs import MiniEpochs
+from dsprep.reader.order import REMAINDERS, Assignment, Start
+from dsprep.verbs.stage.needs import ranks_of, wanted
+
+COUNT, GROUP, RANKS, BATCH = 100, 8, 4, 5
+FIXED = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
+RAGGED = Schema((Field("points", np.dtype("<f4"), (None, 3)), *FIXED, Field.opaque("name", "str")))
+
+GROUPED = {"buffer_size": GROUP, "stripe_size": "4KiB", "durable": False, "measure": False}
+CASES = {
+    "out.h5": (FIXED, GROUPED),
+    "out.lmdb": (FIXED, GROUPED),
+    "out.tfrecord": (FIXED, GROUPED),
+    "out.zarr": (FIXED, GROUPED),
+    "out.zarr.zip": (FIXED, GROUPED),
+    "ragged.h5": (RAGGED, GROUPED),
+    "ragged.tfrecord": (RAGGED, GROUPED),
+    "ragged.zarr": (RAGGED, GROUPED),
+    "packed.h5": (RAGGED, {**GROUPED, "compress": "gzip"}),
+    "packed.zarr": (FIXED, {**GROUPED, "compress": "zstd"}),
+    "files": (FIXED, {**GROUPED, "to": "tfrecord", "samples_per_file": 24}),
+    "plain.h5": (FIXED, {}),
+    "plain.lmdb": (RAGGED, {}),
+    "plain.tfrecord": (RAGGED, {}),
+    "plain.zarr": (FIXED, {}),
+    "chunks.h5": (FIXED, {"compress": "gzip"}),
+}
+"""Datasets by name: with groups, in all formats, or as `convert` writes them."""
+
+READERS = """
+import hashlib, json, sys, warnings
+import dsprep
+
+warnings.simplefilter("error")
+root, cases = sys.argv[1], json.loads(sys.argv[2])
+opened, below = [], [None]
+
+
+def note(event, arguments):
+    if event == "open" and below[0] and str(arguments[0]).startswith(below[0]):
+        opened.append(str(arguments[0]).removeprefix(root + "/"))
+
+
+def read(reader, state):
+    for _ in range(2):
+        for batch in reader:
+            for name, column in batch.items():
+                values = getattr(column, "values", column)
+                lengths = getattr(column, "lengths", values[:0])
+                state.update(values.tobytes() + lengths.tobytes())
+    return state.hexdigest()
+
+
+sys.addaudithook(note)
+for name, options in cases.items():
+    path, found = f"{root}/{name}", {"same": True, "copied": 0, "missed": 0}
+    for rank in (2, 3):
+        more = {"rank": rank, "world_size": 4, "epochs": 2, **options}
+        below[0] = path
+        with dsprep.Reader(path, 5, cache=f"{root}/cache", **more) as reader:
+            sums = [read(reader, hashlib.sha256())]
+            found["copied"] += sum(e.copied_nbytes for e in reader.stats)
+            found["missed"] += sum(e.units - e.cache_units for e in reader.stats)
+        below[0] = None
+        with dsprep.Reader(path, 5, **more) as reader:
+            found["same"] &= read(reader, hashlib.sha256()) == sums[0]
+    print(json.dumps([name, {**found, "opened": sorted(set(opened))}]))
+    opened.clear()
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stage")
+    for number, schema in enumerate((FIXED, RAGGED)):
+        written(root / f"in{number}.h5", schema, random_batch(schema, COUNT, seed=number))
+    return root
+
+
+def made(root: Path, name: str) -> Path:
+    """One of the datasets of `CASES`."""
+    schema, options = CASES[name]
+    if not (root / name).exists():
+        source = root / f"in{int(schema is RAGGED)}.h5"
+        if "buffer_size" in options:
+            dsprep.repack(source, root / name, **options)
+        else:
+            dsprep.convert(source, root / name, durable=False, **options)
+            dsprep.provenance(root / name)
+    return root / name
+
+
+def order_of(name: str) -> dict:
+    """Options of the order; without groups so many samples are read at a time."""
+    return {"seed": 3, **({} if "buffer_size" in CASES[name][1] else {"buffer_size": GROUP})}
+
+
+def staged(path: Path, cache: Path | None, **options):
+    """Stage what the second node of two reads in two epochs."""
+    options = {"ranks_per_node": 2, "node": 1, "epochs": 2, "seed": 3, **options}
+    return dsprep.stage(path, RANKS, BATCH, cache, **options)
+
+
+def copy_of(cache: Path):
+    """What is known of the only copy in a cache."""
+    (path,) = CacheFolder(cache).paths()
+    return info_of(path)
+
+
+# --- what is read ------------------------------------------------------------------------------
+
+
+def test_readers_of_what_is_staged_open_no_data_file(root):
+    """All ranks of the node, two epochs: the same batches, and the sidecar alone is opened."""
+    for name in CASES:
+        found = staged(made(root, name), root / "cache", **order_of(name))
+        assert 0 < found.groups < found.total
+        assert (found.outcome.there, found.outcome.copied) == (0, found.nbytes)
+    cases = json.dumps({name: order_of(name) for name in CASES})
+    command = [sys.executable, "-P", "-c", READERS, str(root), cases]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = dict(map(json.loads, done.stdout.splitlines()))
+    assert list(found) == list(CASES)
+    for name, facts in found.items():
+        sidecar = f"{name}.dsprep.json"
+        assert facts == {"same": True, "copied": 0, "missed": 0, "opened": [sidecar]}, name
+
+
+def test_what_was_not_staged_is_copied_as_it_is_read(root, tmp_path):
+    path = made(root, "out.h5")
+    staged(path, tmp_path, epochs=1)
+    with dsprep.Reader(path, BATCH, rank=2, world_size=4, seed=3, epochs=2, cache=tmp_path) as r:
+        for _ in epochs(r, 2):
+            pass
+        first, second = r.stats
+    assert first.copied_nbytes == 0 < second.copied_nbytes
+    assert second.cache_units == second.units
+
+
+def test_data_that_changed_since_are_refused(root, tmp_path):
+    """They are looked at as without a cache once anything was written to them."""
+    path = tmp_path / "out.h5"
+    dsprep.repack(root / "in0.h5", path, **GROUPED)
+    staged(path, tmp_path / "cache")
+    options = {"seed": 3, "rank": 2, "world_size": 4, "cache": tmp_path / "cache"}
+    with dsprep.Reader(path, BATCH, **options) as reader:
+        assert reader._sidecar.is_known
+        os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+        list(reader)
+    with dsprep.Reader(path, BATCH, **options) as reader:
+        assert not reader._sidecar.is_known
+    with dsprep.Sidecar.open(path) as sidecar:
+        at = int(sidecar.locate(0, "x")[2][0])
+    flip(path, at)
+    with pytest.raises(dsprep.StaleError):
+        dsprep.Reader(path, BATCH, **options)
+
+
+def test_change_times_of_whole_seconds(root, tmp_path, monkeypatch):
+    """They tell once some seconds have passed, where they cannot be set."""
+    path = made(root, "out.h5")
+    monkeypatch.setattr(compared, "is_coarse", lambda status: True)
+    for seconds, kind, known in (
+        (1e9, "lustre", False),
+        (-1.0, "lustre", True),
+        (-1.0, "fuse.sshfs", False),
+        (-1.0, "", False),
+    ):
+        monkeypatch.setattr(compared, "SETTLED", seconds)
+        monkeypatch.setattr(compared, "file_system", lambda device, kind=kind: kind)
+        staged(path, tmp_path)
+        with dsprep.Reader(path, BATCH, seed=3, cache=tmp_path) as reader:
+            assert reader._sidecar.is_known is known, (seconds, kind)
+
+
+def test_the_type_of_a_file_system():
+    assert file_system(os.stat("/proc").st_dev) == "proc"  # noqa: PTH116
+    assert file_system(os.makedev(4095, 7)) == ""
+
+
+def test_what_is_damaged_beside_a_copy_is_looked_at(root, tmp_path):
+    path = made(root, "out.h5")
+    staged(path, tmp_path)
+    for damage in ("", "[]", '{"0": 1}', '{"7": {}}', "\xff"):
+        copy_of(tmp_path).path.joinpath("compared").write_text(damage, "latin-1")
+        with dsprep.Reader(path, BATCH, cache=tmp_path) as reader:
+            assert not reader._sidecar.is_known
+
+
+def test_a_mini_epoch_is_staged_whole(root, tmp_path):
+    path = made(root, "out.h5")
+    found = staged(path, tmp_path, ranks_per_node=4, node=0, epochs=1, mini_epochs=3)
+    info = copy_of(tmp_path)
+    assert info.part
+    assert (info.pieces, info.ready) == (found.groups, found.groups)
+    options = {"mini_epochs": 3, "repeats": 2, "seed": 3, "cache": tmp_path, "world_size": 4}
+    with dsprep.Reader(path, BATCH, rank=3, **options) as reader:
+        assert reader._sidecar.is_known
+        list(reader)
+        assert reader.stats[0].cache_units == reader.stats[0].units > 0
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    st.sampled_from(["group", "none", "global"]),
+    st.sampled_from(REMAINDERS),
+    st.tuples(st.integers(1, 7), st.integers(1, 3), st.integers(1, 6), st.integers(1, 4)),
+    st.integers(0, 99),
+    st.sampled_from([None, 1, 2]),
+)
+def test_what_is_needed_is_what_readers_read(sizes, shuffle, remainder, numbers, seed, parts):
+    ranks, per_node, batch, mixed = numbers
+    edges = np.cumsum([0, *sizes])
+    mini = (
+        MiniEpochs(parts, (1,)) if parts and parts <= len(sizes) and shuffle != "global" else None
+    )
+    order = Assignment(edges, shuffle, seed, mixed, remainder, ranks, batch, mini)
+    for node in range(-(-ranks // per_node)):
+        chosen = ranks_of(node, ranks, per_node)
+        found = wanted(order, chosen, range(1, 3)).tolist()
+        assert len(set(found)) == len(found)
+        used: dict[int, tuple[int, int]] = {}
+        for epoch in (1, 2):
+            for rank in chosen:
+                leg = order.leg(rank, Start(epoch, (), 0, 1))
+                at = 0
+                for unit in leg.epoch.units(leg.share):
+                    samples = leg.epoch.sequence.samples(unit.start, unit.stop)
+                    for sample in samples.tolist():
+                        piece = int(np.searchsorted(edges, sample, "right")) - 1
+                        used[piece] = min(used.get(piece, (epoch, at)), (epoch, at))
+                        at += 1
+        if shuffle == "global":
+            assert set(found) >= set(used)
+        else:
+            assert set(found) == set(used)
+            assert [used[piece] for piece in found] == sorted(used.values())
+
+
+# --- copying -----------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from dsprep.cache.copier import Copier
+import dsprep
+
+copy_piece, left = Copier.copy_piece, [3]
+
+
+def killed(*arguments):
+    copy_piece(*arguments)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+Copier.copy_piece = killed
+dsprep.stage(sys.argv[1], 4, 5, sys.argv[2], ranks_per_node=2, node=1, epochs=2, seed=3, threads=1)
+"""
+
+
+def test_what_a_killed_run_has_copied_stays(root, tmp_path):
+    path = made(root, "out.h5")
+    command = [sys.executable, "-P", "-c", KILLED, str(path), str(tmp_path)]
+    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    assert (copy_of(tmp_path).ready, copy_of(tmp_path).complete) == (3, False)
+    found = staged(path, tmp_path)
+    assert 0 < found.outcome.there < found.nbytes / 2
+    assert found.outcome.there + found.outcome.copied == found.nbytes
+    assert copy_of(tmp_path).complete
+    assert staged(path, tmp_path).outcome.copied == 0
+
+
+def test_what_does_not_fit_is_said_beforehand(root, tmp_path):
+    path, cache = made(root, "out.h5"), tmp_path / "cache"
+    for dry_run in (True, False):
+        with pytest.raises(TargetError, match=r"368.6 kB are needed.* may take [\d.]+ kB more"):
+            staged(path, cache, cache_size=120_000, dry_run=dry_run)
+        assert cache.exists() is not dry_run
+    assert not copy_of(cache).ready
+    found = staged(path, cache, cache_size=120_000, partial=True)
+    assert copy_of(cache).ready in (1, 2)  # the tables of a copy take some
+    assert found.outcome.copied + found.outcome.left_out == found.nbytes
+    planned = staged(path, cache, cache_size=300_000, partial=True, dry_run=True).outcome
+    assert staged(path, cache, cache_size=300_000, partial=True).outcome == planned
+    assert planned.there == found.outcome.copied
+
+
+def test_a_disk_that_is_full_all_the_same(root, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(TargetError, match=r"346.1 kB of what is needed found no room"):
+        staged(made(root, "out.h5"), tmp_path)
+
+
+def test_what_does_not_have_its_checksum_is_not_staged(root, tmp_path):
+    path = tmp_path / "out.h5"
+    dsprep.repack(root / "in0.h5", path, **GROUPED)
+    with dsprep.Sidecar.open(path) as sidecar:
+        at = int(sidecar.locate(50, "x")[2][0])
+    flip(path, at + 99, keep_time=True)
+    words = ["-P", "1", "--ranks-per-node", "1", "-M", "5", "--to", str(tmp_path / "cache")]
+    text = fails("stage", str(path), *words, code=1)
+    assert "their CRC-32C is" in text
+    assert copy_of(tmp_path / "cache").ready == 12
+    flip(path, at + 99, keep_time=True)
+    assert "38.5 kB" in run("stage", str(path), *words).out.partition("copied")[2]
+
+
+def test_threads_end_when_it_is_interrupted(root, tmp_path, monkeypatch):
+    def interrupted(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        staged(made(root, "out.h5"), tmp_path, progress=interrupted)
+    assert staged(made(root, "out.h5"), tmp_path).outcome.left_out == 0
+
+
+# --- the manifest and the command --------------------------------------------------------------
+
+
+def words(path: Path, *more: object) -> list[str]:
+    return ["stage", str(path), "-P", "4", "--ranks-per-node", "2", "-M", "5", *map(str, more)]
+
+
+def test_a_manifest_lists_the_ranges_in_their_order(root, tmp_path):
+    path, file = made(root, "out.h5"), tmp_path / "m.jsonl"
+    found = json.loads(run(*words(path, "--node", 1, "--manifest", file, "--json")).out)
+    header, *lines = map(json.loads, file.read_text().splitlines())
+    assert header["dataset"] == str(path)
+    assert (header["world_size"], header["ranks"], header["epochs"]) == (4, [2, 4], [0, 1])
+    assert (header["lines"], header["nbytes"]) == (len(lines), found["nbytes"])
+    assert sum(line["length"] for line in lines) == found["nbytes"]
+    assert found["outcome"] is None
+    order = Assignment(np.append(np.arange(0, COUNT, GROUP), COUNT), "group", 0, 1, "ragged", 4, 5)
+    assert [line["group"] for line in lines] == wanted(order, range(2, 4), range(1)).tolist()
+    with dsprep.Sidecar.open(path) as sidecar:
+        groups = sidecar.layout(0).groups
+        for line in lines:
+            assert line["offset"] == groups.blocks.offsets.one(line["group"])
+    assert {line["file"] for line in lines} == {"out.h5"}
+    assert file.stat().st_size / (len(lines) + 1) < 250
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.jsonl"]
+
+
+def test_a_manifest_of_all_nodes(root, tmp_path):
+    path, file = made(root, "files"), tmp_path / "m.jsonl"
+    run(*words(path, "--all", "--manifest", file))
+    _, *lines = map(json.loads, file.read_text().splitlines())
+    assert {line["group"] for line in lines} == set(range(13))
+    assert [line["node"] for line in lines] == sorted(line["node"] for line in lines)
+    for line in lines:
+        assert line["offset"] + line["length"] <= (path.parent / line["file"]).stat().st_size
+
+
+def test_the_command_says_what_it_did(root, tmp_path, monkeypatch):
+    path, cache = made(root, "out.h5"), tmp_path / "cache"
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    before = run(*words(path, "--to", cache, "-E", 2, "--dry-run")).out
+    assert "ranks 2 to 3 in epochs 0 to 1" in before
+    assert "to copy" in before
+    assert not cache.exists()
+    assert "copied" in run(*words(path, "--to", cache, "-E", 2)).out
+    assert "there" in run(*words(path, "--to", cache, "-E", 3)).out
+    everything = json.loads(run(*words(path, "--to", cache, "--all", "--json")).out)
+    assert (everything["groups"], everything["ranks"]) == (13, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["--to", "c"], "which of the 2 nodes"),
+        (["--node", 2, "--to", "c"], "less than 2: 4 ranks, 2 on a node"),
+        (["--node", 1], "add --to DIR"),
+        (["--node", 1, "--to", "c", "--pools", 2], "those of --mini-epochs"),
+        (["--all", "--to", "c", "--mini-epochs", 2], "those of one node"),
+        (["--node", 1, "--to", "c", "--mini-epochs", 99], "99 mini-epochs are more than"),
+        (["--node", 1, "--manifest", "m", "--cache-size", "1GB"], "cache_size is that of a cache"),
+        (["--node", 1, "--to", "c", "--field", "z"], "z"),
+    ],
+)
+def test_what_makes_no_sense(root, more, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_NODEID", raising=False)
+    assert text in fails(*words(made(root, "out.h5"), *more), code=1 if more[-1] == "z" else 2)
+    assert not list(tmp_path.iterdir())
