@@ -522,17 +522,17 @@ def test_a_mini_epoch_is_not_over_before_the_next_one_is_staged(data, tmp_path):
             return True
 
     nbytes = data.stat().st_size
-    options = {"cache": tmp_path / "cache", "cache_bandwidth": 2 * nbytes}
+    options = {"cache": tmp_path / "cache", "cache_bandwidth": nbytes}
     with dsprep.Reader(data, 7, mini_epochs=2, repeats=Always(), **options) as reader:
         numbers = 1
         list(reader)
         while not reader.report(loss=1.0):
             numbers += 1
             list(reader)
-        assert numbers > 1  # a quarter of a second for the other half
+        assert numbers > 1  # half a second for the other half
         list(reader)
         assert reader.stats[-1].cache_nbytes == reader.stats[-1].nbytes
-        assert reader.stats[-1].stall_seconds < 0.1
+        assert reader.stats[-1].stall_seconds < 0.4
 
 
 def test_decisions_are_part_of_the_state(data):
