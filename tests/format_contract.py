@@ -25,6 +25,7 @@ from support import (
     MemoryOpening,
     MemorySource,
     assert_same_batch,
+    epochs,
     kill_at,
     random_batch,
     raw,
@@ -201,6 +202,22 @@ class SourceContract:
                     for names in (self.schema.names, self.schema.names[:1]):
                         with pytest.raises(ChangedError):
                             sidecar.read(samples, names)
+
+    def test_cached(self, grouped, tmp_path):
+        """A Reader with a cache gives what it gives without one, and reads all again from there."""
+        self.make(grouped)
+        if not self.located[grouped]:
+            return
+        options = {"seed": 3, "epochs": 2, "buffer_size": 8}
+        with (
+            dsprep.Reader(self.target, 5, **options) as plain,
+            dsprep.Reader(self.target, 5, cache=tmp_path / "cache", **options) as cached,
+        ):
+            for expected, found in zip(epochs(plain, 2), epochs(cached, 2), strict=True):
+                assert_same_batch(found, expected, self.schema)
+            stats = cached.stats[1]
+        assert (stats.cache_nbytes, stats.copied_nbytes) == (stats.nbytes, 0)
+        assert stats.cache_units == stats.units > 0
 
     def rewrite(self) -> None:
         """Write all data anew, in place; all but the change time stays."""

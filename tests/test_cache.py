@@ -1,51 +1,432 @@
-"""A Reader with a cache gives what it gives without one, whatever the cache holds."""
+"""A Reader with a cache gives what it gives without one, whatever the cache holds.
+
+That every format can be read from a copy is part of `format_contract`.
+"""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import pickle
+import threading
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support import assert_same_batch, epochs, random_batch, written
 
 import dsprep
+from dsprep.cache.copies import LEFT_OUT, READY, Copy
 from dsprep.cache.folder import CacheFolder, info_of
+from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.schema import Field, Schema
 
 COUNT = 100
 FIXED = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
-
-
-@pytest.fixture(autouse=True)
-def unnoticed(monkeypatch):
-    """Copies of killed jobs are told by the start of the machine, not by how long ago it was."""
-    monkeypatch.setattr("dsprep.reader.cached.PAUSE", 0.002)
+MIXED = Schema(
+    (
+        Field("x", np.dtype("<f4"), (20, 15)),
+        Field("y", np.dtype("<i8")),
+        Field("points", np.dtype("<i2"), (None, 3)),
+        Field.opaque("name", "str"),
+    )
+)
+TARGETS = ("out.h5", "out.zarr", "out.zarr.zip", "out.tfrecord", "out.lmdb")
+COMPRESSED = {"out.h5": "gzip", "out.zarr": "zstd", "out.zarr.zip": "zstd"}
 
 
 def repacked(folder: Path, name: str = "out.h5", schema: Schema = FIXED, **options: Any) -> Path:
     """A dataset of random samples in groups of eight."""
     source = folder / f"in {name}.h5"
-    written(source, schema, random_batch(schema, COUNT, seed=1))
+    batch = random_batch(schema, COUNT, seed=1)
+    batch["x"] = np.repeat(np.arange(batch["x"].size // 10, dtype="<f4"), 10).reshape(
+        batch["x"].shape
+    )
+    written(source, schema, batch)
     options = {"buffer_size": 8, "stripe_size": "4KiB", "durable": False, **options}
     dsprep.repack(source, folder / name, **options)
     return folder / name
 
 
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    """Gives datasets of several kinds, each made once: ``NAME [ragged] [packed|plain|files]``."""
+    made: dict[str, Path] = {}
+
+    def give(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp("set")
+            name, *words = kind.split()
+            schema = MIXED if "ragged" in words else FIXED
+            if "plain" in words:
+                written(folder / name, schema, COUNT)
+            elif "files" in words:
+                repacked(folder, name, schema, samples_per_file=30)
+            elif "packed" in words:
+                repacked(folder, name, schema, compress=COMPRESSED[name])
+            else:
+                repacked(folder, name, schema)
+            made[kind] = folder / name
+        return made[kind]
+
+    return give
+
+
+@contextmanager
+def both(path: Path, cache: Path, batch_size: int = 8, **options: Any):
+    """A Reader without and one with a cache."""
+    own = {k: options.pop(k) for k in list(options) if k.startswith("cache_")}
+    with (
+        dsprep.Reader(path, batch_size, **options) as plain,
+        dsprep.Reader(path, batch_size, cache=cache, **own, **options) as cached,
+    ):
+        yield plain, cached
+
+
 def compared(path: Path, cache: Path, count: int = 2, **options: Any) -> list[Any]:
     """Read so many epochs with and without a cache; return the statistics of those with it."""
-    with (
-        dsprep.Reader(path, 8, epochs=count, **options) as plain,
-        dsprep.Reader(path, 8, epochs=count, cache=cache, **options) as cached,
-    ):
-        for expected, found in zip(epochs(plain, count), epochs(cached, count), strict=True):
-            assert_same_batch(found, expected, plain.schema)
+    with both(path, cache, **{"epochs": count, **options}) as (plain, cached):
+        for a, b in zip(epochs(plain, count), epochs(cached, count), strict=True):
+            assert_same_batch(b, a, plain.schema)
         return cached.stats
+
+
+def copied(stats: list[Any]) -> int:
+    """Bytes that were copied, over all epochs."""
+    return sum(s.copied_nbytes for s in stats)
 
 
 def copies(cache: Path) -> list[Any]:
     """What is known of all copies."""
     return [info_of(path) for path in CacheFolder(cache).paths()]
+
+
+def assert_kept(path: Path, cache: Path) -> int:
+    """What copies say they hold are the bytes of the dataset; return how many pieces they hold."""
+    count = 0
+    with dsprep.Sidecar.open(path) as sidecar:
+        for place in CacheFolder(cache).paths():
+            with closing(Copy(place)) as copy:
+                pieces = Pieces(sidecar, copy.edges(), copy.facts.fields)
+                assert pieces.key == copy.facts.key
+                for i in np.flatnonzero(copy.states() == READY).tolist():
+                    count += 1
+                    for r in pieces[int(copy.which[i])].ranges:
+                        found = (copy.path / name_of(r.number, r.path)).open("rb")
+                        with found, sidecar.open_file(r.number, r.path).path.open("rb") as origin:
+                            for file in (found, origin):
+                                file.seek(r.begin)
+                            data = origin.read(r.end - r.begin)
+                            assert len(data) == r.end - r.begin
+                            assert found.read(len(data)) == data
+    return count
+
+
+def nbytes_of(path: Path) -> int:
+    """Bytes of all groups of a dataset."""
+    with dsprep.Sidecar.open(path) as sidecar:
+        edges = np.append(np.arange(0, COUNT, 8), COUNT)
+        pieces = Pieces(sidecar, edges, sidecar.schema.names)
+        return sum(pieces[i].nbytes for i in range(len(pieces)))
+
+
+# --- whatever is read, and however -----------------------------------------------------------
+
+KINDS = [
+    *(f"{name}{words}" for name in TARGETS for words in ("", " ragged", " plain", " files")),
+    *(f"{name} packed" for name in COMPRESSED),
+    "out.h5 ragged packed",
+    "out.zarr ragged plain",
+    "out.lmdb ragged files",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_epoch_comes_from_the_cache(kind, datasets, tmp_path):
+    path, cache = datasets(kind), tmp_path / "cache"
+    first, second = compared(path, cache, buffer_size=8)
+    assert (second.cache_nbytes, second.copied_nbytes) == (second.nbytes, 0)
+    assert second.cache_units == second.units == first.units > 1
+    assert first.cache_nbytes == first.nbytes
+    assert first.copied_nbytes > 0
+    (info,) = copies(cache)
+    assert info.complete
+    assert info.ready == info.pieces == assert_kept(path, cache) > 1
+
+
+def double(batch):
+    return {**batch, "x": batch["x"] * 2}
+
+
+OPTIONS = {
+    "fields": {"fields": ("y", "x")},
+    "one field": {"fields": ("x",), "shuffle": "none"},
+    "verify": {"verify": True},
+    "global": {"shuffle": "global"},
+    "none": {"shuffle": "none", "io_threads": 3},
+    "mixed": {"buffers_mixed": 3, "buffers": 3},
+    "drop": {"drop_last": True, "batch_size": 7},
+    "pad": {"pad": True, "batch_size": 30},
+    "large": {"buffer_size": 40, "batch_size": 3, "transfer_size": 5000},
+    "direct": {"engine": "direct"},
+    "mapped": {"engine": "mapped"},
+    "transform": {"transform": double, "transform_threads": 2},
+    "one buffer": {"buffers": 1, "io_threads": 1, "seed": 7},
+    "mini-epochs": {"mini_epochs": 3, "repeats": 2, "epochs": 2},
+    "mini-epochs, global": {"mini_epochs": 3, "repeats": (1, 3), "epochs": 2, "shuffle": "global"},
+    "mini-epochs, kept": {"mini_epochs": 3, "repeats": 2, "cache_policy": "epoch", "epochs": 2},
+    "fixed split": {"mini_epochs": 3, "repeats": 2, "recompose": False, "epochs": 2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kind", ["out.h5 ragged", "out.h5 packed", "out.zarr files"])
+def test_options_change_nothing(kind, name, datasets, tmp_path):
+    options = dict(OPTIONS[name])
+    path, cache = datasets(kind), tmp_path / "cache"
+    passes = 12 if "mini_epochs" in options else 3
+    stats = compared(path, cache, passes, **{"buffer_size": 8, **options})
+    last, kept = stats[-1], not name.startswith("mini") or name.endswith("kept")
+    if "global" not in name:  # which waits for no copy
+        assert sum(s.cache_nbytes for s in stats) > 0
+        assert not kept or (last.cache_nbytes, last.copied_nbytes) == (last.nbytes, 0)
+    assert_kept(path, cache)
+
+
+DRAWN = st.fixed_dictionaries(
+    {
+        "shuffle": st.sampled_from(["group", "global", "none"]),
+        "batch_size": st.sampled_from([1, 5, 8, 33, 200]),
+        "buffer_size": st.sampled_from([8, 20, 64]),
+        "buffers_mixed": st.sampled_from([None, 2]),
+        "seed": st.integers(0, 9),
+        "verify": st.booleans(),
+        "io_threads": st.integers(1, 3),
+        "engine": st.sampled_from(["buffered", "direct", "mapped"]),
+        "cache_size": st.sampled_from([None, 60_000, 200_000, 1]),
+    },
+    optional={"pad": st.just(True), "cache_policy": st.just("epoch")},
+)
+PARTS = st.none() | st.fixed_dictionaries(
+    {
+        "mini_epochs": st.integers(1, 5),
+        "repeats": st.integers(1, 3),
+        "recompose": st.booleans(),
+        "pools": st.integers(1, 2),
+    }
+)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(KINDS), DRAWN, PARTS, st.integers(1, 3))
+def test_any_options_change_nothing(datasets, tmp_path_factory, kind, options, parts, world):
+    path, cache = datasets(kind), tmp_path_factory.mktemp("cache") / "here"
+    if "plain" in kind and "tfrecord" not in kind:
+        options = {**options, "verify": False}  # there is nothing to compare them with
+    if parts is not None and parts["mini_epochs"] > 100 // options["buffer_size"]:
+        parts = {**parts, "mini_epochs": 1}
+    for rank in range(world):  # those after the first one find copies
+        more = {**options, **(parts or {}), "rank": rank, "world_size": world}
+        compared(path, cache, 3, **more)
+    assert_kept(path, cache)
+
+
+# --- how much it takes -----------------------------------------------------------------------
+
+
+@contextmanager
+def watched(cache: Path, pattern: str = "*"):
+    """Yields what the cache took, sampled while nobody makes or removes copies."""
+    folder, seen, stop = CacheFolder(cache), [0], threading.Event()
+
+    def look():
+        while not stop.wait(0.001):
+            with folder.locked():
+                files = [p.stat() for p in cache.glob(f"*/{pattern}")]
+                seen.append(sum(f.st_blocks for f in files) * 512)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        looking.join()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
+@pytest.mark.parametrize("kind", ["out.h5", "out.lmdb files"])
+def test_what_fits_is_kept_and_no_more(kind, share, datasets, tmp_path):
+    path, cache = datasets(kind), tmp_path / "cache"
+    whole = nbytes_of(path)
+    size = int(whole * share) + 40_000  # with the tables
+    with watched(cache) as seen:
+        stats = compared(path, cache, 4, cache_size=size)
+    assert max(seen) <= size
+    assert len(seen) > 10
+    kept = assert_kept(path, cache)
+    (info,) = copies(cache)
+    assert info.complete
+    assert kept == info.ready
+    assert 13 * share - 2 <= kept <= 13 * share + 2
+    for s in stats[1:]:
+        assert (s.cache_units, s.copied_nbytes) == (kept, 0)
+        assert 0 < s.cache_nbytes < s.nbytes
+    assert stats[0].copied_nbytes <= size
+
+
+def test_mini_epochs_take_two_at_a_time(datasets, tmp_path):
+    """Of six parts, as far as they fit: the one under way, and the next one."""
+    path, cache = datasets("out.h5"), tmp_path / "cache"
+    size = nbytes_of(path) * 2 // 5 + 80_000
+    with watched(cache, "[0-9]*") as seen:  # tables are as large as groups here
+        stats = compared(path, cache, 36, mini_epochs=6, repeats=3, cache_size=size)
+    assert max(seen) <= size
+    assert sum(s.cache_nbytes for s in stats) > 0.9 * sum(s.nbytes for s in stats)
+    assert copied(stats) <= 2.2 * nbytes_of(path)  # two epochs, in each every part once
+
+
+def test_a_cache_that_grows_keeps_more(datasets, tmp_path):
+    path, cache = datasets("out.h5"), tmp_path / "cache"
+    compared(path, cache, cache_size=60_000)
+    with closing(Copy(CacheFolder(cache).paths()[0])) as copy:
+        assert LEFT_OUT in copy.states()
+    assert compared(path, cache, cache_size="100%")[1].cache_units == 13
+
+
+# --- who shares it ---------------------------------------------------------------------------
+
+
+def test_the_next_reader_finds_what_was_copied(datasets, tmp_path):
+    path, cache = datasets("out.h5 ragged"), tmp_path / "cache"
+    compared(path, cache, 1, seed=1)
+    for options in (
+        {"seed": 2},
+        {"world_size": 3, "rank": 1},
+        {"mini_epochs": 3, "cache_policy": "epoch", "repeats": 2},
+        {"shuffle": "none", "io_threads": 3, "engine": "direct"},
+    ):
+        stats = compared(path, cache, 1, **options)[0]
+        assert (stats.cache_nbytes, stats.copied_nbytes) == (stats.nbytes, 0)
+    assert len(copies(cache)) == 1
+
+
+def test_ranks_of_nodes_copy_their_pools(datasets, tmp_path):
+    """Four ranks on two nodes, each with a cache of its own: together they copy all once."""
+    path, total = datasets("out.h5"), 0
+    for node in range(2):
+        ranks = []
+        for rank in (2 * node, 2 * node + 1):
+            place = {"rank": rank, "world_size": 4, "pools": 2, "mini_epochs": 3, "repeats": 2}
+            ranks.append(compared(path, tmp_path / f"{node}", 6, recompose=False, **place))
+        total += sum(map(copied, ranks))
+        for one in ranks:
+            assert sum(s.cache_nbytes for s in one) > 0.7 * sum(s.nbytes for s in one)
+    assert 0.9 * nbytes_of(path) <= total <= 1.1 * nbytes_of(path)
+
+
+def read_in_child(path, cache, seed, start, sent):
+    """Say whether batches are right, and how much was copied."""
+    start.wait()
+    try:
+        sent.send(copied(compared(path, cache, 3, seed=seed, io_threads=1)))
+    except BaseException as error:
+        sent.send(repr(error))
+
+
+def test_two_jobs_at_once_copy_all_once(datasets, tmp_path):
+    path, cache, fork = datasets("out.h5"), tmp_path / "cache", multiprocessing.get_context("fork")
+    start, pipes, jobs = fork.Event(), [fork.Pipe(duplex=False) for _ in range(2)], []
+    for seed, (_, sent) in enumerate(pipes):
+        jobs.append(fork.Process(target=read_in_child, args=(path, cache, seed, start, sent)))
+        jobs[-1].start()
+    start.set()
+    found = [received.recv() for received, _ in pipes]
+    for job in jobs:
+        job.join()
+    assert sum(found) == nbytes_of(path)
+    assert assert_kept(path, cache) == 13
+
+
+def test_ranks_of_a_node_that_one_reads_for(datasets, tmp_path, monkeypatch):
+    """The one that reads uses the cache."""
+    path, cache, own = datasets("out.h5"), tmp_path / "cache", {"epochs": 2, "world_size": 2}
+    shared = {**own, "readers_per_node": 1, "node_key": f"{os.getpid()} cache", "cache": cache}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    readers = []
+    for rank in range(2):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        readers.append(dsprep.Reader(path, 8, rank=rank, **shared))
+    for rank, reader in enumerate(readers):
+        with dsprep.Reader(path, 8, rank=rank, **own) as plain:
+            for a, b in zip(epochs(plain, 2), epochs(reader, 2), strict=True):
+                assert_same_batch(b, a, plain.schema)
+        assert reader.stats[1].cache_nbytes == reader.stats[1].nbytes > 0
+    for reader in reversed(readers):
+        reader.close()
+    assert assert_kept(path, cache) == 13
+
+
+# --- processes, and states -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"mini_epochs": 3, "repeats": 2}])
+def test_a_loop_is_continued_with_a_cache_or_without(options, datasets, tmp_path):
+    path, cache = datasets("out.h5 ragged"), tmp_path / "cache"
+    for steps in (1, 4):
+        with both(path, cache, epochs=3, **options) as (plain, cached):
+            reading = iter(cached)
+            for expected in islice(plain, steps):
+                assert_same_batch(next(reading), expected, plain.schema)
+            state = json.loads(json.dumps(cached.state_dict()))
+            assert state == plain.state_dict()
+            del reading
+        with both(path, cache, epochs=3, **options) as (plain, cached):
+            plain.load_state_dict(state)
+            cached.load_state_dict(state)
+            for a, b in zip(epochs(plain, 3), epochs(cached, 3), strict=True):
+                assert_same_batch(b, a, plain.schema)
+
+
+def test_a_pickled_reader_has_the_cache(datasets, tmp_path):
+    path, cache = datasets("out.h5"), tmp_path / "cache"
+    with both(path, cache, epochs=2) as (plain, cached):
+        with pickle.loads(pickle.dumps(cached)) as again:
+            for a, b in zip(plain, again, strict=True):
+                assert_same_batch(b, a, plain.schema)
+            assert again.stats[0].copied_nbytes == nbytes_of(path)
+        list(cached)
+        assert cached.stats[0].copied_nbytes == 0
+
+
+def test_a_fork_reads_from_the_cache_too(datasets, tmp_path):
+    path, cache = datasets("out.h5"), tmp_path / "cache"
+    with both(path, cache, epochs=2) as (plain, cached):
+        list(cached)
+        expected = [batch["y"].tolist() for batch in epochs(plain, 2)]
+        received, sent = os.pipe()
+        child = os.fork()
+        if not child:
+            found = [batch["y"].tolist() for batch in cached]
+            stats = cached.stats[-1]
+            os.write(sent, json.dumps([found, stats.nbytes - stats.cache_nbytes]).encode())
+            os._exit(0)
+        os.close(sent)
+        with os.fdopen(received) as pipe:
+            found, missed = json.load(pipe)
+        os.waitpid(child, 0)
+        assert found == expected[13:]
+        assert missed == 0
+        assert [batch["y"].tolist() for batch in cached] == expected[13:]
+
+
+# --- names -----------------------------------------------------------------------------------
 
 
 def test_paths_of_the_same_data_share_a_copy(tmp_path, monkeypatch):

@@ -6,13 +6,14 @@ import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
 from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy
 from dsprep.cache.folder import CacheFolder, Size
-from dsprep.cache.pieces import Pieces, Range, name_of
+from dsprep.cache.pieces import PAGE, Pieces, Range, name_of
 from dsprep.core.checksums import pwrite_crc32c
 from dsprep.core.schema import Bytes
 from dsprep.core.storage import let_go, pread_into
@@ -20,6 +21,9 @@ from dsprep.reading.files import File
 
 BLOCK = 4 << 20
 """Bytes that are copied at a time."""
+
+FIRST, EXTENTS = 4, 256
+"""Ranges of a file from which on it takes a block more, and those that such a block describes."""
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -131,8 +135,11 @@ class Copier:
         total = sum(piece.taken for _, piece in wanted)
         room = self._folder.make_room(total, self._size, copy.path)
         writer = _Writer(copy, self.pieces)
-        full = False
+        full, extents = False, Counter[str]()
         for i, piece in wanted:
+            for name in (name_of(r.number, r.path) for r in piece.ranges):
+                extents[name] += 1  # of which the file system keeps some in blocks of their own
+                room -= PAGE if extents[name] % EXTENTS == FIRST else 0
             room -= piece.taken
             full = full or room < 0
             try:

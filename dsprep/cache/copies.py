@@ -180,6 +180,7 @@ class Copy:
     def __init__(self, path: Path) -> None:
         self.path, self._directory = path, -1
         self._use: Lock | None = None
+        self._files: dict[tuple[int, str], CopyFile] = {}
         self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # Who only asks whether somebody uses it has the lock for a moment.
         self._use = Lock(self.open("use", os.O_RDWR), shared=True, seconds=1.0)
@@ -195,7 +196,6 @@ class Copy:
         )
         runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
         self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
-        self._files: dict[tuple[int, str], CopyFile] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -235,9 +235,10 @@ class Copy:
         os.utime(f"/proc/self/fd/{self._directory}/use")
 
     def close(self) -> None:
-        """Let others remove it; what is there can still be read."""
+        """Let others remove it; what is there can still be read, and who reads keeps it open."""
         if self._use is not None:
             self._use.release()
+        self._files.clear()
 
     def __del__(self) -> None:
         self.close()

@@ -91,6 +91,12 @@ class Staged:
         self.failed = self.is_whole = False
         self.new = True  # nothing was asked for
 
+    def __del__(self) -> None:
+        # What is removed takes space as long as it is open, and what is in use is not removed: the
+        # sidecar refers to itself, so that this cannot wait until it is collected.
+        self.copy.close()
+        self.sidecar.close()
+
     def fail(self, error: BaseException) -> None:
         """Read nothing from it any more, because of an error."""
         if not self.failed:
@@ -356,11 +362,15 @@ class ReaderCache:
         while not self._closing.is_set():
             self._wake.wait(PAUSE)
             self._wake.clear()
-            again = self._remove_old()
-            for staged in self._wanted():
-                if self._closing.is_set():
-                    return
-                self._fill(staged, again)
+            self._work()
+
+    def _work(self) -> None:
+        """Remove what is over, and fill what is wanted; keep nothing of it in use meanwhile."""
+        again = self._remove_old()
+        for staged in self._wanted():
+            if self._closing.is_set():
+                return
+            self._fill(staged, again)
 
     def _fill(self, staged: Staged, again: bool) -> None:
         assert self._copier is not None
