@@ -370,6 +370,17 @@ def test_a_manifest_lists_the_ranges_in_their_order(root, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.jsonl"]
 
 
+def test_a_manifest_replaces_nothing_else(root, tmp_path):
+    file = tmp_path / "m.jsonl"
+    file.write_text("mine")
+    assert "is not a manifest" in fails(*words(made(root, "out.h5"), "--all", "--manifest", file))
+    assert file.read_text() == "mine"
+    file.unlink()
+    for _ in range(2):
+        assert run(*words(made(root, "out.h5"), "--all", "--manifest", file)).code == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
+
+
 def test_a_manifest_of_all_nodes(root, tmp_path):
     path, file = made(root, "files"), tmp_path / "m.jsonl"
     run(*words(path, "--all", "--manifest", file))
@@ -390,7 +401,7 @@ def test_the_command_says_what_it_did(root, tmp_path, monkeypatch):
     assert "copied" in run(*words(path, "--to", cache, "-E", 2)).out
     assert "there" in run(*words(path, "--to", cache, "-E", 3)).out
     everything = json.loads(run(*words(path, "--to", cache, "--all", "--json")).out)
-    assert (everything["groups"], everything["ranks"]) == (13, [0, 1, 2, 3])
+    assert (everything["groups"], everything["ranks"]) == (13, [0, 4])
 
 
 @pytest.mark.parametrize(

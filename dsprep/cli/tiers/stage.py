@@ -207,6 +207,7 @@ def end(report: StageReport) -> None:
 def report_json(report: StageReport) -> dict[str, Any]:
     """Return what was staged for other programs."""
     found = {**vars(report), "path": str(report.path)}
-    found["ranks"], found["epochs"] = list(report.ranks), list(report.epochs)
+    for name in ("ranks", "epochs"):
+        found[name] = [found[name].start, found[name].stop]
     found["outcome"] = None if report.outcome is None else vars(report.outcome)
     return found

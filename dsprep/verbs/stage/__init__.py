@@ -181,13 +181,13 @@ def stage(
         chosen = range(nodes[0].start, nodes[-1].stop)
         wants = [Want(pieces, *found) for found in needs(pieces, order, chosen, span)]
         outcome = None
+        if manifest is not None and not dry_run:
+            lists = _lists(order, wants, nodes, span)
+            write(Path(manifest), pieces, lists, _header(asked, ranks, nodes, span))
         if how is not None and dry_run:
             outcome = look(wants, how, partial)
         elif how is not None:
             outcome = copy_all(pieces, wants, how, partial, progress)
-        if manifest is not None and not dry_run:
-            lists = _lists(order, wants, nodes, span)
-            write(Path(manifest), pieces, lists, _header(asked, ranks, nodes, span))
         several = order.shuffle == "group" and order.mixed < len(pieces)
         alike = sorting_field(opened) if several and buffers_mixed is None else ""
     return StageReport(

@@ -18,14 +18,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dsprep.cache.pieces import Pieces
 from dsprep.core.packing import digest
 from dsprep.core.schema import Ints
+from dsprep.errors import TargetError
 
 VERSION = 1
+
+BEGIN = b'{"dsprep_stage":'
 
 
 def write(
@@ -34,7 +38,7 @@ def write(
     lists: Sequence[tuple[int | None, Ints]],
     header: Mapping[str, Any],
 ) -> None:
-    """Write a manifest; it is there when it is complete.
+    """Write a manifest; it is there when it is complete, in place of another one.
 
     Parameters
     ----------
@@ -46,8 +50,16 @@ def write(
         Numbers of nodes, None: it is for one alone, and the pieces that each needs.
     header
         What else the first line has.
+
+    Raises
+    ------
+    TargetError
+        If something else is there.
     """
-    made = path.with_name(f".{path.name}.dsprep-partial")
+    with suppress(FileNotFoundError), path.open("rb") as there:
+        if there.read(len(BEGIN)) != BEGIN:
+            raise TargetError("it exists already, and is not a manifest", where=path)
+    made = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.dsprep-partial")
     try:
         with made.open("w", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(line)}\n" for line in _lines(pieces, lists, header))
