@@ -200,7 +200,7 @@ def byte_bar(what: str, show: bool) -> Iterator[Callable[[int, int], None]]:
 
     with _shown(what, ("bar", "bytes", "rate", "left"), show) as update:
         yield lambda done, total: update(
-            done, total, f"{show_nbytes(done)} of {show_nbytes(total)}, {done / total:.0%}"
+            done, total, f"{show_nbytes(done)} of {show_nbytes(total)}, {done / max(1, total):.0%}"
         )
 
 

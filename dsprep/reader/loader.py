@@ -106,8 +106,8 @@ class Reader(ReaderOptions):
         own. Every pass then draws the order within each, so that samples stay on their node.
     cache
         A directory of a faster tier, such as a local disk, in which groups are kept. All Readers of
-        a node share it, also those of several jobs; it outlives them. If it fails, data come from
-        the dataset, with a `CacheWarning`.
+        a node share it, also those of several jobs; it outlives them. What `dsprep.stage` has put
+        there is found. If it fails, data come from the dataset, with a `CacheWarning`.
     cache_size
         Bytes that it may take: a number, text such as ``"1.6TB"``, or ``"75%"`` of what is free
         there and what the cache has already, the default.
