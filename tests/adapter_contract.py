@@ -15,6 +15,7 @@ from support import epochs, random_batch, raw
 from test_located import written
 
 import dsprep
+from dsprep.cache.folder import CacheFolder, info_of
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import UnsupportedError
 
@@ -135,6 +136,18 @@ class AdapterContract:
         for count in (1, 2):
             batches = self.batches(plain[0], epochs=count, **ALONE, **cut)
             assert [labels(batches) for _ in range(12)] == expected
+
+    def test_a_cache_holds_what_loops_read(self, mixed, tmp_path):
+        """Its options are those of the Reader; a second adapter copies nothing more."""
+        path, cache = mixed[0], tmp_path / "cache"
+        expected = of_reader(path, 2, seed=3)
+        for size in ("50%", 1):  # of which the second one has no room for anything
+            batches = self.batches(path, seed=3, cache=cache, cache_size=size, **ALONE)
+            assert [labels(batches) for _ in range(2)] == [expected[:STEPS], expected[STEPS:]]
+            del batches
+            gc.collect()
+            (info,) = map(info_of, CacheFolder(cache).paths())
+            assert info.ready == info.pieces == 7
 
     def test_loops_leave_no_thread_and_no_file(self, plain):
 

@@ -32,6 +32,7 @@ from adapter_contract import (
 from support import epochs, raw
 
 import dsprep
+from dsprep.cache.folder import CacheFolder, info_of
 from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UnsupportedError, UsageError
@@ -337,6 +338,22 @@ def test_the_loop_that_everybody_writes_with_workers(persistent, plain):
     assert labels(batches) == expected[2]
     found = [labels(DataLoader(batches, batch_size=None, num_workers=1)) for _ in range(2)]
     assert [*found, labels(batches)] == expected[3:6]
+
+
+def test_workers_share_a_cache(plain, tmp_path):
+    cache, seen = tmp_path / "cache", Counter()
+    batches = Batches(plain[0], 8, cache=cache, **ALONE)
+    for _ in range(2):
+        for batch in DataLoader(batches, batch_size=None, num_workers=2):
+            for x, label in zip(batch["x"], batch["label"].tolist(), strict=True):
+                assert x.numpy().tobytes() == plain[1]["x"][label].tobytes()
+                seen[label] += 1
+    assert seen == Counter(dict.fromkeys(range(COUNT), 2))
+    (info,) = map(info_of, CacheFolder(cache).paths())
+    assert info.ready == info.pieces == 7
+    list(batches)  # in this process
+    stats = batches.stats[-1]
+    assert (stats.cache_nbytes, stats.copied_nbytes) == (stats.nbytes, 0)
 
 
 @pytest.mark.filterwarnings("error")  # PyTorch warns of more batches than `len` said
