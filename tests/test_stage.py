@@ -49,6 +49,9 @@ CASES = {
 }
 """Datasets by name: with groups, in all formats, or as `convert` writes them."""
 
+ENGINES = {"out.zarr": {"engine": "mapped"}}
+"""Others than the default, by the name of the dataset."""
+
 READERS = """
 import hashlib, json, sys, warnings
 import dsprep
@@ -138,7 +141,7 @@ def test_readers_of_what_is_staged_open_no_data_file(root):
         found = staged(made(root, name), root / "cache", **order_of(name))
         assert 0 < found.groups < found.total
         assert (found.outcome.there, found.outcome.copied) == (0, found.nbytes)
-    cases = json.dumps({name: order_of(name) for name in CASES})
+    cases = json.dumps({name: {**order_of(name), **ENGINES.get(name, {})} for name in CASES})
     command = [sys.executable, "-P", "-c", READERS, str(root), cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -267,7 +270,7 @@ import os, signal, sys
 from dsprep.cache.copier import Copier
 import dsprep
 
-copy_piece, left = Copier.copy_piece, [3]
+copy_piece, left = Copier.copy_piece, [int(sys.argv[3])]
 
 
 def killed(*arguments):
@@ -278,13 +281,15 @@ def killed(*arguments):
 
 
 Copier.copy_piece = killed
-dsprep.stage(sys.argv[1], 4, 5, sys.argv[2], ranks_per_node=2, node=1, epochs=2, seed=3, threads=1)
+more = {"mini_epochs": int(sys.argv[4])} if sys.argv[4:] else {}
+same = {"ranks_per_node": 2, "node": 1, "epochs": 2, "seed": 3, "threads": 1}
+dsprep.stage(sys.argv[1], 4, 5, sys.argv[2], **same, **more)
 """
 
 
 def test_what_a_killed_run_has_copied_stays(root, tmp_path):
     path = made(root, "out.h5")
-    command = [sys.executable, "-P", "-c", KILLED, str(path), str(tmp_path)]
+    command = [sys.executable, "-P", "-c", KILLED, str(path), str(tmp_path), "3"]
     assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
     assert (copy_of(tmp_path).ready, copy_of(tmp_path).complete) == (3, False)
     found = staged(path, tmp_path)
@@ -292,6 +297,17 @@ def test_what_a_killed_run_has_copied_stays(root, tmp_path):
     assert found.outcome.there + found.outcome.copied == found.nbytes
     assert copy_of(tmp_path).complete
     assert staged(path, tmp_path).outcome.copied == 0
+
+
+def test_a_mini_epoch_that_was_being_staged_stays(root, tmp_path):
+    path, cache = made(root, "out.h5"), tmp_path / "cache"
+    first = staged(path, tmp_path / "first", epochs=1, mini_epochs=2).groups
+    command = [sys.executable, "-P", "-c", KILLED, str(path), str(cache)]
+    done = subprocess.run([*command, str(first + 1), "2"], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(info_of(path).ready for path in CacheFolder(cache).paths()) == [1, first]
+    found = staged(path, cache, mini_epochs=2).outcome
+    assert found.there / (found.there + found.copied) > (first + 0.5) / 13
 
 
 def test_what_does_not_fit_is_said_beforehand(root, tmp_path):

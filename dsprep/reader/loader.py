@@ -287,7 +287,7 @@ class Reader(ReaderOptions):
         if engine.name == "buffered":
             return engine
         found = Fallback(engine)
-        if len(self._sidecar):
+        if len(self._sidecar) and not self._sidecar.is_known:  # what was staged is elsewhere
             with suppress(OSError, DsprepError):  # reading will report it
                 found.prepare(first_file(self._sidecar, self.schema.names))
         return found

@@ -13,12 +13,13 @@ import numpy as np
 from dsprep.cache import compared
 from dsprep.cache.copier import Copier
 from dsprep.cache.copies import ABSENT, ASKED, LEFT_OUT, PLANNED, READY, REFUSED, Copy, Facts
-from dsprep.cache.folder import CacheFolder, resident
+from dsprep.cache.folder import CacheFolder, info_of, resident
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Array, Ints
 from dsprep.errors import TargetError
 from dsprep.layout.describe import show_nbytes
 from dsprep.reader.cached import CacheOptions
+from dsprep.writing.staging import AGAIN
 
 PAUSE = 0.2
 """Seconds between two looks at what another process copies."""
@@ -108,7 +109,7 @@ def copy_all(
         If the dataset cannot be read, or the copies not be written.
     """
     folder = CacheFolder(how.root)
-    copies = [folder.open(want.facts, pieces.edges) for want in wants]
+    copies = _opened(folder, pieces, wants)
     before = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     _left_out(wants, before, how, partial)
     there = _total(wants, before, READY)
@@ -134,14 +135,26 @@ def copy_all(
     return Outcome(there, _total(wants, after, READY) - there, left, tuple(refused))
 
 
+def _opened(folder: CacheFolder, pieces: Pieces, wants: Sequence[Want]) -> list[Copy]:
+    """Return all copies, open.
+
+    One that was being filled when a run was killed comes first: opening another one removes it.
+    """
+    infos = [info_of(folder.root / want.facts.name) for want in wants]
+    order = sorted(range(len(wants)), key=lambda i: infos[i].complete or not infos[i].ready)
+    opened = {i: folder.open(wants[i].facts, pieces.edges) for i in order}
+    return [opened[i] for i in range(len(wants))]
+
+
 def _fill(copier: Copier, copy: Copy) -> None:
     """Fill a copy, or wait until another process has done so."""
     stopping = threading.Event()
     try:
         while not copier.fill(copy, stopping.is_set):
             time.sleep(PAUSE)
-    except BaseException:  # threads that copy end with the block that they are at
+    except BaseException as error:  # threads that copy end with the block that they are at
         stopping.set()
+        error.add_note(AGAIN)
         raise
 
 
