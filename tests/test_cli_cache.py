@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 
 import pytest
-from support import flip
+from support import assert_same_batch, flip
 from test_cache import compared, repacked
 from typer.testing import CliRunner
 
@@ -90,7 +90,24 @@ def test_what_was_changed_is_named_and_not_read_any_more(path, cache):
     assert "1 left to the dataset" in text
     stats = compared(path, cache, 1)[0]
     assert stats.nbytes > stats.cache_nbytes > 0.9 * 12 / 13 * stats.nbytes
-    assert run("verify", cache, "--json")[0]["compared"] == 12
+    (found,) = run("verify", cache, "--json", code=1)
+    assert (found["compared"], found["bad"], found["left"]) == (12, [], 1)
+    assert "1 copied again" in run("verify", cache, "--repair")
+    (found,) = run("verify", cache, "--json")
+    assert (found["compared"], found["right"]) == (13, True)
+
+
+def test_a_reader_that_is_open_leaves_out_what_was_wrong(path, cache):
+    with dsprep.Reader(path, 8) as plain, dsprep.Reader(path, 8, cache=cache) as reader:
+        for number in range(3):
+            if number == 1:
+                damaged(cache, 2)
+                assert "1 wrong, 1 left to the dataset" in run("verify", cache, code=1)
+            elif number == 2:
+                run("verify", cache, "--repair")
+            for expected, found in zip(plain, reader, strict=True):
+                assert_same_batch(found, expected, plain.schema)
+        assert [s.cache_units for s in reader.stats] == [13, 12, 13]
 
 
 def test_what_was_changed_is_copied_again(path, cache):
@@ -139,6 +156,22 @@ def test_a_copy_is_compared_while_it_is_used_and_filled(path, cache):
     assert set(seen) == {100}
     with closing(Copy(only(cache))) as copy:
         assert (copy.states() == READY).all()
+
+
+def test_an_interrupt_ends_it_soon(path, cache):
+    """It comes while the first piece has been compared, and the others wait for their turn."""
+    seen = []
+
+    def interrupted(done, nbytes):
+        seen.append(done)
+        if done == 1:
+            raise KeyboardInterrupt
+        time.sleep(0.1)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(verify_copies(cache, workers=2, progress=interrupted))
+    assert len(seen) <= 3
+    assert not list_copies(cache).copies[0].in_use
 
 
 def test_without_the_sidecar_nothing_is_compared(path, cache):

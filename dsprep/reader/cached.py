@@ -319,6 +319,7 @@ class ReaderCache:
             staged = Staged(self._folder.open(facts, self._pieces.edges), self._sidecar, self._note)
             self._open[facts.name] = staged
         staged.copy.touch()
+        staged.is_whole = False  # some of it may have been found wrong
         return staged
 
     def _draw(self, nbytes: int) -> None:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,9 @@ class CopyVerdict:
     bad
         Those that are wrong.
     repaired
-        How many of them were copied again, and are right now.
+        How many were copied again, and are right now: of these, and of those found before.
+    left
+        How many were wrong, now or before, and are read from the dataset.
     problem
         Why it could not be compared, or not repaired; None: it was.
     """
@@ -122,12 +124,13 @@ class CopyVerdict:
     nbytes: int = 0
     bad: tuple[BadPiece, ...] = ()
     repaired: int = 0
+    left: int = 0
     problem: str | None = None
 
     @property
     def right(self) -> bool:
         """Whether all that it holds now is right."""
-        return self.problem is None and len(self.bad) == self.repaired
+        return self.problem is None and not self.left
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -197,6 +200,7 @@ class _Verifying:
         self, info: CopyInfo, folder: CacheFolder, threads: int, tick: Callable[[int], None]
     ) -> None:
         self._info, self._folder, self._threads, self._tick = info, folder, threads, tick
+        self._stop = threading.Event()
         self._copy = Copy(info.path)
         self._edges, self._facts = self._copy.edges(), self._copy.facts
         try:
@@ -217,17 +221,22 @@ class _Verifying:
         try:
             ready = np.flatnonzero(self._copy.states() == READY)
             nbytes, bad = self._compare(self._copy, ready)
-            problem = None
             for i in bad:
                 self._copy.set_state(i, REFUSED)
-            if repair and bad:
-                problem = self._copied_again(list(bad))
-            fixed = int((self._copy.states()[list(bad)] == READY).sum())
+            before = self._refused()
+            problem = self._copied_again(before.tolist()) if repair and len(before) else None
+            left = len(self._refused())
             found = tuple(bad[i] for i in sorted(bad))
-            return CopyVerdict(self._info, len(ready), nbytes, found, fixed, problem)
+            counts = len(ready), nbytes, found, len(before) - left, left
+            return CopyVerdict(self._info, *counts, problem)
         finally:
+            self._stop.set()  # also what copies
             self._copy.close()
             self._sidecar.close()
+
+    def _refused(self) -> Ints:
+        """Return the pieces that are left to the dataset since they were wrong, by their places."""
+        return np.flatnonzero(self._copy.states() == REFUSED)
 
     def _compare(self, copy: Copy, which: Ints) -> tuple[int, dict[int, BadPiece]]:
         """Compare pieces by their places in the tables; return bytes, and those that are wrong."""
@@ -237,7 +246,7 @@ class _Verifying:
 
         def work() -> None:
             window = np.empty(BLOCK, np.uint8)
-            while True:
+            while not self._stop.is_set():
                 with lock:
                     i = next(todo, None)
                 if i is None:
@@ -252,8 +261,12 @@ class _Verifying:
 
         with ThreadPoolExecutor(self._threads, "dsprep-verify") as pool:
             works = [pool.submit(work) for _ in range(self._threads)]
-        for each in works:
-            each.result()
+            try:
+                for each in as_completed(works):
+                    each.result()
+            except BaseException:  # an interrupt, too
+                self._stop.set()
+                raise
         return sum(sizes), bad
 
     def _look(
@@ -290,7 +303,7 @@ class _Verifying:
                 copy.set_state(i, PLANNED)
             pieces = Pieces(self._sidecar, self._edges, self._facts.fields)
             copier = Copier(pieces, self._folder, Size(), self._threads, Throttle(None))
-            if not copier.fill(copy, lambda: False):
+            if not copier.fill(copy, self._stop.is_set):
                 return "another process fills it, and copies what was wrong"
             again = Copy(copy.path)  # files may have been cut off
             try:

@@ -176,17 +176,18 @@ def print_verdict(verdict: CopyVerdict) -> None:
         say(f"wrong: {len(verdict.bad) - SHOWN:,} more, which --json names")
     what = f"{verdict.info.path}, a copy of {verdict.info.dataset or 'something'}"
     held = f"{verdict.compared:,} pieces, {show_nbytes(verdict.nbytes)}"
-    if verdict.bad:
-        left, counts = len(verdict.bad) - verdict.repaired, []
-        if verdict.repaired:
-            counts.append(f"{verdict.repaired:,} copied again")
-        if left:
-            counts.append(f"{left:,} left to the dataset")
-        say(f"{what}: wrong {len(verdict.bad):,} of {held}: {', '.join(counts)}")
-    elif verdict.problem is None:
-        say(f"{what}: {held}: right")
+    counts = [
+        words
+        for number, words in (
+            (len(verdict.bad), f"{len(verdict.bad):,} wrong"),
+            (verdict.repaired, f"{verdict.repaired:,} copied again"),
+            (verdict.left, f"{verdict.left:,} left to the dataset"),
+        )
+        if number
+    ]
     if verdict.problem is not None:
-        say(f"{what}: not {'repaired' if verdict.bad else 'compared'}: {verdict.problem}")
+        counts.append(f"not {'repaired' if counts else 'compared'}: {verdict.problem}")
+    say(f"{what}: {held}: {', '.join(counts) or 'right'}")
 
 
 def print_purged(done: Purged, dry_run: bool) -> None:
