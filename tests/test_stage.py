@@ -22,6 +22,7 @@ from dsprep.cache.folder import CacheFolder, info_of
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import file_system
 from dsprep.errors import TargetError
+from dsprep.reader import loader
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.order import REMAINDERS, Assignment, Start
 from dsprep.verbs.stage.needs import ranks_of, wanted
@@ -180,6 +181,19 @@ def test_data_that_changed_since_are_refused(root, tmp_path):
     flip(path, at)
     with pytest.raises(dsprep.StaleError):
         dsprep.Reader(path, BATCH, **options)
+
+
+def test_whether_samples_are_sorted_is_said_by_staging(tmp_path, monkeypatch):
+    """And not looked at by Readers: they would open the data for it."""
+    schema, path = Schema((Field("y", np.dtype("<i8")),)), tmp_path / "out.h5"
+    written(tmp_path / "in.h5", schema, {"y": np.repeat(np.arange(2), 300)})
+    dsprep.repack(tmp_path / "in.h5", path, **GROUPED)
+    words = ["-P", 1, "--ranks-per-node", 1, "-M", 5, "--to", tmp_path / "cache"]
+    assert "samples are sorted by y" in run("stage", path, *words).err
+    monkeypatch.setattr(loader, "_looked_at", set())
+    monkeypatch.setattr(loader, "sorting_field", lambda opened: pytest.fail("it is looked at"))
+    with dsprep.Reader(path, BATCH, cache=tmp_path / "cache") as reader:
+        assert len(list(reader)) == 120
 
 
 def test_change_times_of_whole_seconds(root, tmp_path, monkeypatch):
