@@ -23,7 +23,7 @@ dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --to /local/cache -E 2 -n
 
 dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --all --manifest ranges.jsonl
 
-In a job of SLURM, srun --ntasks-per-node=1 runs it on each node for the ranks of that node.
+In a job of SLURM, srun -N 8 -n 8 runs it once on each of 8 nodes, for the ranks of that node.
 dsprep.Reader("x.h5", 32, cache="/local/cache") with the same options of the order then opens the
 sidecar alone, and no data file, as long as it reads what was staged; it copies what else it needs
 when it needs it. The same command continues where one was killed.
@@ -64,7 +64,7 @@ def stage(
         "SIZE", "What the cache may take: 1.6TB, or 75% of what is free and what it has."
     ),
     bandwidth: str | None = opt.value("RATE", "Copy so much at most, such as 2GB/s."),
-    threads: int = opt.value("N", "That copy.", "--threads", "-j", default=8, min=1),
+    threads: int = opt.value("N", "Threads that copy.", "--threads", "-j", default=8, min=1),
     partial: bool = opt.switch("Stage what is read first, if not all fits.", "--partial"),
     seed: int = opt.value("N", "What the order is drawn from.", default=0, panel=READER),
     shuffle: Literal["group", "global", "none"] = opt.value(
