@@ -144,7 +144,7 @@ def test_a_throttle_gives_each_its_time_and_loses_none(rate, sizes, work):
 def test_all_that_comes_from_the_capacity_tier_is_throttled(grouped, task, name, monkeypatch):
     _, facts = grouped
     taken = []
-    monkeypatch.setattr(Throttle, "take", lambda self, nbytes: taken.append(nbytes))
+    monkeypatch.setattr(Throttle, "take", lambda self, nbytes, *stop: taken.append(nbytes))
     asked = task(name, tier_bandwidth="1GB/s", check=False, warmup=0, epochs=1)
     found = measured(asked, replace(facts, checked=False))
     assert found.problems == ()
@@ -195,7 +195,7 @@ def test_a_sweep_stands_beside_the_model():
     points = (Point("1", (met_row(0.05, 0.05, 8.0),)), Point("4", (met_row(0.18, 0.2, 0.016),)))
     report = report_of((), Sweep("repeats", points))
     words = " ".join(answer(report))
-    assert f"The {LABEL}" in words
+    assert f"C{LABEL[1:]}: the figures show" in words
     assert "at most 10.0 % off the throughput" in words
     assert "Exposed I/O of a pass: 2.00 s at 1, 1.00 ms at 4." in words
     page = html(report)

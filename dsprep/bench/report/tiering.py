@@ -24,9 +24,10 @@ def words(report: BenchReport) -> str:
     rate = report.settings.get("tier_bandwidth")
     said = []
     if rate:
+        words = label(str(rate))
         said.append(
-            f"The {label(str(rate))}: the figures show how the tiers work together, not what a "
-            "storage gives."
+            f"{words[0].upper()}{words[1:]}: the figures show how the tiers work together, not "
+            "what a storage gives."
         )
     return " ".join(filter(None, [*said, _cache(report), _model(report), _exposed(report)]))
 
