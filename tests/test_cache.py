@@ -26,6 +26,7 @@ from dsprep.cache.copies import LEFT_OUT, READY, Copy
 from dsprep.cache.folder import CacheFolder, info_of
 from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.schema import Field, Schema
+from dsprep.verbs.cache import verify_copies
 
 COUNT = 100
 FIXED = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
@@ -158,6 +159,8 @@ def test_the_second_epoch_comes_from_the_cache(kind, datasets, tmp_path):
     (info,) = copies(cache)
     assert info.complete
     assert info.ready == info.pieces == assert_kept(path, cache) > 1
+    (verdict,) = verify_copies(cache)
+    assert (verdict.right, verdict.compared) == (True, info.pieces)
 
 
 def double(batch):
@@ -439,6 +442,14 @@ def test_paths_of_the_same_data_share_a_copy(tmp_path, monkeypatch):
         (info,) = copies(cache)
         assert (info.dataset, info.in_use) == (str(path), True)
     assert not copies(cache)[0].in_use
+
+
+def test_a_sidecar_elsewhere_is_found_again(tmp_path):
+    path, cache, beside = repacked(tmp_path), tmp_path / "cache", tmp_path / "of it.dsprep.json"
+    path.with_name("out.h5.dsprep.json").rename(beside)
+    assert compared(beside, cache, data=path)[1].copied_nbytes == 0
+    (verdict,) = verify_copies(cache, repair=True)
+    assert (verdict.right, verdict.compared) == (True, 13)
 
 
 def test_names_of_any_length_and_script_have_a_copy(tmp_path):
