@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -320,3 +321,61 @@ def test_what_is_read_now_is_taken_over_while_the_next_part_is_filled(
         checked([next(loop)])
         timer.join()
         assert reader._cache._last[0].current.copy.path == current
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+def taken(path: Path) -> int:
+    files = [each for each in path.rglob("*") if each.is_file()]
+    return sum(each.stat().st_blocks * 512 for each in files)
+
+
+@pytest.mark.filterwarnings("ignore:.*there is no room")
+@pytest.mark.parametrize("share", [0.2, 0.6, 1.5])
+@pytest.mark.parametrize("policy", ["epoch", "mini-epoch"])
+def test_never_more_than_its_size(origin, tmp_path, policy, share):
+    size = int(origin.stat().st_size * share)
+    options: dict[str, Any] = {"mini_epochs": 4, "repeats": 2, "cache_policy": policy}
+    most, ended = 0, threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while not ended.wait(0.001):
+            with contextlib.suppress(OSError):
+                most = max(most, taken(tmp_path))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        with dsprep.Reader(origin, 8, cache=tmp_path, cache_size=size, **options) as reader:
+            assert sum(checked(reader) for _ in range(16)) == 4 * COUNT
+    finally:
+        ended.set()
+        looking.join()
+    assert sum(s.cache_units for s in reader.stats) > 0
+    assert 0 < most <= size
+
+
+def test_parts_that_are_over_are_removed_at_once(origin, tmp_path):
+    """Also where nothing collects what refers to itself."""
+    options: dict[str, Any] = {"mini_epochs": 4, "cache_size": origin.stat().st_size, "buffers": 2}
+    gc.collect()
+    gc.disable()
+    try:
+        with dsprep.Reader(origin, 8, cache=tmp_path, epochs=16, **options) as reader:
+            for _ in range(16):
+                checked(reader)
+                until(lambda: len(CacheFolder(tmp_path).paths()) <= 3)  # one is in memory
+            assert sum(s.cache_units for s in reader.stats) == 4 * 32
+            opened = len(list(Path("/proc/self/fd").iterdir()))
+        assert opened < 40
+    finally:
+        gc.enable()
+
+
+def test_no_room_for_anything(origin, tmp_path):
+    with said(1, "there is no room"):
+        with dsprep.Reader(origin, 8, cache=tmp_path, cache_size=8000) as reader:
+            assert checked(reader) == checked(reader) == COUNT
+        assert taken(tmp_path) == 0

@@ -36,7 +36,15 @@ def kept(copy: Path, root: Callable[[int], Path]) -> dict[int, Mark]:
     try:
         found = json.loads((copy / NAME).read_bytes())
         return {int(i): Mark.from_json(mark, root(int(i))) for i, mark in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (
+        OSError,
+        ArithmeticError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):
         return {}
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy
+from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy, Handle
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import PAGE, Pieces, Range, name_of
 from dsprep.core.checksums import pwrite_crc32c
 from dsprep.core.schema import Bytes
-from dsprep.core.storage import let_go, pread_into
+from dsprep.core.storage import pread_into
 from dsprep.reading.files import File
 
 BLOCK = 4 << 20
@@ -133,7 +133,9 @@ class Copier:
     def _reserve(self, copy: Copy, todo: list[int]) -> None:
         wanted = [(i, self.pieces[int(copy.which[i])]) for i in todo]
         total = sum(piece.taken for _, piece in wanted)
-        room = self._folder.make_room(total, self._size, copy.path)
+        # For the names of files; and of mini-epochs, for the next one to begin.
+        spare = PAGE + (copy.facts.nbytes(self.pieces.edges) if copy.facts.part else PAGE)
+        room = self._folder.make_room(total + spare, self._size, copy.path) - spare
         writer = _Writer(copy, self.pieces)
         full, extents = False, Counter[str]()
         for i, piece in wanted:
@@ -234,25 +236,15 @@ class _Filling:
             return i
 
 
-class _Out:
-    """A file open for writing, closed when nothing refers to it any more."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __del__(self) -> None:
-        let_go(self.fd)
-
-
 class _Writer:
     """The files of a copy, open for writing, each of the size that the dataset's has."""
 
     def __init__(self, copy: Copy, pieces: Pieces) -> None:
         self._copy, self._pieces, self._known = copy, pieces, copy.files()
-        self._open: dict[tuple[int, str], _Out] = {}
+        self._open: dict[tuple[int, str], Handle] = {}
         self._lock = threading.Lock()
 
-    def file(self, r: Range) -> _Out:
+    def file(self, r: Range) -> Handle:
         """Return the file of a range."""
         key = r.number, r.path
         with self._lock:
@@ -263,10 +255,10 @@ class _Writer:
                 found = self._open[key] = self._made(*key)
             return found
 
-    def _made(self, number: int, path: str) -> _Out:
+    def _made(self, number: int, path: str) -> Handle:
         name, nbytes = name_of(number, path), self._pieces.sidecar.open_file(number, path).nbytes
         new = name not in self._known
-        out = _Out(self._copy.open(name, os.O_RDWR | (os.O_CREAT if new else 0)))
+        out = Handle(self._copy.open(name, os.O_RDWR | (os.O_CREAT if new else 0)))
         size = os.fstat(out.fd).st_size
         if size != nbytes:
             if not new:

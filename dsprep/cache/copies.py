@@ -36,7 +36,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsprep.cache.locks import Lock
-from dsprep.cache.pieces import Pieces, name_of
+from dsprep.cache.pieces import PAGE, Pieces, name_of
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array, Ints
 from dsprep.core.storage import boot, let_go, pread_exact, pwrite_all, remove, sync
@@ -92,6 +92,13 @@ class Facts:
         short = stem.lstrip(".").encode()[:64].decode(errors="ignore")
         return f"{short}-{self.key}" + (f"-part-{self.part}" if self.part else "")
 
+    def nbytes(self, edges: Ints) -> int:
+        """Return the bytes that a copy takes which holds nothing yet; see `Copy.create`."""
+        count = sum(high - low for low, high in self.pieces)
+        json_nbytes = len(json.dumps(self.to_json()))
+        sizes = json_nbytes, edges.nbytes, count, 4 * count, 4 * count, PAGE, PAGE
+        return sum(-(-n // PAGE) * PAGE for n in sizes)  # of files, and of their extents
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {**asdict(self), "boot": boot()}
@@ -112,37 +119,45 @@ class Facts:
             raise ValueError(f"copy.json is damaged: {error}") from error
 
 
-class _Table:
+class Handle:
+    """A descriptor, closed when nothing refers to it any more."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        let_go(self.fd)
+
+
+class _Table(Handle):
     """An array in a file that several processes read and write, element by element."""
 
     def __init__(self, fd: int, dtype: str, count: int) -> None:
-        self._fd, self._dtype, self._count = fd, np.dtype(dtype), count
+        super().__init__(fd)
+        self._dtype, self._count = np.dtype(dtype), count
         if os.fstat(fd).st_size != count * self._dtype.itemsize:
             raise ValueError("one of its tables has another size")
-
-    def __del__(self) -> None:
-        let_go(self._fd)
 
     def read(self, first: int = 0, last: int | None = None) -> Array:
         """Return the elements ``first .. last``."""
         size, stop = self._dtype.itemsize, self._count if last is None else last
-        data = pread_exact(self._fd, (stop - first) * size, first * size, "a table of the cache")
+        data = pread_exact(self.fd, (stop - first) * size, first * size, "a table of the cache")
         return np.frombuffer(data, self._dtype)
 
     def put(self, i: int, value: int) -> None:
         """Set an element."""
         data = np.array(value, self._dtype).tobytes()
-        pwrite_all(self._fd, [data], i * self._dtype.itemsize)
+        pwrite_all(self.fd, [data], i * self._dtype.itemsize)
 
     def put_all(self, chosen: Ints, value: int) -> None:
         """Set some elements, given rising, and none of those between them."""
         for low, high in _runs(chosen):
             data = np.full(high - low, value, self._dtype).tobytes()
-            pwrite_all(self._fd, [data], low * self._dtype.itemsize)
+            pwrite_all(self.fd, [data], low * self._dtype.itemsize)
 
     def write(self, values: Array) -> None:
         """Set all elements."""
-        pwrite_all(self._fd, [values.astype(self._dtype).tobytes()], 0)
+        pwrite_all(self.fd, [values.astype(self._dtype).tobytes()], 0)
 
 
 class CopyFile(File):
@@ -178,25 +193,24 @@ class Copy:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._directory = path, -1
+        self.path = path
         self._use: Lock | None = None
+        self._opened: dict[str, Handle] = {}
         self._files: dict[tuple[int, str], CopyFile] = {}
-        self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._lock = threading.Lock()
+        self._opened[""] = Handle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         # Who only asks whether somebody uses it has the lock for a moment.
         self._use = Lock(self.open("use", os.O_RDWR), shared=True, seconds=1.0)
-        if not path.samefile(f"/proc/self/fd/{self._directory}"):
+        if not path.samefile(f"/proc/self/fd/{self._handle().fd}"):
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(path))
         self.facts, self._boot = Facts.parse(self._read("copy.json"))
         if not self.is_trusted:
             raise ValueError(NOT_SYNCED)
         count = sum(high - low for low, high in self.facts.pieces)
-        self._state, self._turn, self._sums = (
-            _Table(self.open(name, os.O_RDWR), dtype, count)
-            for name, dtype in (("state", "<u1"), ("turn", "<u4"), ("sums", "<u4"))
-        )
+        for name, dtype in (("state", "<u1"), ("turn", "<u4"), ("sums", "<u4")):
+            self._opened[name] = _Table(self.open(name, os.O_RDWR), dtype, count)
         runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
         self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
-        self._lock = threading.Lock()
 
     @classmethod
     def create(cls, root: Path, facts: Facts, edges: Ints) -> Copy:
@@ -232,18 +246,28 @@ class Copy:
 
     def touch(self) -> None:
         """Note that it is used now."""
-        os.utime(f"/proc/self/fd/{self._directory}/use")
+        os.utime(f"/proc/self/fd/{self._handle().fd}/use")
 
     def close(self) -> None:
-        """Let others remove it; what is there can still be read, and who reads keeps it open."""
+        """Let others remove it. What reads a file of it reads on; nothing else is open."""
         if self._use is not None:
             self._use.release()
-        self._files.clear()
+        self._opened, self._files = {}, {}
 
     def __del__(self) -> None:
         self.close()
-        if self._directory >= 0:
-            let_go(self._directory)
+
+    def _handle(self, name: str = "") -> Handle:
+        """Return its directory, or a table, open."""
+        found = self._opened.get(name)
+        if found is None:
+            raise OSError(errno.EBADF, "the copy was closed", str(self.path))
+        return found
+
+    def _table(self, name: str) -> _Table:
+        found = self._handle(name)
+        assert isinstance(found, _Table), name
+        return found
 
     # --- what it holds -----------------------------------------------------------------------
 
@@ -262,17 +286,17 @@ class Copy:
 
     def states(self) -> Array:
         """Return the state of each piece: uint8, shape ``(n,)``."""
-        return self._state.read()
+        return self._table("state").read()
 
     def states_at(self, index: Ints) -> Array:
         """Return the state of some pieces."""
         low, high = int(index[0]), int(index[-1]) + 1
-        found: Array = self._state.read(low, high)[index - low]
+        found: Array = self._table("state").read(low, high)[index - low]
         return found
 
     def set_state(self, i: int, state: int) -> None:
         """Set the state of the piece at a place in the tables."""
-        self._state.put(i, state)
+        self._table("state").put(i, state)
 
     @property
     def is_filled(self) -> bool:
@@ -283,11 +307,11 @@ class Copy:
     @property
     def is_synced(self) -> bool:
         """Whether all that it holds is on the disk."""
-        return os.access(SYNCED, os.F_OK, dir_fd=self._directory)
+        return os.access(SYNCED, os.F_OK, dir_fd=self._handle().fd)
 
     def turns(self) -> Array:
         """Return which pieces are wanted sooner: uint32, shape ``(n,)``."""
-        return self._turn.read()
+        return self._table("turn").read()
 
     def ask(self, pieces: Ints) -> None:
         """Have pieces filled in, in this order, or as soon as others have asked for them."""
@@ -297,20 +321,20 @@ class Copy:
         if bool((absent | (states == ASKED) | (states == PLANNED)).any()):
             turns = self.turns().copy()
             np.minimum.at(turns, found, np.arange(len(found), dtype=np.uint32))
-            self._turn.write(turns)
-        self._state.put_all(np.sort(found[absent]), ASKED)
+            self._table("turn").write(turns)
+        self._table("state").put_all(np.sort(found[absent]), ASKED)
 
     def ask_again(self) -> None:
         """Have it seen whether there is room now for what was left out."""
-        self._state.put_all(np.flatnonzero(self.states() == LEFT_OUT), ASKED)
+        self._table("state").put_all(np.flatnonzero(self.states() == LEFT_OUT), ASKED)
 
     def sum(self, i: int) -> int:
         """Return the CRC-32C of the piece at a place in the tables, which is ready."""
-        return int(self._sums.read(i, i + 1)[0])
+        return int(self._table("sums").read(i, i + 1)[0])
 
     def set_sum(self, i: int, crc: int) -> None:
         """Set it."""
-        self._sums.put(i, crc)
+        self._table("sums").put(i, crc)
 
     def edges(self) -> Ints:
         """Return the edges of the pieces of the dataset, as `Pieces` has them."""
@@ -333,7 +357,7 @@ class Copy:
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Open a file of it: of this copy, also if another one has taken its place meanwhile."""
         try:
-            return os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=self._directory)
+            return os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=self._handle().fd)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path / name)) from error
 
@@ -359,7 +383,7 @@ class Copy:
         """Whether all files are there, and nobody has cut off their ends."""
         try:
             return all(
-                os.stat(name, dir_fd=self._directory).st_size == nbytes
+                os.stat(name, dir_fd=self._handle().fd).st_size == nbytes
                 for name, nbytes in self.files().items()
             )
         except FileNotFoundError:
@@ -367,7 +391,7 @@ class Copy:
 
     def sync(self) -> None:
         """Bring all that it holds to the disk, and note that."""
-        for name in os.listdir(self._directory):  # noqa: PTH208 (it is no path)
+        for name in os.listdir(self._handle().fd):  # noqa: PTH208 (it is no path)
             out = self.open(name)
             try:
                 sync(out, data=True)
@@ -379,12 +403,12 @@ class Copy:
     def not_synced(self) -> None:
         """Note that more is to come; on the disk before any of that."""
         with suppress(FileNotFoundError):
-            os.unlink(SYNCED, dir_fd=self._directory)
+            os.unlink(SYNCED, dir_fd=self._handle().fd)
             self._sync_names()
 
     def _sync_names(self) -> None:
         with suppress(OSError):  # some file systems do not know that of directories
-            os.fsync(self._directory)
+            os.fsync(self._handle().fd)
 
     def fill_lock(self) -> Lock | None:
         """Return what keeps others from filling it; None if another one does."""

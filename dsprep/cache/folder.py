@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -145,21 +146,26 @@ class CacheFolder:
         """Return the bytes that all copies take."""
         return sum(map(resident, self.paths()))
 
-    def open(self, facts: Facts, edges: Ints) -> Copy:
+    def open(self, facts: Facts, edges: Ints, size: Size | None = None) -> Copy:
         """Open a copy; make it if it is not there, and remove what was left unfinished.
 
-        `edges` are those of the pieces of the dataset. Unfinished are mini-epochs that are not
-        complete and that nobody uses: of jobs that were killed.
+        `edges` are those of the pieces of the dataset; `size` is what all copies may take.
+        Unfinished are mini-epochs that are not complete and that nobody uses: of jobs that were
+        killed.
         """
+        wanted = self.root / facts.name
         with self.locked():
-            found = Copy.create(self.root, facts, edges)
             for path in self.unfinished():
                 remove(path)
             for path in self.paths():
-                info = info_of(path) if path != found.path else None
+                info = info_of(path) if path != wanted else None
                 if info and (info.problem or (info.part and not info.complete)):
                     remove_unused(path)
-            return found
+            if size is not None and not wanted.exists():
+                nbytes = facts.nbytes(edges)
+                if self.make_room(nbytes, size, wanted) < nbytes:
+                    raise OSError(errno.ENOSPC, "there is no room for one more copy", str(wanted))
+            return Copy.create(self.root, facts, edges)
 
     def make_room(self, nbytes: int, size: Size, kept: Path) -> int:
         """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.

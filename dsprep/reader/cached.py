@@ -316,7 +316,8 @@ class ReaderCache:
                     self._draw,
                     self._refused,
                 )
-            staged = Staged(self._folder.open(facts, self._pieces.edges), self._sidecar, self._note)
+            copy = self._folder.open(facts, self._pieces.edges, self._options.size)
+            staged = Staged(copy, self._sidecar, self._note)
             self._open[facts.name] = staged
         staged.copy.touch()
         staged.is_whole = False  # some of it may have been found wrong
