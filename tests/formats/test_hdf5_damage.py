@@ -228,6 +228,54 @@ def test_a_chunk_without_filters_has_the_size_of_a_chunk(tmp_path):
             source.read(8, 12)
 
 
+def test_a_chunk_whose_size_is_set_to_0(tmp_path):
+    """It is stored: the library reads a whole chunk there."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.ones((20, 40), "<i4"), chunks=(5, 40))
+    data = path.read_bytes()
+    head = struct.pack("<IIQQQ", 800, 0, 5, 0, 0)  # of the chunk at (5, 0), as the B-tree has it
+    assert data.count(head) == 1
+    path.write_bytes(data.replace(head, bytes(4) + head[4:]))
+    with opened(path) as source:
+        assert (source.read(10, 20)["x"] == 1).all()
+        with pytest.raises(FormatError, match=r"chunk at \(5, 0\).*800 bytes, found 0"):
+            source.read(0, 10)
+        with pytest.raises(FormatError, match=r"field x, offset .* a wrong size"):
+            source.extents()
+
+
+@pytest.mark.parametrize("userblock", [0, 512])
+def test_data_behind_the_end_that_the_file_states(tmp_path, userblock):
+    """The library reads nothing there, though the bytes are those of the data."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", userblock_size=userblock) as file:
+        file.create_dataset("x", data=np.ones((20, 40), "<i4"), chunks=(5, 40))
+    data = bytearray(path.read_bytes())
+    with opened(path) as source:
+        assert (source.read(0, 20)["x"] == 1).all()
+    assert data[userblock + 40 : userblock + 48] == struct.pack("<Q", len(data))
+    ends = np.flatnonzero(np.frombuffer(data, "<i4", len(data) // 4) == 1)
+    path.write_bytes(
+        data[: userblock + 40] + struct.pack("<Q", 4 * ends[-1]) + data[userblock + 48 :]
+    )
+    with opened(path) as source, pytest.raises(FormatError, match=r"field x.*addr overflow"):
+        source.read(0, 20)
+
+
+def test_two_members_of_one_name(tmp_path):
+    """The library finds one of them by both names: the other would be missing in silence."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for i in range(12):
+            file[f"s{i}/image"] = np.full((3, 4), i)
+    data = path.read_bytes()
+    assert data.count(b"s3\0") == 1
+    path.write_bytes(data.replace(b"s3\0", b"s2\0"))
+    with pytest.raises(FormatError, match=r"a.h5, /: a group holds two objects of the name s2"):
+        opened(path)
+
+
 # --- values of variable length, and their heap ------------------------------------------------
 
 READ = """

@@ -479,6 +479,20 @@ def test_what_is_doubtful_is_refused(tmp_path, write):
 # --- Silo -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("inside", [None, h5py.Empty("f4")])
+def test_a_sample_without_data_is_not_left_out_in_silence(tmp_path, inside):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for i in range(12):
+            file[f"s{i}/image"] = np.full((3, 4), i)
+        file.create_group("empty"), file.create_group("s12")
+        if inside is not None:
+            file["s12/image"] = inside
+    with pytest.raises(SchemaError, match=r"s12 is empty.*--sample-axis groups: 12 samples"):
+        dsprep.open(tmp_path / "a.h5")
+    with dsprep.open(tmp_path / "a.h5", OpenOptions(sample_axis="groups")) as source:
+        assert len(source) == 12
+
+
 def test_what_silo_keeps_for_itself(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["_fileinfo"] = file["_hdf5libinfo"] = np.zeros(5, "i1")

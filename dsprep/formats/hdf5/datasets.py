@@ -17,12 +17,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dsprep.core.schema import Kind
+from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
 from dsprep.formats.hdf5.guard import library, open_file
@@ -250,6 +252,15 @@ def _links(group: Any) -> list[tuple[bytes, bool]]:
         found.append((order, name, info.type == h5l.TYPE_HARD))
 
     group.id.links.iterate(note, idx_type=h5.INDEX_NAME, order=h5.ITER_NATIVE, info=True)
+    if len({name for _, name, _ in found}) < len(found):
+        # The library opens one of them by both names, and nothing gives the other.
+        names = sorted(name for _, name, _ in found)
+        twice = next(a for a, b in pairwise(names) if a == b).decode("utf-8", "backslashreplace")
+        raise FormatError(
+            f"a group holds two objects of the name {twice}",
+            where=f"{group.file.filename}, {group.name}",
+            fix="the file was changed or is damaged",
+        )
     return [(name, hard) for _, name, hard in sorted(found)]
 
 

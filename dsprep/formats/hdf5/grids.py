@@ -97,7 +97,7 @@ def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
     others = (range(0, n, c) for n, c in zip(shape[1:], chunk[1:], strict=True))
     for corner in itertools.product(range(first, stop, chunk[0]), *others):
         found = dataset.id.get_chunk_info_by_coord(corner)
-        if found.byte_offset is None or not found.size:
+        if found.byte_offset is None:
             continue
         if not filters:
             if found.size != nbytes:  # the library leaves the rest of its memory as it was
@@ -202,7 +202,7 @@ def _enter(
     address = np.fromiter((-1 if c[2] is None else c[2] for c in pending), np.int64, n)
     nbytes = np.fromiter(map(itemgetter(3), pending), np.int64, n)
     mask = np.fromiter(map(itemgetter(1), pending), np.int64, n)
-    stored = (address >= 0) & (nbytes > 0)
+    stored = address >= 0
     inside = stored & (places < np.array(grid)).all(axis=1) & ~rest.any(axis=1)
     numbers = np.ravel_multi_index(tuple(places[inside].T), grid)
     if bool((nbytes >> 32).any()):
@@ -374,8 +374,7 @@ def _check(table: NDArray[Any], nbytes: int | None, file: File, where: str) -> N
     """Raise `FormatError` unless every stored chunk is in the file, of `nbytes` if given."""
     address, sizes = table["address"], table["nbytes"].astype(np.int64)
     wrong = (address == 0) | (address > file.nbytes - sizes)
-    if nbytes is not None:
-        wrong |= (address > 0) & (sizes != nbytes)
+    wrong |= (address > 0) & ((sizes == 0) if nbytes is None else (sizes != nbytes))
     if bool(wrong.any()):
         i = int(wrong.argmax())
         raise Outside(

@@ -30,7 +30,7 @@ from dsprep.formats.hdf5.columns import (
 from dsprep.formats.hdf5.dtypes import mislabelled
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.grids import Unlocated
-from dsprep.formats.hdf5.guard import library, open_file
+from dsprep.formats.hdf5.guard import library, open_file, superblock
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
@@ -51,8 +51,10 @@ class Hdf5Source(Source):
         try:
             with library(path, "the HDF5 file cannot be opened"):
                 self._file = open_file(path)
-                superblock = self._file.id.get_create_plist().get_version()[0]
-            self.version = f"HDF5, superblock {superblock}"
+                stated = superblock(path)
+            self.version = f"HDF5, superblock {stated['superblock']}"
+            # Nothing behind the end that the file states belongs to it; the library reads none.
+            self._disk.nbytes = min(self._disk.nbytes, stated["end_of_file"])
             found = Fields(self._file, self._disk, options)
         except BaseException:
             self.close()

@@ -421,13 +421,18 @@ def sample_groups(contents: Contents) -> list[Judged]:
         for k in range(len(parts) - 1):
             inside["/".join(parts[:k])]["/".join(parts[: k + 1])].add("/".join(parts[k + 1 :]))
     parents = {*inside, *(path.rpartition("/")[0] for path in contents.datasets)}
+    empty: dict[str, list[str]] = defaultdict(list)
+    for path in contents.groups:
+        above = path.rpartition("/")[0]
+        if path and path not in parents:
+            empty[above].append(path)
     by_depth: dict[int, list[str]] = defaultdict(list)
     for parent in parents:
         by_depth[len(parent.split("/")) if parent else 0].append(parent)
     found: list[Judged] = []
     for depth in sorted(by_depth):
         for parent in sorted(by_depth[depth], key=natural_key):
-            judged = _judge(parent, inside.get(parent, {}), contents)
+            judged = _judge(parent, inside.get(parent, {}), empty[parent], contents)
             judged = judged or _judge_datasets(parent, contents)
             found += [] if judged is None else [judged]
         # As many groups in each of them may be the samples too.
@@ -463,8 +468,13 @@ def check_alike(found: Samples, contents: Contents) -> None:
             raise SchemaError(reason, where=contents.where)
 
 
-def _judge(parent: str, children: dict[str, set[str]], contents: Contents) -> Judged | None:
-    """Do what `sample_groups` does for the groups directly in one group."""
+def _judge(
+    parent: str, children: dict[str, set[str]], empty: Sequence[str], contents: Contents
+) -> Judged | None:
+    """Do what `sample_groups` does for the groups directly in one group.
+
+    `children` are those with datasets, and what these are; `empty` are those without.
+    """
     family, members, odd = _family(children)
     groups = [g for g in family if children[g] == members]
     if len(groups) < 2 or len(odd) > max(1, _ODD * (len(groups) + len(odd))):
@@ -480,6 +490,10 @@ def _judge(parent: str, children: dict[str, set[str]], contents: Contents) -> Ju
         reason = reason or differing
     if reason is None and odd:
         reason = f"{odd[0]} differs from the others in {listed(sorted(members ^ children[odd[0]]))}"
+    if reason is None:
+        patterns = {_pattern(g) for g in groups} - {""}
+        lacking = next((g for g in empty if _pattern(g) in patterns), None)
+        reason = lacking and f"{lacking} is empty, or nothing in it can be a field"
     rows = _one_axis(contents, (f"{g}/{m}" for g in groups for m in members))
     columns = rows is not None and (len(groups) < _MANY or rows >= _ROWS * len(groups))
     if reason is not None and columns:
@@ -493,6 +507,13 @@ def _judge(parent: str, children: dict[str, set[str]], contents: Contents) -> Ju
         elif len({m[2].lower() for n in names if (m := _SPLITS.fullmatch(n))}) > 1:
             reason = "their names are those of splits"
     return Judged(samples, reason)
+
+
+def _pattern(path: str) -> str:
+    """Return the last name in a path with its numbers left out; "" if it has none."""
+    name = path.rpartition("/")[2]
+    pattern = _NUMBER.sub("#", name)
+    return "" if pattern == name else pattern
 
 
 def _family(children: dict[str, set[str]]) -> tuple[list[str], set[str], list[str]]:
