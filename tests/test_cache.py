@@ -5,6 +5,7 @@ That every format can be read from a copy is part of `format_contract`.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -302,6 +303,28 @@ def test_a_cache_that_grows_keeps_more(datasets, tmp_path):
     with closing(Copy(CacheFolder(cache).paths()[0])) as copy:
         assert LEFT_OUT in copy.states()
     assert compared(path, cache, cache_size="100%")[1].cache_units == 13
+
+
+def test_mini_epochs_that_are_over_leave_no_file_open(datasets, tmp_path):
+    """Also in programs that do not collect garbage while they train."""
+    cache = tmp_path / "cache"
+
+    def opened():
+        links = (p for p in Path("/proc/self/fd").iterdir() if p.is_symlink())
+        return [name for p in links if (name := str(p.readlink())).startswith(str(cache))]
+
+    gc.collect()
+    gc.disable()
+    try:
+        options = {"mini_epochs": 6, "repeats": 2, "cache": cache}
+        with dsprep.Reader(datasets("out.lmdb ragged files"), 8, **options) as reader:
+            for _ in range(24):
+                list(reader)
+            assert len({name.split("-part-")[1][:16] for name in opened()}) <= 4
+        del reader
+        assert not opened()
+    finally:
+        gc.enable()
 
 
 # --- who shares it ---------------------------------------------------------------------------
