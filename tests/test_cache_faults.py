@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +23,11 @@ import pytest
 from support import written
 
 import dsprep
+from dsprep.cache import copier
 from dsprep.cache.copies import PLANNED, READY, Copy
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.core.schema import Field, Schema
+from dsprep.errors import ReadError
 from dsprep.reader.cached import CacheWarning
 from dsprep.sidecar.sidecar import Sidecar, StaleError
 
@@ -49,7 +54,7 @@ def origin(tmp_path_factory) -> Path:
 def made(folder: Path, version: int = 0, **options: Any) -> Path:
     """A dataset of 32 groups of 16 KiB each."""
     ids = np.arange(COUNT)
-    source = written(folder / "in.h5", SCHEMA, {"x": values(ids, version), "id": ids})
+    source = written(folder / f"in-{version}.h5", SCHEMA, {"x": values(ids, version), "id": ids})
     options = {"buffer_size": 8, "stripe_size": "4KiB", "durable": False, **options}
     dsprep.repack(source, folder / "set.h5", overwrite=True, **options)
     return folder / "set.h5"
@@ -285,15 +290,16 @@ def test_a_program_that_closes_nothing_ends_at_once(origin, tmp_path):
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-def held(path: Path) -> int:
-    """Have a child be the one that fills a copy; return its number."""
+def held(path: Path, directory: bool = False) -> int:
+    """Have a child be the one that fills a copy, or keep all of them; return its number."""
 
     def hold() -> None:
         copy = Copy(path)
         lock = copy.fill_lock()
         assert lock is not None
-        path.with_name("held").touch()
-        time.sleep(60)
+        with CacheFolder(path.parent).locked() if directory else contextlib.nullcontext():
+            path.with_name("held").touch()
+            time.sleep(60)
 
     child = forked(hold)
     until(lambda: path.with_name("held").exists())
@@ -379,3 +385,179 @@ def test_no_room_for_anything(origin, tmp_path):
         with dsprep.Reader(origin, 8, cache=tmp_path, cache_size=8000) as reader:
             assert checked(reader) == checked(reader) == COUNT
         assert taken(tmp_path) == 0
+
+
+# --- jobs that end, stop, or run together --------------------------------------------------------
+
+
+def filling(path: Path, cache: Path, count: int = 5) -> int:
+    """Have a child fill a copy, and return its number once it has so many groups."""
+
+    def work() -> None:
+        warnings.simplefilter("ignore")
+        with dsprep.Reader(path, 8, cache=cache, cache_bandwidth="400kB/s") as reader:
+            checked(reader)
+
+    child = forked(work)
+    until(lambda: cache.exists() and any(CacheFolder(cache).paths()))
+    states = the_copy(cache) / "state"
+    until(lambda: (np.fromfile(states, np.uint8) == READY).sum() >= count)
+    return child
+
+
+def test_a_job_that_was_killed_leaves_what_the_next_one_needs_not_copy(origin, tmp_path):
+    ended(filling(origin, tmp_path))
+    copied = epoch(origin, tmp_path).copied_nbytes
+    assert 0 < copied <= 27 / 32 * origin.stat().st_size
+    stats = epoch(origin, tmp_path)
+    assert (stats.copied_nbytes, stats.cache_units) == (0, 32)
+
+
+def test_a_job_goes_on_filling_when_the_other_one_is_killed(origin, tmp_path):
+    child = filling(origin, tmp_path, 2)
+    with said(0), dsprep.Reader(origin, 8, cache=tmp_path) as reader:
+        loop = iter(reader)
+        checked([next(loop)])
+        assert reader._cache._last[0].current.copy.is_filled_by_somebody()
+        ended(child)
+        assert checked(loop) == COUNT - 8
+        assert reader.stats[0].cache_units == 32
+        assert 0 < reader.stats[0].copied_nbytes < origin.stat().st_size
+
+
+@pytest.mark.parametrize("what", ["copy", "directory"])
+def test_who_is_stopped_is_not_waited_for_for_ever(origin, tmp_path, monkeypatch, what):
+    monkeypatch.setattr("dsprep.reader.cached.SLOW_SECONDS", 0.3)
+    monkeypatch.setattr("dsprep.cache.folder.PATIENCE", 0.3)
+    with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="10kB/s") as reader:
+        reader._cache.begin(reader._leg())
+        path = the_copy(tmp_path)
+    child = held(path, what == "directory")
+    os.kill(child, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert epoch(origin, tmp_path, notes=1).cache_units == 0
+        assert time.monotonic() - began < 20
+    finally:
+        ended(child)
+    assert epoch(origin, tmp_path).cache_units == 32
+
+
+@pytest.mark.parametrize("policy", ["epoch", "mini-epoch"])
+def test_jobs_with_other_seeds_at_once(origin, tmp_path, policy):
+    options: dict[str, Any] = {"mini_epochs": 2, "epochs": 8}
+    kept = {"cache": tmp_path, "cache_policy": policy}
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(dsprep.Reader(origin, 8, seed=seed, **more, **options))
+            for seed in (1, 2)
+            for more in ({}, kept)
+        ]
+        for _ in range(8):
+            one, cached_one, two, cached_two = readers
+            for a, b, c, d in zip(one, cached_one, two, cached_two, strict=True):
+                assert np.array_equal(a["id"], b["id"])
+                assert np.array_equal(c["id"], d["id"])
+                checked([b])
+                checked([d])
+        for reader in (cached_one, cached_two):
+            assert sum(s.cache_units for s in reader.stats[:8]) == 8 * 16
+
+
+# --- a tier that does not work -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["epoch", "mini-epoch"])
+def test_a_cache_that_vanishes(origin, tmp_path, policy):
+    cache = tmp_path / "cache"
+    options: dict[str, Any] = {"mini_epochs": 2, "cache_policy": policy, "cache": cache}
+    with said(1), dsprep.Reader(origin, 8, cache_bandwidth="1MB/s", **options) as reader:
+        loop = iter(reader)
+        seen = checked([next(loop)])
+        shutil.rmtree(cache)
+        assert seen + checked(loop) + checked(reader) == COUNT
+        assert checked(reader) + checked(reader) == COUNT
+
+
+@pytest.mark.parametrize("place", ["/proc/self/cache", "file", "file/below"])
+def test_a_place_where_nothing_can_be_made(origin, tmp_path, place):
+    (tmp_path / "file").touch()
+    with said(1, "cannot be used"), dsprep.Reader(origin, 8, cache=tmp_path / place) as reader:
+        assert checked(reader) == checked(reader) == COUNT
+
+
+def test_a_disk_that_is_full_from_the_start_on(origin, tmp_path, monkeypatch):
+    real, left = os.posix_fallocate, [10]
+
+    def reserve(*words: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(*words)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    with said(0), dsprep.Reader(origin, 8, cache=tmp_path) as reader:
+        assert checked(reader) == checked(reader) == COUNT
+        assert 0 < reader.stats[1].cache_units < 32
+
+
+def test_a_disk_that_is_full_in_the_middle(origin, tmp_path, monkeypatch):
+    """As where reserving space means nothing."""
+    real, left = copier.pwrite_crc32c, [10]
+
+    def write(*words: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*words)
+
+    monkeypatch.setattr(copier, "pwrite_crc32c", write)
+    with said(1, "No space left"), dsprep.Reader(origin, 8, cache=tmp_path) as reader:
+        assert checked(reader) == checked(reader) == COUNT
+    monkeypatch.setattr(copier, "pwrite_crc32c", real)
+    assert epoch(origin, tmp_path).cache_units == 32
+
+
+@pytest.mark.parametrize("engine", ["buffered", "mapped"])
+def test_a_copy_that_cannot_be_read(origin, tmp_path, monkeypatch, engine):
+    epoch(origin, tmp_path)
+    real = Copy.open
+
+    def write_only(copy: Copy, name: str, flags: int = 0) -> int:
+        return real(copy, name, os.O_WRONLY if name == "0" else flags)
+
+    monkeypatch.setattr(Copy, "open", write_only)
+    stats = epoch(origin, tmp_path, notes=1, engine=engine)
+    assert stats.cache_units == stats.cache_nbytes == 0
+
+
+# --- another dataset -----------------------------------------------------------------------------
+
+
+def test_a_dataset_that_was_replaced_has_another_copy(tmp_path):
+    path, cache = made(tmp_path), tmp_path / "cache"
+    epoch(path, cache)
+    made(tmp_path, version=1)
+    with dsprep.Reader(path, 8, cache=cache) as reader:
+        assert checked(reader, version=1) == COUNT
+        assert reader.stats[0].copied_nbytes
+    assert len(CacheFolder(cache).paths()) == 2
+
+
+def test_a_dataset_that_is_written_to_while_it_is_copied(tmp_path):
+    path, cache = made(tmp_path), tmp_path / "cache"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)
+        with dsprep.Reader(path, 8, cache=cache, cache_bandwidth="1MB/s", buffers=2) as reader:
+            loop = iter(reader)
+            checked([next(loop)])
+            with path.open("r+b") as file:
+                data = file.read().replace(values(np.array([7]), 0).tobytes()[:64], b"\1" * 64)
+                file.seek(0)
+                file.write(bytes(b ^ 1 for b in data[:4096]) + data[4096:])
+            with pytest.raises((ReadError, StaleError)):
+                checked(itertools.chain(loop, reader))
+    states = np.fromfile(the_copy(cache) / "state", np.uint8)
+    held = np.fromfile(the_copy(cache) / "0", np.uint8)
+    assert (states == READY).any()
+    assert held[:4096].tobytes() != bytes(b ^ 1 for b in data[:4096])
