@@ -25,10 +25,9 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
-from weakref import WeakMethod, WeakValueDictionary, ref
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -43,7 +42,6 @@ from dsprep.errors import DsprepError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Stopped
 from dsprep.reader.order import Assignment, Leg, Sequence
-from dsprep.reading.files import File
 from dsprep.sidecar.sidecar import Sidecar
 
 CachePolicy: TypeAlias = Literal["epoch", "mini-epoch"]
@@ -89,13 +87,11 @@ class Staged:
     """A copy that is in use, and the dataset as it is read from it."""
 
     def __init__(self, copy: Copy, sidecar: Sidecar, fail: Callable[[BaseException], None]) -> None:
-        # A sidecar refers to itself: it goes when garbage is collected, the copy with this.
-        self.copy, self._fail = copy, fail
-        self.sidecar = sidecar.through(partial(_file, WeakMethod(copy.file)))
+        self.copy, self.sidecar, self._fail = copy, sidecar.through(copy.file), fail
         self.failed = self.is_whole = False
         self.new = True  # nothing was asked for
 
-    def __del__(self) -> None:
+    def __del__(self) -> None:  # the sidecar refers to itself: it goes when garbage is collected
         self.copy.close()
         self.sidecar.close()
 
@@ -159,13 +155,6 @@ class Staged:
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
         return False
-
-
-def _file(opened: WeakMethod[Callable[[int, str], File]], number: int, path: str) -> File:
-    """Return a file of a copy, which is there as long as somebody reads from it."""
-    find: Callable[[int, str], File] | None = opened()
-    assert find is not None, "the copy is in use"
-    return find(number, path)
 
 
 class Reading:
