@@ -127,7 +127,16 @@ def test_a_damaged_description_is_made_again(origin, tmp_path, text):
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-@pytest.mark.parametrize("name", ["copy.json", "state", "turn", "sums", "use"])
+@pytest.mark.parametrize("text", ["", "0 1", "0 x", "0", "\xff 4"])
+def test_a_damaged_list_of_files_is_made_again(origin, tmp_path, text):
+    with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="2MB/s") as reader:
+        checked([next(iter(reader))])
+    (the_copy(tmp_path) / "files").write_text(text, "latin-1")
+    epoch(origin, tmp_path)
+    assert epoch(origin, tmp_path).cache_units == 32
+
+
+@pytest.mark.parametrize("name", ["copy.json", "state", "turn", "sums", "use", "files"])
 def test_a_copy_without_one_of_its_tables_is_made_again(origin, tmp_path, name):
     epoch(origin, tmp_path)
     (the_copy(tmp_path) / name).unlink()

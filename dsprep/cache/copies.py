@@ -380,13 +380,13 @@ class Copy:
 
     @property
     def is_intact(self) -> bool:
-        """Whether all files are there, and nobody has cut off their ends."""
+        """Whether all files are there, nobody has cut off their ends, and they are known."""
         try:
             return all(
                 os.stat(name, dir_fd=self._handle().fd).st_size == nbytes
                 for name, nbytes in self.files().items()
             )
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return False
 
     def sync(self) -> None:
