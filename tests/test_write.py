@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 import tracemalloc
 
 import numpy as np
@@ -16,7 +17,7 @@ from support import assert_same_batch, kill_at, random_batch, schemas, take, wri
 
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.core.storage import data_files
+from dsprep.core.storage import data_files, pwrite_all
 from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedError, UsageError
 from dsprep.writing import run
 from dsprep.writing.given.spool import Spool
@@ -435,6 +436,21 @@ def test_memory_is_bounded(tmp_path, known):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + (12 << 20)
+
+
+@pytest.mark.parametrize("schema", [PLAIN, MIXED], ids=["plain", "mixed"])
+def test_memory_is_used_again_when_it_has_been_written(tmp_path, monkeypatch, schema):
+    def slow(*args):
+        time.sleep(0.002)
+        return pwrite_all(*args)
+
+    monkeypatch.setattr("dsprep.writing.given.spool.pwrite_all", slow)
+    monkeypatch.setattr("dsprep.verbs.write.PIECE_NBYTES", 1 << 10)
+    batch = random_batch(schema, 200)
+    given = iter(samples_of(batch, schema))
+    dsprep.write(tmp_path / "out.h5", given, schema=schema, durable=False)
+    with dsprep.open(tmp_path / "out.h5") as source:
+        assert_same_batch(source[:], batch, schema)
 
 
 def test_a_spool_is_read_in_any_order(tmp_path):

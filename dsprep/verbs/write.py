@@ -243,7 +243,7 @@ class Writer:
     def _flush(self, packed: Assembler) -> None:
         if self._spool is None or not len(packed):
             return
-        batch: Batch = packed.take()
+        batch: Batch = packed.take(self._spool.memory())
         self._nbytes += batch_nbytes(batch)
         self._spool.put(batch)
         if self._progress is not None:

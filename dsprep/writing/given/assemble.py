@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Column, Field, Ragged, Schema
+from dsprep.core.schema import (
+    Arena,
+    Array,
+    Batch,
+    Column,
+    DType,
+    Field,
+    Ragged,
+    Schema,
+    new_array,
+)
 from dsprep.errors import SchemaError
 from dsprep.writing.given.values import checked, checked_column, misnamed, told
 
 FIRST = 64
 """Samples for which there is room at first, where nothing says how many will come."""
+
+_Step: TypeAlias = tuple[str, Array, DType, tuple[int, ...], frozenset[type], Field]
 
 
 class Assembler:
@@ -41,7 +53,8 @@ class Assembler:
         self._fixed = [_Fixed(f, self._room) for f in schema if not f.ragged]
         self._ragged = [_Rows(f) if f.kind == "array" else _Strings(f) for f in schema if f.ragged]
         self._count = 0
-        self._each = schema.fixed_nbytes
+        self._each, self._width = schema.fixed_nbytes, len(self._names)
+        self._steps = self._planned()
 
     def __len__(self) -> int:
         return self._count
@@ -65,9 +78,10 @@ class Assembler:
             Of every field one of shape ``(count, *field.shape)``, for as many samples as come.
         """
         for column in self._fixed:
-            column.out = arrays[column.field.name]
+            column.out = arrays[column.name]
         self._room = len(next(iter(arrays.values())))
         self._count = 0
+        self._steps = self._planned()
 
     def add(self, sample: Mapping[str, Any], number: object) -> None:
         """Add a sample.
@@ -88,21 +102,19 @@ class Assembler:
         if at == self._room:
             self._grow(at + 1)
         try:
-            if len(sample) != len(self._names):
+            if len(sample) != self._width:
                 raise KeyError
-            for column in self._fixed:
-                value = sample[column.name]
-                if (
-                    type(value) is np.ndarray
-                    and value.dtype == column.dtype
-                    and value.shape == column.shape
-                ) or type(value) in column.plain:
-                    column.out[at] = value
+            for name, out, dtype, shape, plain, field in self._steps:
+                value = sample[name]
+                kind = type(value)
+                if kind in plain or (
+                    kind is np.ndarray and value.dtype == dtype and value.shape == shape
+                ):
+                    out[at] = value
                 else:
-                    column.out[at] = checked(value, column.field, number)
-            if self._ragged:
-                for rows in self._ragged:
-                    rows.put(sample[rows.name], number)
+                    out[at] = checked(value, field, number)
+            for rows in self._ragged:
+                rows.put(sample[rows.name], number)
         except BaseException as error:
             for rows in self._ragged:
                 rows.cut(at)
@@ -131,14 +143,27 @@ class Assembler:
         self._room = max(least, 2 * self._room)
         for column in self._fixed:
             column.grow(self._count, self._room)
+        self._steps = self._planned()
 
-    def take(self) -> Batch:
-        """Return the samples that were added since the last call, in memory of their own."""
+    def _planned(self) -> list[_Step]:
+        """Return the fixed fields as `add` wants them: looking them up takes longer than a copy."""
+        return [(c.name, c.out, c.dtype, c.shape, c.plain, c.field) for c in self._fixed]
+
+    def take(self, arena: Arena | None = None) -> Batch:
+        """Return the samples that were added since the last call.
+
+        Parameters
+        ----------
+        arena
+            Where arrays of those that come next lie; None: in fresh memory.
+        """
         found: dict[str, Column] = {c.name: c.out[: self._count] for c in self._fixed}
-        found |= {c.name: c.take() for c in self._ragged}
+        found |= {c.name: c.take(arena) for c in self._ragged}
         self._count = 0
         for column in self._fixed:
-            column.out = np.empty((self._room, *column.field.inner), column.dtype)
+            shape = self._room, *column.shape
+            column.out = new_array(arena, f"given.{column.name}", shape, column.dtype)
+        self._steps = self._planned()
         return {name: found[name] for name in self.schema.names}
 
 
@@ -261,11 +286,12 @@ class _Rows:
         self._rows[self._used : end] = rows
         self._used = end
 
-    def take(self) -> Ragged:
-        """Return the values that are there, and begin with none."""
+    def take(self, arena: Arena | None) -> Ragged:
+        """Return the values that are there, and begin with none; see `Assembler.take`."""
         lengths = np.array(self._lengths, np.int64)
         found = Ragged.from_lengths(self._rows[: self._used], lengths)
-        self._rows = np.empty((len(self._rows), *self.field.inner), self.field.dtype)
+        shape = len(self._rows), *self.field.inner
+        self._rows = new_array(arena, f"given.{self.name}", shape, self.field.dtype)
         self._lengths, self._used = [], 0
         return found
 
@@ -298,7 +324,7 @@ class _Strings:
         self.nbytes -= sum(map(len, self._parts[count:]))
         del self._parts[count:]
 
-    def take(self) -> Ragged:
+    def take(self, _: Arena | None) -> Ragged:
         """Return the values that are there, and begin with none."""
         lengths = np.fromiter(map(len, self._parts), np.int64, len(self._parts))
         values = np.frombuffer(b"".join(self._parts), np.uint8)

@@ -7,6 +7,7 @@ to this process only, and goes with it.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,13 +45,18 @@ class Spool(Source):
         self._fd, self._end, self._released = self._file.fileno(), 0, 0
         self._pool = ThreadPoolExecutor(1, "dsprep-spool")
         self._writing: deque[Future[int]] = deque()
+        self._arenas = itertools.cycle([Arena() for _ in range(WAITING + 1)])
         self._firsts = [0]  # the first sample of each batch, and the number of all
         self._offsets: list[dict[str, int]] = []  # by field, where a batch begins
         self._parts: dict[str, list[Ints]] = {f.name: [] for f in schema if f.ragged}
         self._edges: dict[str, Ints] = {}
 
+    def memory(self) -> Arena:
+        """Return memory for the batch after the next one; it is free when `put` has returned."""
+        return next(self._arenas)
+
     def put(self, batch: Batch) -> None:
-        """Add samples; the batch is not changed afterwards."""
+        """Add samples; the batch is not changed until it is written: see `memory`."""
         count = len(next(iter(batch.values())))
         at, buffers, offsets = self._end, [], {}
         for f in self.schema:
@@ -79,6 +85,7 @@ class Spool(Source):
         while self._writing:
             self._writing.popleft().result()
         self._pool.shutdown()
+        self._arenas = itertools.cycle([])
         for name, parts in self._parts.items():
             lengths = np.concatenate([np.zeros(1, np.int64), *parts])
             parts.clear()
