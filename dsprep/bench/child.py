@@ -131,6 +131,9 @@ def _epoch(
     ended = now()
     waits.append(ended - clock)
     after = counters.count()
+    drawn = strategy.drawn(number)
+    if drawn is not None and task.compute != "none":  # what is copied went on while it was checked
+        computed, checking = computed + checking, 0.0
     return Epoch(
         samples=samples,
         seconds=ended - began - checking,
@@ -140,7 +143,7 @@ def _epoch(
         counters=after - before,
         light=None if light is None else summed % 2**64,
         excess=excess,
-        drawn=strategy.drawn(number),
+        drawn=drawn,
     )
 
 
