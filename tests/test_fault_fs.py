@@ -39,6 +39,7 @@ import dsprep
 from dsprep.cli import app
 from dsprep.core.storage import soon
 from dsprep.errors import ReadError
+from dsprep.reader.cached import CacheWarning
 from dsprep.reader.engines import EngineWarning
 from dsprep.writing import shuffle
 
@@ -354,6 +355,29 @@ def interrupted_command(here: Here) -> None:
     assert not (here.base / "hung.h5").exists()
 
 
+def cached(here: Here, mode: str, fault: str) -> None:
+    """A cache on it changes no sample; where it cannot be used, or fails, one note says so."""
+    fs, at = here.mounted(mode), here.folder(f"cache-{fault}", mode)
+    path = here.base / f"cached-{mode}{fault}.h5"
+    dsprep.repack(here.source, path, **GROUPS)
+    cache = {"cache": at, "cache_bandwidth": "400kB/s"}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with (
+            dsprep.Reader(path, 8, **ORDER) as plain,
+            dsprep.Reader(path, 8, buffers=2, io_threads=1, **cache, **ORDER) as reader,
+        ):
+            loop = iter(reader)
+            found = [_bytes(next(loop))]
+            with fs.armed(fault) if fault else contextlib.nullcontext():
+                found += [_bytes(batch) for batch in itertools.chain(loop, reader)]
+                assert found == [_bytes(batch) for batch in itertools.chain(plain, plain)]
+            units = reader.stats[1].cache_units
+    notes = [w for w in said if w.category is CacheWarning]
+    works = mode != "calls-missing" and not fault
+    assert (units, len(notes)) == ((12, 0) if works else (0, 1))
+
+
 def bench(here: Here, mode: str) -> None:
     """What reads fastest is measured on it."""
     at = here.folder("bench", mode)
@@ -492,6 +516,14 @@ def test_an_interrupt_leaves_a_loop_whose_read_hangs(worker):
 
 def test_an_interrupt_leaves_a_command_whose_read_hangs(worker):
     worker("interrupted_command")
+
+
+@pytest.mark.parametrize(
+    ("mode", "fault"),
+    [*((mode, "") for mode in MODES), ("", "eio=always"), ("", "enospc=9000"), ("", "eio-fsync")],
+)
+def test_a_cache_changes_nothing(worker, mode, fault):
+    worker("cached", mode, fault)
 
 
 @pytest.mark.parametrize("mode", ["calls-missing", "past-the-cache"])
