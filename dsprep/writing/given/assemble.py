@@ -67,7 +67,10 @@ class Assembler:
     @property
     def nbytes(self) -> int:
         """Payload bytes of the samples that are there."""
-        return self._each * self._count + sum(c.nbytes for c in self._ragged)
+        nbytes = self._each * self._count
+        for column in self._ragged:
+            nbytes += column.nbytes
+        return nbytes
 
     def use(self, arrays: Mapping[str, Array]) -> None:
         """Begin with no samples, and put those that come into these arrays; none is ragged.
@@ -252,20 +255,27 @@ class _Rows:
 
     def __init__(self, field: Field) -> None:
         self.field, self.name = field, field.name
+        self._dtype, self._inner, self._ndim = field.dtype, field.inner, len(field.shape)
         self._lengths: list[int] = []
-        self._used = 0
+        self._used, self._row_nbytes = 0, field.row_nbytes
         self._rows: Array = np.empty((0, *field.inner), field.dtype)
 
     @property
     def nbytes(self) -> int:
         """Payload bytes."""
-        return self._used * self.field.row_nbytes
+        return self._used * self._row_nbytes
 
     def put(self, value: Any, number: object) -> None:
         """Add a sample's value."""
-        rows = checked(value, self.field, number)
-        self._append(rows)  # type: ignore[arg-type]  # not of kind bytes
-        self._lengths.append(len(rows))
+        if not (
+            type(value) is np.ndarray
+            and value.dtype == self._dtype
+            and value.ndim == self._ndim
+            and value.shape[1:] == self._inner
+        ):
+            value = checked(value, self.field, number)
+        self._append(value)
+        self._lengths.append(len(value))
 
     def join(self, part: Ragged) -> None:
         """Add the values of several samples."""
