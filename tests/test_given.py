@@ -154,6 +154,7 @@ def test_the_caller_may_change_a_value_after():
         ("rows", [[1, 2, 3]], r"found int64\[1,3\]"),
         ("rows", [1, 2], r"found int64\[2\]"),
         ("rows", np.zeros((0, 3), np.int64), r"found int64\[0,3\]"),
+        ("rows", np.zeros((1, 2)), r"found float64\[1,2\]"),
         ("rows", [[1.5, 2]], "1.5 does not fit int64"),
         ("data", "text", "expected bytes, found a str"),
         ("data", np.zeros(3), "expected bytes"),
@@ -172,6 +173,15 @@ def test_wrong_values_are_named(field, value, says):
     assert len(batch["x"]) == len(batch["rows"]) == len(batch["data"]) == 2
     assert batch["rows"][1].tolist() == FIRST["rows"]
     assert batch["text"][1] == "né"
+
+
+def test_arrays_of_rows_of_a_scalar_each():
+    packed = Assembler(Schema((Field("x", np.dtype(np.int64), (None,)),)))
+    packed.add({"x": np.arange(3)}, 0)
+    packed.add({"x": np.arange(2, dtype=">i8")}, 1)
+    with pytest.raises(SchemaError, match="found int64"):
+        packed.add({"x": np.array(3)}, 2)
+    assert [x.tolist() for x in packed.take()["x"]] == [[0, 1, 2], [0, 1]]
 
 
 def test_fields_that_are_missing_or_more():
