@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 
@@ -14,8 +15,11 @@ from support import NESTED, STRUCT, random_array, random_batch, raw, schemas, wr
 
 import dsprep
 from dsprep.core.schema import Arena, Field, Ragged, Schema
-from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
+from dsprep.formats.hdf5 import datasets
+from dsprep.formats.hdf5.datasets import Elsewhere, walk
 from dsprep.formats.options import Compression, WriteOptions
+from dsprep.reading.files import File
 
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
 
@@ -435,3 +439,88 @@ def test_a_file_of_which_most_would_be_left_out(tmp_path):
         assert len(source) == 40
     with dsprep.open(path, options(axis="none")) as source:
         assert len(source) == 1
+
+
+# --- headers that are known -------------------------------------------------------------------
+
+
+def members_of_all_kinds(path):
+    """Write groups whose datasets are alike, and some that differ in what is easily overlooked."""
+    with h5py.File(path, "w") as file:
+        file["type"] = np.dtype([("a", "<i2"), ("b", "<f4")])
+        for i in range(8):
+            group = file.create_group(f"s{i}")
+            for j in range(2):  # the first of each is opened, and the others may be known
+                group[f"image{j}"] = np.full((3, 4), i, "<f4")
+                group[f"swapped{j}"] = np.full((3, 4), i, ">f4")
+                group[f"ragged{j}"] = np.arange(i % 3)
+                group[f"label{j}"] = i
+                group.create_dataset(f"never{j}", (3, 4), "<f4")
+                group.create_dataset(
+                    f"chunks{j}", (6, 4), "<f4", chunks=(3, 4), data=np.ones((6, 4))
+                )
+                group.create_dataset(f"typed{j}", (2,), file["type"])[...] = 1
+                group.create_dataset(f"text{j}", (2,), h5py.string_dtype())[...] = "a"
+                group.create_dataset(
+                    f"external{j}", (16,), "<f4", external=[("/etc/beside", 0, 64)]
+                )
+                group[f"empty{j}"] = h5py.Empty("<f4")
+        file["s5/image1"].attrs["unit"] = "K"
+        file["s6/again"] = file["s3/image0"]
+        file["s7/image2"] = h5py.SoftLink("/s0/image0")
+
+
+def walked(path):
+    try:
+        with h5py.File(path) as file:
+            found = walk(file, File(path), path, Elsewhere(path, follow=False))
+            return found.datasets, found.groups, found.attributed, found.left_out
+    except (OSError, DsprepError) as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_known_header_gives_what_the_library_gives(tmp_path, monkeypatch, damaged):
+    path = tmp_path / "a.h5"
+    members_of_all_kinds(path)
+    data, rng = path.read_bytes(), np.random.default_rng(3)
+    for _ in range(40 if damaged else 1):
+        if damaged:
+            other = bytearray(data)
+            for at in rng.integers(len(data), size=8):
+                other[at] = int(rng.choice([other[at] ^ 1, 0, 255, rng.integers(256)]))
+            path.write_bytes(other)
+        found = walked(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(datasets._Headers, "header", lambda self, address: None)
+            assert walked(path) == found
+    if not damaged:
+        assert len(found[0]) == 8 * 16
+        assert found[2] == {"s5/image1"}
+        assert "outside the directory" in found[3]["s7/external1"]
+
+
+def test_datasets_of_known_headers_are_not_opened(tmp_path, monkeypatch):
+    path, opens = tmp_path / "a.h5", []
+    with h5py.File(path, "w") as file:
+        for i in range(50):
+            file[f"s{i}/image"], file[f"s{i}/label"] = np.full((3, 4), i), i
+    actual = h5py.h5o.open
+    monkeypatch.setattr(h5py.h5o, "open", lambda *a: opens.append(a) or actual(*a))
+    found = walked(path)
+    assert [len(found[k]) for k in (0, 1)] == [100, 51]
+    assert len(opens) == 51 + 2
+
+
+def test_a_known_header_with_an_address_beyond_the_file(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for i in range(12):
+            file[f"s{i}/image"] = np.full((3, 4), i, "<f4")
+        at = file["s7/image"].id.get_offset()
+    data = path.read_bytes()
+    place = struct.pack("<QQ", at, 48)
+    assert data.count(place) == 1
+    path.write_bytes(data.replace(place, struct.pack("<QQ", len(data) - 40, 48)))
+    with pytest.raises(FormatError, match="invalid dataset size"):
+        opened(path)

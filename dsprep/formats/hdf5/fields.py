@@ -83,7 +83,7 @@ class Fields:
             self._sound = Descriptors(self._heaps).sound
             self._own = LAYOUT_ATTRIBUTE in file.attrs
         elsewhere = Elsewhere(self._path, options.follow_external)
-        self._contents = walk(file, self._path, elsewhere)
+        self._contents = walk(file, disk, self._path, elsewhere)
         self._stated = Stated()
         if not self._own:
             self._stated = stated(self._contents, self._read_attributes)
