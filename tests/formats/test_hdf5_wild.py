@@ -493,6 +493,29 @@ def test_a_sample_without_data_is_not_left_out_in_silence(tmp_path, inside):
         assert len(source) == 12
 
 
+def test_dimensions_of_netcdf_are_not_fields(tmp_path):
+    """They hold no values, and their length may be any."""
+    netcdf = pytest.importorskip("netCDF4")
+    path = tmp_path / "a.nc"
+    with netcdf.Dataset(path, "w") as file:
+        file.createDimension("time", 6), file.createDimension("n", 6)
+        file.createDimension("many", 5_000_000_000)
+        file.createVariable("time", "f8", ("time",))[:] = np.arange(6)
+        file.createVariable("x", "i4", ("time", "n"))[:] = 1
+    with dsprep.open(path) as source:
+        assert source.schema.names == ("time", "x")
+        assert len(source) == 6
+        notes = "; ".join(source.notes)
+        assert "left out n: it is a netCDF dimension" in notes
+        assert "left out many: it is a netCDF dimension" in notes
+    with pytest.raises(SchemaError, match="many cannot be a field: it is a netCDF dimension"):
+        dsprep.open(path, options("many"))
+    with netcdf.Dataset(path, "w") as file:
+        file.createDimension("many", 5_000_000_000)
+    with pytest.raises(FormatError, match=r"no datasets that can be fields.*netCDF dimension"):
+        dsprep.open(path)
+
+
 def test_what_silo_keeps_for_itself(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["_fileinfo"] = file["_hdf5libinfo"] = np.zeros(5, "i1")

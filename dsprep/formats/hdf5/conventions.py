@@ -1,10 +1,11 @@
-"""What programs state about the datasets that they write: AnnData, PyTables, pandas, Silo, Keras.
+"""What programs state about the datasets that they write: netCDF-4, AnnData, PyTables, pandas ...
 
 Names and attributes alone say it, so this reads no values. What is kept *aside* is never taken for
 samples by itself, and is read where the user names it.
 
-Sources: AnnData, "On-disk format"; PyTables, "PyTables File Format"; the HDF5 files of pandas'
-`HDFStore`; the HDF5 driver of Silo; HDF5 Image and Palette Specification.
+Sources: NetCDF-4 File Format, "Dimensions and Coordinate Variables"; AnnData, "On-disk format";
+PyTables, "PyTables File Format"; the HDF5 files of pandas' `HDFStore`; the HDF5 driver of Silo;
+HDF5 Image and Palette Specification.
 """
 
 from __future__ import annotations
@@ -51,8 +52,12 @@ class Stated:
 
 
 def stated(contents: Contents, attributes: Attributes) -> Stated:
-    """Return what is stated about the datasets of a file; those in CSC are left out of them."""
+    """Return what is stated about the datasets of a file.
+
+    Matrices in CSC, and dimensions of netCDF that are not variables, are left out of them.
+    """
     found = Stated()
+    _netcdf(contents, attributes)
     _silo(contents, found)
     _sparse(contents, attributes, found)
     _anndata(contents, found)
@@ -65,6 +70,16 @@ def stated(contents: Contents, attributes: Attributes) -> Stated:
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+_DIMENSION = "This is a netCDF dimension but not a netCDF variable"
+
+
+def _netcdf(contents: Contents, attributes: Attributes) -> None:
+    """Leave out what netCDF-4 keeps of a dimension: a length, and no values."""
+    for path in sorted(contents.scales):
+        if _text(attributes(path).get("NAME")).startswith(_DIMENSION):
+            contents.leave_out(path, "it is a netCDF dimension, not a variable")
 
 
 _SILO = frozenset({"_fileinfo", "_hdf5libinfo", "_silolibinfo"})

@@ -137,6 +137,8 @@ class Contents:
     ----------
     attributed
         The datasets that have attributes.
+    scales
+        Those that have the attributes of a dimension scale.
     """
 
     file: Any
@@ -144,6 +146,7 @@ class Contents:
     datasets: dict[str, Held] = field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributed: set[str] = field(default_factory=set)
+    scales: set[str] = field(default_factory=set)
     left_out: dict[str, str] = field(default_factory=dict)
 
     def open(self, path: str) -> Any:
@@ -214,9 +217,15 @@ def walk(file: Any, disk: File, where: object, elsewhere: Elsewhere) -> Contents
                     found.left_out[path] = reason
                     continue
                 found.datasets[path] = known.keep(header, reason)
-                if attributed and has_attributes(attribute_names(dataset)):
+                names = attribute_names(dataset) if attributed else ()
+                if has_attributes(names):
                     found.attributed.add(path)
+                if _SCALE.issubset(names):
+                    found.scales.add(path)
     return found
+
+
+_SCALE = frozenset(("CLASS", "NAME"))
 
 
 class _Link(NamedTuple):
