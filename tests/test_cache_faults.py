@@ -452,6 +452,15 @@ def test_who_is_stopped_is_not_waited_for_for_ever(origin, tmp_path, monkeypatch
     assert epoch(origin, tmp_path).cache_units == 32
 
 
+def test_a_group_that_takes_long_is_waited_for(origin, tmp_path, monkeypatch):
+    monkeypatch.setattr("dsprep.reader.cached.SLOW_SECONDS", 0.5)
+    monkeypatch.setattr("dsprep.cache.copier.BLOCK", 2048)
+    with said(0), dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="15kB/s") as reader:
+        began = time.monotonic()
+        checked([next(iter(reader))])
+        assert time.monotonic() - began > 0.7
+
+
 @pytest.mark.parametrize("policy", ["epoch", "mini-epoch"])
 def test_jobs_with_other_seeds_at_once(origin, tmp_path, policy):
     options: dict[str, Any] = {"mini_epochs": 2, "epochs": 8}

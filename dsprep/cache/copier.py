@@ -170,6 +170,7 @@ class Copier:
                 file.check_same()  # before it is written: ranges may overlap
                 self._drawn(len(part))
                 crc = pwrite_crc32c(to.fd, [part], at, crc)
+                copy.beat()
             if k == 0 and piece.crc32c is not None and crc != piece.crc32c:
                 self._refuse(copy, i, file, r, piece.crc32c, crc)
                 return

@@ -9,7 +9,7 @@
         turn        uint32 per piece: which is wanted sooner
         sums        uint32 per piece: the CRC-32C of its ranges, one after another
         use         locked by all who read it or fill it; its time is that of the last use
-        fill        locked by the one who fills it
+        fill        locked by the one who fills it; its time is when something arrived
         files       a line with name and bytes of each file of the dataset that it has
         synced      there once all that it holds is on the disk
         compared    what the files of the dataset were when they were compared with the sidecar;
@@ -416,6 +416,14 @@ class Copy:
             return Lock(self.open("fill", os.O_RDWR))
         except BlockingIOError:
             return None
+
+    def beat(self) -> None:
+        """Note that something of it arrives, perhaps a part of a large piece."""
+        os.utime(f"/proc/self/fd/{self._handle().fd}/fill")
+
+    def beaten(self) -> int:
+        """Return when that was, by the clock of the file system."""
+        return os.stat("fill", dir_fd=self._handle().fd).st_mtime_ns
 
     def is_filled_by_somebody(self) -> bool:
         """Whether a process fills it now."""

@@ -145,7 +145,7 @@ class Staged:
             now = time.monotonic()
             if now - looked > 10 * PAUSE:
                 looked = now
-                done = int((self.copy.states() == READY).sum())
+                done = self.copy.beaten()
                 if done != count:
                     count, progress = done, now
                 if self.copy.is_filled_by_somebody():
