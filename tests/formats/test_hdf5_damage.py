@@ -246,6 +246,27 @@ def test_a_chunk_whose_size_is_set_to_0(tmp_path):
 
 
 @pytest.mark.parametrize("userblock", [0, 512])
+def test_sequences_whose_stored_size_is_set_to_0(tmp_path, userblock):
+    """They are not those that were never written, which are empty."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", userblock_size=userblock) as file:
+        file.create_dataset("never", (12,), h5py.vlen_dtype("<i2"))
+        x = file.create_dataset("x", (12,), h5py.vlen_dtype("<i2"))
+        for i in range(12):
+            x[i] = np.arange(i)
+        place = struct.pack("<QQ", x.id.get_offset() - userblock, 192)
+    with opened(path) as source:
+        batch = source.read(0, 12)
+        assert [len(item) for item in batch["x"]] == [*range(12)]
+        assert not any(map(len, batch["never"]))
+    data = path.read_bytes()
+    assert data.count(place) == 1
+    path.write_bytes(data.replace(place, place[:8] + bytes(8)))
+    with pytest.raises(FormatError, match="field x: data of no bytes have an address"):
+        opened(path).read(0, 12)
+
+
+@pytest.mark.parametrize("userblock", [0, 512])
 def test_data_behind_the_end_that_the_file_states(tmp_path, userblock):
     """The library reads nothing there, though the bytes are those of the data."""
     path = tmp_path / "a.h5"

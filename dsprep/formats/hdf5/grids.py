@@ -317,7 +317,12 @@ def _contiguous(
     nbytes = math.prod(shape) * itemsize
     # Before the first write there is no address, or, with a user block, a false one.
     stored = dataset.id.get_storage_size()
-    offset = dataset.id.get_offset() if stored == nbytes else None
+    offset = dataset.id.get_offset() if stored in (0, nbytes) else None
+    if not stored:
+        first = dataset.file.id.get_create_plist().get_userblock()
+        if offset is not None and offset > first:  # the library reads there, whatever the size
+            raise FormatError("data of no bytes have an address", where=where, found=offset)
+        offset = None
     if not shape:  # one element, perhaps of an array type
         shape = (dataset.dtype.subdtype or (None, (1,)))[1]
         itemsize = nbytes // math.prod(shape)
