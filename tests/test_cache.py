@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +28,7 @@ from dsprep.cache.copies import LEFT_OUT, READY, Copy
 from dsprep.cache.folder import CacheFolder, info_of
 from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.schema import Field, Schema
+from dsprep.reader.cached import CacheWarning
 from dsprep.verbs.cache import verify_copies
 
 COUNT = 100
@@ -419,6 +421,19 @@ def test_a_loop_is_continued_with_a_cache_or_without(options, datasets, tmp_path
             cached.load_state_dict(state)
             for a, b in zip(epochs(plain, 3), epochs(cached, 3), strict=True):
                 assert_same_batch(b, a, plain.schema)
+
+
+def test_what_a_copy_cannot_prove_is_not_read_from_it(tmp_path):
+    path, cache = tmp_path / "x.h5", tmp_path / "cache"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(400)
+    dsprep.provenance(path, checksums=True)
+    with pytest.warns(CacheWarning, match="16 MiB block"):
+        reader = dsprep.Reader(path, 8, verify=True, cache=cache, shuffle="none")
+    with reader:
+        assert [x for batch in reader for x in batch["x"]] == list(range(400))
+        assert reader.stats[0].cache_nbytes == 0
+    assert not cache.exists()
 
 
 def test_a_pickled_reader_has_the_cache(datasets, tmp_path):

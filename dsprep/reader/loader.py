@@ -20,7 +20,7 @@ from dsprep.core.marks import Mark
 from dsprep.core.schema import Batch, Ints, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
-from dsprep.reader.cached import ReaderCache, compared
+from dsprep.reader.cached import CacheWarning, ReaderCache, compared
 from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.filling import Filler
@@ -35,7 +35,7 @@ from dsprep.reader.order import Assignment, Leg, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import Place, detect
 from dsprep.reader.units import cut_units, first_file, is_decoded, sample_nbytes
-from dsprep.sidecar.proofs import said
+from dsprep.sidecar.proofs import WORDS, said
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorting_field
 
@@ -252,11 +252,23 @@ class Reader(ReaderOptions):
         self._node = None
         options = self.cache_options(self._choice.threads)
         self._cache: ReaderCache | None = None
-        if options is not None and self.samples:
+        if options is not None and self.samples and self._is_cacheable():
             self._cache = ReaderCache(
                 self._sidecar, self.schema.names, self._order, options, self._ledger
             )
             weakref.finalize(self, self._cache.close)  # also where nobody does
+
+    def _is_cacheable(self) -> bool:
+        """Whether what is read can be compared in a copy as asked; a warning says if not."""
+        found = {WORDS["member"], WORDS["block"]} & set(self.verified.values())
+        if found:
+            warnings.warn(
+                f"the cache is not used: verify=True compares each sample with the {found.pop()}, "
+                "of which a copy has parts; leave out verify, or repack the dataset",
+                CacheWarning,
+                stacklevel=4,
+            )
+        return not found
 
     def _reading(self, comm: Any) -> Settings:
         """Return how a pipeline works."""
