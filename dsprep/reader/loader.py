@@ -263,7 +263,7 @@ class Reader(ReaderOptions):
         found = {WORDS["member"], WORDS["block"]} & set(self.verified.values())
         if found:
             warnings.warn(
-                f"the cache is not used: verify=True compares each sample with the {found.pop()}, "
+                f"the cache is not used: verify=True compares with the {min(found)}, "
                 "of which a copy has parts; leave out verify, or repack the dataset",
                 CacheWarning,
                 stacklevel=4,
