@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+import time
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -313,7 +314,8 @@ def test_mini_epochs_that_are_over_leave_no_file_open(datasets, tmp_path):
 
     def opened():
         links = (p for p in Path("/proc/self/fd").iterdir() if p.is_symlink())
-        return [name for p in links if (name := str(p.readlink())).startswith(str(cache))]
+        names = [str(p.readlink()) for p in links]
+        return [n for n in names if n.startswith(str(cache)) and "-part-" in n]
 
     gc.collect()
     gc.disable()
@@ -330,6 +332,15 @@ def test_mini_epochs_that_are_over_leave_no_file_open(datasets, tmp_path):
 
 
 # --- who shares it ---------------------------------------------------------------------------
+
+
+def test_no_thread_stays_when_all_is_there(datasets, tmp_path):
+    with dsprep.Reader(datasets("out.h5 ragged"), 8, cache=tmp_path / "cache") as reader:
+        list(reader)
+        until = time.monotonic() + 5
+        while any(t.name == "dsprep-cache" for t in threading.enumerate()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def test_the_next_reader_finds_what_was_copied(datasets, tmp_path):

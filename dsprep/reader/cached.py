@@ -27,12 +27,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary, finalize, ref
 
 import numpy as np
 
 from dsprep.cache.compared import kept
-from dsprep.cache.copier import Copier, Throttle
+from dsprep.cache.copier import NO_SPACE, Copier, Throttle
 from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
@@ -90,10 +90,9 @@ class Staged:
         self.copy, self.sidecar, self._fail = copy, sidecar.through(copy.file), fail
         self.failed = self.is_whole = False
         self.new = True  # nothing was asked for
-
-    def __del__(self) -> None:  # the sidecar refers to itself: it goes when garbage is collected
-        self.copy.close()
-        self.sidecar.close()
+        # At once, where the sidecar, which refers to itself, goes when garbage is collected; and
+        # not by `__del__`, within which `WeakValueDictionary` still gives out the object.
+        finalize(self, _close, copy, self.sidecar).atexit = False
 
     def fail(self, error: BaseException) -> None:
         """Read nothing from it any more, because of an error."""
@@ -157,6 +156,11 @@ class Staged:
         return False
 
 
+def _close(copy: Copy, sidecar: Sidecar) -> None:
+    copy.close()
+    sidecar.close()
+
+
 class Reading:
     """What a rank reads in a pass, and from which copy.
 
@@ -187,6 +191,15 @@ class Reading:
             self.current.fail(error)
             there = False
         return self.current if there else None, time.perf_counter() - began
+
+
+def _is_kept(staged: Staged) -> bool:
+    """Whether there is nothing to do for a copy."""
+    try:
+        return staged.failed or (staged.is_filled and staged.copy.is_synced)
+    except OSError as error:
+        staged.fail(error)
+        return True
 
 
 class ReaderCache:
@@ -238,7 +251,9 @@ class ReaderCache:
                     staged.append(self._staged(facts))
                     self._ask(staged[-1], sequence, leg)
             except (OSError, DsprepError, ValueError, KeyError, TypeError) as error:
-                self._note(error)
+                # The tables of a next mini-epoch find room at the latest when it begins.
+                if not staged or getattr(error, "errno", None) not in NO_SPACE:
+                    self._note(error)
             current, coming = [*staged, None, None][:2]
             found = Reading(self._pieces, self._order, current, coming)
             before = self._last.get(leg.rank)
@@ -246,19 +261,18 @@ class ReaderCache:
             self._readings = (*map(ref, self._alive()), ref(found))
             if before is not None and not self._keeps:
                 self._let_go(before, found)
-            if self._thread is None and staged and not self._closing.is_set():
+            if self._thread is None and not (self._closing.is_set() or self._is_idle):
                 self._start()
             self._wake.set()
         return found
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="dsprep-cache", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dsprep-cache", daemon=True)
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError as error:  # there are too many
+            self._thread = None
             self._note(error)
-        else:
-            self._thread = thread
 
     def _ask(self, staged: Staged | None, sequence: Sequence, leg: Leg) -> None:
         """Have what a rank wants filled in, in its order; and then the rest of a mini-epoch."""
@@ -359,10 +373,22 @@ class ReaderCache:
         return list(dict.fromkeys(s for s in found if s is not None and not s.failed))
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        while not self._ends():
             self._wake.wait(PAUSE)
             self._wake.clear()
             self._work()
+
+    def _ends(self) -> bool:
+        """Whether the thread ends, until there is something to do again."""
+        with self._lock:
+            if self._closing.is_set() or self._is_idle:
+                self._thread = None
+            return self._thread is None
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether all that is wanted is there, and nothing is to be removed."""
+        return not self._over and all(map(_is_kept, self._wanted()))
 
     def _work(self) -> None:
         """Remove what is over, and fill what is wanted; keep nothing of it in use meanwhile."""
@@ -377,7 +403,7 @@ class ReaderCache:
         try:
             if again:
                 staged.copy.ask_again()
-            if not (staged.copy.is_filled and staged.copy.is_synced):
+            if not _is_kept(staged):
                 self._copier.fill(staged.copy, lambda: self._is_outdated(staged))
         except Exception as error:  # whatever it is, others wait for this thread
             staged.fail(error)
@@ -404,9 +430,10 @@ class ReaderCache:
         """End the thread; copies stay."""
         if self._pid != os.getpid():  # of a fork: all of it is the parent's
             return
-        self._closing.set()
-        self._wake.set()
-        thread = self._thread
+        with self._lock:
+            thread = self._thread
+            self._closing.set()
+            self._wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(5.0)
         with self._lock:
