@@ -8,7 +8,7 @@ Two policies; neither changes what comes, nor when:
     gains nothing (Mohan et al., section 4.1).
 ``"mini-epoch"``
     A copy of each mini-epoch: of the one that is under way, and of the next one, which is filled
-    meanwhile (S002, section III). A copy is removed when its mini-epoch is over, unless epochs
+    meanwhile (Xu et al., section III). A copy is removed when its mini-epoch is over, unless epochs
     always have the same parts and there is room.
 
 A thread here fills the copies, unless another process of the node does. What is to come is waited

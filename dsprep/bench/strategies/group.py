@@ -1,4 +1,4 @@
-"""A group per read, with and without overlap: S000's "Async I/O" and "Async I/O (DB)".
+"""A group per read, with and without overlap: "Async I/O" and "Async I/O (DB)".
 
 Source: Lee et al., "Asynchronous I/O Strategy for Large-Scale Deep Learning Applications".
 """

@@ -1,4 +1,4 @@
-"""tf.data: over HDF5 with one sample per read (S000's TF and TF-Pre), and over TFRecord."""
+"""tf.data: over HDF5 with one sample per read (Lee et al.'s TF and TF-Pre), and over TFRecord."""
 
 from __future__ import annotations
 

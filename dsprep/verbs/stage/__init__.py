@@ -2,7 +2,7 @@
 
 Which pieces that are follows from the sidecar and the Reader's order. They are copied into a cache
 as a `dsprep.Reader` keeps it, so that one that is given the same directory finds them there, and
-opens no data file as long as it reads nothing else. Source: S001, section 6.
+opens no data file as long as it reads nothing else. Source: Pumma et al., section 6.
 """
 
 from __future__ import annotations
