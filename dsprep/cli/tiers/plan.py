@@ -83,7 +83,7 @@ def tiers(
         for warning in plan.warnings:
             note(warning)
     if html is not None:
-        from dsprep.bench.report.tiers import html as page
+        from dsprep.bench.report.tier_plan import html as page
 
         write(html, page(plan, Path(data).name, dict(rows(plan))))
 
