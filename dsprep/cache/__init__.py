@@ -2,7 +2,7 @@
 
 `pieces`
     Where the bytes of groups are: pure.
-`copies`
+`copies`, `locks`
     One copy in a directory: what it holds, who uses it.
 `folder`
     The directory with all copies: its size, and what is removed to make room.

@@ -1,9 +1,13 @@
 """Feeding training: batches read ahead, group by group, by ``preadv`` at computed offsets.
 
-`loader`
+`loader`, `options`
     `Reader`, the public class, and its options.
 `order`, `units`
     Which samples a rank delivers, and when: pure. How much is read at a time.
+`mini_epochs`, `adaptive`
+    Parts of an epoch that are passed several times; who decides how often.
+`cached`
+    What is read from a copy on a faster tier, and which copies there are to be.
 `ranks`, `defaults`
     Which process this is; how many threads read where nobody says.
 `filling`
