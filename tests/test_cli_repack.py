@@ -232,3 +232,16 @@ def test_inspect_shows_the_groups(name, train, tmp_path):
     assert json.loads(done.stdout)["groups"] == {"count": 34, "samples": 30}
     done = CliRunner().invoke(app, ["inspect", str(train), "--json"])
     assert json.loads(done.stdout)["groups"] is None
+
+
+@pytest.mark.parametrize("error", [OSError(107, "not connected"), KeyError(), ValueError("odd")])
+def test_a_measurement_that_fails_ends_no_repack_that_is_done(train, tmp_path, monkeypatch, error):
+    def measure(*_):
+        raise error
+
+    monkeypatch.setattr(break_even, "measure", measure)
+    done = run(train, tmp_path / "out.h5", "-b", 8, measure=True)
+    assert done.exit_code == 0
+    assert "note: when the rewrite pays off was not measured: " in done.stderr
+    assert "wrote" in done.stdout
+    assert (tmp_path / "out.h5.dsprep.json").exists()

@@ -41,7 +41,7 @@ from dsprep.core.storage import soon
 from dsprep.errors import ReadError
 from dsprep.reader.cached import CacheWarning
 from dsprep.reader.engines import EngineWarning
-from dsprep.writing import shuffle
+from dsprep.writing import shuffle, staging
 
 TARGETS = (".h5", ".lmdb", ".tfrecord", ".zarr", ".zarr.zip")
 ENGINES = ("buffered", "direct", "mapped")
@@ -98,7 +98,8 @@ class Here:
         backing, at = self.base / f"{mode}-backing", self.base / f"{mode}-mount"
         backing.mkdir()
         at.mkdir()
-        return self._stack.enter_context(Mounted(backing, at, *MODES.get(mode, ("stale=1",))))
+        usual = () if mode == "times" else ("stale=1",)  # else the kernel keeps them
+        return self._stack.enter_context(Mounted(backing, at, *MODES.get(mode, usual)))
 
     @cache  # noqa: B019
     def expected(self, target: str) -> tuple[dict[str, str], str]:
@@ -293,6 +294,37 @@ def failing_reads(here: Here, target: str) -> None:
     assert not (here.base / f"never{target}").exists()
     with fs.armed("eio=always"):
         assert "cannot be read" in str(dsprep.check(path, full=True)[0])
+
+
+def times_that_move(here: Here, target: str) -> None:
+    """What a run has written is its own, though the server moves its times when it is closed."""
+    fs = here.mounted("times")
+    for number, seconds in enumerate((0.003, 0.03, 0.1)):
+        at = here.folder(f"times{number}{target}", "times")
+        with fs.armed(f"restamp={seconds}"):
+            dsprep.convert(here.source, at / f"made{target}")
+            report = dsprep.repack(
+                here.source, at / f"grouped{target}", shuffle=3, measure=True, **GROUPS
+            )
+            assert report.break_even is not None, report.unmeasured
+            items = {"function": _two, "workers": 2}
+            assert dsprep.write(at / f"items{target}", range(40), **items).samples == 80
+            again = at / f"again{target}"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(staging, "_clear", _interrupt)  # it has its name by then
+                with pytest.raises(KeyboardInterrupt):
+                    dsprep.convert(here.source, again)
+            time.sleep(min(seconds, 0.05))
+            assert dsprep.convert(here.source, again).resumed == COUNT
+    assert fs.counts()["restamp"]
+
+
+def _two(item: int) -> list[dict[str, Any]]:
+    return [{"x": np.full(2000, item), "y": k} for k in range(2)]
+
+
+def _interrupt(_: Path) -> bool:
+    raise KeyboardInterrupt
 
 
 def replaced_while_read(here: Here, kind: str) -> None:
@@ -503,6 +535,11 @@ def test_what_cannot_be_written_is_not_published(worker, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_cannot_be_read_is_named(worker, target):
     worker("failing_reads", target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_times_of_what_was_written_may_move(worker, target):
+    worker("times_that_move", target)
 
 
 @pytest.mark.parametrize("kind", [".nfs", ".fuse_hidden"])

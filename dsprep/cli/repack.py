@@ -17,7 +17,6 @@ from dsprep.cli.report import (
     print_json,
     print_rows,
     progress_bar,
-    remark,
     say,
     voice,
 )
@@ -143,15 +142,14 @@ def repack(
                 **_plan_json(plan),
                 "reports": [vars(r) for _, r in report.parts],
                 "break_even": report.break_even and vars(report.break_even),
+                "unmeasured": report.unmeasured or None,
             }
         )
         return
     for line in dict.fromkeys(line for _, done in report.parts for line in done.notes):
         note(line)
-    if measure and report.break_even is None and any(p.job.samples for p in plan.parts):
-        remark(
-            "when the rewrite pays off was not measured: such groups have no offsets in the sidecar"
-        )
+    if report.unmeasured:
+        note(f"when the rewrite pays off was not measured: {report.unmeasured}")
     _print_report(report)
 
 

@@ -14,6 +14,10 @@ the same file. There sizes, time stamps and the digest are compared. The process
 out compares all of it in the end. Clients keep attributes and missing names for a while, too: what
 seems to be changed or missing is opened first, which asks the server, and on another node it is
 given `storage.PATIENCE`.
+
+What this job itself writes, under its lock, is another matter: nobody else can write to it, and
+some clients and servers move its times by up to a second when it has long been closed. Of that,
+sizes are compared; see `sole_writer`.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -60,9 +66,42 @@ def same_time(a: int, b: int) -> bool:
     return a == b or any(a // u == b // u and (a % u == 0 or b % u == 0) for u in UNITS)
 
 
-def same_file(before: Status, now: Status) -> bool:
+_sole: Counter[str] = Counter()
+"""Absolute paths at and below which nobody but the job of this process writes, and how often."""
+_sole_lock = threading.Lock()
+
+
+@contextmanager
+def sole_writer(*paths: Path) -> Iterator[None]:
+    """Compare what lies at and below these paths by size alone: nobody else can write there."""
+    own = [os.path.abspath(path) for path in paths]  # noqa: PTH100 (links stay as they are)
+    with _sole_lock:
+        _sole.update(own)
+    try:
+        yield
+    finally:
+        with _sole_lock:
+            _sole.subtract(own)
+            for path in own:
+                if not _sole[path]:
+                    del _sole[path]
+
+
+def _is_sole(path: str | Path) -> bool:
+    """Whether only this job writes to a file."""
+    if not _sole:
+        return False
+    name = os.path.abspath(path)  # noqa: PTH100
+    with _sole_lock:
+        return any(name == own or name.startswith(f"{own}/") for own in _sole)
+
+
+def same_file(path: str | Path, before: Status, now: Status) -> bool:
     """Whether a file on the same mount is the same, as far as its status says that."""
-    return before[1] == now[1] and same_time(before[2], now[2]) and same_time(before[3], now[3])
+    if before[1] != now[1]:
+        return False
+    same = same_time(before[2], now[2]) and same_time(before[3], now[3])
+    return same or _is_sole(path)
 
 
 def is_coarse(found: Status) -> bool:
@@ -115,8 +154,8 @@ class Mark:
     sampled
         The digest of sampled blocks, where the change time is coarse; see `sample`.
     locked
-        Whether this job writes it and nobody else can: sizes alone are compared then, since
-        clients may for long show other times of what one of them wrote.
+        Whether this job writes it and nobody else can: sizes alone are compared then, also of its
+        files while they are read; see `sole_writer`.
     """
 
     path: Path
@@ -243,7 +282,7 @@ class Mark:
     def is_same(self, now: Mark) -> bool:
         """Whether what is there `now` is what it was; its digest is taken where that decides."""
         if self.locked:
-            return (self.status[1], self.files) == (now.status[1], now.files)
+            return self.has_sizes(now)
         if not self.is_alike(now):
             return False
         here = self.at == now.at
@@ -254,11 +293,14 @@ class Mark:
             return True
         return self.has_sampled()
 
+    def has_sizes(self, now: Mark) -> bool:
+        """Whether there are as many files and bytes."""
+        return (self.status[1], self.files) == (now.status[1], now.files)
+
     def is_alike(self, now: Mark) -> bool:
         """Whether sizes, names and time stamps are the same, as far as times are kept."""
         mine, other = self.status, now.status
-        facts = mine[1] == other[1], self.files == now.files, self.each == now.each
-        return all(facts) and same_time(mine[2], other[2])
+        return self.has_sizes(now) and self.each == now.each and same_time(mine[2], other[2])
 
     def has_sampled(self) -> bool:
         """Whether the sampled blocks of what lies there now are those of the digest."""
@@ -346,13 +388,14 @@ def unchanged(marks: Iterable[Mark]) -> Iterator[None]:
     That is also raised where what is done fails: its own error may just be a consequence.
     """
     marks = tuple(marks)
-    check(marks)
-    try:
-        yield
-    except (DsprepError, OSError):
+    with sole_writer(*(mark.path for mark in marks if mark.locked)):
         check(marks)
-        raise
-    check(marks)
+        try:
+            yield
+        except (DsprepError, OSError):
+            check(marks)
+            raise
+        check(marks)
 
 
 def check(marks: Iterable[Mark]) -> None:

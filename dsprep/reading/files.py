@@ -92,8 +92,8 @@ class File:
         """
         found = os.fstat(self.fd)
         now = status(found)
-        if now != self.status and not same_file(self.status, now):
-            renamed = same_file(self.status, (*now[:3], self.status[3]))
+        if now != self.status and not same_file(self.where, self.status, now):
+            renamed = same_file(self.where, self.status, (*now[:3], self.status[3]))
             if not renamed or found.st_nlink == self._links:
                 raise changed(self.path, self.status, now)
             self.status, self._links = now, found.st_nlink
@@ -213,7 +213,7 @@ class Files:
             before = mark.status
             if mark.each:  # of many files, only the newest of their change times is known
                 before = (*now[:3], min(now[3], before[3]))
-        if before is not None and not same_file(before, now):
+        if before is not None and not same_file(file, before, now):
             raise changed(Path(file), before, now)
         if before is None or before[0] == now[0] or not is_coarse(before):
             pass  # else neither another inode nor the same change time says much

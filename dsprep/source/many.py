@@ -290,7 +290,7 @@ class MultiSource(Source):
         before = self._status.setdefault(index, status(path.stat()))
         source = _open_file(self.format, path, self.options, self.hint)
         now = status(path.stat())
-        if not same_file(before, now):
+        if not same_file(path, before, now):
             source.close()
             raise changed(path, before, now)
         return source

@@ -21,6 +21,7 @@ import numpy as np
 from dsprep import formats
 from dsprep.core.atomic import partial_path
 from dsprep.core.groups import Grouping, GroupPlan, even
+from dsprep.core.marks import sole_writer
 from dsprep.core.schema import Array, Batch, Ints, Ragged
 from dsprep.core.storage import free_memory, total_memory
 from dsprep.errors import FormatError, UsageError
@@ -127,11 +128,14 @@ class RepackReport:
         Each output's part and report.
     break_even
         After how many epochs the rewrite pays off; None if it was not measured.
+    unmeasured
+        Why it was not, though it was to be.
     """
 
     plan: RepackPlan
     parts: tuple[tuple[SplitPart, Report], ...]
-    break_even: BreakEven | None
+    break_even: BreakEven | None = None
+    unmeasured: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -531,15 +535,25 @@ def run_repack(
             (part, replace(report, notes=(*report.notes, *output.discard())))
             for part, report, output in zip(plan.parts, reports, outputs, strict=True)
         ]
-    seconds = sum(report.seconds for _, report in done)
-    found = _break_even(plan.source, done[0][1].sidecar, seconds) if measure else None
-    return RepackReport(plan=plan, parts=tuple(done), break_even=found)
+    report = RepackReport(plan=plan, parts=tuple(done))
+    if not measure or not any(part.job.samples for part in plan.parts):
+        return report
+    try:  # the outputs are there, whatever becomes of this
+        with sole_writer(*targets):
+            found = _break_even(report)
+    except Exception as error:
+        return replace(report, unmeasured=str(error) or type(error).__name__)
+    if found is None:
+        return replace(report, unmeasured="such groups have no offsets in the sidecar")
+    return replace(report, break_even=found)
 
 
-def _break_even(source: Source, beside: Path, seconds: float) -> BreakEven | None:
-    """Return when the rewrite pays off; None where the sidecar `beside` gives no offsets."""
+def _break_even(report: RepackReport) -> BreakEven | None:
+    """Return when the rewrite pays off; None where the sidecar gives no offsets."""
+    source, beside = report.plan.source, report.parts[0][1].sidecar
     if not spec.read(beside).layouts:
         return None
+    seconds = sum(done.seconds for _, done in report.parts)
     with Sidecar.open(beside) as target:
         return break_even.measure(source, source.files(), target, seconds)
 
@@ -609,7 +623,8 @@ def repack(
     -------
     RepackReport
         `plan`; `parts`, a pair of part and report for each output; and `break_even`, after how many
-        epochs the rewrite pays off, None unless `measure` is True.
+        epochs the rewrite pays off, None unless `measure` is True and it can be measured
+        (`unmeasured` says why it cannot).
 
     Raises
     ------

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsprep import executors
+from dsprep.core.marks import sole_writer
 from dsprep.core.storage import node, remove, sync_directory, tree_nbytes, wait_for
 from dsprep.errors import DsprepError, ExecutorError, UsageError
 from dsprep.formats.base import Opening, Source, State, Writer
@@ -179,7 +180,8 @@ def _do(task: _Task) -> _Written:
     try:
         for directory in (task.attempts, task.path.parent):
             wait_for(directory, task.node)
-        return _do_shard(task) if task.position is None else _do_part(task)
+        with sole_writer(task.root):
+            return _do_shard(task) if task.position is None else _do_part(task)
     except DsprepError as error:
         raise _told_of(task, str(error)) from error
     except OSError as error:

@@ -24,7 +24,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from typing import Any, Self
 from dsprep.core import atomic
 from dsprep.core.atomic import made_path, partial_path
 from dsprep.core.locking import Lock
-from dsprep.core.marks import ChangedError, Mark, is_coarse, place, sample, status
+from dsprep.core.marks import ChangedError, Mark, is_coarse, place, sample, sole_writer
 from dsprep.core.storage import HIDDEN, remove, revalidate, soon, sync_directory
 from dsprep.errors import DsprepError, FormatError, TargetError
 from dsprep.sidecar import spec
@@ -119,6 +119,7 @@ class Staging:
         if restart or not published(target):
             check_target(target, overwrite)
         self._lock: Lock | None = None
+        self._stack = ExitStack()
         self._gone = False
         self.notes: tuple[str, ...] = ()
         try:
@@ -145,6 +146,7 @@ class Staging:
                     fix="wait for it to end",
                 ) from error
             else:
+                self._stack.enter_context(sole_writer(self.root))
                 self.notes = self._lock.notes
                 return
 
@@ -282,6 +284,7 @@ class Staging:
 
     def close(self) -> None:
         """Release the lock; the working directory stays for the next run."""
+        self._stack.close()
         if self._lock is not None:
             self._lock.release()
         self._lock = None
@@ -337,17 +340,16 @@ def _complete(target: Path) -> Mark | None:
 
 
 def _is_content(mark: Mark) -> bool:
-    """Whether what lies there now has the sizes, times and sampled blocks of a mark."""
-    return mark.is_alike(Mark.with_files(mark.path)[0]) and mark.has_sampled()
+    """Whether what lies there now has the sizes and sampled blocks of a mark; times move on."""
+    return mark.has_sizes(Mark.with_files(mark.path)[0]) and mark.has_sampled()
 
 
 def _is_renamed(path: Path, mark: Mark) -> bool:
     """Whether `path` is what was marked under another name, since its inode is; mostly it is."""
     found = path.lstat()
-    inode, nbytes, mtime, _ = status(found)
-    if mark.at != place(found) or is_coarse(mark.status) or inode != mark.status[0]:
+    if mark.at != place(found) or is_coarse(mark.status) or found.st_ino != mark.status[0]:
         return False  # or inodes say nothing
-    return path.is_dir() or (nbytes, mtime) == mark.status[1:3]
+    return path.is_dir() or _is_content(replace(mark, path=path))
 
 
 def discard(root: Path) -> None:

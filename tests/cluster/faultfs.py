@@ -105,6 +105,10 @@ FAULTS: dict[str, tuple[Callable[[str], Any], str]] = {
     "no-xattr": (_errno(errno.EOPNOTSUPP), "no extended attributes"),
     "coarse": (_number(1.0), "times are whole multiples of so many seconds"),
     "clock": (_number(60.0), "the clock that stamps files is so many seconds ahead"),
+    "restamp": (
+        _number(0.5),
+        "times move by a second, so many seconds after a file was synced or closed",
+    ),
     "big-inodes": (_whole(1), "inode numbers above 2**63"),
     "inodes": (_whole(1), "inode numbers follow from this seed: another after each mount, or node"),
     "stale": (_number(3600.0), "the kernel keeps attributes and entries for so many seconds"),
@@ -286,6 +290,7 @@ class FaultFS:
         self._handles: dict[int, Handle] = {}
         self._next = itertools.count(2)
         self._hanging: dict[int, tuple[threading.Event, bool]] = {}
+        self._restamped: dict[tuple[int, int], float] = {}
         self.ended = threading.Event()
         self._calls: dict[int, Callable[..., Any]] = {
             1: self.lookup, 3: self.getattr, 4: self.setattr, 5: self.readlink, 6: self.symlink,
@@ -402,6 +407,8 @@ class FaultFS:
     def _attr(self, facts: os.stat_result) -> bytes:
         ahead = int((self.faults.get("clock") or 0) * 1e9)
         grain = int((self.faults.get("coarse") or 1e-9) * 1e9)
+        if time.monotonic() > self._restamped.get((facts.st_dev, facts.st_ino), float("inf")):
+            ahead += 10**9
         times = [
             divmod((t + ahead) // grain * grain, 10**9)
             for t in (facts.st_atime_ns, facts.st_mtime_ns, facts.st_ctime_ns)
@@ -411,6 +418,14 @@ class FaultFS:
             *(t[1] for t in times), facts.st_mode, facts.st_nlink, facts.st_uid, facts.st_gid,
             facts.st_rdev, self.faults.get("blksize") or facts.st_blksize, 0,
         )  # fmt: skip
+
+    def _restamp(self, handle: Handle) -> None:
+        """Have the times of a file that was written move in a moment."""
+        seconds = self.faults.fire("restamp", handle.node) if handle.wrote else None
+        if seconds is not None:
+            facts = os.fstat(handle.fd)
+            due = time.monotonic() + seconds
+            self._restamped.setdefault((facts.st_dev, facts.st_ino), due)
 
     def _valid(self) -> tuple[int, int]:
         seconds, fraction = divmod(self.faults.get("stale") or 0.0, 1)
@@ -648,6 +663,7 @@ class FaultFS:
         fh, _, _, owner = struct.unpack_from("<QIIQ", body)
         handle = self._handles[fh]
         self._unlock(handle, owner)
+        self._restamp(handle)
         if handle.wrote:
             self.faults.refuse("enospc-close", handle.node)
 
@@ -667,6 +683,7 @@ class FaultFS:
     def fsync(self, node: Node, body: memoryview, unique: int) -> None:
         handle = self._handles[struct.unpack_from("<Q", body)[0]]
         self.faults.refuse("eio-fsync", handle.node)
+        self._restamp(handle)
 
     def fallocate(self, node: Node, body: memoryview, unique: int) -> None:
         self.faults.refuse("no-fallocate", node)
