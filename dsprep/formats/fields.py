@@ -10,11 +10,19 @@ from dsprep.core.schema import Column, Field, FieldSpec, Ragged
 from dsprep.errors import FormatError, SchemaError, UsageError
 
 
-def missing_field(path: str, available: Iterable[str], where: object = None) -> SchemaError:
+class MissingField(SchemaError):
+    """A field was asked for that a file does not have: `path` is what it would be called there."""
+
+    path: str
+
+
+def missing_field(path: str, available: Iterable[str], where: object = None) -> MissingField:
     """Return the error for a field that is not there, with the names that are."""
     names = sorted(available)
     shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return SchemaError(f"there is no field {path}", where=where, expected=f"one of {shown}")
+    error = MissingField(f"there is no field {path}", where=where, expected=f"one of {shown}")
+    error.path = path
+    return error
 
 
 def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list[tuple[str, Field]]:

@@ -25,14 +25,16 @@ from dsprep.core.schema import (
     OTHERS,
     Arena,
     Batch,
+    FieldSpec,
     Schema,
     differences,
     empty_batch,
     with_others,
 )
-from dsprep.errors import FormatError, SchemaError
+from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats import foreign
 from dsprep.formats.base import Format, Opening, Settled, Source
+from dsprep.formats.fields import MissingField
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
@@ -182,11 +184,9 @@ class MultiSource(Source):
         self._open: OrderedDict[int, _Slot] = OrderedDict()
         self._said: Counter[str] = Counter()
         self._status: dict[int, Status] = {}
+        self._inferring = format.infers and hint is None
         try:
-            if format.infers and hint is None:
-                counts = self._infer(progress)
-            else:
-                counts = self._check_files(progress)
+            counts = self._infer(progress) if self._inferring else self._check_files(progress)
         except BaseException:
             self.close()
             raise
@@ -214,7 +214,9 @@ class MultiSource(Source):
     def _infer(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
         """Set the schema, from what all files hold, and notes; return the samples of each file."""
         counts = np.zeros(len(self.paths), np.int64)
-        options, self.options = self.options, replace(self.options, fields=())
+        options, names = self.options, dict.fromkeys(s.path for s in self.options.fields)
+        first_look = replace(options, fields=tuple(FieldSpec(name, name) for name in names))
+        self.options = first_look
         known: Schema | None = None
         for i, source in self._each(progress):
             counts[i] = len(source)
@@ -226,10 +228,10 @@ class MultiSource(Source):
                 self.schema = known
                 raise self._disagree(self.paths[i], source.schema)
             known = merged.schema
-        self.options = options
+        self.options, self._inferring = options, False
         if known is not None:
             _, self.options, self.hint = _settled(self.format, (known,), options, None)
-        if self.options != replace(options, fields=()) or self.hint is not None:
+        if self.options != first_look or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):
                     self._close(index)
@@ -286,14 +288,30 @@ class MultiSource(Source):
         """Open a file: the same one as before, if it was opened before."""
         path = self.paths[index]
         if path.is_dir():
-            return _open_file(self.format, path, self.options, self.hint)
+            return self._open_path(path)
         before = self._status.setdefault(index, status(path.stat()))
-        source = _open_file(self.format, path, self.options, self.hint)
+        source = self._open_path(path)
         now = status(path.stat())
         if not same_file(path, before, now):
             source.close()
             raise changed(path, before, now)
         return source
+
+    def _open_path(self, path: Path) -> Source:
+        """Open a file; while fields are inferred, those that only other files have are left out."""
+        options, missing = self.options, None
+        while True:
+            try:
+                return _open_file(self.format, path, options, self.hint)
+            except MissingField as error:
+                fields = tuple(s for s in options.fields if s.path != error.path)
+                if not self._inferring or len(fields) == len(options.fields):
+                    raise
+                options, missing = replace(options, fields=fields), error
+            except DsprepError as error:
+                if missing is None or options.fields:
+                    raise
+                raise missing from error  # what is wrong is with fields that nobody asked for
 
     def _close_some(self) -> None:
         idle = [i for i, slot in self._open.items() if not slot.users]

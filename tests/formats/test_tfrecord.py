@@ -198,7 +198,6 @@ def test_features_in_any_order_and_missing_ones(tmp_path: Path) -> None:
         (b"\xff\xff\xff", "varint"),
         (b"", "no features"),
         (b"hello world, this is text", ""),
-        (b"\x0a\x0e\x0a\x0c\x0a\x01a\x12\x07\x0a\x05\x0a\x01x\x0a\x00", "byte strings"),
     ],
 )
 def test_other_records_are_kept_whole(tmp_path: Path, payload: bytes, why: str) -> None:
@@ -293,6 +292,18 @@ def test_features_left_out_are_noted(tmp_path: Path) -> None:
         assert source.notes == ("left out y: not among the fields asked for",)
     with opened(path) as source:
         assert source.notes == ()
+
+
+def test_a_feature_of_several_types_costs_itself(tmp_path: Path) -> None:
+    one = build(x=(FLOAT, floats(1)), z=(INT64, ints(2)))
+    other = build(x=(FLOAT, floats(3)), z=(BYTES, b"z"))
+    path = write_records(tmp_path / "a", one, other)
+    for named in ((), ("x", "z"), ("z",)):
+        with pytest.raises(FormatError, match=r"record 1.*feature z is of another type.*--field"):
+            opened(path, *named)
+    with opened(path, "new=x") as source:
+        assert read_all(source)["new"].tolist() == [1, 3]
+        assert source.notes == ("left out z: it is of several types",)
 
 
 def test_integers_out_of_range_are_refused(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 from record_checks import write_groups
 from support import DTYPES, assert_same_batch, random_batch, raw, schemas, take, write_batch
 
+import dsprep
 from dsprep.core.groups import Grouping, even
-from dsprep.core.schema import Batch, Field, Ragged, Schema
+from dsprep.core.schema import Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import load
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import features
@@ -158,6 +160,137 @@ def test_sequence_examples_stay_as_they_are(tmp_path: Path, tf: Any) -> None:
     with TFR.open(path, OpenOptions(), None) as source:
         write_batch(TFR, again, source.schema, source.read(0, 2))
     assert again.read_bytes() == path.read_bytes()
+
+
+WORDS = [[b"cat", b"", b"dog"], [b"\0"], [], [b"one", b"two"], [b"last\0"]]
+
+
+def detections(tf: Any, words: list[bytes], i: int, **more: Any) -> bytes:
+    """A record as of the Object Detection API."""
+    lists = {"bytes": tf.train.BytesList, "float": tf.train.FloatList, "int64": tf.train.Int64List}
+
+    def feature(kind: str, values: Any) -> Any:
+        return tf.train.Feature(**{f"{kind}_list": lists[kind](value=values)})
+
+    features = {
+        "image/encoded": feature("bytes", [b"jpeg" * i]),
+        "image/height": feature("int64", [i]),
+        "image/object/bbox/xmin": feature("float", [k / 7 for k in range(len(words))]),
+        "image/object/class/text": feature("bytes", words),
+        **{name: feature(*given) for name, given in more.items()},
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def write_payloads(tf: Any, path: Path, payloads: list[bytes], codec: str = "") -> Path:
+    with tf.io.TFRecordWriter(str(path), codec) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    return path
+
+
+def strings(batch: Batch, name: str) -> list[list[bytes]]:
+    """The byte strings of each record, from the field that has them back to back."""
+    found = []
+    for data, lengths in zip(batch[name], batch[f"{name}.lengths"], strict=True):
+        ends = np.cumsum(lengths)
+        found.append([data[b - n : b] for b, n in zip(ends, lengths, strict=True)])
+        assert sum(lengths) == len(data)
+    return found
+
+
+@pytest.mark.parametrize("codec", ["", "GZIP"])
+@pytest.mark.parametrize("count", [5, 200])
+def test_several_byte_strings_are_read_with_their_lengths(
+    tmp_path: Path, tf: Any, codec: str, count: int
+) -> None:
+    words = [WORDS[i % 5] for i in range(count)]
+    payloads = [detections(tf, w, i) for i, w in enumerate(words)]
+    path, text = tmp_path / "a.tfrecord", "image/object/class/text"
+    write_payloads(tf, path, payloads, codec)
+    with dsprep.open(path) as source:
+        assert sorted(source.schema.names) == [
+            *("image/encoded", "image/height", "image/object/bbox/xmin", text, f"{text}.lengths")
+        ]
+        assert any(text in n and "several byte strings in some records" in n for n in source.notes)
+        batch = source[:]
+        assert strings(batch, text) == words
+        assert list(batch["image/encoded"]) == [b"jpeg" * i for i in range(count)]
+        assert [source[i][f"{text}.lengths"].tolist() for i in (0, 2, 4)] == [[3, 0, 3], [], [5]]
+        code = source.loading_code()
+        source.confirm()
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "loading", "exec"), {})
+    assert f"{text}.lengths int64 (3,)" in out.getvalue()
+    for name in ("image/encoded", text, f"{text}.lengths"):
+        with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(f"new={name}"),))) as source:
+            assert list(map(raw, source[:]["new"])) == list(map(raw, batch[name]))
+            assert any("left out" in note and "image/height" in note for note in source.notes)
+    with pytest.raises(UsageError, match="leave the type out"):
+        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(f"{text}:S3[None]"),)))
+    dsprep.convert(path, tmp_path / "a.h5")
+    with dsprep.open(path) as a, dsprep.open(tmp_path / "a.h5") as b:
+        assert dsprep.verify(a, b).same
+    if not codec:
+        dsprep.provenance(path)
+        with dsprep.open(path) as source:
+            assert "sidecar" in source.version
+            assert strings(source[:], text) == words
+            assert strings({n: c[3:4] for n, c in source[:].items()}, text) == words[3:4]
+        assert dsprep.check(path, full=True) == []
+        with dsprep.Sidecar.open(path) as sidecar:
+            for i in (0, 1, 2, 4):
+                assert strings(sidecar.read([i]), text) == [words[i]]
+
+
+def test_several_byte_strings_in_some_of_the_files(tmp_path: Path, tf: Any) -> None:
+    """The files agree whatever the first one has; other features do not matter to --field."""
+    for name, words in (("a", [[b"x"], []]), ("b", [[b"y"], [b"y", b"z"]]), ("c", [])):
+        write_payloads(tf, tmp_path / f"{name}.tfrecord", [detections(tf, w, 3) for w in words])
+    text = "image/object/class/text"
+    with dsprep.open(tmp_path) as source:
+        assert strings(source[:], text) == [[b"x"], [], [b"y"], [b"y", b"z"]]
+        assert strings(source[0:1], text) == [[b"x"]]
+        assert source.part(0, 2)[0].open()[:][f"{text}.lengths"].lengths.tolist() == [1, 0]
+    odd = [detections(tf, [], 3, z=("int64", [1])), detections(tf, [], 4, z=("bytes", [b"1"]))]
+    write_payloads(tf, tmp_path / "d.tfrecord", [*odd, detections(tf, [], 3, only=("int64", [1]))])
+    with pytest.raises(FormatError, match=r"d.tfrecord, record 1.*feature z is of another type"):
+        dsprep.open(tmp_path)
+    fields = tuple(map(FieldSpec.parse, ("image/height", "n=only")))
+    with dsprep.open(tmp_path, OpenOptions(fields=fields)) as source:
+        assert [str(f) for f in source.schema] == ["image/height: int64", "n: int64[None]"]
+        assert source[:]["image/height"].tolist() == [3, 3, 3, 3, 3, 4, 3]
+        assert source[:]["n"].lengths.tolist() == [0] * 6 + [1]
+    with pytest.raises(SchemaError, match="there is no field nowhere"):
+        dsprep.open(tmp_path, OpenOptions(fields=(FieldSpec.parse("nowhere"),)))
+
+
+def test_a_feature_called_as_lengths_are(tmp_path: Path, tf: Any) -> None:
+    """What is in the file is never taken for what dsprep adds, in one file or several."""
+    a, b = tmp_path / "a.tfrecord", tmp_path / "b.tfrecord"
+    lengths = {"image/object/class/text.lengths": ("int64", [7])}
+    write_payloads(tf, a, [detections(tf, [b"x", b"y"], 1, **lengths)] * 2)
+    with dsprep.open(a) as source:
+        assert "image/object/class/text" not in source.schema.names
+        assert source[:]["image/object/class/text.lengths"].tolist() == [7, 7]
+        assert any("left out image/object/class/text: several" in note for note in source.notes)
+    write_payloads(tf, a, [detections(tf, [b"x", b"y"], 1)])
+    write_payloads(tf, b, [detections(tf, [b"x"], 1, **lengths)])
+    with pytest.raises(SchemaError):
+        dsprep.open(tmp_path)
+
+
+def test_other_messages_are_named(tmp_path: Path, tf: Any) -> None:
+    inner = detections(tf, [b"x"], 1)
+    examples = [b"\x0a" + bytes([len(inner) & 127 | 128, len(inner) >> 7]) + inner] * 3
+    context = b"\x12" + bytes([len(inner) & 127 | 128, len(inner) >> 7]) + inner
+    for payload in (b"".join(examples), b"".join([*examples, context])):
+        path = write_payloads(tf, tmp_path / "a.tfrecord", [payload, payload])
+        with dsprep.open(path) as source:
+            assert source.schema.names == ("record",)
+            assert "ExampleListWithContext (ELWC)" in source.notes[0]
+            assert source[1]["record"] == payload
 
 
 def shapes(schema: Schema, batch: Batch) -> list[tuple[str, tuple[int, ...]]]:

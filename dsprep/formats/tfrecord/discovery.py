@@ -63,8 +63,9 @@ class Discovery:
     """What has been seen in the records of one file, by feature.
 
     With `check_crc` a record counts only if its CRC is right; `records` counts them. `why` is why
-    the first ones cannot be taken apart, None if they can; `damaged` the number and the offset of
-    the first record that was passed over, as its CRC is wrong.
+    the first ones cannot be taken apart, None if they can; `unlike` has an error for each feature
+    that is of several types; `damaged` the number and the offset of the first record that was
+    passed over, as its CRC is wrong.
     """
 
     def __init__(self, stream: File, check_crc: bool, where: object) -> None:
@@ -72,6 +73,7 @@ class Discovery:
         self.seen: dict[str, Seen] = {}
         self.records = self._passed = 0
         self.why: WireError | None = None
+        self.unlike: dict[str, FormatError] = {}
         self.damaged: tuple[int, int] | None = None
 
     def take(self, buffer: Bytes, starts: Ints, lengths: Ints, at: int = 0) -> None:
@@ -114,9 +116,9 @@ class Discovery:
         if not self._changes(facts) or self._sound(data, start, length, at):
             for name, found in facts.items():
                 known = self.seen.get(name, found).types
-                if found.types != known:
+                if found.types != known and name not in self.unlike:
                     what = f"feature {name} is of another type"
-                    raise self._unlike(what, _lists(known), _lists(found.types))
+                    self.unlike[name] = self._unlike(what, _lists(known), _lists(found.types))
             self._add(facts)
 
     def _unlike(self, what: str, expected: object, found: object) -> FormatError:
@@ -125,7 +127,8 @@ class Discovery:
             where=f"{self._where}, record {self.records + self._passed}",
             expected=expected,
             found=found,
-            fix="take the records whole with --raw-records",
+            fix="name the features of all records with --field, or take the records whole with "
+            "--raw-records",
         )
 
     def _sound(self, data: Viewed, start: int, length: int, at: int) -> bool:

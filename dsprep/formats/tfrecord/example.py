@@ -59,7 +59,8 @@ class Places:
     """One feature of n records.
 
     The ranges ``starts`` and ``lengths`` in the buffer are in the order of the records, of which
-    each has `totals` bytes. With a `stride` there are n of one length, so far apart.
+    each has `totals` bytes in `counts` ranges; None: in one. With a `stride` there are n of one
+    length, so far apart.
     """
 
     type: int
@@ -67,6 +68,7 @@ class Places:
     lengths: NDArray[np.int64]
     totals: NDArray[np.int64]
     stride: int = 0
+    counts: NDArray[np.int64] | None = None
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -101,6 +103,18 @@ def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
             else:
                 found[key] = value
     return found
+
+
+def is_list_with_context(data: Viewed, start: int, stop: int) -> bool:
+    """Whether the message is an ExampleListWithContext: Examples in field 1, and one in field 2."""
+    try:
+        fields = read_fields(data, start, stop)
+        if any(number not in (1, 2) or wire != 2 for number, wire, _, _ in fields):
+            return False
+        messages = [parse(data, a, b) for _, _, a, b in fields]
+    except WireError:
+        return False
+    return any(messages)
 
 
 def features_end(data: memoryview) -> int:
@@ -215,11 +229,11 @@ def join(values: Sequence[Value | None], type_: int) -> Places:
     """Return one feature of n records, of which some may lack it, as `Places`."""
     ranges = [r for v in values if v is not None for r in v.ranges]
     table = np.array(ranges, np.int64).reshape(-1, 2)
-    counts = [0 if v is None else len(v.ranges) for v in values]
+    counts = np.array([0 if v is None else len(v.ranges) for v in values], np.int64)
     lengths = table[:, 1] - table[:, 0]
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-    return Places(type_, table[:, 0].copy(), lengths, np.diff(sums[edges]))
+    edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return Places(type_, table[:, 0].copy(), lengths, np.diff(sums[edges]), counts=counts)
 
 
 def decode_varints(

@@ -206,7 +206,7 @@ def _place(value: Value | None, feature: Feature) -> Part | None:
     """Return where a feature is in a record, if its bits there are those of the field."""
     if value is None or value.type != feature.type or feature.type == INT64:
         return None
-    if value.type == BYTES and len(value.ranges) != 1:
+    if feature.form == "lengths" or (value.type == BYTES and len(value.ranges) != 1):
         return None
     start, stop = value.ranges[0] if value.ranges else (0, 0)
     field = feature.field

@@ -14,13 +14,17 @@ everything else                    bytes_list  one value: the elements' bits in 
 
 A schema of nothing but one `bytes` field called ``record`` is written as raw records: that is how
 records that are no Examples are read, so that they come out as they went in.
+
+Reading: a feature of several byte strings in a record is two fields, the strings back to back, and
+the bytes of each: `LENGTHS` behind its name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -28,7 +32,6 @@ from dsprep.core.schema import Field, FieldSpec, Schema, show_dtype
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.fields import missing_field
 from dsprep.formats.options import FeatureType, WriteOptions
-from dsprep.formats.protobuf import WireError
 from dsprep.formats.samples import listed
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, LARGEST, PADDED_VARINT, TYPES
 
@@ -39,6 +42,13 @@ MOST_NUMBERS = 1024
 
 FLOAT32 = np.dtype("<f4")
 INT = np.dtype("<i8")
+LENGTHS = ".lengths"
+"""What the name of a feature of several byte strings is followed by in that of their lengths."""
+LENGTHS_OF = "lengths_of"
+"""The attribute of a field of lengths that tells it from a feature that has such a name."""
+Form: TypeAlias = Literal["value", "strings", "lengths"]
+"""What a field is of a feature: its one value or its numbers; or, where records have several byte
+strings, these back to back, or their lengths."""
 NUMBERS: Mapping[FeatureType, int] = {"bytes": BYTES, "float": FLOAT, "int64": INT64}
 
 
@@ -199,24 +209,45 @@ class Feature:
     type: int
     field: Field
     sizes: tuple[int, int] | None = None
+    form: Form = "value"
+
+    @property
+    def key(self) -> str:
+        """What the field is called unless the user renames it."""
+        return self.name + LENGTHS if self.form == "lengths" else self.name
 
 
-def discover(seen: Mapping[str, Seen], records: int) -> tuple[dict[str, Feature], list[str]]:
-    """Return the features by name, and notes on what was assumed.
+def discover(
+    seen: Mapping[str, Seen], records: int, unlike: Mapping[str, FormatError]
+) -> tuple[dict[str, Feature], list[str]]:
+    """Return the features by the names of their fields, and notes on what was assumed.
 
-    Raises `WireError` if the records cannot be taken apart; the message says why, as a clause.
+    Left out are those that are `unlike`: of several types.
     """
-    found, notes = {}, []
+    found: dict[str, Feature] = {}
+    notes = []
     for name, s in seen.items():
-        if len(s.types) > 1:
-            raise WireError(f"feature {name} is of several types")
+        if name in unlike:
+            notes.append(f"left out {name}: it is of several types")
+            continue
         (type_,) = s.types
         sizes = (s.shortest, s.longest) if type_ == BYTES else (s.least, s.most)
         if s.records < records:
             sizes = 0, sizes[1]
         if type_ == BYTES:
+            if s.most > 1 and name + LENGTHS in seen:
+                notes.append(
+                    f"left out {name}: several byte strings in some records, whose lengths "
+                    f"cannot be called {name + LENGTHS}, as another feature is"
+                )
+                continue
             if s.most > 1:
-                raise WireError(f"feature {name} has {s.most} byte strings in a record")
+                notes.append(
+                    f"feature {name} has several byte strings in some records: they are read "
+                    f"back to back, and the bytes of each as {name + LENGTHS}"
+                )
+                found |= {f.key: f for f in of_strings(name)}
+                continue
             as_field = Field.opaque(name)
         else:
             shape: tuple[int | None, ...] = (None,)
@@ -227,6 +258,13 @@ def discover(seen: Mapping[str, Seen], records: int) -> tuple[dict[str, Feature]
         if s.records < records or (type_ == BYTES and s.least == 0):
             notes.append(f"feature {name} is missing in some records, where it is read as empty")
     return found, notes
+
+
+def of_strings(name: str) -> tuple[Feature, Feature]:
+    """Return the two fields that a feature of several byte strings is."""
+    lengths = Field(name + LENGTHS, INT, (None,), attrs={LENGTHS_OF: name})
+    strings = Feature(name, BYTES, Field.opaque(name), form="strings")
+    return strings, Feature(name, BYTES, lengths, form="lengths")
 
 
 def agree(a: Schema, b: Schema) -> Schema | None:
@@ -241,6 +279,8 @@ def agree(a: Schema, b: Schema) -> Schema | None:
         found = [s[name] for s in (a, b) if name in s.names]
         f, g = found[0], found[-1]
         if (f.dtype, f.kind, f.shape[1:]) != (g.dtype, g.kind, g.shape[1:]):
+            return None
+        if f.attrs.get(LENGTHS_OF) != g.attrs.get(LENGTHS_OF):
             return None
         fixed = len(found) == 2 and f.shape == g.shape
         fields.append(f if fixed else replace(f, shape=(None, *f.shape[1:])))
@@ -262,6 +302,7 @@ def choose(
     feature.
     """
     typed = {f.name: f for f in hint or ()}
+    found = {**found, **_known_strings(found, typed.values())}
     wanted = []
     for spec in specs:
         feature = found.get(spec.path) or _absent(typed.get(spec.path))
@@ -291,6 +332,13 @@ def choose(
     return wanted
 
 
+def _known_strings(found: Mapping[str, Feature], typed: Iterable[Field]) -> dict[str, Feature]:
+    """Return the features that the hint knows to have several byte strings in other records."""
+    names = [str(f.attrs[LENGTHS_OF]) for f in typed if LENGTHS_OF in f.attrs]
+    features = [f for name in names for f in of_strings(name)]
+    return {f.key: f for f in features if found.get(f.name, f).type == BYTES}
+
+
 def _absent(known: Field | None) -> Feature | None:
     """Return a feature that none of the records looked at has, if it may be missing."""
     if known is None or not known.ragged:
@@ -302,7 +350,7 @@ def _absent(known: Field | None) -> Feature | None:
 
 def left_out(found: Mapping[str, Feature], chosen: Sequence[Feature]) -> list[str]:
     """Return a note on the features that were found and not asked for, if there are any."""
-    names = sorted(found.keys() - {f.name for f in chosen})
+    names = sorted(found.keys() - {f.key for f in chosen})
     return [f"left out {listed(names)}: not among the fields asked for"] if names else []
 
 
@@ -310,7 +358,9 @@ def _check(feature: Feature, asked: Field, error: type[DsprepError], where: obje
     """Raise `error` unless `feature` can be read as `asked`."""
     found, unit = feature.field, asked.row_nbytes
     fits = True
-    if feature.type != BYTES:
+    if feature.form != "value":
+        fits = (asked.dtype, asked.shape, asked.kind) == (found.dtype, found.shape, found.kind)
+    elif feature.type != BYTES:
         unit = math.prod(asked.inner)
         fits = asked.kind == "array" and (
             asked.dtype == found.dtype or (feature.type == INT64 and fits_int64(asked))

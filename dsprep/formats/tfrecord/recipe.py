@@ -35,7 +35,7 @@ from dsprep.formats.protobuf import WireError, read_varints
 from dsprep.formats.tfrecord import example as wire
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Places, Value
-from dsprep.formats.tfrecord.features import FLOAT32, Feature, fits_int64
+from dsprep.formats.tfrecord.features import FLOAT32, INT, Feature, Form, fits_int64
 from dsprep.formats.tfrecord.framing import FRAME
 from dsprep.reading.records import damaged_recipe
 
@@ -45,12 +45,21 @@ Range: TypeAlias = tuple[int, int]
 FEW = 128
 """Bytes of packed integers up to which they are taken one by one."""
 
-_NUMBERS = {name: number for number, name in TYPES.items()}
+_LISTS: Mapping[str, tuple[int, Form]] = {
+    **{name: (number, "value") for number, name in TYPES.items()},
+    "strings": (BYTES, "strings"),
+    "lengths": (BYTES, "lengths"),
+}
+"""What a recipe calls a list, and what is read of it."""
+
+
+def _list_name(feature: Feature) -> str:
+    return TYPES[feature.type] if feature.form == "value" else feature.form
 
 
 def describe(features: Sequence[Feature], others: bool) -> dict[str, Any]:
     """Return the recipe for `features` as JSON; `others` if records may have more of them."""
-    lists = {f.field.name: [f.name, TYPES[f.type]] for f in features}
+    lists = {f.field.name: [f.name, _list_name(f)] for f in features}
     return {"name": "example", "features": lists, **({"others": True} if others else {})}
 
 
@@ -64,26 +73,28 @@ def example(params: Mapping[str, Any], schema: Schema) -> Recipe:
         good = (
             isinstance(place, list) and len(place) == 2 and all(isinstance(p, str) for p in place)
         )
-        if not good or place[1] not in _NUMBERS:
+        if not good or place[1] not in _LISTS:
             raise damaged_recipe(
                 f"the feature of field {field} is damaged",
-                expected="its name and its list, one of " + ", ".join(_NUMBERS),
+                expected="its name and its list, one of " + ", ".join(_LISTS),
                 found=place,
             )
         found[field] = place
-    features = [
-        Feature(found[f.name][0], _NUMBERS[found[f.name][1]], f) for f in schema if f.name in found
-    ]
-    for feature in features:
-        if not _can_be(feature.type, feature.field):
-            raise damaged_recipe(
-                f"a {TYPES[feature.type]} list cannot be the field {feature.field}"
-            )
+    features = []
+    for f in (f for f in schema if f.name in found):
+        type_, form = _LISTS[found[f.name][1]]
+        features.append(Feature(found[f.name][0], type_, f, form=form))
+        if not _can_be(type_, form, f):
+            raise damaged_recipe(f"a {found[f.name][1]} list cannot be the field {f}")
     return Recipe(features, None if others else frozenset(name for name, _ in found.values()))
 
 
-def _can_be(type_: int, field: Field) -> bool:
+def _can_be(type_: int, form: Form, field: Field) -> bool:
     """Whether a list of this type can be read as the field."""
+    if form == "strings":
+        return field.kind == "bytes"
+    if form == "lengths":
+        return field.dtype == INT and field.shape == (None,) and field.kind == "array"
     if type_ == BYTES:
         return True
     return field.kind == "array" and (
@@ -164,6 +175,8 @@ class Template:
         cls, data: memoryview, features: Sequence[Feature], known: frozenset[str] | None
     ) -> Self | None:
         """Return a record; None unless it is an Example in which every feature has one range."""
+        if any(f.form == "lengths" for f in features):
+            return None
         try:
             found = wire.parse(data, 0, len(data))
         except WireError:
@@ -236,7 +249,7 @@ def locate(
         none = np.zeros(len(starts), np.int64)
         for f in wanted:
             if f.name not in found and f.field.ragged:
-                found[f.name] = Places(f.type, none, none, none)
+                found[f.name] = Places(f.type, none, none, none, counts=none)
         if all(f.name in found and found[f.name].type == f.type for f in wanted):
             return found
     records = wire.parse_each(buffer, starts, lengths)
@@ -273,7 +286,8 @@ def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> 
                 expected=f"a {TYPES[feature.type]} list",
                 found=f"a {TYPES[value.type]} list",
             )
-        if value is not None and feature.type == BYTES and len(value.ranges) > 1:
+        one = feature.type == BYTES and feature.form == "value"
+        if one and value is not None and len(value.ranges) > 1:
             raise Misfit(
                 i,
                 f"feature {feature.name} has several values",
@@ -292,6 +306,9 @@ def column(
 ) -> Column:
     """Return one field of the records that `places` are of; `Misfit` if values do not fit it."""
     field = feature.field
+    if feature.form == "lengths":
+        counts = np.ones_like(places.totals) if places.counts is None else places.counts
+        return Ragged.from_lengths(places.lengths.astype(field.dtype), counts)
     if feature.type == INT64:
         return _integers(buffer, places, feature)
     nbytes, count = field.row_nbytes, len(places.totals)

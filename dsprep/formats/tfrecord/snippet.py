@@ -25,7 +25,8 @@ def loading_code(path: Path, codec: str | None, wanted: Sequence[Feature], opaqu
         f"dataset = tf.data.TFRecordDataset({str(path)!r}{packed})",
     ]
     if not opaque:
-        specs = "".join(f"    {f.name!r}: {_spec(f)},\n" for f in wanted)
+        features = {f.name: f"    {f.name!r}: {_spec(f)},\n" for f in wanted}
+        specs = "".join(features.values())
         lines.append(f"features = {{\n{specs}}}")
     lines.append("for record in dataset.take(1):")
     if not opaque:
@@ -41,6 +42,8 @@ def loading_code(path: Path, codec: str | None, wanted: Sequence[Feature], opaqu
 
 
 def _spec(feature: Feature) -> str:
+    if feature.form != "value":
+        return "tf.io.VarLenFeature(tf.string)"
     if feature.type == BYTES:
         return 'tf.io.FixedLenFeature([], tf.string, "")'
     name = "float32" if feature.type == FLOAT else "int64"
@@ -61,6 +64,10 @@ def _short(dtype: DType) -> str:
 
 def _decode(feature: Feature, value: str) -> str:
     f = feature.field
+    if feature.form == "strings":
+        return f"tf.strings.reduce_join({value}.values)"
+    if feature.form == "lengths":
+        return f"tf.cast(tf.strings.length({value}.values), tf.int64)"
     if feature.type != BYTES:
         plain = f.dtype.str in ("<f4", "<i8")
         cast = value if plain else f"tf.cast({value}, {f.dtype.newbyteorder('=').name!r})"

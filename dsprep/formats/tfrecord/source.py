@@ -21,7 +21,7 @@ from dsprep.formats.base import Source
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, features, framing
-from dsprep.formats.tfrecord.discovery import Discovery
+from dsprep.formats.tfrecord.discovery import Discovery, Far
 from dsprep.formats.tfrecord.example import BYTES
 from dsprep.formats.tfrecord.extents import file_layout, opaque_layout, records_of
 from dsprep.formats.tfrecord.features import RECORD, Feature
@@ -69,8 +69,10 @@ class TFRecordSource(Source):
             self.close()
             raise
         self._looked = every
-        # What other records have beyond these must not get lost, unless by the user's choice.
-        self._known = None if options.fields else frozenset(f.name for f in self._features)
+        # What other records have beyond these must not get lost, unless a note has named it.
+        names = frozenset(f.name for f in self._features)
+        left_out = options.fields or (every and look.seen.keys() - names)
+        self._known = None if left_out else names
         fields = tuple(f.field for f in self._features)
         self.schema = Schema(fields, {} if hint is None else hint.attrs)
         codec = self._codec
@@ -113,13 +115,26 @@ class TFRecordSource(Source):
                 fix="the file is damaged there",
             )
         try:
-            if look.why is not None:
-                raise look.why
-            if not look.seen:
-                raise WireError("no features")
-            return features.discover(look.seen, look.records)
+            if look.why is not None or not look.seen:
+                raise self._other_message() or look.why or WireError("no features")
         except WireError as why:
             return None, [f"the records are kept whole, not taken as tf.train.Example: {why}"]
+        found, notes = features.discover(look.seen, look.records, look.unlike)
+        named = {s.path for s in options.fields}
+        for name, error in look.unlike.items():
+            if name in named or not named:
+                raise error
+        return found, notes
+
+    def _other_message(self) -> WireError | None:
+        """Return what the first record is, if it is known."""
+        start = self._index.offsets.one(0)
+        stop = start + self._index.lengths.one(0)
+        if example.is_list_with_context(Far(self._stream, stop), start, stop):
+            return WireError(
+                "the first one is an ExampleListWithContext (ELWC), as of TensorFlow Ranking"
+            )
+        return None
 
     def _sample(self, look: Discovery) -> None:
         """Look into some records."""
@@ -173,16 +188,19 @@ class TFRecordSource(Source):
             return
         look = Discovery(self._stream, self._check_crc, self.path)
         read_index(self._stream, look)
-        try:
-            found, _ = features.discover(look.seen, look.records)
-        except WireError as error:
+        found, _ = features.discover(look.seen, look.records, look.unlike)
+        if look.why is not None:
             raise FormatError(
-                f"the records cannot be taken apart: {error}", where=self.path
-            ) from error
-        new = sorted(found.keys() - (self._known or found.keys()))
+                f"the records cannot be taken apart: {look.why}", where=self.path
+            ) from look.why
+        named = {f.name for f in self._features}
+        for name, error in look.unlike.items():
+            if name in named or self._known is not None:
+                raise error
+        new = sorted(look.seen.keys() - (self._known or look.seen.keys()))
         if new:
             raise FormatError(f"there is a feature {new[0]}, which was not known", where=self.path)
-        known = Schema(tuple(replace(f.field, name=f.name) for f in self._features))
+        known = Schema(tuple(replace(f.field, name=f.key) for f in self._features))
         features.choose(found, (), known, self.path)
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
