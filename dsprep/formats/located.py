@@ -125,4 +125,5 @@ def _chosen(layout: FileLayout, names: Mapping[str, str]) -> FileLayout:
         records = replace(records, parts=parts) if parts else None
     columns = {new: layout.columns[old] for new, old in names.items() if old in layout.columns}
     given = {new: layout.given[old] for new, old in names.items() if old in layout.given}
-    return replace(layout, records=records, columns=columns, given=given)
+    files = {new: layout.files[old] for new, old in names.items() if old in layout.files}
+    return replace(layout, records=records, columns=columns, given=given, files=files)

@@ -8,7 +8,6 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from dsprep.layout.model import (
     Given,
     Grid,
     Groups,
+    OwnFiles,
     Part,
     Records,
     Rest,
@@ -47,6 +47,11 @@ def to_json(layout: FileLayout, schema: Schema, tables: Tables) -> dict[str, Any
         json["columns"] = {
             name: _column_json(column, layout.count, schema[name], tables)
             for name, column in layout.columns.items()
+        }
+    if layout.files:
+        json["files"] = {
+            name: {"names": own.names.to_json(tables), "lengths": own.lengths.to_json(tables)}
+            for name, own in layout.files.items()
         }
     if layout.given:
         json["given"] = {name: _given_json(given, tables) for name, given in layout.given.items()}
@@ -82,25 +87,29 @@ def from_json(json: Any, count: int, schema: Schema, tables: Tables) -> FileLayo
     top = _object(json, "a layout", tables)
     records = columns = None
     unlocated = {str(k): str(v) for k, v in _sub(top, "unlocated", tables).items()}
-    if "records" in top:
+    if "records" in top and "names" not in _sub(top, "records", tables):
         records = _records(_sub(top, "records", tables), count, schema, tables)
     columns = {
         str(name): _column(_object(column, "a column", tables), count, str(name), schema, tables)
         for name, column in _sub(top, "columns", tables).items()
     }
-    names = records.blocks.names if records is not None else None
+    files = {
+        str(name): _own_files(_object(own, "a field", tables), count, str(name), schema, tables)
+        for name, own in _files(top, tables).items()
+    }
+    words = [own.names for own in files.values()]
     given = {
-        str(name): _given(_object(one, "a field", tables), count, str(name), schema, tables, names)
+        str(name): _given(_object(one, "a field", tables), count, str(name), schema, tables, words)
         for name, one in _sub(top, "given", tables).items()
     }
-    named = [*(records.parts if records else ()), *columns, *given, *unlocated]
+    named = [*(records.parts if records else ()), *columns, *files, *given, *unlocated]
     if sorted(named) != sorted(schema.names):
         raise damaged("a layout has other fields than the schema", tables, schema.names, named)
     groups = None
     if "groups" in top:
         groups = _groups(_sub(top, "groups", tables), count, schema, tables)
     facts = _sub(top, "provenance", tables)
-    return FileLayout(count, records, columns, unlocated, groups, facts, given=given)
+    return FileLayout(count, records, columns, unlocated, groups, facts, given=given, files=files)
 
 
 # --- blocks ----------------------------------------------------------------------------------
@@ -109,14 +118,40 @@ def from_json(json: Any, count: int, schema: Schema, tables: Tables) -> FileLayo
 def _blocks_json(blocks: Blocks, tables: Tables) -> dict[str, Any]:
     path = {"path": blocks.path} if blocks.path else {}
     offsets, lengths = blocks.offsets.to_json(tables), blocks.lengths.to_json(tables)
-    names = {} if blocks.names is None else {"names": blocks.names.to_json(tables)}
-    return {**path, **names, "offsets": offsets, "lengths": lengths}
+    return {**path, "offsets": offsets, "lengths": lengths}
 
 
 def _blocks(json: Mapping[str, Any], count: int, axes: int, tables: Tables) -> Blocks:
     lengths = laws.parse(json.get("lengths"), count, tables)
     offsets = laws.parse(json.get("offsets"), count, tables, lengths)
     return Blocks(offsets, lengths, _path(json.get("path", ""), axes, tables))
+
+
+# --- files of their own ----------------------------------------------------------------------
+
+
+def _files(top: Mapping[str, Any], tables: Tables) -> Mapping[str, Any]:
+    """Return the fields with files of their own; until 2026 they were records with names."""
+    records = _sub(top, "records", tables)
+    if "names" not in records:
+        return _sub(top, "files", tables)
+    parts = _sub(records, "parts", tables)
+    if records.keys() - {"names", "offsets", "lengths", "parts"} or records.get("offsets") != 0:
+        raise damaged("records in files of their own do not begin where these begin", tables)
+    if any(part != [0, None] for part in parts.values()):
+        raise damaged("records in files of their own have several fields", tables, found=parts)
+    own = {key: records.get(key) for key in ("names", "lengths")}
+    return {name: own for name in parts}  # noqa: C420
+
+
+def _own_files(
+    json: Mapping[str, Any], count: int, name: str, schema: Schema, tables: Tables
+) -> OwnFiles:
+    if name in schema.names and (not schema[name].ragged or schema[name].row_nbytes != 1):
+        raise damaged(f"field {name} is not bytes", tables, found=schema[name])
+    return OwnFiles(
+        _names(json.get("names"), count, tables), laws.parse(json.get("lengths"), count, tables)
+    )
 
 
 def _names(json: Any, count: int, tables: Tables) -> Words:
@@ -185,10 +220,6 @@ def _records(json: Mapping[str, Any], count: int, schema: Schema, tables: Tables
     blocks = _blocks(json, number, 0, tables)
     frame = _sub(json, "frame", tables) if "frame" in json else None
     recipe = _sub(json, "recipe", tables) if "recipe" in json else None
-    if "names" in json:
-        if order is not None or frame is not None or recipe is not None or blocks.path:
-            raise damaged("records in files of their own have a path, an order or a frame", tables)
-        blocks = replace(blocks, names=_names(json["names"], number, tables))
     parts = {}
     for name, place in _sub(json, "parts", tables).items():
         parts[str(name)] = part = _part(place, tables)
@@ -376,17 +407,17 @@ def _given(
     name: str,
     schema: Schema,
     tables: Tables,
-    names: Words | None,
+    words: Sequence[Words],
 ) -> Given:
-    """Return a field that is given; `names` are those of the files, which may be its values."""
+    """Return a field that is given; `words` are the names of files, which may be its values."""
     if name not in schema.names:
         raise damaged("a layout has other fields than the schema", tables, schema.names, name)
     which, field = laws.parse(json.get("which"), count, tables), schema[name]
     if "words" in json:
         if field.kind == "array":
             raise damaged(f"field {name} is not bytes", tables, field)
-        words = Words.from_json(json["words"], tables)
-        return Given(which, names if words == names else words)
+        found = Words.from_json(json["words"], tables)
+        return Given(which, next((known for known in words if known == found), found))
     if field.ragged:
         raise damaged(f"field {name} has no values", tables, field)
     if "values" not in json:

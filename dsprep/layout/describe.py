@@ -243,6 +243,10 @@ def of_layout(layout: FileLayout, schema: Schema) -> dict[str, FieldStorage]:
             found[field.name] = _of_column(layout.columns[field.name], layout.count)
         elif layout.records is not None and field.name in layout.records.parts:
             found[field.name] = _of_records(layout.records)
+        elif field.name in layout.files:
+            of_files = of_record(_sizes(layout.files[field.name].lengths), what="files")
+            access = "one file is opened, read and closed"
+            found[field.name] = replace(of_files, access=access)
         elif field.name in layout.given:
             found[field.name] = FieldStorage(
                 storage="in no file: by names, folders or a table",
@@ -259,22 +263,24 @@ def of_layout(layout: FileLayout, schema: Schema) -> dict[str, FieldStorage]:
 
 def _of_records(records: Records) -> FieldStorage:
     """Return how fields in records are stored, judged by the first ones if there are very many."""
-    blocks = records.blocks
-    count, looked_at = blocks.count, min(blocks.count, SUMMED)
+    blocks, sizes = records.blocks, _sizes(records.blocks.lengths)
+    looked_at, alone = min(blocks.count, SUMMED), len(records.parts) == 1
     constant = isinstance(blocks.lengths, Affine) and not blocks.lengths.stride
-    lengths = blocks.lengths.span(0, min(looked_at, 1) if constant else looked_at)
-    low, high = int(lengths.min(initial=LARGEST)), int(lengths.max(initial=0))
-    total = round(float(lengths.mean()) * count) if len(lengths) else 0
-    sizes, alone = Sizes(min(low, high), high, total, count), len(records.parts) == 1
-    if blocks.names is not None:
-        found = of_record(sizes, what="files", alone=alone)
-        return replace(found, access="one file is opened, read and closed")
     if constant and isinstance(blocks.offsets, Affine) and records.order is None:
         found = of_record(sizes, alone=alone)
         return replace(found, storage=f"{found.storage}, constant stride")
     offsets = blocks.offsets.span(0, min(looked_at, _LOOKED_AT))
     backward = float((np.diff(offsets) < -_NEAR).mean()) if len(offsets) > 1 else 0.0
     return of_record(sizes, alone=alone, backward=backward)
+
+
+def _sizes(lengths: Law) -> Sizes:
+    """Return the sizes of blocks, judged by the first ones if there are very many."""
+    constant = isinstance(lengths, Affine) and not lengths.stride
+    some = lengths.span(0, min(lengths.count, 1 if constant else SUMMED))
+    low, high = int(some.min(initial=LARGEST)), int(some.max(initial=0))
+    total = round(float(some.mean()) * lengths.count) if len(some) else 0
+    return Sizes(min(low, high), high, total, lengths.count)
 
 
 def _of_column(column: Column, samples: int) -> FieldStorage:

@@ -47,8 +47,15 @@ def fit(layout: FileLayout, law: str | None = None) -> FileLayout:
     columns = {name: _fit_column(c, name, law) for name, c in layout.columns.items()}
     groups = None if layout.groups is None else fit_groups(layout.groups)
     given = {name: replace(g, which=_fit(g.which)) for name, g in layout.given.items()}
+    files = {name: replace(o, lengths=_fit(o.lengths)) for name, o in layout.files.items()}
     return replace(
-        layout, records=records, columns=columns, groups=groups, candidates=(), given=given
+        layout,
+        records=records,
+        columns=columns,
+        groups=groups,
+        candidates=(),
+        given=given,
+        files=files,
     )
 
 

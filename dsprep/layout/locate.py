@@ -38,7 +38,7 @@ class Extents:
         int64: the sample's bytes within those that the stored ones decode to, where chunks are
         encoded or cut along inner axes; None: the stored bytes are the sample's.
     names
-        Where each block has a file: their names, of which `place`, of one axis, has the number.
+        Where each sample has a file: their names, of which `place`, of one axis, has the number.
     """
 
     request: Ints
@@ -109,6 +109,11 @@ def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
     """
     if layout.records is not None and name in layout.records.parts:
         return _in_records(layout.records, name, indices)
+    if name in layout.files:
+        own = layout.files[name]
+        at, nbytes = np.zeros(len(indices), np.int64), own.lengths.at(indices)
+        request = np.arange(len(indices), dtype=np.int64)
+        return Extents(request, "", indices[None], at, nbytes, names=own.names)
     if name in layout.given:
         none = np.zeros(0, np.int64)
         return Extents(none, "", None, none, none)
@@ -171,8 +176,6 @@ def stored(layout: FileLayout, fields: Sequence[Field], indices: Ints) -> list[S
 
 
 def _stored_records(records: Records, fields: Sequence[Field], indices: Ints) -> Stored | None:
-    if records.blocks.names is not None:
-        return None
     starts, lengths = records.extents(indices, records.blocks.path)
     least, most = int(lengths.min()), int(lengths.max())
     found = []
@@ -212,8 +215,7 @@ def _in_records(records: Records, name: str, indices: Ints) -> Extents:
         offset += part.at
         rest = length - part.at
         length = rest if part.nbytes is None else np.full(len(indices), part.nbytes, np.int64)
-    place = None if blocks.names is None else records.numbers(indices, f"field {name}")[None]
-    return Extents(request, blocks.path, place, offset, length, names=blocks.names)
+    return Extents(request, blocks.path, None, offset, length)
 
 
 def _in_column(column: Column, name: str, indices: Ints) -> Extents:
@@ -379,6 +381,8 @@ def sizes(layout: FileLayout, field: Field, indices: Ints) -> Ints | None:
     if given is not None:
         assert isinstance(given.values, Words)  # of all that is ragged
         return given.values.lengths(given.numbers(indices, field.name))
+    if field.name in layout.files:
+        return layout.files[field.name].lengths.at(indices)
     column = layout.columns.get(field.name)
     if column is not None:
         if column.grid is None:

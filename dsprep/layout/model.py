@@ -10,7 +10,8 @@ and two laws give their offsets and lengths. Samples are found in them in one of
 - `Column`: a field is an array of its own, cut into chunks (`Grid`). A sample is a row of it, or
   several.
 
-Other fields are `Given` by the layout: they follow from the names of files, say, and take no read.
+A sample may also have a file of its own for a field, which is then all of it: `OwnFiles`. Other
+fields are `Given` by the layout: they follow from the names of files, say, and take no read.
 """
 
 from __future__ import annotations
@@ -54,15 +55,11 @@ class Blocks:
         The file that holds them, relative to the dataset's file entry: ``""`` is that file
         itself, ``data.mdb`` a file in that directory. In a `Grid` it may name several: ``{0}``,
         ``{1}`` stand for the number of the file along an axis.
-    names
-        Of `Records` whose blocks have a file each: the file of every block, instead of `path`. A
-        block ends where its file ends.
     """
 
     offsets: Law
     lengths: Law
     path: str = ""
-    names: Words | None = None
 
     @property
     def count(self) -> int:
@@ -127,6 +124,22 @@ class Records:
         """Return offsets and lengths of the blocks of samples; see `numbers`."""
         numbers = self.numbers(indices, where)
         return self.blocks.offsets.at(numbers), self.blocks.lengths.at(numbers)
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """A field of which every sample has a file of its own: its value is what the file holds.
+
+    Attributes
+    ----------
+    names
+        The file of each sample, relative to the dataset's file entry.
+    lengths
+        The bytes of each.
+    """
+
+    names: Words
+    lengths: Law
 
 
 @dataclass(frozen=True)
@@ -368,6 +381,8 @@ class FileLayout:
         Where fields lie in records.
     columns
         Where fields are arrays, by field name.
+    files
+        Fields of which every sample has a file, by field name.
     given
         Fields whose values are here, by field name.
     unlocated
@@ -389,3 +404,4 @@ class FileLayout:
     facts: Mapping[str, Any] = field(default_factory=dict)
     candidates: tuple[Law, ...] = field(default=(), compare=False)
     given: Mapping[str, Given] = field(default_factory=dict)
+    files: Mapping[str, OwnFiles] = field(default_factory=dict)

@@ -55,7 +55,7 @@ MANY = 64
 """Files of a unit from which on they are not held open together, but opened as they are read."""
 
 EACH = 256
-"""Samples of a part where each has a file of its own."""
+"""Samples of a part where each has files of its own."""
 
 _ALIGN = 64
 _NONE = np.zeros(0, np.int64)
@@ -196,9 +196,8 @@ class Filler:
                 small = not f.ragged and f.row_nbytes < SMALL
                 found[f.name] = ("staged" if small else "direct") if plain else "decoded"
         records = layout.records
-        if records is not None and records.blocks.names is not None:
-            found |= {f.name: "decoded" for f in self.fields if f.name in records.parts}
-        found |= {f.name: "decoded" for f in self.fields if f.name in layout.given}
+        apart = {*layout.files, *layout.given}
+        found |= {f.name: "decoded" for f in self.fields if f.name in apart}
         inside = [f for f in self.fields if f.name not in found]
         if records is not None and inside:
             located = all(records.parts[f.name].at is not None for f in inside)
@@ -354,11 +353,11 @@ class Filler:
             return True
         total = 0
         for number, _, local in by_file:
-            records = self.sidecar.layout(number).records
-            if records is not None and records.blocks.names is not None:
-                total += len(local) if any(f.name in records.parts for f in fields) else 0
+            layout = self.sidecar.layout(number)
             for f in fields:
-                column = self.sidecar.layout(number).columns.get(f.name)
+                if f.name in layout.files:
+                    total += len(local)
+                column = layout.columns.get(f.name)
                 if column is None or column.grid is None or not column.grid.several:
                     continue
                 place = self._locate(number, f.name, local).place
@@ -368,8 +367,7 @@ class Filler:
 
     def _part_size(self, number: int, names: Sequence[str]) -> int:
         """Return the samples of a part, of which each may take a file for each of the fields."""
-        records = self.sidecar.layout(number).records
-        if records is not None and records.blocks.names is not None:
+        if self.sidecar.layout(number).files:
             return EACH  # of those one is open at a time
         return max(1, MANY // max(1, len(names)))
 

@@ -1,17 +1,25 @@
-"""Records of which each is in a file of its own: opened, read and closed one by one."""
+"""Fields of which every sample has a file of its own: opened, read and closed one by one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from dsprep.core.pread import packed
-from dsprep.core.schema import Arena, Batch, Field, Ints, Schema, concatenate, new_array
-from dsprep.layout.model import Records, misfit
+from dsprep.core.schema import (
+    Arena,
+    Bytes,
+    Field,
+    Ints,
+    Ragged,
+    Schema,
+    concatenate,
+    new_array,
+)
+from dsprep.layout.model import OwnFiles, misfit
 from dsprep.reading.files import File
-from dsprep.reading.records import Taken, take_field
 
 TRUSTED = 64 << 20
 """Bytes that are taken before the sizes of the files have been seen."""
@@ -20,18 +28,16 @@ _U8 = np.dtype(np.uint8)
 
 
 def read_each(
-    records: Records,
-    fields: Sequence[Field],
+    own: OwnFiles,
+    field: Field,
     indices: Ints,
     open_file: Callable[[str], File],
     arena: Arena | None,
-) -> Batch:
-    """Return fields of samples, in the order asked for; one file is open at a time.
+) -> Ragged:
+    """Return the field of samples, in the order asked for; one file is open at a time.
 
     Parameters
     ----------
-    records
-        Whose blocks have names, and whose parts have offsets.
     indices
         int64, shape ``(n,)``, in any order.
     open_file
@@ -40,16 +46,20 @@ def read_each(
     Raises
     ------
     ChangedError
-        If a file does not end where its record ends.
+        If a file has another size.
     """
-    offsets, lengths = records.extents(indices, "the files")
-    if len(lengths) and min(int(offsets.min()), int(lengths.min())) < 0:
-        raise misfit("gives a record an extent that is not in its file", "the files")
+    lengths = own.lengths.at(indices)
+    if len(lengths) and int(lengths.min()) < 0:
+        raise misfit("gives a sample a file of less than no bytes", "the files")
     cuts = _cut(lengths)
     if len(cuts) > 1:
         arena = None  # it has memory for one part
-    parts = [_read(records, fields, indices[a:b], open_file, arena) for a, b in cuts]
-    return parts[0] if len(parts) == 1 else concatenate(Schema(tuple(fields)), parts)
+    parts = [_read(own, field, indices[a:b], lengths[a:b], open_file, arena) for a, b in cuts]
+    if len(parts) == 1:
+        return parts[0]
+    found = concatenate(Schema((field,)), [{field.name: part} for part in parts])[field.name]
+    assert isinstance(found, Ragged)  # as all parts
+    return found
 
 
 def _cut(lengths: Ints) -> list[tuple[int, int]]:
@@ -64,31 +74,21 @@ def _cut(lengths: Ints) -> list[tuple[int, int]]:
 
 
 def _read(
-    records: Records,
-    fields: Sequence[Field],
+    own: OwnFiles,
+    field: Field,
     indices: Ints,
+    lengths: Ints,
     open_file: Callable[[str], File],
     arena: Arena | None,
-) -> Batch:
-    """Return fields of samples whose bytes are taken together."""
-    names = records.blocks.names
-    assert names is not None  # see `read_each`
-    offsets, lengths = records.extents(indices, "the files")
-    paths = [os.fsdecode(names[i]) for i in records.numbers(indices, "the files").tolist()]
+) -> Ragged:
+    """Return the field of samples whose bytes are taken together."""
     places = packed(lengths)
-    out = new_array(arena, "sidecar.each", (0,), _U8)
-    for k, (path, offset, nbytes) in enumerate(
-        zip(paths, offsets.tolist(), lengths.tolist(), strict=True)
-    ):
-        file = open_file(path)
-        file.check_end(offset + nbytes)
+    out: Bytes = np.empty(0, np.uint8)
+    for k, (i, nbytes) in enumerate(zip(indices.tolist(), lengths.tolist(), strict=True)):
+        file = open_file(os.fsdecode(own.names[i]))
+        file.check_end(nbytes)
         if not k:
-            out = new_array(arena, "sidecar.each", (int(places[-1]),), _U8)
-        at = int(places[k])
+            out = new_array(arena, f"sidecar.each.{field.name}", (int(places[-1]),), _U8)
         if nbytes:
-            file.read_into(out[at : at + nbytes], offset)
-    taken, found = Taken(out, places[:-1], lengths), Batch()
-    for field in fields:
-        part = records.parts[field.name]
-        found[field.name] = take_field(taken, field, part, int(part.at or 0), paths.__getitem__)
-    return found
+            file.read_into(out[int(places[k]) : int(places[k]) + nbytes], 0)
+    return Ragged(out, places, field.kind)

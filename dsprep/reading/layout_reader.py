@@ -102,15 +102,13 @@ class LayoutReader:
             )
         out: Batch = {}
         given = self._layout.given
-        inside = [n for n in names if n not in self.columns and n not in given]
+        own = self._layout.files
+        inside = [n for n in names if n not in self.columns and n not in given and n not in own]
         if inside and self.records is not None:
-            records = self.records.records
-            if records.blocks.names is not None:
-                fields = [self._schema[n] for n in inside]
-                out = read_each(records, fields, samples, self._open_file, arena)
-            else:
-                file = self._open_file(records.blocks.path)
-                out = self.records.read(file, samples, inside, verify, arena, first)
+            file = self._open_file(self.records.records.blocks.path)
+            out = self.records.read(file, samples, inside, verify, arena, first)
+        for name in (n for n in names if n in own):
+            out[name] = read_each(own[name], self._schema[name], samples, self._open_file, arena)
         out |= {n: given[n].at(samples, self._schema[n]) for n in names if n in given}
         chosen = {name: self.columns[name] for name in names if name in self.columns}
         if chosen:

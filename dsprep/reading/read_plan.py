@@ -194,7 +194,7 @@ def _of_column(column: Column, field: Field, first: int, count: int) -> Strided 
 def _of_records(records: Records, first: int, count: int) -> tuple[int, int, int, bool] | None:
     """Return offset and stride of records, the bytes of the shortest, and whether all have them."""
     offsets, lengths = records.blocks.offsets, records.blocks.lengths
-    if records.order is not None or records.blocks.names is not None:
+    if records.order is not None:
         return None
     if count == 1:
         base, stride = offsets.one(first), 0

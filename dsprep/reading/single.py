@@ -19,7 +19,7 @@ from dsprep.core.schema import Batch, Bytes, Field, Ragged
 from dsprep.core.schema import Column as Values
 from dsprep.core.storage import pread_into
 from dsprep.layout.locate import rows_at
-from dsprep.layout.model import Column, FileLayout, Part, Records
+from dsprep.layout.model import Column, FileLayout, OwnFiles, Part, Records
 from dsprep.reading.files import File
 from dsprep.reading.records import Recipe
 
@@ -62,17 +62,16 @@ class Single:
     ) -> None:
         self._open, self._recipe = open_file, recipe
         self._where: list[Where] = []
+        self._own: set[int] = set()  # those of `_where` that have to end where their file ends
         self._fields: list[tuple[str, int, Make | None]] = []  # None: made by the recipe
         known = {} if layout.records is None else layout.records.parts
         parts = {f.name: known[f.name] for f in fields if f.name in known}
         low = 0
         self._names = [f.name for f in fields]
         self._given = [(f, layout.given[f.name]) for f in fields if f.name in layout.given]
-        self._whole = False
         if layout.records is not None and parts:
             low, where = _of_record(layout.records, parts)
             self._where.append(where)
-            self._whole = layout.records.blocks.names is not None
         elif len(self._given) == len(fields):
             raise LookupError
         for field in fields:
@@ -83,8 +82,13 @@ class Single:
                 make = None if at is None else _maker(field, at - low, part.nbytes)
                 self._fields.append((field.name, 0, make))
             else:
+                own = layout.files.get(field.name)
                 self._fields.append((field.name, len(self._where), _maker(field, 0, None)))
-                self._where.append(_of_rows(layout.columns[field.name]))
+                if own is None:
+                    self._where.append(_of_rows(layout.columns[field.name]))
+                else:
+                    self._own.add(len(self._where))
+                    self._where.append(_of_file(own))
 
     def read(self, sample: int) -> Batch | None:
         """Return the fields of a sample, or None; raises as `LayoutReader.read` does."""
@@ -128,11 +132,11 @@ class Single:
     def _read_apart(self, ranges: Sequence[Range]) -> list[Bytes]:
         out = []
         files: dict[str, File] = {}
-        for path, offset, nbytes in ranges:
+        for k, (path, offset, nbytes) in enumerate(ranges):
             file = files.get(path)
             if file is None:
                 file = files[path] = self._open(path)
-            if self._whole:
+            if k in self._own:
                 file.check_end(offset + nbytes)
             if not 0 <= offset <= file.nbytes - nbytes:
                 file.check(np.array([offset]), np.array([nbytes]), "a sample")
@@ -163,6 +167,17 @@ def _of_rows(column: Column) -> Where:
     return where
 
 
+def _of_file(own: OwnFiles) -> Where:
+    """Return what gives the whole file of a sample."""
+    names, lengths = own.names, own.lengths
+
+    def where(sample: int) -> Range | None:
+        nbytes = lengths.one(sample)
+        return (os.fsdecode(names[sample]), 0, nbytes) if nbytes >= 0 else None
+
+    return where
+
+
 def _of_record(records: Records, parts: Mapping[str, Part]) -> tuple[int, Where]:
     """Return where in a record the bytes of parts begin, and what gives all up to their end."""
     placed = [(p.at, p.nbytes) for p in parts.values() if p.at is not None]
@@ -174,18 +189,14 @@ def _of_record(records: Records, parts: Mapping[str, Part]) -> tuple[int, Where]
             raise LookupError
         high = reach if all(nbytes is not None for _, nbytes in placed) else None
     path, offsets, lengths = records.blocks.path, records.blocks.offsets, records.blocks.lengths
-    order, blocks, names = records.order, records.blocks.count, records.blocks.names
-    if names is not None and high is not None:
-        raise LookupError  # what is read has to end where its file ends
+    order, blocks = records.order, records.blocks.count
 
-    def where(sample: int, path: str = path) -> Range | None:
+    def where(sample: int) -> Range | None:
         number = sample if order is None else order.one(sample)
         if not 0 <= number < blocks:
             return None
         length = lengths.one(number)
         end = length if high is None else high
-        if names is not None:
-            path = os.fsdecode(names[number])
         return (path, offsets.one(number) + low, end - low) if low <= end <= length else None
 
     return low, where

@@ -121,7 +121,8 @@ def outside(layout: FileLayout) -> tuple[str, ...]:
         return ()
     edges = groups.edges(layout.count)
     held = np.flatnonzero(np.diff(edges) > 0)
-    names = [*(layout.records.parts if layout.records is not None else ()), *layout.columns]
+    records = layout.records.parts if layout.records is not None else ()
+    names = [*records, *layout.columns, *layout.files]
     return tuple(n for n in names if not _inside(layout, groups, n, edges[:-1], edges, held))
 
 
@@ -248,7 +249,7 @@ class Proofs:
         apart = outside(layout) if groups is not None and groups.crc32c is not None else ()
         kinds: dict[str, Kind] = {}
         records = layout.records
-        names = [*(records.parts if records is not None else ()), *layout.columns]
+        names = [*(records.parts if records is not None else ()), *layout.columns, *layout.files]
         for name in names:
             column = layout.columns.get(name)
             grid = None if column is None else column.grid

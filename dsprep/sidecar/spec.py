@@ -34,8 +34,6 @@ file that has the layout.
 
 ``records``
     A block holds a sample. ``offsets`` and ``lengths``: laws; ``path``: the file in a directory;
-    ``names``: of a block for each file, their paths (strings, see below), each block up to the end
-    of its file, without ``order``, ``recipe`` and ``frame``;
     ``blocks``: how many, if not n; ``order``: a law, the block of each sample (sample i is block i
     if left out). ``parts``: field to ``[at, nbytes]``, its place in every block (``nbytes`` null:
     up to the end), or null if only the recipe finds it. ``recipe``: how a block is taken apart:
@@ -54,6 +52,9 @@ file that has the layout.
     ``which`` instead of ``files``: a law, for each chunk the number that ``{0}`` stands for.
     ``lines``: rows per sample, 1 if left out; ragged fields: ``first`` and ``count``, laws, the
     rows of each sample.
+``files``
+    Fields of which every sample has a file of its own, whose bytes are the value. ``names``: their
+    paths (strings, see below); ``lengths``: a law.
 ``given``
     Fields whose values are in the sidecar. ``which``: a law, the number of the value of each
     sample; ``words``: the values of a ``bytes`` or ``str`` field (strings); ``values``: ``count``

@@ -209,6 +209,10 @@ def fields_of(layout: FileLayout, schema: Schema) -> Iterator[FieldWords]:
             yield _record_words(layout.records, field)
         elif name in layout.columns:
             yield _column_words(layout.columns[name], field)
+        elif name in layout.files:
+            lengths = _bytes(layout.files[name].lengths)
+            stored, begin = "a file for each sample", Affine(layout.count, 0).words()
+            yield FieldWords(name, str(field), stored, begin, lengths, tuple(_typed(field)))
         elif name in layout.given:
             yield _given_words(layout.given[name], field)
         else:
@@ -223,7 +227,7 @@ def _bytes(law: Law) -> str:
 def _record_words(records: Records, field: Field) -> FieldWords:
     part, frame, recipe = records.parts[field.name], records.frame, records.recipe
     where = f" of {records.blocks.path}" if records.blocks.path else ""
-    stored = f"records{where}" if records.blocks.names is None else "a file for each sample"
+    stored = f"records{where}"
     if records.order is not None:
         stored += f", of which sample i is number {records.order.words()}"
     steps = []
@@ -385,6 +389,7 @@ def _payload_of(layout: FileLayout) -> tuple[int | None, bool]:
             sums.append((layout.count * sum(n or 0 for n in sizes), True))
         else:
             sums.append(_total(records.blocks.lengths))
+    sums += [_total(own.lengths) for own in layout.files.values()]
     for column in layout.columns.values():
         grid = column.grid
         if grid is None:
@@ -420,8 +425,8 @@ def _ranges(opened: Sidecar, start: int, stop: int) -> int | None:
     for layout, _, local in opened.files_of(start, stop):
         for name in _streams(layout):
             any_field = True
-            if layout.records is not None and layout.records.blocks.names is not None:
-                count += len(local) if name in layout.records.parts else 0
+            if name in layout.files:
+                count += len(local)
                 continue
             found = _stored(layout, name, local)
             if found is None:
@@ -440,6 +445,7 @@ def _streams(layout: FileLayout) -> Iterator[str]:
     """Yield the fields that are read one by one: those of records come together."""
     if layout.records is not None and layout.records.parts:
         yield next(iter(layout.records.parts))
+    yield from layout.files
     yield from (n for n, c in layout.columns.items() if c.grid is not None)
 
 

@@ -627,7 +627,10 @@ def test_hostile_sidecars(tmp_path):
     def with_names(data: bytes, count: int = 9):
         changed = json.loads(json.dumps(known))
         tables = Tables()
-        changed["layouts"][0]["records"]["names"] = {"count": count, "data": tables.put(data)}
+        changed["layouts"][0]["files"]["image"]["names"] = {
+            "count": count,
+            "data": tables.put(data),
+        }
         return changed
 
     for name in (b"/etc/passwd", b"../x", b"a/../../x", b"..", b".", b"", b"a//b", b"a/", b"a/."):
@@ -652,10 +655,32 @@ def test_hostile_sidecars(tmp_path):
         with pytest.raises(FormatError):
             read_all()
 
-    without(lambda j: j["records"].update(lengths=1 << 50))
-    without(lambda j: j["records"].update(lengths=-1))
-    without(lambda j: j["records"].update(offsets=1))
-    without(lambda j: j["records"].update(order=0))
+    without(lambda j: j["files"]["image"].update(lengths=1 << 50))
+    without(lambda j: j["files"]["image"].update(lengths=-1))
+    without(lambda j: j["files"]["image"].pop("names"))
+    without(lambda j: j["files"].update(label=j["files"]["image"]))
+    without(lambda j: j["files"].update(more=j["files"]["image"]))
+    without(lambda j: j.update(files=3))
+
+    def as_before(edit=lambda records: None):
+        changed = json.loads(json.dumps(known))
+        own = changed["layouts"][0].pop("files")["image"]
+        records = changed["layouts"][0]["records"] = {**own, "offsets": 0}
+        records["parts"] = {"image": [0, None]}
+        edit(records)
+        path.write_text(json.dumps(changed))
+
+    as_before()  # as sidecars were written until `files` were there
+    read_all()
+    for edit in (
+        lambda records: records.update(offsets=1),
+        lambda records: records.update(order=0),
+        lambda records: records.update(parts={"image": [1, None]}),
+        lambda records: records.update(names=3),
+    ):
+        as_before(edit)
+        with pytest.raises(FormatError):
+            read_all()
     without(lambda j: j["given"]["class"].update(which=7))
     without(lambda j: j["given"]["class"].update(which=-1))
     without(lambda j: j["given"]["class"].pop("words"))

@@ -19,7 +19,7 @@ from dsprep.formats.images.table import Table, read_table
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine, Explicit
-from dsprep.layout.model import Blocks, FileLayout, Given, Part, Records
+from dsprep.layout.model import FileLayout, Given, OwnFiles
 from dsprep.layout.words import Words
 from dsprep.reading.files import File, Files
 
@@ -63,12 +63,12 @@ class ImageSource(LocatedSource):
     def loading_code(self) -> str:
         """Return a program that reads sample 0; see `Source.loading_code`."""
         sample = self[0]
-        parts = self._layout.records.blocks.names if self._layout.records else None
         lines = ["from pathlib import Path", "", f"root = Path({str(self.path.absolute())!r})"]
         lines += ["sample = {"]
         for name, value in sample.items():
-            if parts is not None and self.names[name] == "image":
-                shown = f"(root / {os.fsdecode(parts[0])!r}).read_bytes()"
+            if name in self._layout.files:
+                path = os.fsdecode(self._layout.files[name].names[0])
+                shown = f"(root / {path!r}).read_bytes()"
             else:
                 shown = repr(value.item() if isinstance(value, np.generic) else value)
             lines.append(f"    {name!r}: {shown},")
@@ -108,7 +108,7 @@ def _those(folder: Folder, table: Table) -> Folder:
 def _parsed(folder: Folder, table: Table | None) -> Parsed:
     """Return what every sample has, and where."""
     count = len(folder.sizes)
-    blocks = Blocks(Affine(count, 0), Explicit(folder.sizes), names=folder.names)
+    own = OwnFiles(folder.names, Explicit(folder.sizes))
     fields = {"image": Field.opaque("image")}
     given: dict[str, Given] = {}
     every, notes = Affine(count, 0, 1), [*folder.notes]
@@ -133,7 +133,7 @@ def _parsed(folder: Folder, table: Table | None) -> Parsed:
     return Parsed(
         version=version,
         fields=fields,
-        layout=FileLayout(count, Records(blocks, {"image": Part(0)}), given=given),
+        layout=FileLayout(count, files={"image": own}, given=given),
         notes=tuple(notes),
     )
 

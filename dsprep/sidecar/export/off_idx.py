@@ -49,9 +49,9 @@ def check(layout: FileLayout, schema: Schema, path: Path) -> str:
     """Return the file below `path` that holds the samples; `UsageError` if not one range each."""
     if not layout.count:
         return ""
-    if layout.records is not None and layout.records.blocks.names is not None:
+    if layout.files:
         raise UsageError(
-            "samples are not in one file, but in one each",
+            "samples are not in one file, but in files of their own",
             where=path,
             fix="repack the dataset, or convert it to tfrecord or lmdb",
         )

@@ -269,9 +269,9 @@ def _part(sidecar: Sidecar, number: int, field: Field, first: int) -> FileArray:
     if records is not None and field.name in records.parts:
         if records.parts[field.name].at is None:
             raise Inexpressible("its values have no constant offset in a record")
-        if records.blocks.names is not None:
-            raise Inexpressible("each sample is in a file of its own")
         return FileArray(path, layout, first, None)
+    if field.name in layout.files:
+        raise Inexpressible("each sample is in a file of its own")
     if field.name in layout.given:
         raise Inexpressible("its values are in the sidecar, and in no file")
     if column is None or column.grid is None or column.first is not None:

@@ -202,7 +202,7 @@ def _sizes(layout: FileLayout, root: Path) -> tuple[int | None, ...]:
     """Return the sizes of the files on which the check of a layout's extents depends."""
     blocks = [layout.records.blocks] if layout.records is not None else []
     grids = [c.grid for c in layout.columns.values() if c.grid is not None]
-    if any(g.several for g in grids) or any(b.names is not None for b in blocks):
+    if layout.files or any(g.several for g in grids):
         return (hash(root),)
     names = {b.path for b in (*blocks, *(g.blocks for g in grids))}
     return tuple(file_nbytes(root / n if n else root) for n in sorted(names))

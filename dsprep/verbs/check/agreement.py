@@ -27,12 +27,20 @@ def compare(truth: FileLayout, known: FileLayout) -> Iterator[Problem]:
             yield Problem("", "the sidecar has it stored in another way than the file", a, b, name)
         elif name in truth.columns:
             yield from _compare_columns(truth.columns[name], known.columns[name], name)
+        elif name in truth.files:
+            own, other = truth.files[name], known.files[name]
+            if own.names != other.names:
+                yield Problem(
+                    "", "the sidecar gives samples other files than are there", field=name
+                )
+            yield from _numbers(own.lengths.span, other.lengths.span, truth.count, "length", name)
         elif name in truth.given:
             yield from _compare_given(truth, known, name)
 
 
 def _kinds(layout: FileLayout) -> dict[str, str]:
     kinds = dict.fromkeys(layout.columns, "an array")
+    kinds |= dict.fromkeys(layout.files, "a file for each sample")
     kinds |= dict.fromkeys(layout.given, "in no file")
     kinds |= dict.fromkeys(layout.unlocated, "for the format's own library only")
     if layout.records is not None:
@@ -56,8 +64,6 @@ def _words(a: Any, b: Any, what: str, name: str | None = None) -> Iterator[Probl
 
 def _compare_records(a: Records, b: Records, count: int) -> Iterator[Problem]:
     yield from _words(a.blocks.path, b.blocks.path, "path")
-    if a.blocks.names != b.blocks.names:
-        yield Problem("", "the sidecar gives samples other files than are there")
     yield from _words(a.recipe, b.recipe, "recipe")
     yield from _words(a.frame, b.frame, "frame")
     for name in a.parts:

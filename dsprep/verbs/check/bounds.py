@@ -13,8 +13,7 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine
 from dsprep.layout.locate import locate, rows_of
-from dsprep.layout.model import Column, FileLayout, Records
-from dsprep.layout.words import Words
+from dsprep.layout.model import Column, FileLayout, OwnFiles, Records
 from dsprep.verbs.check.problems import Problem
 
 SLICE = 1 << 18
@@ -53,11 +52,11 @@ def outside(layout: FileLayout, schema: Schema, root: Path) -> Iterator[Problem]
     done = False
     for name in schema.names:
         if layout.records is not None and name in layout.records.parts:
-            if not done and layout.records.blocks.names is not None:
-                yield from _files_outside(layout.records, layout.records.blocks.names, root)
-            elif not done:
+            if not done:
                 yield from _records_outside(layout.records, layout.count, size)
             done = True
+        elif name in layout.files:
+            yield from _files_outside(layout.files[name], name, root)
         elif (column := layout.columns.get(name)) is not None and column.grid is not None:
             yield from _column_outside(layout, name, column, size)
 
@@ -129,20 +128,20 @@ def _records_outside(
     yield from short.problem("a record is too short for its fields", least, None)
 
 
-def _files_outside(records: Records, names: Words, root: Path) -> Iterator[Problem]:
-    """Yield the problem of records that do not end where their files end."""
+def _files_outside(own: OwnFiles, name: str, root: Path) -> Iterator[Problem]:
+    """Yield the problem of files that have another size than the sidecar gives."""
     tally, where, limit = _Tally(), "", None
-    for indices in _slices(records.blocks.count, False):
-        offset, length = records.extents(indices, root)
-        paths = [root / os.fsdecode(names[i]) for i in indices.tolist()]
+    for indices in _slices(own.lengths.count, False):
+        offset, length = np.zeros(len(indices), np.int64), own.lengths.at(indices)
+        paths = [root / os.fsdecode(own.names[i]) for i in indices.tolist()]
         sizes = np.array([-1 if (n := file_nbytes(p)) is None else n for p in paths], np.int64)
-        bad = (offset < 0) | (length < 0) | (offset + length != sizes)
+        bad = length != sizes
         if tally.first is None and bad.any():
             i = int(bad.argmax())
             where, limit = str(paths[i]), int(sizes[i]) if sizes[i] >= 0 else None
         tally.add(bad, indices, offset, length)
-    what = f"the sidecar gives a record that is not the end of its file {where}"
-    yield from tally.problem(what, limit, None)
+    what = f"the sidecar gives another size than that of the file {where}"
+    yield from tally.problem(what, limit, name)
 
 
 def _column_outside(
