@@ -6,13 +6,13 @@ import itertools
 import json
 import pickle
 import threading
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import islice
 
 import h5py
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import dsprep
@@ -42,16 +42,17 @@ def assignments(draw):
     sizes = draw(SIZES)
     edges = np.array([0, *itertools.accumulate(sizes)], np.int64)
     kind = draw(st.sampled_from([tuple, again_and_again]))
+    shuffle = draw(st.sampled_from(SHUFFLES))
     mini = MiniEpochs(
         parts=draw(st.integers(1, len(sizes))),
         repeats=kind(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))),
         recompose=draw(st.booleans()),
-        pools=draw(st.integers(1, 4)),
+        pools=1 if shuffle == "global" else draw(st.integers(1, 4)),
     )
     numbers = {"mixed": draw(st.integers(1, 3)), "world_size": draw(st.integers(1, 5))}
     return Assignment(
         edges,
-        draw(st.sampled_from(SHUFFLES)),
+        shuffle,
         seed=draw(st.integers(0, 99)),
         remainder=draw(st.sampled_from(REMAINDERS)),
         batch_size=draw(st.integers(1, 5)),
@@ -192,15 +193,17 @@ def test_parts_are_alike_in_size():
 @example([1, 3, 1, 1, 1], 3, 1, 0, False)
 @given(SIZES, st.integers(1, 16), st.integers(1, 4), st.integers(0, 99), st.booleans())
 def test_each_part_has_a_group(sizes, parts, pools, seed, shuffled):
-    """However large the others are; and pools, as far as there are enough."""
+    """However large the others are; and each pool that has samples."""
     edges = np.array([0, *itertools.accumulate(sizes)], np.int64)
     mini = MiniEpochs(min(parts, len(sizes)), (1,), pools=pools)
     for part in range(mini.parts):
         which = mini.at(part)
         found = mini.groups(edges, seed, which, shuffled=shuffled)
-        each = [len(mini.pool(edges, seed, which, i, shuffled=shuffled)) for i in range(pools)]
-        assert sum(each) == len(found) > 0
-        assert min(each) > 0 or len(found) < pools
+        each = [mini.pool(edges, seed, which, i, shuffled=shuffled) for i in range(pools)]
+        assert set(np.concatenate(each).tolist()) == set(found.tolist())
+        assert 0 < sum(map(len, each)) < len(found) + pools  # at most one at each border is in two
+        n = int(np.diff(edges)[found].sum())
+        assert min(map(len, each)) > 0 or n < pools
 
 
 def test_passes_differ_and_parts_are_drawn():
@@ -229,6 +232,23 @@ def test_a_pool_has_the_same_samples_in_every_pass():
     assert halves[0] == halves[1] == halves[2]
     whole = fixed(pools=1)
     assert len({frozenset(whole.sequence(i).samples(0, 50).tolist()) for i in range(3)}) > 1
+
+
+@given(assignments(), st.integers(1, 3))
+def test_a_rank_reads_from_its_pool_alone(order, ranks_per_node):
+    """Also what fills up its batches, and wherever in a group a pool begins."""
+    assume(order.shuffle != "global")
+    order = replace(order, world_size=order.mini.pools * ranks_per_node)
+    for number in range(order.mini.first(2)):
+        which = order.mini.at(number)
+        assume(len(order.sequence(number)) >= order.mini.pools)
+        for rank in range(order.world_size):
+            leg = order.leg(rank, Start(number, (), 0, 1))
+            pool = order.pool(which, rank).tolist()
+            for unit in leg.epoch.units(leg.share):
+                samples, _ = leg.epoch.sequence.slots(unit)
+                groups = np.searchsorted(order.edges, samples, "right") - 1
+                assert set(groups.tolist()) <= set(pool)
 
 
 def test_the_same_on_every_machine():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from dsprep.reader.order import (
     SHUFFLES,
     Epoch,
     Sequence,
-    Share,
     Span,
     Stage,
     share,
@@ -223,7 +222,7 @@ def test_ranks_share_at_most_the_group_at_either_end(case):
     epoch = Epoch(sequence, (), case.remainder)
     for rank in range(case.ranks):
         dealt = epoch.share(case.ranks, rank, case.batch)
-        dealt = Share(dealt.start, dealt.own, min(dealt.own, dealt.count), case.batch, dealt.steps)
+        dealt = replace(dealt, count=min(dealt.own, dealt.count))
         parts = 0
         for unit in epoch.units(dealt):
             low, high = np.searchsorted(sequence.ends, (unit.start, unit.stop - 1), "right")

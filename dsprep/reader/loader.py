@@ -103,7 +103,8 @@ class Reader(ReaderOptions):
         Whether every epoch draws its parts anew, not only their order.
     pools
         Caches among which a mini-epoch is divided: the number of nodes, where each has one of its
-        own. Every pass then draws the order within each, so that samples stay on their node.
+        own and as many ranks. Every pass then draws the order within each, so that samples stay on
+        their node; of a group in which one ends and the next one begins, both have a copy.
     cache
         A directory of a faster tier, such as a local disk, in which groups are kept. All Readers of
         a node share it, also those of several jobs; it outlives them. What `dsprep.stage` has put
@@ -203,6 +204,7 @@ class Reader(ReaderOptions):
         self._check_steps()
         self._check_data()
         self._warn_of_order()
+        self._warn_of_pools()
         self._choice = self._chosen()
         self.verified: Mapping[str, str | None] = self._check_sums() if self.verify else {}
         self._part, self.epoch = (0, 1), 0
@@ -257,6 +259,16 @@ class Reader(ReaderOptions):
                 self._sidecar, self.schema.names, self._order, options, self._ledger
             )
             weakref.finalize(self, self._cache.close)  # also where nobody does
+
+    def _warn_of_pools(self) -> None:
+        """Warn if there are ranks that read from two pools."""
+        if self.cache is not None and self.place.world_size % self.pools and not self.place.rank:
+            warnings.warn(
+                f"{self.place.world_size} ranks are no multiple of pools={self.pools}: those whose "
+                "share lies in two pools read a part of it from the dataset in every pass",
+                CacheWarning,
+                stacklevel=4,
+            )
 
     def _is_cacheable(self) -> bool:
         """Whether what is read can be compared in a copy as asked; a warning says if not."""

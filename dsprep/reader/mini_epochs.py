@@ -5,8 +5,10 @@ copied, so that the tier with the whole dataset has to give each sample once in 
 Source: Xu et al., "Data-Aware Storage Tiering for Deep Learning" (PDSW 2021), sections III and V.
 
 The groups of an epoch are cut into parts of about as many samples each. A part is divided among
-**pools**, one for each cache that holds a share of it, and every pass draws the order within each
-pool anew: the samples of a pool stay where they were copied to, whatever the pass.
+**pools**, one for each cache that holds a share of it: equal runs of samples in the order of the
+part, the shares of the ranks of a node. Every pass draws the order within each pool anew, but for
+groups that lie in two pools. These stay at the border, and both caches have them: so every sample
+is read from the same cache in every pass.
 """
 
 from __future__ import annotations
@@ -178,17 +180,27 @@ class MiniEpochs:
         found = self._members(edges, seed, which, shuffled=shuffled)
         if not shuffled:
             return found
-        pools = []
-        for pool, inside in enumerate(np.split(found, _cuts(edges, found, self.pools)[1:-1])):
-            words = (seed, which.epoch, which.part, which.turn, pool)
-            pools.append(inside[Permutation(derive(*words), len(inside)).all()])
-        return np.concatenate(pools)
+        ends = packed(np.diff(edges)[found])
+        borders = borders_of(int(ends[-1]), self.pools)
+        starts = np.searchsorted(ends, borders[:-1], "left").tolist()
+        stops = (np.searchsorted(ends, borders[1:], "right") - 1).tolist()
+        drawn = found.copy()
+        for pool, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            if stop - start > 1:  # groups that lie in this pool alone
+                words = (seed, which.epoch, which.part, which.turn, pool)
+                order = Permutation(derive(*words), stop - start).all()
+                drawn[start:stop] = found[start:stop][order]
+        return drawn
 
     def pool(self, edges: Ints, seed: int, which: Pass, number: int, *, shuffled: bool) -> Ints:
-        """Return the groups of one pool of a part, whatever the pass, rising; see `groups`."""
+        """Return the groups of which a pool has samples, in every pass, rising; see `groups`."""
         found = self._members(edges, seed, which, shuffled=shuffled)
-        start, stop = _cuts(edges, found, self.pools)[number : number + 2].tolist()
-        return np.sort(found[start:stop])
+        ends = packed(np.diff(edges)[found])
+        low, high = borders_of(int(ends[-1]), self.pools)[number : number + 2].tolist()
+        if low == high:
+            return found[:0]
+        start = int(np.searchsorted(ends, low, "right")) - 1
+        return np.sort(found[start : int(np.searchsorted(ends, high, "left"))])
 
     def _members(self, edges: Ints, seed: int, which: Pass, *, shuffled: bool) -> Ints:
         """Return the groups of a part, in an order that is the same in all passes."""
@@ -202,6 +214,14 @@ class MiniEpochs:
                 part = int(turns.all()[part])
         start, stop = _cuts(edges, order, self.parts)[part : part + 2].tolist()
         return order[start:stop]
+
+
+def borders_of(n: int, pools: int) -> Ints:
+    """Return the positions among n samples at which pools begin, and n: int64.
+
+    They are where the shares of the first ranks of nodes begin, see `dsprep.reader.order.share`.
+    """
+    return np.arange(pools + 1, dtype=np.int64) * n // pools
 
 
 def _cuts(edges: Ints, groups: Ints, parts: int) -> Ints:

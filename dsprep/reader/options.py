@@ -91,8 +91,7 @@ class ReaderOptions:
 
     def _check_cache(self) -> None:
         """Raise `UsageError` if the options of a cache make no sense."""
-        if self.mini_epochs is None and self.pools != 1:
-            raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
+        check_pools(self.pools, self.mini_epochs, self.shuffle)
         for name in ("cache_size", "cache_policy", "cache_bandwidth"):
             if self.cache is None and getattr(self, name) is not None:
                 raise UsageError(f"{name} is that of a cache", fix="give cache= a directory")
@@ -128,6 +127,17 @@ def at_least(name: str, value: Any, least: int) -> int:
     if not number or value < least:
         raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
     return int(value)
+
+
+def check_pools(pools: int, mini_epochs: int | None, shuffle: str) -> None:
+    """Raise `UsageError` if there is nothing that could be divided among several pools."""
+    if pools > 1 and mini_epochs is None:
+        raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
+    if pools > 1 and shuffle == "global":
+        raise UsageError(
+            "a global shuffle has no pools: every node reads samples of all groups",
+            fix="leave out pools, or shuffle groups",
+        )
 
 
 def checked_repeats(given: Any) -> int | tuple[int, ...] | Callable[[int], int] | Policy:

@@ -13,7 +13,8 @@ Numbers of samples differ by one between ranks, numbers of steps never do:
     of this epoch.
 ``pad``
     Every rank delivers ``ceil(ceil(n / P) / M)`` full batches; it continues with the samples after
-    its own, around the end of the sequence (which makes it a ring).
+    its own, around the end of the sequence (which makes it a ring), or of its pool if there are
+    several.
 ``ragged``
     As many steps, each sample exactly once: the last batches of a rank are shorter, and the last
     one is empty where a rank has fewer samples than there are steps.
@@ -37,7 +38,7 @@ from dsprep.core.packing import digest
 from dsprep.core.permutation import Permutation
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Ints
-from dsprep.reader.mini_epochs import MiniEpochs, Pass, derive
+from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of, derive
 
 Shuffle: TypeAlias = Literal["group", "global", "none"]
 Remainder: TypeAlias = Literal["drop", "pad", "ragged"]
@@ -89,6 +90,8 @@ class Sequence:
     groups
         int64, shape ``(n,)``: the groups of a pass through a part of the epoch, in their order;
         `epoch` is then the number of the pass. None: all, in an order that is drawn.
+    pools
+        Caches among which they are divided, see `MiniEpochs`.
 
     Attributes
     ----------
@@ -106,8 +109,9 @@ class Sequence:
         epoch: int,
         mixed: int = 1,
         groups: Ints | None = None,
+        pools: int = 1,
     ) -> None:
-        self.edges, self.shuffle, self.mixed = edges, shuffle, mixed
+        self.edges, self.shuffle, self.mixed, self.pools = edges, shuffle, mixed, pools
         self.seed, self.epoch = seed, epoch
         if groups is None and shuffle == "group" and len(edges) > 2:
             groups = Permutation(derive(seed, epoch, "groups"), len(edges) - 1).all()
@@ -220,6 +224,18 @@ class Share:
     count: int  # samples that it delivers; beyond `own` they are repeats
     batch_size: int  # samples per step; fewer in the last steps of a ``ragged`` share
     steps: int  # the same on every rank
+    ring: tuple[int, int]  # the positions among which repeats are
+
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """Yield the positions that it delivers, as ranges: its own, and repeats around the ring."""
+        at, rest, (low, high) = self.start, self.count, self.ring
+        end = at + min(self.own, rest)
+        while rest > 0:
+            if end > at:
+                yield at, end
+            rest -= end - at
+            at = end if low <= end < high else low
+            end = min(high, at + rest)
 
     def delivered(self, steps: int) -> int:
         """Return how many samples the first `steps` steps deliver."""
@@ -233,15 +249,26 @@ class Share:
         return np.diff(np.minimum(np.minimum(steps * self.batch_size, least), self.count))
 
 
-def share(n: int, world_size: int, rank: int, batch_size: int, remainder: Remainder) -> Share:
+def pool_of(rank: int, world_size: int, pools: int) -> int:
+    """Return the pool in which most of a rank's share lies: all, with as many ranks in each."""
+    return (2 * rank + 1) * pools // (2 * world_size)
+
+
+def share(
+    n: int, world_size: int, rank: int, batch_size: int, remainder: Remainder, pools: int = 1
+) -> Share:
     """Return what a rank delivers of n samples."""
     start = rank * n // world_size
     own = (rank + 1) * n // world_size - start
+    pool = pool_of(rank, world_size, pools)
+    low, high = borders_of(n, pools)[pool : pool + 2].tolist()
+    ring = (low, high) if low < high else (0, n)
     if remainder == "drop":
         steps = n // world_size // batch_size
-        return Share(start, own, steps * batch_size, batch_size, steps)
+        return Share(start, own, steps * batch_size, batch_size, steps, ring)
     steps = -(-n // (world_size * batch_size))
-    return Share(start, own, steps * batch_size if remainder == "pad" else own, batch_size, steps)
+    count = steps * batch_size if remainder == "pad" else own
+    return Share(start, own, count, batch_size, steps, ring)
 
 
 class Epoch:
@@ -249,6 +276,7 @@ class Epoch:
 
     def __init__(self, sequence: Sequence, stages: tuple[Stage, ...], remainder: Remainder):
         self.sequence, self.remainder = sequence, remainder
+        self._pools = 1 if stages else sequence.pools  # what is left is assigned anew
         self._take([Span.whole(0, len(sequence))])
         for stage in stages:
             self._take(self._left(stage))
@@ -262,21 +290,16 @@ class Epoch:
 
     def share(self, world_size: int, rank: int, batch_size: int) -> Share:
         """Return what a rank delivers of what is left."""
-        return share(len(self), world_size, rank, batch_size, self.remainder)
+        return share(len(self), world_size, rank, batch_size, self.remainder, self._pools)
 
     def units(self, share: Share, skip: int = 0) -> Iterator[Span]:
         """Yield what a rank reads, one unit after another, from its sample number `skip` on."""
-        at, rest = share.start, share.count
-        end = at + min(share.own, rest)
-        while rest > 0:
-            for span in self._clipped(at, end):
+        for start, stop in share.stretches():
+            for span in self._clipped(start, stop):
                 for unit in self.sequence.units(span):
                     if skip < len(unit):
                         yield unit.part(skip, len(unit)) if skip else unit
                     skip = max(0, skip - len(unit))
-            rest -= end - at
-            at = end % max(1, len(self))  # repeats: around the ring
-            end = min(len(self), at + rest)
 
     def _clipped(self, start: int, stop: int) -> Iterator[Span]:
         """Yield the spans at the positions ``start .. stop`` of what is left."""
@@ -363,11 +386,11 @@ class Assignment:
         return self._sequence(number, which)
 
     def _sequence(self, number: int, which: Pass | None) -> Sequence:
-        groups = None
+        groups, pools = None, 1
         if self.mini is not None and which is not None:
-            shuffled = self.shuffle != "none"
+            shuffled, pools = self.shuffle != "none", self.mini.pools
             groups = self.mini.groups(self.edges, self.seed, which, shuffled=shuffled)
-        return Sequence(self.edges, self.shuffle, self.seed, number, self.mixed, groups)
+        return Sequence(self.edges, self.shuffle, self.seed, number, self.mixed, groups, pools)
 
     def after(self, which: Pass) -> tuple[Pass, Sequence]:
         """Return the first pass of the mini-epoch after that of a pass, and its order.
@@ -382,7 +405,7 @@ class Assignment:
     def pool(self, which: Pass, rank: int) -> Ints:
         """Return the groups of the pool in which a rank's share of a pass lies, rising."""
         assert self.mini is not None, "there are mini-epochs"
-        number = (2 * rank + 1) * self.mini.pools // (2 * self.world_size)
+        number = pool_of(rank, self.world_size, self.mini.pools)
         shuffled = self.shuffle != "none"
         return self.mini.pool(self.edges, self.seed, which, number, shuffled=shuffled)
 

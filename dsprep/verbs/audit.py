@@ -18,7 +18,13 @@ from pathlib import Path
 from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
 from dsprep.reader.mini_epochs import MiniEpochs
-from dsprep.reader.options import Repeats, at_least, checked_repeats, cut_epochs
+from dsprep.reader.options import (
+    Repeats,
+    at_least,
+    check_pools,
+    checked_repeats,
+    cut_epochs,
+)
 from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Remainder, Shuffle
 from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
@@ -152,8 +158,9 @@ def audit(
     }
     _check(numbers, shuffle, remainder)
     found = _known(repeats)
-    if mini_epochs is None and (found != 1 or pools != 1):
-        raise UsageError("repeats and pools are those of mini-epochs", fix="give mini_epochs, too")
+    if mini_epochs is None and found != 1:
+        raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
+    check_pools(pools, mini_epochs, shuffle)
     with Sidecar.open(path) if sidecar is None else Sidecar.open(sidecar, path) as opened:
         schema = Schema(tuple(opened.schema[n] for n in fields or opened.schema.names))
         edges, mixed = cut_units(opened, schema, shuffle, buffer_size, buffers_mixed)

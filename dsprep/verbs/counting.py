@@ -6,13 +6,15 @@ Memory is a byte per sample, and some per group.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
+from dsprep.core.pread import packed
 from dsprep.core.schema import Array, Ints
-from dsprep.reader.mini_epochs import MiniEpochs, Pass
+from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of
 from dsprep.reader.order import Assignment, Epoch, Remainder, Sequence, Share, Span, Stage
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
@@ -188,7 +190,7 @@ class Counter:
             steps.add(share.steps)
             done = max(done, run.steps(share)[1] - run.steps(share)[0])
             sizes.append(end - begin)
-            key = Share(0, share.own, share.count, share.batch_size, share.steps)
+            key = replace(share, start=0, ring=(0, 0))
             if key not in batches:
                 batches[key] = _batches(key, run)
             sums += batches[key]
@@ -273,7 +275,7 @@ class Counter:
 
 
 class Parts:
-    """Compares mini-epochs: every group is in one of each epoch, in all its passes, in one pool.
+    """Compares mini-epochs: every group is in one of each epoch, in all its passes, in its pools.
 
     Parameters
     ----------
@@ -303,9 +305,7 @@ class Parts:
         own = np.flatnonzero(self._home == which.part)
         if not np.array_equal(own, np.sort(groups)):
             found.append("the groups are not those of the first pass of the mini-epoch")
-        ends = np.cumsum([len(pool) for pool in self._pools])
-        parts = np.split(groups, ends[:-1])
-        if not all(map(np.array_equal, map(np.sort, parts), self._pools)):
+        if not all(map(np.array_equal, self._read_in(groups), self._pools)):
             found.append("groups are not in the pool in which they are in all passes")
         if self._first is not None and not self._mini.recompose:
             before = self._first[groups]
@@ -318,6 +318,13 @@ class Parts:
             if self._first is None:
                 self._first = self._home.copy()
         return found
+
+    def _read_in(self, groups: Ints) -> Iterator[Ints]:
+        """Yield the groups that lie, in this order, between the borders of each pool."""
+        ends = packed(np.diff(self._order.edges)[groups])
+        for low, high in pairwise(borders_of(int(ends[-1]), len(self._pools) or 1).tolist()):
+            start, stop = np.searchsorted(ends, (low, high - 1), "right").tolist()
+            yield np.sort(groups[start - 1 : stop] if low < high else groups[:0])
 
     def _drawn(self, which: Pass) -> list[Ints]:
         """Return the groups of the pools of a part, if there are several."""

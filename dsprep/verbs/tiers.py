@@ -33,6 +33,9 @@ SHARE = 0.5
 MANY = 64
 """Mini-epochs or repeats beyond which the paper's models lost accuracy. Figs. 7 to 10."""
 
+MUCH = 1.1
+"""Times the bytes of a mini-epoch that all nodes copy of it, beyond which smaller groups pay."""
+
 ROUNDING = 2 * 4096
 """Bytes that a group takes of a tier beyond its own, at most: whole pages are kept of it."""
 
@@ -142,9 +145,17 @@ class TierPlan:
         return min(self.consumed, self.tiers.fast or math.inf)
 
     @property
+    def copied(self) -> float:
+        """What nodes copy of a mini-epoch, in its bytes: of a group in two pools, both copy all."""
+        return 1 + (self.tiers.nodes - 1) * self.mini_epochs / self.groups
+
+    @property
     def knee(self) -> float:
-        """EB1 / B2: training that repeats more than that never waits for the capacity tier."""
-        return self.served / self.tiers.pfs
+        """EB1 / B2: training that repeats more than that never waits for the capacity tier.
+
+        EB1 as far as it is copied: times `copied`.
+        """
+        return self.served * self.copied / self.tiers.pfs
 
     @property
     def repeats(self) -> int:
@@ -154,8 +165,8 @@ class TierPlan:
     def at(self, repeats: float) -> Point:
         """Return what another repeating factor gives."""
         pfs = self.tiers.pfs
-        given = self.served if self.fits else min(self.served, repeats * pfs)
-        taken = 0.0 if self.fits else drawn(self.served, pfs, [repeats])
+        given = self.served if self.fits else min(self.served, repeats * pfs / self.copied)
+        taken = 0.0 if self.fits else drawn(self.served * self.copied, pfs, [repeats])
         return Point(repeats, given, taken, 1 - given / self.consumed)
 
     @property
@@ -183,7 +194,7 @@ class TierPlan:
     @property
     def copy_seconds(self) -> float:
         """Seconds in which a mini-epoch is copied: the first pass takes at least as long."""
-        return self.nbytes / self.mini_epochs / self.tiers.pfs
+        return self.nbytes * self.copied / self.mini_epochs / self.tiers.pfs
 
     @property
     def steps(self) -> float:
@@ -258,10 +269,11 @@ class TierPlan:
                 f"{self.seen[1]:,} times, others {self.seen[0]:,} times"
             )
         part = self.groups // self.mini_epochs
-        if part < self.tiers.nodes and not self.fits:
+        if self.copied > MUCH and not self.fits:
             found.append(
                 f"{part:,} groups of a mini-epoch for {self.tiers.nodes:,} nodes: several nodes "
-                "copy the same groups; repack with a smaller --buffer-size"
+                f"copy the same groups, {self.copied - 1:.0%} more in all; repack with a smaller "
+                "--buffer-size"
             )
         if self.steps < 1:
             found.append(

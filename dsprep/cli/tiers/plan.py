@@ -103,7 +103,8 @@ def rows(plan: TierPlan) -> list[tuple[str, str]]:
         parts, why = "it is copied once, and stays", "nothing is drawn after that"
     else:
         parts = f"up to {show_nbytes(plan.largest)} a node, two at a time"
-        why = f"more than EB1/B2 = {rate(plan.served)} / {rate(asked.pfs)} = {plan.knee:.4g}"
+        twice = f" * {plan.copied:.4g} (copied)" if plan.copied >= 1.0005 else ""
+        why = f"more than EB1/B2 = {rate(plan.served)}{twice} / {rate(asked.pfs)} = {plan.knee:.4g}"
     steps = f"{plan.steps:,.0f}" if plan.steps >= 10 else f"{plan.steps:.3g}"
     least, most = plan.seen
     times = f"{least:,}" if least == most else f"{least:,} to {most:,}"
@@ -132,10 +133,19 @@ def plan_json(plan: TierPlan) -> dict[str, Any]:
     from dataclasses import asdict
 
     names = ("samples", "sample_nbytes", "groups", "ranks", "fits", "mini_epochs", "largest")
-    more = ("consumed", "knee", "repeats", "outer_epochs", "passes", "steps", "copy_seconds")
+    more = (
+        "consumed",
+        "copied",
+        "knee",
+        "repeats",
+        "outer_epochs",
+        "passes",
+        "steps",
+        "copy_seconds",
+    )
     return {
         "asked": asdict(plan.tiers),
-        **{name: getattr(plan, name) for name in (*names, *more)},
+        **{name: getattr(plan, name) for name in (*names, *more, "copy_seconds")},
         "seen": {"least": plan.seen[0], "most": plan.seen[1], "never": plan.never_seen},
         **{name: asdict(getattr(plan, name)) for name in ("before", "after")},
         "curve": [asdict(point) for point in plan.curve],

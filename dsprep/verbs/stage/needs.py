@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from dsprep.cache.copies import Facts
@@ -79,14 +77,14 @@ def wanted(order: Assignment, ranks: range, epochs: range) -> Ints:
 
 def _share(order: Assignment, sequence: Sequence, rank: int) -> Share:
     sizes = order.world_size, rank, order.batch_size
-    return share(len(sequence), *sizes, order.remainder)
+    return share(len(sequence), *sizes, order.remainder, sequence.pools)
 
 
 def _of_rank(sequence: Sequence, share: Share) -> tuple[Ints, Ints]:
     """Return the groups of a share, and how many samples it delivers before each: int64."""
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     done = 0
-    for start, stop in _stretches(share, len(sequence)):
+    for start, stop in share.stretches():
         found = sequence.groups_at(start, stop)
         low = int(np.searchsorted(sequence.ends, start, "right")) - 1
         begins = np.maximum(sequence.ends[low : low + len(found)], start)
@@ -94,15 +92,3 @@ def _of_rank(sequence: Sequence, share: Share) -> tuple[Ints, Ints]:
         times.append(done + begins - start)
         done += stop - start
     return np.concatenate(groups), np.concatenate(times)
-
-
-def _stretches(share: Share, n: int) -> Iterator[tuple[int, int]]:
-    """Yield the positions of a share: its own, and with ``pad`` what follows them, in a ring."""
-    at, rest = share.start, share.count
-    end = at + min(share.own, rest)
-    while rest > 0:
-        if end > at:
-            yield at, end
-        rest -= end - at
-        at = end % max(1, n)
-        end = min(n, at + rest)
