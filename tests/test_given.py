@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 import numpy as np
 import pytest
 
@@ -268,3 +270,154 @@ def test_arrays_of_the_caller_are_filled():
         packed.add({"x": np.full(2, i, np.int32), "y": i}, i)
     assert out["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert out["y"].tolist() == [0, 1, 2]
+
+
+class Folded(dict):
+    """A mapping that has values for keys which it does not list."""
+
+    def __missing__(self, key):
+        return dict.__getitem__(self, key.lower())
+
+
+def counting(sample):
+    return defaultdict(int, sample)
+
+
+@pytest.mark.parametrize("make", [Counter, counting, Folded], ids=lambda f: f.__name__)
+def test_mappings_are_asked_for_their_keys(make):
+    packed = Assembler(infer(make({"a": 1, "b": 2})))
+    packed.add(make({"a": 3, "b": 4}), 1)
+    wrong = make({"a": 5, "c": 6})
+    for sample, says in [
+        (wrong, "sample 2: field b is missing"),
+        (make({"a": 5}), "sample 2: field b is missing"),
+        (make({"a": 5, "B": 6}), "sample 2: field b is missing"),
+    ]:
+        with pytest.raises(SchemaError, match=says):
+            packed.add(sample, 2)
+    assert sorted(wrong) == ["a", "c"]  # looking did not add one
+    assert len(packed) == 1
+
+
+MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([2**63 + 1, -1], "9223372036854775809 does not fit float64, which numpy makes"),
+        ([2**53 + 1, 0.5], "9007199254740993 does not fit float64"),
+        ([[1.5, 2], [2**53 + 1, 4]], "9007199254740993 does not fit float64"),
+        ([np.float64(0.5), 2**53 + 1], "9007199254740993 does not fit float64"),
+        ([np.array([2**53 + 1]), np.array([0.5])], r"different types \(found float64, int64\)"),
+        ([np.uint64(1), -1], r"different types \(found int, uint64\)"),
+        ([np.float32(1.5), 2], r"different types \(found float32, int\)"),
+        ([np.datetime64("2020"), np.datetime64("2020-01-01")], "different types"),
+        ([1.0, np.ma.masked], "masks are not written"),
+        ([[1.0, np.ma.masked]], "masks are not written"),
+        ([MASKED, np.zeros(2)], "masks are not written"),
+        ((MASKED,), "masks are not written"),
+        ([1, "a"], "1 does not fit U21"),
+        ([b"a\0", b"bc"], "does not fit S2"),
+        ([[], []], "cannot be seen"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Warning. converting a masked element:UserWarning")
+def test_lists_that_numpy_would_round_are_refused(value, says):
+    with pytest.raises(SchemaError, match=says) as error:
+        infer({"x": value})
+    assert str(error.value).startswith("sample 0, field x: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ([2**63 + 1, 1], "uint64"),
+        ([2**53, 0.5], "float64"),
+        ([True, 2], "int64"),
+        ([float("nan"), -0.0, 3], "float64"),
+        ([1j, 2], "complex128"),
+        ([np.int64(2**53 + 1), 3], "int64"),
+        ([np.zeros((0, 3), "f4")], "float32"),
+        ([np.array([1, 2], ">f4"), np.array([3, 4], "<f4")], "float32"),
+        ([[2**53 + 1, 2], (3, 4)], "int64"),
+    ],
+)
+def test_lists_are_kept_exactly(value, dtype):
+    packed = Assembler(infer({"x": value}))
+    packed.add({"x": value}, 0)
+    found = packed.take()["x"][0]
+    expected = np.empty(found.shape, dtype)
+    for row, one in enumerate(value):
+        expected[row] = one
+    assert found.dtype == dtype
+    assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("float64", 2**53 + 1, "9007199254740993 does not fit float64"),
+        ("float32", 2**24 + 1, "16777217 does not fit float32"),
+        ("float32[2]", [2**24 + 1, 1], "16777217 does not fit float32"),
+        ("complex64", 2**24 + 1, "16777217 does not fit complex64"),
+        ("bfloat16", 257, "257 does not fit bfloat16"),
+        ("float32[None]", [2, np.float64(0.1)], "found float64"),
+        ("U5[None]", [1, "a"], "1 does not fit"),
+        ("U5", "ab\0", "NULs at its end"),
+        ("S5", b"ab\0", "NULs at its end"),
+    ],
+)
+def test_numbers_without_a_type_are_exact_or_refused(field, value, says):
+    schema = declared({"x": field})
+    with pytest.raises(SchemaError, match=says):
+        Assembler(schema).add({"x": value}, 0)
+
+
+def test_numbers_without_a_type_that_fit():
+    schema = declared(
+        {"a": "float64", "b": "bfloat16", "c": "complex64[2]", "d": "float32", "e": "S5"}
+    )
+    packed = Assembler(schema)
+    packed.add({"a": 2**53, "b": 256, "c": [1, 2**24], "d": 0.1, "e": bytearray(b"ab")}, 0)
+    batch = packed.take()
+    assert (batch["a"][0], float(batch["b"][0]), batch["e"][0]) == (2.0**53, 256.0, b"ab")
+    assert batch["c"][0].tolist() == [1, 2**24]
+    assert batch["d"][0] == np.float32(0.1)  # floats are rounded to those of the field
+
+
+def test_views_of_numbers_are_arrays():
+    view = memoryview(np.arange(6.0).reshape(2, 3))
+    assert str(infer({"x": view, "y": memoryview(b"ab")})) == "x: float64[2,3], y: bytes"
+    packed = Assembler(infer({"x": view}))
+    packed.add({"x": view}, 0)
+    assert packed.take()["x"][0].tolist() == view.tolist()
+    with pytest.raises(SchemaError, match=r"field y: .*expected bytes"):
+        Assembler(declared({"y": "bytes"})).add({"y": view}, 0)
+    view.release()
+    with pytest.raises(SchemaError, match="a memoryview has no fixed-width dtype"):
+        infer({"x": view})
+
+
+class Table:
+    """What numpy makes one array of, though its columns are of two types."""
+
+    shape, dtypes = (1, 2), ["int64", "float64"]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([[2**53 + 1, 0.5]])
+
+
+class Nullable(Table):
+    """What numpy makes NaN of where it has nothing."""
+
+    shape, dtypes, null_count = (2,), (), 1
+
+
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [v]], ids=["value", "list"])
+@pytest.mark.parametrize(
+    ("value", "says"), [(Table(), "columns of different types"), (Nullable(), "nulls are not")]
+)
+def test_what_an_array_of_a_table_would_lack(value, says, wrap):
+    with pytest.raises(SchemaError, match=says):
+        infer({"x": wrap(value)})

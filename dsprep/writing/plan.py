@@ -249,13 +249,14 @@ class Cast:
     def _cast(self, values: Array, start: int, offsets: Array | None) -> Array:
         with np.errstate(all="ignore"):
             out = values.astype(self.dtype)
-            back = out.astype(values.dtype)
             if _is_float(self.dtype):
                 bad = ~np.isfinite(out) & np.isfinite(values)
-            elif _is_float(values.dtype):
-                bad = ~np.isfinite(values) | (back != values)
             else:
-                bad = (back != values) | ((out < 0) != (values < 0))
+                bad = out.astype(values.dtype) != values
+                if _is_float(values.dtype):
+                    bad |= ~np.isfinite(values)
+                else:
+                    bad |= (out < 0) != (values < 0)
         if bad.any():
             at = int(np.argmax(bad.reshape(-1)))
             value = values.reshape(-1)[at]

@@ -107,6 +107,8 @@ class Assembler:
         try:
             if len(sample) != self._width:
                 raise KeyError
+            if type(sample) is not dict and not _named(sample, self._names):
+                raise KeyError  # those that give a value for any key are asked which they have
             for name, out, dtype, shape, plain, field in self._steps:
                 value = sample[name]
                 kind = type(value)

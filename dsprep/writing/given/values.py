@@ -7,18 +7,22 @@ array (of numpy, or what gives one)         its dtype and shape
 numpy scalar                                its dtype, scalar
 ``bool``, ``int``, ``float``, ``complex``   ``bool``, ``int64``, ``float64``, ``complex128``
 ``list``, ``tuple``                         ragged: rows of numbers or of arrays of one shape
-``bytes``, ``bytearray``, ``memoryview``    `bytes`
+``bytes``, ``bytearray``                    `bytes`
+``memoryview``                              `bytes`; an array, if it is not one of bytes
 ``str``                                     `str`
 =========================================== ==================================================
 
 A field whose values are arrays with a first axis that varies has to be declared; nothing in one
 sample shows it. Python's own numbers have no dtype: they become that of the field if they fit.
+Rows that have one have all the same, and a list of integers and floats is one of floats if these
+hold each integer: nothing is rounded in order to make one array of a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,8 +45,11 @@ from dsprep.writing.plan import Cast
 Declared: TypeAlias = Schema | Mapping[str, Any]
 """A `Schema`, or field name to what the field is: ``"float32[None,3]"``, a `Field` or a dtype."""
 
-_BYTES = (bytes, bytearray, memoryview)
 _NUMBERS = (bool, int, float, complex)
+_FILL = "fill it: x.filled(VALUE)"
+_WIDER = "declare a wider type: schema="
+_MOST_AXES = 64
+"""Of an array of numpy."""
 
 
 def declared(schema: Declared | None) -> Schema | None:
@@ -171,12 +178,12 @@ def _field_of(name: str, value: Any, where: str) -> Field:
     where = f"{where}, field {name}"
     if isinstance(value, str):
         return Field.opaque(name, "str")
-    if isinstance(value, _BYTES):
+    if _is_bytes(value):
         return Field.opaque(name)
     array = as_array(value, where)
     shape: tuple[int | None, ...] = array.shape
     if isinstance(value, list | tuple):
-        if array.dtype.kind in "SU" or not array.shape[0]:
+        if array.dtype.kind in "SU" or not (array.size or _leaves(value)[0]):
             raise SchemaError(
                 f"the type of {show_value(value)} cannot be seen",
                 where=where,
@@ -198,7 +205,7 @@ def as_array(value: Any, where: str) -> Array:
     SchemaError
         If it is not an array, not numbers, or has values that are masked.
     """
-    known = isinstance(value, (np.ndarray, np.generic, list, tuple, *_NUMBERS))
+    known = isinstance(value, (np.ndarray, np.generic, list, tuple, memoryview, *_NUMBERS))
     if not known and not any(hasattr(value, n) for n in ("__array__", "__array_interface__")):
         raise SchemaError(
             f"{_kind(value)} is not a value that is written",
@@ -208,21 +215,135 @@ def as_array(value: Any, where: str) -> Array:
             if isinstance(value, Mapping)
             else None,
         )
-    if isinstance(value, np.ma.MaskedArray):
-        raise SchemaError("masks are not written", where=where, fix="fill it: x.filled(VALUE)")
+    if isinstance(value, list | tuple):
+        array = _array_of_rows(value, where)
+    else:
+        _check_whole(value, known, where)
+        array = _made_array(value, where)
+    if array.dtype.hasobject:
+        raise SchemaError(
+            f"{show_value(value)} has no fixed-width dtype", where=where, found=f"{array.dtype}"
+        )
+    return array
+
+
+def _made_array(value: Any, where: str, dtype: DType | None = None) -> Array:
     try:
-        array = np.asarray(value)
+        return np.asarray(value, dtype)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise SchemaError(
             f"{_kind(value)} cannot be made an array: {error}",
             where=where,
             expected="rows of one shape" if isinstance(value, list | tuple) else None,
         ) from error
-    if array.dtype.hasobject:
+
+
+def _check_whole(value: Any, known: bool, where: str) -> None:
+    """Raise `SchemaError` if an array of a value would lack something: masks, columns' types."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise SchemaError("masks are not written", where=where, fix=_FILL)
+    if known:
+        return
+    nulls = getattr(value, "null_count", 0)  # of Arrow and Polars
+    nulls = nulls() if callable(nulls) else nulls
+    if isinstance(nulls, int) and nulls:
         raise SchemaError(
-            f"{show_value(value)} has no fixed-width dtype", where=where, found=f"{array.dtype}"
+            "nulls are not written",
+            where=where,
+            found=f"{nulls:,} of them in {_kind(value)}",
+            fix="fill them with a value, or leave such samples out",
         )
+    types = getattr(getattr(value, "schema", None), "types", getattr(value, "dtypes", ()))
+    names = dict.fromkeys(map(str, types)) if isinstance(types, Iterable) else ()
+    if len(getattr(value, "shape", ())) == 2 and len(names) > 1:
+        raise SchemaError(
+            f"{_kind(value)} has columns of different types",
+            where=where,
+            found=_list(list(names)),
+            fix="give a field for each column",
+        )
+
+
+def _array_of_rows(rows: list[Any] | tuple[Any, ...], where: str) -> Array:
+    """Return the array of a list, in which every value is what it is in the list.
+
+    Raises
+    ------
+    SchemaError
+        If numpy would round some, take them for another type, or drop their masks.
+    """
+    leaves, kinds = _leaves(rows)
+    if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+        raise SchemaError("masks are not written", where=where, found="one in a list", fix=_FILL)
+    array = _made_array(rows, where)
+    if kinds == {int} and array.dtype.kind == "f" and 0 <= min(leaves) <= max(leaves) < 1 << 64:
+        array = _made_array(rows, where, np.dtype(np.uint64))  # numpy makes floats of some of them
+    if array.dtype.hasobject or (len(kinds) == 1 and kinds <= {bool, float, complex}):
+        return array
+    if kinds == {int} and array.dtype.kind in "iu":
+        return array
+    _check_leaves(leaves, array, where)
     return array
+
+
+def _check_leaves(leaves: list[Any], array: Array, where: str) -> None:
+    """Raise `SchemaError` if an array is not of what it was made of."""
+    values, at = array.reshape(-1), 0
+    for leaf in leaves:
+        if isinstance(leaf, (str, bytes, *_NUMBERS)) and not isinstance(leaf, np.generic):
+            if not is_kept(leaf, values[at]):
+                raise SchemaError(
+                    f"{leaf!r} does not fit {show_dtype(array.dtype)}, which numpy makes "
+                    "of this list",
+                    where=where,
+                    fix="give an array, or a field for each type",
+                )
+            at += 1
+            continue
+        row = _made_array(leaf, where)
+        _check_whole(leaf, isinstance(leaf, np.ndarray | np.generic), where)
+        text = row.dtype.kind in "SU" and row.dtype.kind == array.dtype.kind
+        if row.dtype.newbyteorder("=") != array.dtype.newbyteorder("=") and not text:
+            others = {type(v).__name__ for v in leaves if isinstance(v, _NUMBERS)}
+            dtypes = {show_dtype(v.dtype) for v in leaves if isinstance(v, np.ndarray | np.generic)}
+            raise SchemaError(
+                "the rows of a list are of different types",
+                where=where,
+                found=_list(sorted(dtypes | others | {show_dtype(row.dtype)})),
+                fix="give all rows the same: numpy.asarray(row, DTYPE)",
+            )
+        at += row.size
+
+
+def is_kept(value: Any, element: Any) -> bool:
+    """Whether an element of an array is a number, `str` or `bytes` of Python, exactly."""
+    found = float(element) if is_extension(element.dtype) else element.item()
+    if isinstance(value, float | complex) and value != value:
+        return bool(found != found)
+    return bool(found == value) and isinstance(found, str | bytes) == isinstance(value, str | bytes)
+
+
+def _leaves(value: Any) -> tuple[list[Any], set[type]]:
+    """Return what lists of lists hold, in order, and the types of that."""
+    leaves, kinds = [value], {type(value)}
+    for _ in range(_MOST_AXES):
+        nested = {kind for kind in kinds if issubclass(kind, list | tuple)}
+        if not nested:
+            break
+        rows = leaves if nested == kinds else (v if type(v) in nested else (v,) for v in leaves)
+        leaves = list(chain.from_iterable(rows))
+        kinds = set(map(type, leaves))
+    return leaves, kinds
+
+
+def _is_bytes(value: Any) -> bool:
+    """Whether a value is bytes, and not numbers of more of them."""
+    if isinstance(value, memoryview):
+        try:
+            return value.ndim == 1 and value.format in ("B", "b", "c")
+        except ValueError:  # it was released
+            return False
+    return isinstance(value, bytes | bytearray)
 
 
 def checked(value: Any, field: Field, number: object) -> Array | bytes:
@@ -246,14 +367,27 @@ def checked(value: Any, field: Field, number: object) -> Array | bytes:
         except UnicodeEncodeError as error:
             raise SchemaError(f"the text is not Unicode: {error}", where=where) from error
     if field.kind == "bytes":
-        if isinstance(value, _BYTES):
+        if _is_bytes(value):
             return bytes(value)
         if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
             return value.tobytes()
         raise _wrong(where, field, value)
-    if isinstance(value, (str, *_BYTES)) and field.dtype.kind not in "SU":
+    if isinstance(value, str) or _is_bytes(value):
+        value = _text_array(value, field, where)
+    return _fitting(value, field, where)
+
+
+def _text_array(value: Any, field: Field, where: str) -> Array:
+    """Return text or bytes as an array of a field of fixed width."""
+    value = value if isinstance(value, str) else bytes(value)
+    array = np.asarray(value)
+    if array.dtype.kind != field.dtype.kind:
         raise _wrong(where, field, value)
-    return _fitting(np.asarray(value) if isinstance(value, str | bytes) else value, field, where)
+    if not is_kept(value, array[()]):
+        raise SchemaError(
+            "the NULs at its end would be lost", where=where, expected=show_dtype(field.dtype)
+        )
+    return array
 
 
 def _fitting(value: Any, field: Field, where: str) -> Array:
@@ -263,6 +397,8 @@ def _fitting(value: Any, field: Field, where: str) -> Array:
     inner = array.shape[1:] if field.ragged else array.shape
     if inner != field.inner or array.ndim != len(field.shape):
         raise _wrong(where, field, array)
+    if array.dtype == field.dtype:
+        return array
     return _cast(array, field, _without_dtype(value), where)
 
 
@@ -282,15 +418,21 @@ def _cast(array: Array, field: Field, free: bool, where: str) -> Array:
     try:
         cast = Cast(Field(field.name, array.dtype), dtype).apply(array.reshape(1, -1), 0)
     except SchemaError as error:
-        raise SchemaError(error.what, where=where, fix="declare a wider type: schema=") from error
-    return np.asarray(cast).reshape(array.shape)
+        raise SchemaError(error.what, where=where, fix=_WIDER) from error
+    kept = np.asarray(cast).reshape(array.shape)
+    if array.dtype.kind in "iu" and dtype.kind not in "biu":  # integers are exact, unlike floats
+        exact = kept.astype(np.complex128 if dtype.kind == "c" else np.float64)
+        for number, rounded in zip(array.flat, exact.reshape(-1).tolist(), strict=True):
+            if int(number) != rounded:
+                what = f"{number} does not fit {show_dtype(dtype)}"
+                raise SchemaError(what, where=where, fix=_WIDER)
+    return kept
 
 
 def _without_dtype(value: Any) -> bool:
-    """Whether values are Python's own numbers."""
-    while isinstance(value, list | tuple) and value:
-        value = value[0]
-    return isinstance(value, (list, tuple, *_NUMBERS)) and not isinstance(value, np.generic)
+    """Whether values are Python's own numbers, all of them."""
+    _, kinds = _leaves(value)
+    return all(issubclass(k, _NUMBERS) and not issubclass(k, np.generic) for k in kinds)
 
 
 def _is_number(dtype: DType) -> bool:
