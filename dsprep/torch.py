@@ -209,12 +209,12 @@ class Batches(ReaderLoops, IterableDataset[Any]):
             )
         return super().state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:
         """Continue where `state_dict` was called: before the loop, before workers are started."""
         info = get_worker_info()
         if info is not None:
             self._enter(info).resumed = True
-        self.reader.load_state_dict(state)
+        super().load_state_dict(state, other_data=other_data)
         if info is None:
             self._shared.called(self.reader.epoch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -34,6 +35,7 @@ from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import WriteOptions
+from dsprep.reader.loader import StateWarning
 from dsprep.verbs.provenance import provenance
 
 COUNT = 37
@@ -748,6 +750,57 @@ def test_states_of_others_are_refused(tmp_path):
             reader.load_state_dict(state)
         loop.close()
         reader.load_state_dict(state)
+
+
+def test_states_of_other_data_of_the_same_shape_are_refused(tmp_path):
+    """Copies of the same data have the same state; who insists may continue with others."""
+    batch, base = random_batch(MIXED, 40, seed=15), {"batch_size": 5, "buffer_size": 10}
+    path = written("hdf5", tmp_path, MIXED, batch, 40)
+    with dsprep.Reader(path, **base) as reader:
+        next(iter(reader))
+        state = reader.state_dict()
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(path.parent, tmp_path / "copy", dirs_exist_ok=True, ignore=lambda *_: ["copy"])
+    with dsprep.Reader(tmp_path / "copy" / path.name, **base) as reader:
+        reader.load_state_dict(state)
+    (tmp_path / "other").mkdir()
+    other = written("hdf5", tmp_path / "other", MIXED, random_batch(MIXED, 40, seed=16), 40)
+    with dsprep.Reader(other, **base) as reader:
+        before = reader.state_dict()
+        with pytest.raises(UsageError, match=r"another dataset.*other_data=True"):
+            reader.load_state_dict(state)
+        assert reader.state_dict() == before
+        reader.load_state_dict(state, other_data=True)
+        assert reader.state_dict() == {**state, "dataset": before["dataset"]}
+
+
+def test_states_of_two_parts_of_one_file_differ(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["train"], file["test"] = np.arange(40), np.arange(40) + 40
+    states = []
+    for name in ("train", "test"):
+        out = tmp_path / f"{name}.dsprep.json"
+        options = dsprep.OpenOptions(fields=(dsprep.FieldSpec.parse(f"x={name}"),))
+        dsprep.provenance(tmp_path / "x.h5", options, out=out)
+        with dsprep.Reader(out, 5, data=tmp_path / "x.h5") as reader:
+            states.append(reader.state_dict())
+    assert states[0] != states[1]
+
+
+def test_states_of_an_earlier_version_are_read_with_a_warning(tmp_path):
+    path = written("hdf5", tmp_path, MIXED, random_batch(MIXED, 40, seed=15), 40)
+    with dsprep.Reader(path, 5) as reader:
+        next(iter(reader))
+        state = reader.state_dict()
+        old = {k: v for k, v in state.items() if k != "dataset"} | {"version": 1}
+        reader.set_epoch(3)
+        with pytest.warns(StateWarning, match="does not name its data"):
+            reader.load_state_dict(old)
+        assert reader.state_dict() == state
+    with dsprep.Reader(path, 5, mini_epochs=1, pools=2) as reader:
+        old = {**reader.state_dict(), "version": 1}
+        with pytest.raises(UsageError, match="version 2"):  # whose order was another one
+            reader.load_state_dict(old)
 
 
 def test_numbers_of_numpy_are_fine(tmp_path):

@@ -149,9 +149,9 @@ class ReaderLoops:
         """Return where the loop is, after the last batch that was delivered; see `Reader`."""
         return self.reader.state_dict() if self._ahead is None else self._ahead.state()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called; before the loop."""
-        self.reader.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:
+        """Continue where `state_dict` was called; before the loop; see `Reader`."""
+        self.reader.load_state_dict(state, other_data=other_data)
 
     @property
     def stats(self) -> list[EpochStats]:

@@ -39,7 +39,8 @@ from dsprep.sidecar.proofs import WORDS, said
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorting_field
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""That of states which name their data. Those before it, version 1, drew another order in pools."""
 
 _looked_at: set[Path] = set()  # sidecars of which it is known whether their samples are sorted
 
@@ -643,6 +644,7 @@ class Reader(ReaderOptions):
         here = Stage(self.place.world_size, self.batch_size, steps)
         return {
             "version": STATE_VERSION,
+            "dataset": self._sidecar.identity,
             "epoch": self.epoch,
             "stages": [[s.world_size, s.batch_size, s.steps] for s in (*self._stages, here)],
             **({} if alone else {"part": [*self._part, self._done]}),
@@ -650,26 +652,26 @@ class Reader(ReaderOptions):
             **self._order.facts(self.epoch),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:
         """Continue where `state_dict` was called.
 
         Parameters
         ----------
         state
-            What it returned, also as read from JSON.
+            What it returned, also as read from JSON. One of an earlier version may not name its
+            data, which a `StateWarning` says.
+        other_data
+            Whether the data may be other ones, with as many samples in as many groups, such as the
+            same ones written again.
 
         Raises
         ------
         UsageError
-            If the state is of a reader that draws another order, or is not a state.
+            If the state is of other data or of a reader that draws another order, or is not a
+            state.
         """
         self._between_loops("load the state")
-        if not hasattr(state, "get") or state.get("version") != STATE_VERSION:
-            raise UsageError(
-                "this is not a state of a Reader, or one of another version",
-                expected=f"version {STATE_VERSION}",
-                found=repr(state)[:80],
-            )
+        self._check_origin(state, other_data)
         epoch, stages, part, done = _progress(state, self._part)
         for name, value in {"mini_epochs": None, **self._order.facts(epoch)}.items():
             if state.get(name) != value:
@@ -696,6 +698,32 @@ class Reader(ReaderOptions):
         leg = self._leg()
         if self.samples and (self._steps >= leg.share.steps or (done and leg.first >= leg.stop)):
             self._go_to(self.epoch + 1)  # saved after the last batch of an epoch
+
+    def _check_origin(self, state: Mapping[str, Any], other_data: bool) -> None:
+        """Raise `UsageError` if a state is of another version, or of other data."""
+        version = state.get("version") if hasattr(state, "get") else None
+        if version != STATE_VERSION and (version != 1 or self.pools > 1):
+            raise UsageError(
+                "this is not a state of a Reader, or one of another version",
+                expected=f"version {STATE_VERSION}",
+                found=repr(state)[:80],
+            )
+        if version == 1 and not other_data:
+            warnings.warn(
+                "the state was saved by an earlier version and does not name its data: whether "
+                f"they are {self._sidecar.dataset} is not known (other_data=True: not compared)",
+                StateWarning,
+                stacklevel=3,
+            )
+        elif not other_data and state.get("dataset") != self._sidecar.identity:
+            raise UsageError(
+                "the state was saved by a reader of another dataset",
+                where=self._sidecar.dataset,
+                expected=self._sidecar.identity,
+                found=state.get("dataset"),
+                fix="open the data that it was saved with; or, if these are the same samples in "
+                "the same order, load_state_dict(state, other_data=True)",
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy reads for itself, and is not a process of the communicator.
@@ -755,6 +783,10 @@ class Reader(ReaderOptions):
 
     def _proof(self) -> str:
         return f", verified: {said(self.verified)}" if self.verified else ""
+
+
+class StateWarning(UserWarning):
+    """A state does not name the data that it was saved with."""
 
 
 class UnverifiedWarning(UserWarning):
