@@ -18,10 +18,11 @@ from dsprep.errors import UsageError
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Explicit
+from dsprep.layout.locate import locate
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups, Part, Records
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.verbs.check import ONLY_TOUCHED, check
+from dsprep.verbs.check import ONLY_TOUCHED, bounds, check
 from dsprep.verbs.check.agreement import compare
 from dsprep.verbs.check.bounds import outside
 from dsprep.verbs.provenance import provenance
@@ -418,3 +419,31 @@ def test_places_of_a_law_cost_nothing(tmp_path):
     os.truncate(path, 10**12)
     (found,) = outside(layout, schema, path)
     assert found.sample == count - 1
+
+
+def test_samples_of_a_chunk_that_leaves_the_file_are_counted(tmp_path):
+    path = tmp_path / "chunks.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(1000, dtype="<i4"), chunks=(100,))
+    provenance(path)
+    with Sidecar.open(path) as opened:
+        offset = opened.extents([950])[0].offset
+    os.truncate(path, offset)  # the second half of the last chunk is gone
+    edit(path, lambda content: content["files"][0].update(nbytes=offset))
+    found = [p for p in check(path) if p.what.startswith("the sidecar gives an extent")]
+    assert [(p.sample, p.field) for p in found] == [(950, "x")]
+    assert "49 more" in found[0].what
+
+
+def test_bounds_of_many_samples_are_those_of_chunks(tmp_path, monkeypatch):
+    path = tmp_path / "many.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (1 << 31,), "u1", chunks=(1 << 22,), compression="gzip")
+        file["x"][:4] = 7
+    provenance(path)
+    located = []
+    monkeypatch.setattr(
+        bounds, "locate", lambda *given: located.append(len(given[2])) or locate(*given)
+    )
+    assert check(path) == []
+    assert sum(located) <= 2 * 512

@@ -13,7 +13,7 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine
 from dsprep.layout.locate import locate, rows_of
-from dsprep.layout.model import Column, FileLayout, OwnFiles, Records
+from dsprep.layout.model import Column, FileLayout, Grid, OwnFiles, Records
 from dsprep.verbs.check.problems import Problem
 
 SLICE = 1 << 18
@@ -68,6 +68,14 @@ def _slices(count: int, linear: bool) -> Iterator[Ints]:
         return
     for start in range(0, count, SLICE):
         yield np.arange(start, min(start + SLICE, count), dtype=np.int64)
+
+
+def _chunk_ends(count: int, samples_per_chunk: int) -> Iterator[Ints]:
+    """Yield the first and the last sample of every chunk, in slices."""
+    for indices in _slices(-(-count // samples_per_chunk), False):
+        first = indices * samples_per_chunk
+        last = np.minimum(first + samples_per_chunk, count) - 1
+        yield np.stack((first, last), 1).reshape(-1)
 
 
 class _Tally:
@@ -149,12 +157,27 @@ def _column_outside(
 ) -> Iterator[Problem]:
     grid = column.grid
     assert grid is not None
+    samples_per_chunk, rest = divmod(grid.chunk[0], max(1, column.lines))
+    if column.first is None and not rest and samples_per_chunk > 2:
+        # The extents of one chunk's samples lie between those of its first and last one.
+        ends = _chunk_ends(layout.count, samples_per_chunk)
+        if not any(_samples_outside(grid, layout, name, ends, size)):
+            return
+    yield from _samples_outside(grid, layout, name, _slices(layout.count, False), size)
+
+
+def _samples_outside(
+    grid: Grid,
+    layout: FileLayout,
+    name: str,
+    slices: Iterator[Ints],
+    size: Callable[[str], int | None],
+) -> Iterator[Problem]:
+    column = layout.columns[name]
     tally = _Tally()
     limit: int | None = None
     seen = 0
-    one = not grid.several and grid.block_count == 1 and grid.plain
-    linear = column.first is None and one
-    for indices in _slices(layout.count, linear):
+    for indices in slices:
         first, count = rows_of(column, indices)
         rows = grid.shape[0]
         bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
