@@ -15,7 +15,7 @@ from support import epochs, random_batch, raw
 from test_located import written
 
 import dsprep
-from dsprep.cache.folder import CacheFolder, info_of
+from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import UnsupportedError
 
@@ -146,7 +146,7 @@ class AdapterContract:
             assert [labels(batches) for _ in range(2)] == [expected[:STEPS], expected[STEPS:]]
             del batches
             gc.collect()
-            (info,) = map(info_of, CacheFolder(cache).paths())
+            (info,) = CacheFolder(cache).infos()
             assert info.ready == info.pieces == 7
 
     def test_loops_leave_no_thread_and_no_file(self, plain):

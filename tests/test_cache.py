@@ -27,7 +27,7 @@ from support import assert_same_batch, epochs, random_batch, written
 
 import dsprep
 from dsprep.cache.copies import LEFT_OUT, READY, Copy
-from dsprep.cache.folder import CacheFolder, info_of
+from dsprep.cache.folder import CacheFolder
 from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.schema import Field, Schema
 from dsprep.reader.cached import CacheWarning
@@ -110,15 +110,16 @@ def copied(stats: list[Any]) -> int:
 
 def copies(cache: Path) -> list[Any]:
     """What is known of all copies."""
-    return [info_of(path) for path in CacheFolder(cache).paths()]
+    return CacheFolder(cache).infos()
 
 
 def assert_kept(path: Path, cache: Path) -> int:
     """What copies say they hold are the bytes of the dataset; return how many pieces they hold."""
     count = 0
     with dsprep.Sidecar.open(path) as sidecar:
-        for place in CacheFolder(cache).paths():
-            with closing(Copy(place)) as copy:
+        folder = CacheFolder(cache)
+        for name in folder.names():
+            with closing(Copy(folder.root, name)) as copy:
                 pieces = Pieces(sidecar, copy.edges(), copy.facts.fields)
                 assert pieces.key == copy.facts.key
                 for i in np.flatnonzero(copy.states() == READY).tolist():
@@ -306,7 +307,8 @@ def test_mini_epochs_take_two_at_a_time(datasets, tmp_path):
 def test_a_cache_that_grows_keeps_more(datasets, tmp_path):
     path, cache = datasets("out.h5"), tmp_path / "cache"
     compared(path, cache, cache_size=60_000)
-    with closing(Copy(CacheFolder(cache).paths()[0])) as copy:
+    folder = CacheFolder(cache)
+    with closing(Copy(folder.root, folder.names()[0])) as copy:
         assert LEFT_OUT in copy.states()
     assert compared(path, cache, cache_size="100%")[1].cache_units == 13
 

@@ -90,8 +90,9 @@ def said(count: int, *words: str) -> Iterator[None]:
 
 
 def the_copy(cache: Path) -> Path:
-    (path,) = CacheFolder(cache).paths()
-    return path
+    folder = CacheFolder(cache)
+    (name,) = folder.names()
+    return folder.root.path / name
 
 
 def forked(work: Any) -> int:
@@ -120,11 +121,20 @@ BAD = "", "null", "{}", "[" * 100_000, '{"version": 1, "pieces": [[0, 1e400]]}'
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_damaged_description_is_made_again(origin, tmp_path, text):
+def test_what_does_not_say_that_it_is_a_copy_stays_and_is_named(origin, tmp_path, text):
     epoch(origin, tmp_path)
-    (the_copy(tmp_path) / "copy.json").write_text(text)
+    path = the_copy(tmp_path)
+    (path / "copy.json").write_text(text)
+    names = sorted(p.name for p in path.iterdir())
+    with (
+        said(1, str(path), "copy.json is damaged", "move it away"),
+        dsprep.Reader(origin, 8, cache=tmp_path) as reader,
+    ):
+        assert checked(reader) == COUNT
+    assert sorted(p.name for p in path.iterdir()) == names
+    assert (path / "copy.json").read_text() == text
+    path.rename(tmp_path / "away")
     assert epoch(origin, tmp_path).copied_nbytes
-    assert epoch(origin, tmp_path).cache_units == 32
 
 
 @pytest.mark.parametrize("text", ["", "0 1", "0 x", "0", "\xff 4"])
@@ -136,7 +146,7 @@ def test_a_damaged_list_of_files_is_made_again(origin, tmp_path, text):
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-@pytest.mark.parametrize("name", ["copy.json", "state", "turn", "sums", "use", "files"])
+@pytest.mark.parametrize("name", ["state", "turn", "sums", "use", "files"])
 def test_a_copy_without_one_of_its_tables_is_made_again(origin, tmp_path, name):
     epoch(origin, tmp_path)
     (the_copy(tmp_path) / name).unlink()
@@ -278,7 +288,7 @@ def test_what_was_being_removed_takes_no_room(origin, tmp_path):
     the_copy(tmp_path).rename(left)
     folder = CacheFolder(tmp_path)
     with folder.locked():
-        assert folder.make_room(1, Size(1 << 20), tmp_path / "none") == 1 << 20
+        assert folder.make_room(1, Size(1 << 20), "none") == 1 << 20
     assert not left.exists()
 
 
@@ -303,10 +313,11 @@ def held(path: Path, directory: bool = False) -> int:
     """Have a child be the one that fills a copy, or keep all of them; return its number."""
 
     def hold() -> None:
-        copy = Copy(path)
+        folder = CacheFolder(path.parent)
+        copy = Copy(folder.root, path.name)
         lock = copy.fill_lock()
         assert lock is not None
-        with CacheFolder(path.parent).locked() if directory else contextlib.nullcontext():
+        with folder.locked() if directory else contextlib.nullcontext():
             path.with_name("held").touch()
             time.sleep(60)
 
@@ -382,7 +393,7 @@ def test_parts_that_are_over_are_removed_at_once(origin, tmp_path):
         with dsprep.Reader(origin, 8, cache=tmp_path, epochs=16, **options) as reader:
             for _ in range(16):
                 checked(reader)
-                until(lambda: len(CacheFolder(tmp_path).paths()) <= 3)  # one is in memory
+                until(lambda: len(CacheFolder(tmp_path).names()) <= 3)  # one is in memory
             assert sum(s.cache_units for s in reader.stats) == 4 * 32
             opened = len(list(Path("/proc/self/fd").iterdir())) - before
         assert opened < 40
@@ -409,7 +420,7 @@ def filling(path: Path, cache: Path, count: int = 5) -> int:
             checked(reader)
 
     child = forked(work)
-    until(lambda: cache.exists() and any(CacheFolder(cache).paths()))
+    until(lambda: cache.exists() and any(CacheFolder(cache).names()))
     states = the_copy(cache) / "state"
     until(lambda: (np.fromfile(states, np.uint8) == READY).sum() >= count)
     return child
@@ -560,7 +571,7 @@ def test_a_dataset_that_was_replaced_has_another_copy(tmp_path):
     with dsprep.Reader(path, 8, cache=cache) as reader:
         assert checked(reader, version=1) == COUNT
         assert reader.stats[0].copied_nbytes
-    assert len(CacheFolder(cache).paths()) == 2
+    assert len(CacheFolder(cache).names()) == 2
 
 
 def test_a_dataset_that_is_written_to_while_it_is_copied(tmp_path):

@@ -43,13 +43,18 @@ def cache(path, tmp_path):
 
 
 def only(cache):
-    (found,) = CacheFolder(cache).paths()
-    return found
+    folder = CacheFolder(cache)
+    (name,) = folder.names()
+    return folder.root.path / name
+
+
+def opened(path):
+    return closing(Copy(CacheFolder(path.parent).root, path.name))
 
 
 def damaged(cache, number):
     """Flip a bit of a piece; return its copy."""
-    with closing(Copy(only(cache))) as copy:
+    with opened(only(cache)) as copy:
         sidecar = dsprep.Sidecar.open(copy.facts.sidecar)
         with sidecar:
             at = int(sidecar.layout(0).groups.blocks.offsets.one(number))
@@ -69,7 +74,7 @@ def test_what_a_cache_holds_is_listed(path, cache):
         assert found["nbytes"] == sum(c["nbytes"] for c in found["copies"]) > 0
         assert found["free"] > 0
         assert "mini-epoch" in run("list", cache)
-    (CacheFolder(cache).paths()[0] / "copy.json").write_text("{")
+    (cache / CacheFolder(cache).names()[0] / "copy.json").write_text("{")
     assert "worthless" in run("list", cache)
 
 
@@ -129,7 +134,7 @@ def test_what_cannot_be_copied_again_stays_with_the_dataset(path, cache):
     flip(path, path.stat().st_size - 1)  # also the dataset is another one now
     (verdict,) = verify_copies(cache, repair=True)
     assert "cannot be copied again" in verdict.problem
-    with closing(Copy(only(cache))) as copy:
+    with opened(only(cache)) as copy:
         assert copy.states()[3] == REFUSED
         assert PLANNED not in copy.states()
 
@@ -154,7 +159,7 @@ def test_a_copy_is_compared_while_it_is_used_and_filled(path, cache):
         reading.join()
     assert found[0].right
     assert set(seen) == {100}
-    with closing(Copy(only(cache))) as copy:
+    with opened(only(cache)) as copy:
         assert (copy.states() == READY).all()
 
 
@@ -198,7 +203,9 @@ def test_what_is_removed_is_chosen(path, cache, tmp_path, monkeypatch):
     other = repacked(tmp_path, "other.h5")
     compared(other, cache)
     monkeypatch.chdir(tmp_path)
-    mine, others = sorted(CacheFolder(cache).paths(), key=lambda p: p.name.startswith("other"))
+    mine, others = (
+        cache / n for n in sorted(CacheFolder(cache).names(), key=lambda n: n.startswith("other"))
+    )
     week = time.time() - 8 * 86400
     os.utime(mine / "use", (week, week))
 
@@ -211,8 +218,8 @@ def test_what_is_removed_is_chosen(path, cache, tmp_path, monkeypatch):
     assert chosen("--unused-since", "7d", "--dataset", other) == []
     assert chosen("--incomplete") == []
     for copy in (mine, others):
-        with closing(Copy(copy)) as opened:
-            opened.set_state(1, PLANNED)
+        with opened(copy) as writable:
+            writable.set_state(1, PLANNED)
     assert chosen("--incomplete", "--dataset", other) == [str(others)]
     (cache / ".left.dsprep-cache-partial").mkdir()
     found = run("purge", cache, "--incomplete", "--json")

@@ -18,7 +18,7 @@ from test_cli import fails, run
 
 import dsprep
 from dsprep.cache import compared
-from dsprep.cache.folder import CacheFolder, info_of
+from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import file_system
 from dsprep.errors import TargetError
@@ -129,8 +129,8 @@ def staged(path: Path, cache: Path | None, **options):
 
 def copy_of(cache: Path):
     """What is known of the only copy in a cache."""
-    (path,) = CacheFolder(cache).paths()
-    return info_of(path)
+    (info,) = CacheFolder(cache).infos()
+    return info
 
 
 # --- what is read ------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_a_mini_epoch_that_was_being_staged_stays(root, tmp_path):
     command = [sys.executable, "-P", "-c", KILLED, str(path), str(cache)]
     done = subprocess.run([*command, str(first + 1), "2"], timeout=60)
     assert done.returncode == -signal.SIGKILL
-    assert sorted(info_of(path).ready for path in CacheFolder(cache).paths()) == [1, first]
+    assert sorted(info.ready for info in CacheFolder(cache).infos()) == [1, first]
     found = staged(path, cache, mini_epochs=2).outcome
     assert found.there / (found.there + found.copied) > (first + 0.5) / 13
 

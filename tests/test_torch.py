@@ -32,7 +32,7 @@ from adapter_contract import (
 from support import epochs, raw
 
 import dsprep
-from dsprep.cache.folder import CacheFolder, info_of
+from dsprep.cache.folder import CacheFolder
 from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UnsupportedError, UsageError
@@ -349,7 +349,7 @@ def test_workers_share_a_cache(plain, tmp_path):
                 assert x.numpy().tobytes() == plain[1]["x"][label].tobytes()
                 seen[label] += 1
     assert seen == Counter(dict.fromkeys(range(COUNT), 2))
-    (info,) = map(info_of, CacheFolder(cache).paths())
+    (info,) = CacheFolder(cache).infos()
     assert info.ready == info.pieces == 7
     list(batches)  # in this process
     stats = batches.stats[-1]

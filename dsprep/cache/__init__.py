@@ -2,10 +2,12 @@
 
 `pieces`
     Where the bytes of groups are: pure.
+`root`
+    The directory with all copies: which one that is, and whose copies count.
 `copies`, `locks`
     One copy in a directory: what it holds, who uses it.
 `folder`
-    The directory with all copies: its size, and what is removed to make room.
+    All copies: their size, and what is removed to make room.
 `copier`
     Fills copies.
 `compared`

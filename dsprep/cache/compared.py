@@ -9,33 +9,41 @@ FUSE (sshfs) it may be the time stamp, which can be set.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from dsprep.cache.copies import COMPARED, Copy
+from dsprep.cache.root import Root
 from dsprep.core.marks import Mark, is_coarse
-from dsprep.core.storage import file_system
-
-NAME = "compared"
+from dsprep.core.storage import file_system, let_go, pwrite_all
 
 SETTLED = 10.0
 """Seconds after which a change time of whole seconds is surely another one, whatever the clock."""
 
 
-def keep(copy: Path, marks: Mapping[int, Mark]) -> None:
+def keep(copy: Copy, marks: Mapping[int, Mark]) -> None:
     """Keep marks, by the number of the file, in the directory of a copy; not those that say little.
 
     None are kept either of files that were written to since they were taken.
     """
     found = {n: m.to_json() for n, m in marks.items() if _is_telling(m) and m.is_untouched()}
-    (copy / NAME).write_text(json.dumps(found))
-
-
-def kept(copy: Path, root: Callable[[int], Path]) -> dict[int, Mark]:
-    """Return what `keep` was given, nothing if there is nothing; `root` gives a file's path."""
+    out = copy.open(COMPARED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        found = json.loads((copy / NAME).read_bytes())
-        return {int(i): Mark.from_json(mark, root(int(i))) for i, mark in found.items()}
+        pwrite_all(out, [json.dumps(found).encode()], 0)
+    finally:
+        let_go(out)
+
+
+def kept(root: Root, copy: str, path: Callable[[int], Path]) -> dict[int, Mark]:
+    """Return what `keep` was given for the copy of a name, nothing if there is nothing.
+
+    `path` gives that of a file of the dataset.
+    """
+    try:
+        found = json.loads(root.copy(copy).read(COMPARED))
+        return {int(i): Mark.from_json(mark, path(int(i))) for i, mark in found.items()}
     except (
         OSError,
         ArithmeticError,

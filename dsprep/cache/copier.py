@@ -16,7 +16,7 @@ from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import PAGE, Pieces, Range, name_of
 from dsprep.core.checksums import pwrite_crc32c
 from dsprep.core.schema import Bytes
-from dsprep.core.storage import pread_into
+from dsprep.core.storage import fstat, named, pread_into
 from dsprep.reading.files import File
 
 BLOCK = 4 << 20
@@ -135,7 +135,7 @@ class Copier:
         total = sum(piece.taken for _, piece in wanted)
         # For the names of files; and of mini-epochs, for the next one to begin.
         spare = PAGE + (copy.facts.nbytes(self.pieces.edges) if copy.facts.part else PAGE)
-        room = self._folder.make_room(total + spare, self._size, copy.path) - spare
+        room = self._folder.make_room(total + spare, self._size, copy.name) - spare
         writer = _Writer(copy, self.pieces)
         full, extents = False, Counter[str]()
         for i, piece in wanted:
@@ -146,7 +146,7 @@ class Copier:
             full = full or room < 0
             try:
                 for r in piece.ranges if not full else ():
-                    os.posix_fallocate(writer.file(r).fd, r.begin, r.end - r.begin)
+                    writer.reserve(r)
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
@@ -167,7 +167,7 @@ class Copier:
                 part = buffer[: min(BLOCK, r.end - at)]
                 self._throttle.take(len(part), stop)
                 pread_into(file.fd, part, at, file.where)
-                file.check_same()  # before it is written: ranges may overlap
+                file.check_same(at)  # before it is written: ranges may overlap
                 self._drawn(len(part))
                 crc = pwrite_crc32c(to.fd, [part], at, crc)
                 copy.beat()
@@ -256,15 +256,26 @@ class _Writer:
                 found = self._open[key] = self._made(*key)
             return found
 
+    def reserve(self, r: Range) -> None:
+        """Reserve the space of a range."""
+        out = self.file(r)
+        try:
+            os.posix_fallocate(out.fd, r.begin, r.end - r.begin)
+        except OSError as error:
+            raise named(error, out.fd, r.begin) from error
+
     def _made(self, number: int, path: str) -> Handle:
         name, nbytes = name_of(number, path), self._pieces.sidecar.open_file(number, path).nbytes
         new = name not in self._known
         out = Handle(self._copy.open(name, os.O_RDWR | (os.O_CREAT if new else 0)))
-        size = os.fstat(out.fd).st_size
+        size = fstat(out.fd).st_size
         if size != nbytes:
             if not new:
                 self._check(number, path, size)
-            os.ftruncate(out.fd, nbytes)
+            try:
+                os.ftruncate(out.fd, nbytes)
+            except OSError as error:
+                raise named(error, out.fd) from error
         if new:
             self._copy.add_file(name, nbytes)
             self._known[name] = nbytes

@@ -2,8 +2,8 @@
 
 ::
 
-    images.h5-0f3a...-part-81c2.../
-        copy.json   what it is a copy of; never changes
+    images.h5-0f3a...-part-81c2....dsprep-copy/
+        copy.json   what it is a copy of, and by its key that it is one; never changes
         edges       int64: the first sample of each piece of the dataset, and the number of samples
         state       uint8 per piece: see `ABSENT` and what follows
         turn        uint32 per piece: which is wanted sooner
@@ -18,6 +18,10 @@
 
 What is written is in the page cache and survives the end of a process, not that of the kernel: a
 copy that is not `synced` and was made before the last start is worthless, and removed.
+
+Whose a directory is does not follow from its name. One is a copy if its name and a key in its
+``copy.json`` say so, and it counts if nobody else can write to it; see `dsprep.cache.root`. One is
+removed file by file, those alone that copies have, and only if there are no others.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import stat
 import threading
 import time
 from contextlib import suppress
@@ -37,12 +43,26 @@ import numpy as np
 
 from dsprep.cache.locks import Lock
 from dsprep.cache.pieces import PAGE, Pieces, name_of
+from dsprep.cache.root import Root
+from dsprep.core.directory import Directory
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array, Ints
-from dsprep.core.storage import boot, let_go, pread_exact, pwrite_all, remove, sync
+from dsprep.core.storage import (
+    HIDDEN,
+    boot,
+    fstat,
+    let_go,
+    pread_exact,
+    pwrite_all,
+    soon,
+    sync,
+)
 from dsprep.reading.files import File
 
-VERSION = 1
+VERSION = 2
+
+KEY = "dsprep_copy"
+"""The key of ``copy.json`` that no other file has; its value is `VERSION`."""
 
 ABSENT, ASKED, PLANNED, READY, LEFT_OUT, REFUSED = range(6)
 """Of a piece: nobody has asked for it; somebody has; there is space reserved for it; it is there;
@@ -51,12 +71,25 @@ there is no room for it; it was not right when it was copied."""
 OPEN = 64
 """Files of a copy that stay open."""
 
-SYNCED = "synced"
+FACTS, SYNCED, COMPARED = "copy.json", "synced", "compared"
+
+FILES = {FACTS, "edges", "state", "turn", "sums", "use", "fill", "files", SYNCED, COMPARED}
+"""The files of a copy, but for those that stand for files of the dataset: see `DATA`."""
+
+DATA = re.compile(r"\d+(-[0-9a-f]{16})?")
+
+SUFFIX = ".dsprep-copy"
+"""How the names of copies end."""
 
 UNFINISHED = ".dsprep-cache-partial"
 """How the names of copies end that are being made or removed."""
 
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
 NOT_SYNCED = "it was not on the disk when the machine was started again"
+
+IN_USE = "in use"
+"""Why a copy is not removed."""
 
 LAST = np.iinfo(np.uint32).max
 """The turn of a piece that nobody has asked for."""
@@ -75,7 +108,6 @@ class Facts:
     key: str  # of `Pieces`
     part: str  # a word for the pieces of it that the copy has; empty: all
     pieces: tuple[tuple[int, int], ...] = ()  # which: runs ``low .. high``
-    version: int = VERSION
 
     @classmethod
     def of(cls, pieces: Pieces, which: Ints | None = None) -> Self:
@@ -90,7 +122,7 @@ class Facts:
         """The name of its directory."""
         stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(self.dataset).name)
         short = stem.lstrip(".").encode()[:64].decode(errors="ignore")
-        return f"{short}-{self.key}" + (f"-part-{self.part}" if self.part else "")
+        return f"{short}-{self.key}" + (f"-part-{self.part}" if self.part else "") + SUFFIX
 
     def nbytes(self, edges: Ints) -> int:
         """Return the bytes that a copy takes which holds nothing yet; see `Copy.create`."""
@@ -101,7 +133,7 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return {**asdict(self), "boot": boot()}
+        return {KEY: VERSION, **asdict(self), "boot": boot()}
 
     @classmethod
     def parse(cls, data: bytes) -> tuple[Self, str]:
@@ -109,14 +141,14 @@ class Facts:
         try:
             found = json.loads(data)
             runs = tuple((int(low), int(high)) for low, high in found["pieces"])
-            if found["version"] != VERSION or any(not 0 <= low < high for low, high in runs):
+            if found[KEY] != VERSION or any(not 0 <= low < high for low, high in runs):
                 raise ValueError("it is of another version")
             names = tuple(map(str, found["fields"]))
             words = str(found["key"]), str(found["part"])
             made = cls(str(found["dataset"]), str(found["sidecar"]), names, *words, runs)
             return made, str(found["boot"])
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise ValueError(f"copy.json is damaged: {error}") from error
+            raise ValueError(f"{FACTS} is damaged: {error}") from error
 
 
 class Handle:
@@ -135,7 +167,7 @@ class _Table(Handle):
     def __init__(self, fd: int, dtype: str, count: int) -> None:
         super().__init__(fd)
         self._dtype, self._count = np.dtype(dtype), count
-        if os.fstat(fd).st_size != count * self._dtype.itemsize:
+        if fstat(fd).st_size != count * self._dtype.itemsize:
             raise ValueError("one of its tables has another size")
 
     def read(self, first: int = 0, last: int | None = None) -> Array:
@@ -170,17 +202,26 @@ class CopyFile(File):
         super().__init__(path, fd)
         self.number, self.inside = number, inside
 
-    def check_same(self) -> None:
+    def check_same(self, offset: int | None = None) -> None:
         """Do nothing: what is there is not written again."""
 
 
 class Copy:
     """A copy that is open: it is not removed meanwhile. Safe to use from several threads.
 
+    Parameters
+    ----------
+    root, name
+        The directory of all copies, and the name of this one in it.
+
     Attributes
     ----------
+    path
+        Where it is, for messages.
     which
         int64, rising: the pieces that it is for.
+    is_writable
+        Whether this process may fill it, and note that it is used: not if it is root's.
 
     Raises
     ------
@@ -189,39 +230,55 @@ class Copy:
     ValueError
         If it is damaged.
     OSError
-        If the file system does not do what is needed.
+        If it is somebody else's, or the file system does not do what is needed.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, root: Root, name: str) -> None:
+        self.root, self.name, self.path = root, name, root.path / name
         self._use: Lock | None = None
-        self._opened: dict[str, Handle] = {}
+        self._opened: dict[str, _Table] = {}
         self._files: dict[tuple[int, str], CopyFile] = {}
         self._lock = threading.Lock()
-        self._opened[""] = Handle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self.is_writable = True
+        opened = root.copy(name)
+        self._directory: Directory | None = opened
         # Who only asks whether somebody uses it has the lock for a moment.
-        self._use = Lock(self.open("use", os.O_RDWR), shared=True, seconds=1.0)
-        if not path.samefile(f"/proc/self/fd/{self._handle().fd}"):
-            raise FileNotFoundError(errno.ENOENT, "it was removed", str(path))
-        self.facts, self._boot = Facts.parse(self._read("copy.json"))
-        if not self.is_trusted:
+        self._use = Lock(self._opened_use(), shared=True, seconds=1.0)
+        if not root.is_at(name, opened):
+            raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
+        self.facts, self._boot = Facts.parse(opened.read(FACTS))
+        if not is_synced(opened, self._boot):
             raise ValueError(NOT_SYNCED)
         count = sum(high - low for low, high in self.facts.pieces)
-        for name, dtype in (("state", "<u1"), ("turn", "<u4"), ("sums", "<u4")):
-            self._opened[name] = _Table(self.open(name, os.O_RDWR), dtype, count)
+        for table, dtype in (("state", "<u1"), ("turn", "<u4"), ("sums", "<u4")):
+            self._opened[table] = _Table(self.open(table, self._access), dtype, count)
         runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
         self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
 
+    def _opened_use(self) -> int:
+        """Open the file that all who use it lock; note if this may not write to it."""
+        try:
+            return self.open("use", os.O_RDWR)
+        except OSError as error:
+            if error.errno not in _DENIED:
+                raise
+        self.is_writable = False
+        return self.open("use")
+
+    @property
+    def _access(self) -> int:
+        return os.O_RDWR if self.is_writable else os.O_RDONLY
+
     @classmethod
-    def create(cls, root: Path, facts: Facts, edges: Ints) -> Copy:
-        """Open the copy of these facts below a directory; make it, empty, if there is none.
+    def create(cls, root: Root, facts: Facts, edges: Ints) -> Copy:
+        """Open the copy of these facts in a directory; make it, empty, if there is none.
 
         `edges` are those of the pieces of the dataset. What is there but cannot be trusted is
         removed. Called with the directory locked.
         """
-        path = root / facts.name
+        name = facts.name
         try:
-            found = cls(path)
+            found = cls(root, name)
             problem = "files of it were removed, or their ends cut off"
             if found.facts == facts and found.is_intact:
                 return found
@@ -229,52 +286,58 @@ class Copy:
         except (ValueError, FileNotFoundError) as error:
             problem = str(error)
             del error  # its traceback refers to what was opened
-        if not remove_unused(path):
-            raise OSError(errno.EBUSY, f"another process or node uses it; {problem}", str(path))
-        made = _unfinished(path)
-        made.mkdir()
+        if why := remove_unused(root, name):
+            words = f"{problem}; it is not removed, as {why}: move it away"
+            if why == IN_USE:
+                words = f"another process or node uses it; {problem}"
+            raise OSError(errno.EBUSY, words, str(root.path / name))
+        unfinished = _unfinished(name)
+        made = root.make(unfinished)
         count = sum(high - low for low, high in facts.pieces)
-        (made / "copy.json").write_text(json.dumps(facts.to_json()))
-        (made / "edges").write_bytes(edges.astype("<i8").tobytes())
-        (made / "state").write_bytes(bytes(count))
-        (made / "turn").write_bytes(np.full(count, LAST, "<u4").tobytes())
-        (made / "sums").write_bytes(bytes(4 * count))
-        for name in ("use", "fill", "files"):
-            (made / name).touch()
-        made.rename(path)
-        return cls(path)
+        contents = {  # the first of them says whose the others are, also after a loss of power
+            FACTS: json.dumps(facts.to_json()).encode(),
+            "edges": edges.astype("<i8").tobytes(),
+            "state": bytes(count),
+            "turn": np.full(count, LAST, "<u4").tobytes(),
+            "sums": bytes(4 * count),
+            **dict.fromkeys(("use", "fill", "files"), b""),
+        }
+        for file, content in contents.items():
+            out = Handle(made.open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            pwrite_all(out.fd, [content], 0)
+            if file == FACTS:
+                sync(out.fd, data=True)
+        root.rename(unfinished, name)
+        return cls(root, name)
 
     def touch(self) -> None:
         """Note that it is used now."""
-        os.utime(f"/proc/self/fd/{self._handle().fd}/use")
+        if self.is_writable:
+            self.directory.touch("use")
 
     def close(self) -> None:
         """Let others remove it. What reads a file of it reads on; nothing else is open."""
         if self._use is not None:
             self._use.release()
-        self._opened, self._files = {}, {}
+        self._opened, self._files, self._directory = {}, {}, None
 
     def __del__(self) -> None:
         self.close()
 
-    def _handle(self, name: str = "") -> Handle:
-        """Return its directory, or a table, open."""
+    @property
+    def directory(self) -> Directory:
+        """It itself, open."""
+        if self._directory is None:
+            raise OSError(errno.EBADF, "the copy was closed", str(self.path))
+        return self._directory
+
+    def _table(self, name: str) -> _Table:
         found = self._opened.get(name)
         if found is None:
             raise OSError(errno.EBADF, "the copy was closed", str(self.path))
         return found
 
-    def _table(self, name: str) -> _Table:
-        found = self._handle(name)
-        assert isinstance(found, _Table), name
-        return found
-
     # --- what it holds -----------------------------------------------------------------------
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether what it says it holds is there."""
-        return is_trusted(self.path, self._boot)
 
     def index(self, pieces: Ints) -> Ints | None:
         """Return where pieces are in the tables: int64; None if it is not for all of them."""
@@ -307,17 +370,22 @@ class Copy:
     @property
     def is_synced(self) -> bool:
         """Whether all that it holds is on the disk."""
-        return os.access(SYNCED, os.F_OK, dir_fd=self._handle().fd)
+        return self.directory.has(SYNCED)
 
     def turns(self) -> Array:
         """Return which pieces are wanted sooner: uint32, shape ``(n,)``."""
         return self._table("turn").read()
 
     def ask(self, pieces: Ints) -> None:
-        """Have pieces filled in, in this order, or as soon as others have asked for them."""
+        """Have pieces filled in, in this order, or as soon as others have asked for them.
+
+        Raises `PermissionError` if this may not fill it, and something is not there.
+        """
         found = np.searchsorted(self.which, pieces[np.isin(pieces, self.which)])
         states = self.states()[found]
         absent = states == ABSENT
+        if not self.is_writable and bool((states != READY).any()):
+            raise PermissionError(errno.EACCES, "what it lacks cannot be copied", str(self.path))
         if bool((absent | (states == ASKED) | (states == PLANNED)).any()):
             turns = self.turns().copy()
             np.minimum.at(turns, found, np.arange(len(found), dtype=np.uint32))
@@ -338,7 +406,7 @@ class Copy:
 
     def edges(self) -> Ints:
         """Return the edges of the pieces of the dataset, as `Pieces` has them."""
-        return np.frombuffer(self._read("edges"), "<i8").astype(np.int64)
+        return np.frombuffer(self.directory.read("edges"), "<i8").astype(np.int64)
 
     # --- files -------------------------------------------------------------------------------
 
@@ -356,18 +424,11 @@ class Copy:
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Open a file of it: of this copy, also if another one has taken its place meanwhile."""
-        try:
-            return os.open(name, flags | os.O_CLOEXEC, 0o666, dir_fd=self._handle().fd)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from error
-
-    def _read(self, name: str) -> bytes:
-        with os.fdopen(self.open(name), "rb") as file:
-            return file.read()
+        return self.directory.open_file(name, flags)
 
     def files(self) -> dict[str, int]:
         """Return name and bytes of the files of the dataset that it has; `ValueError` if not."""
-        lines = self._read("files").decode().splitlines()
+        lines = self.directory.read("files").decode().splitlines()
         return {name: int(nbytes) for name, nbytes in map(str.split, lines)}
 
     def add_file(self, name: str, nbytes: int) -> None:
@@ -383,15 +444,14 @@ class Copy:
         """Whether all files are there, nobody has cut off their ends, and they are known."""
         try:
             return all(
-                os.stat(name, dir_fd=self._handle().fd).st_size == nbytes
-                for name, nbytes in self.files().items()
+                self.directory.stat(name).st_size == nbytes for name, nbytes in self.files().items()
             )
         except (FileNotFoundError, ValueError):
             return False
 
     def sync(self) -> None:
         """Bring all that it holds to the disk, and note that."""
-        for name in os.listdir(self._handle().fd):  # noqa: PTH208 (it is no path)
+        for name in self.directory.names():
             out = self.open(name)
             try:
                 sync(out, data=True)
@@ -403,27 +463,27 @@ class Copy:
     def not_synced(self) -> None:
         """Note that more is to come; on the disk before any of that."""
         with suppress(FileNotFoundError):
-            os.unlink(SYNCED, dir_fd=self._handle().fd)
+            self.directory.unlink(SYNCED)
             self._sync_names()
 
     def _sync_names(self) -> None:
         with suppress(OSError):  # some file systems do not know that of directories
-            os.fsync(self._handle().fd)
+            os.fsync(self.directory.fd)
 
     def fill_lock(self) -> Lock | None:
         """Return what keeps others from filling it; None if another one does."""
         try:
-            return Lock(self.open("fill", os.O_RDWR))
+            return Lock(self.open("fill", self._access))
         except BlockingIOError:
             return None
 
     def beat(self) -> None:
         """Note that something of it arrives, perhaps a part of a large piece."""
-        os.utime(f"/proc/self/fd/{self._handle().fd}/fill")
+        self.directory.touch("fill")
 
     def beaten(self) -> int:
         """Return when that was, by the clock of the file system."""
-        return os.stat("fill", dir_fd=self._handle().fd).st_mtime_ns
+        return self.directory.stat("fill").st_mtime_ns
 
     def is_filled_by_somebody(self) -> bool:
         """Whether a process fills it now."""
@@ -440,30 +500,92 @@ def _runs(which: Ints) -> tuple[tuple[int, int], ...]:
     return tuple((int(which[a]), int(which[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
 
 
-def is_trusted(path: Path, started: str) -> bool:
+def is_synced(directory: Directory, started: str) -> bool:
     """Whether a copy holds what it says: it was made since the machine was started, or synced."""
-    return started == boot() or (path / SYNCED).exists()
+    return started == boot() or directory.has(SYNCED)
 
 
-def remove_unused(path: Path) -> bool:
-    """Remove a copy unless somebody uses it; return whether it is gone."""
+def remove_unused(root: Root, name: str, *, dry_run: bool = False) -> str:
+    """Remove a copy unless somebody uses it; return why it stays, empty: it is gone.
+
+    `dry_run`: or would be.
+    """
     lock = None
     try:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            lock = Lock(os.open(path / "use", os.O_RDWR | os.O_CLOEXEC))
-        aside = _unfinished(path)
-        path.rename(aside)  # nobody opens it from here on
-        remove(aside)
+        directory = root.copy(name)
+        if why := _not_a_copy(directory):
+            return why
+        with suppress(FileNotFoundError):
+            lock = Lock(directory.open_file("use", os.O_RDWR))
+        if dry_run:
+            return ""
+        aside = _unfinished(name)
+        root.rename(name, aside)  # nobody opens it from here on
+        if not root.is_at(aside, directory):
+            root.rename(aside, name)
+            return "it was replaced meanwhile"
+        _remove_files(root, aside, directory)
     except BlockingIOError:
-        return False
+        return IN_USE
     except FileNotFoundError:
-        return True
+        return ""
+    except OSError as error:
+        return str(error.strerror or error)
     finally:
         if lock is not None:
             lock.release()
-    return True
+    return ""
 
 
-def _unfinished(path: Path) -> Path:
+def _unfinished(name: str) -> str:
     """Return another name for a copy that is being made or removed."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}{UNFINISHED}")
+    return f".{name}.{os.getpid()}-{time.monotonic_ns()}{UNFINISHED}"
+
+
+def remove_unfinished(root: Root, name: str) -> bool:
+    """Remove what an ended process was making or removing; return whether it was a copy."""
+    with suppress(OSError):  # somebody else's: it stays
+        directory = root.copy(name)
+        if not _not_a_copy(directory):
+            _remove_files(root, name, directory)
+            return True
+    return False
+
+
+def _not_a_copy(directory: Directory) -> str:
+    """Return why a directory is never removed, empty: it is one that was made here."""
+    names = [name for name in directory.names() if not name.startswith(HIDDEN)]
+    for name in names:
+        plain = not stat.S_ISDIR(directory.stat(name).st_mode)
+        if not (plain and (name in FILES or DATA.fullmatch(name))):
+            return f"it holds {name}, which is no part of a copy"
+    if not names or (names == [FACTS] and not directory.stat(FACTS).st_size):
+        return ""  # it was just being made
+    try:
+        Facts.parse(directory.read(FACTS))
+    except FileNotFoundError:
+        return f"it has no {FACTS}"
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _remove_files(root: Root, name: str, directory: Directory) -> None:
+    """Remove the files of a copy, first all but the one that says what it is, and then itself."""
+    for file in sorted(directory.names(), key=lambda file: file == FACTS):
+        try:
+            directory.unlink(file)
+        except OSError as error:
+            if error.errno != errno.ENOENT and not file.startswith(HIDDEN):
+                raise
+
+    def gone() -> bool:
+        try:
+            root.rmdir(name)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return False
+        return True
+
+    soon(gone)

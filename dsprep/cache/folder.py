@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,18 +15,21 @@ import numpy as np
 
 from dsprep.cache.copies import (
     ASKED,
+    FACTS,
     NOT_SYNCED,
     PLANNED,
     READY,
+    SUFFIX,
     UNFINISHED,
     Copy,
     Facts,
-    is_trusted,
+    is_synced,
+    remove_unfinished,
     remove_unused,
 )
 from dsprep.cache.locks import PATIENCE, Lock
+from dsprep.cache.root import Root
 from dsprep.core.schema import Ints
-from dsprep.core.storage import remove
 from dsprep.errors import UsageError
 from dsprep.writing.plan import as_nbytes
 
@@ -110,41 +114,62 @@ class CopyInfo:
 class CacheFolder:
     """A directory of copies, made if it is not there.
 
+    Parameters
+    ----------
+    root
+        As the user has named it.
+    shared
+        Whether copies of everybody count who may write to it; see `dsprep.cache.root`.
+    create
+        Whether to make it.
+
+    Attributes
+    ----------
+    root
+        The directory with the copies, open: that, or a directory of this user in it.
+
     Raises
     ------
+    UsageError
+        If it is not there, and not to be made.
     OSError
         If it cannot be made or written to.
     """
 
-    def __init__(self, root: str | Path, *, create: bool = True) -> None:
-        self.root = Path(root)
-        if create:
-            self.root.mkdir(parents=True, exist_ok=True)
-        elif not self.root.is_dir():
-            raise UsageError("there is no such directory", where=self.root)
+    def __init__(self, root: str | Path, *, shared: bool = False, create: bool = True) -> None:
+        self.root = Root.find(Path(root), shared=shared, create=create)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep all others from making or removing copies."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        lock = Lock(os.open(self.root / LOCK, flags, 0o666), seconds=PATIENCE)
+        lock = Lock(self.root.open_file(LOCK, os.O_RDWR | os.O_CREAT), seconds=PATIENCE)
         try:
             yield
         finally:
             lock.release()
 
-    def paths(self) -> list[Path]:
-        """Return the directories of all copies."""
-        return sorted(p for p in self.root.iterdir() if _is_copy(p))
+    def names(self) -> list[str]:
+        """Return the names of all directories that may be copies."""
+        return [
+            name
+            for name in self.root.names()
+            if name.endswith(SUFFIX) and not name.startswith(".") and self._is_directory(name)
+        ]
 
-    def unfinished(self) -> list[Path]:
+    def unfinished(self) -> list[str]:
         """Return what ended processes were making or removing; ask with the directory locked."""
-        found = (p for p in self.root.iterdir() if p.name.startswith("."))
-        return sorted(p for p in found if p.name.endswith(UNFINISHED))
+        found = (name for name in self.root.names() if name.startswith("."))
+        return [name for name in found if name.endswith(UNFINISHED) and self._is_directory(name)]
+
+    def _is_directory(self, name: str) -> bool:
+        try:
+            return stat.S_ISDIR(self.root.stat(name).st_mode)
+        except FileNotFoundError:
+            return False
 
     def used(self) -> int:
         """Return the bytes that all copies take."""
-        return sum(map(resident, self.paths()))
+        return sum(map(self.resident, self.names()))
 
     def open(self, facts: Facts, edges: Ints, size: Size | None = None) -> Copy:
         """Open a copy; make it if it is not there, and remove what was left unfinished.
@@ -153,91 +178,99 @@ class CacheFolder:
         Unfinished are mini-epochs that are not complete and that nobody uses: of jobs that were
         killed.
         """
-        wanted = self.root / facts.name
+        if not self.root.is_writable:  # root's
+            return self._complete(facts)
         with self.locked():
-            for path in self.unfinished():
-                remove(path)
-            for path in self.paths():
-                info = info_of(path) if path != wanted else None
+            for name in self.unfinished():
+                remove_unfinished(self.root, name)
+            for name in self.names():
+                info = self.info(name) if name != facts.name else None
                 if info and (info.problem or (info.part and not info.complete)):
-                    remove_unused(path)
-            if size is not None and not wanted.exists():
+                    remove_unused(self.root, name)
+            if size is not None and not self.root.has(facts.name):
                 nbytes = facts.nbytes(edges)
-                if self.make_room(nbytes, size, wanted) < nbytes:
-                    raise OSError(errno.ENOSPC, "there is no room for one more copy", str(wanted))
+                if self.make_room(nbytes, size, facts.name) < nbytes:
+                    path = str(self.root.path / facts.name)
+                    raise OSError(errno.ENOSPC, "there is no room for one more copy", path)
             return Copy.create(self.root, facts, edges)
 
-    def make_room(self, nbytes: int, size: Size, kept: Path) -> int:
+    def _complete(self, facts: Facts) -> Copy:
+        """Open a copy in a directory in which nothing can be made."""
+        found = Copy(self.root, facts.name)
+        if found.facts != facts or not found.is_intact:
+            raise PermissionError(errno.EACCES, "it is damaged, and root's", str(found.path))
+        return found
+
+    def make_room(self, nbytes: int, size: Size, kept: str) -> int:
         """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.
 
         Those that have not been used for longest go first. To be called with the directory locked.
         """
-        for path in self.unfinished():
-            remove(path)
+        for name in self.unfinished():
+            remove_unfinished(self.root, name)
         used = self.used()
-        room = size.limit(self.root, used) - used
+        room = size.limit(self.root.inside, used) - used
         if room >= nbytes:
             return room
-        for path in sorted(self.paths(), key=_last_use):
-            if path != kept and remove_unused(path):
+        for name in sorted(self.names(), key=self._last_use):
+            if name != kept and not remove_unused(self.root, name):
                 used = self.used()
-                room = size.limit(self.root, used) - used
+                room = size.limit(self.root.inside, used) - used
                 if room >= nbytes:
                     break
         return room
 
-    def remove(self, path: Path) -> bool:
-        """Remove a copy unless somebody uses it; return whether it is gone."""
+    def remove(self, name: str, *, dry_run: bool = False) -> str:
+        """Remove a copy unless somebody uses it; see `dsprep.cache.copies.remove_unused`."""
         with self.locked():
-            return remove_unused(path)
+            return remove_unused(self.root, name, dry_run=dry_run)
 
+    # --- what is known of a copy without using it --------------------------------------------
 
-def info_of(path: Path) -> CopyInfo:
-    """Return what is known of the copy in a directory."""
-    nbytes, used = resident(path), _last_use(path)
-    try:
-        facts, started = Facts.parse((path / "copy.json").read_bytes())
-        states = np.frombuffer((path / "state").read_bytes(), np.uint8)
-    except (OSError, ValueError) as error:
-        return CopyInfo(path, "", "", 0, 0, nbytes, used, _is_used(path), False, str(error))
-    ready, coming = int((states == READY).sum()), (states == ASKED) | (states == PLANNED)
-    words, counts = (facts.dataset, facts.part), (len(states), ready)
-    problem = None if is_trusted(path, started) else NOT_SYNCED
-    complete = ready > 0 and not bool(coming.any()) and problem is None
-    return CopyInfo(path, *words, *counts, nbytes, used, _is_used(path), complete, problem)
+    def info(self, name: str) -> CopyInfo:
+        """Return what is known of a copy."""
+        path, nbytes, used = self.root.path / name, self.resident(name), self._last_use(name)
+        in_use = self._is_used(name)
+        try:
+            directory = self.root.copy(name)
+            facts, started = Facts.parse(directory.read(FACTS))
+            states = np.frombuffer(directory.read("state"), np.uint8)
+            problem = None if is_synced(directory, started) else NOT_SYNCED
+        except (OSError, ValueError) as error:
+            return CopyInfo(path, "", "", 0, 0, nbytes, used, in_use, False, str(error))
+        ready, coming = int((states == READY).sum()), (states == ASKED) | (states == PLANNED)
+        words, counts = (facts.dataset, facts.part), (len(states), ready)
+        complete = ready > 0 and not bool(coming.any()) and problem is None
+        return CopyInfo(path, *words, *counts, nbytes, used, in_use, complete, problem)
 
+    def infos(self) -> list[CopyInfo]:
+        """Return what is known of all copies."""
+        return [self.info(name) for name in self.names()]
 
-def resident(path: Path) -> int:
-    """Return the bytes that the files of a copy take."""
-    total = 0
-    with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                total += entry.stat().st_blocks * 512
-    return total
+    def resident(self, name: str) -> int:
+        """Return the bytes that the files of a copy take."""
+        total = 0
+        with contextlib.suppress(OSError):  # it is gone, or somebody else's
+            directory = self.root.directory(name)
+            with os.scandir(directory.fd) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+        return total
 
+    def _last_use(self, name: str) -> float:
+        try:
+            return self.root.directory(name).stat("use").st_mtime
+        except OSError:
+            return 0.0
 
-def _is_copy(path: Path) -> bool:
-    try:
-        return not path.name.startswith(".") and (path / "copy.json").is_file()
-    except PermissionError:  # somebody else's
+    def _is_used(self, name: str) -> bool:
+        try:
+            fd = self.root.copy(name).open_file("use", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            Lock(fd).release()
+        except OSError:
+            return True
         return False
-
-
-def _last_use(path: Path) -> float:
-    try:
-        return (path / "use").stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _is_used(path: Path) -> bool:
-    try:
-        fd = os.open(path / "use", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        Lock(fd).release()
-    except OSError:
-        return True
-    return False

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from weakref import WeakSet
 
-from dsprep.core.storage import let_go
+from dsprep.core.storage import let_go, named
 
 PATIENCE = 60.0
 """Seconds that another process, which may have been stopped, is waited for."""
@@ -81,6 +81,8 @@ def _tried(fd: int, how: int) -> bool:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise named(error, fd) from error
     return True
 
 

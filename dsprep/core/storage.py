@@ -132,11 +132,19 @@ def _again(call: Callable[..., Result], fd: int, what: Any, offset: int) -> Resu
         except OSError as error:
             pause = next(pauses, None) if isinstance(error, BlockingIOError) else None
             if pause is None:
-                raise _named(error, fd, offset) from error
+                raise named(error, fd, offset) from error
         time.sleep(pause)
 
 
-def _named(error: OSError, fd: int, offset: int | None = None) -> OSError:
+def fstat(fd: int, offset: int | None = None) -> os.stat_result:
+    """Return the status of an open file; an error names it, and where it is read."""
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise named(error, fd, offset) from error
+
+
+def named(error: OSError, fd: int, offset: int | None = None) -> OSError:
     """Return an error of a system call on a descriptor with the name of the file in it."""
     try:
         path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (it is no real path)
@@ -185,7 +193,7 @@ def _pwrite_call(fd: int, views: list[memoryview], size: int, offset: int) -> No
     """Write at most `IOV_MAX` views of `size` bytes together, in one call if the kernel can."""
     while (wrote := _again(os.pwritev, fd, views, offset)) < size:
         if not wrote:
-            raise _named(OSError(errno.EIO, "nothing can be written"), fd, offset)
+            raise named(OSError(errno.EIO, "nothing can be written"), fd, offset)
         offset, size = offset + wrote, size - wrote  # interrupted, or the disk is nearly full
         while wrote >= len(views[0]):
             wrote -= len(views.pop(0))
@@ -333,7 +341,7 @@ def sync(fd: int, *, data: bool = False) -> None:
     try:
         (os.fdatasync if data else os.fsync)(fd)
     except OSError as error:
-        raise _named(error, fd) from error
+        raise named(error, fd) from error
 
 
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
@@ -366,7 +374,7 @@ def write_error(fd: int) -> None:
     if _start_sync is not None and _start_sync(fd, 1 << 62, 1, _WAIT_BEFORE) < 0:
         number = ctypes.get_errno()
         if number not in NEVER:
-            raise _named(OSError(number, os.strerror(number)), fd)
+            raise named(OSError(number, os.strerror(number)), fd)
 
 
 def close(*fds: int) -> None:

@@ -36,9 +36,10 @@ from dsprep.cache.copier import NO_SPACE, Copier, Throttle
 from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
+from dsprep.cache.root import Root
 from dsprep.core.marks import Mark
 from dsprep.core.schema import Ints
-from dsprep.errors import DsprepError
+from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Stopped
 from dsprep.reader.order import Assignment, Leg, Sequence
@@ -71,6 +72,7 @@ class CacheOptions:
     policy: CachePolicy
     throttle: Throttle  # of what is copied
     threads: int
+    shared: bool = False  # among all who may write to the directory
 
 
 def compared(
@@ -80,7 +82,11 @@ def compared(
     pieces, pool = Pieces(sidecar, order.edges, names), None
     if options.policy == "mini-epoch" and order.mini is not None:
         pool = order.pool(order.mini.at(0), rank)
-    return kept(options.root / Facts.of(pieces, pool).name, sidecar.root)
+    try:
+        root = Root.find(options.root, shared=options.shared, create=False)
+    except (OSError, UsageError):
+        return {}
+    return kept(root, Facts.of(pieces, pool).name, sidecar.root)
 
 
 class Staged:
@@ -196,10 +202,10 @@ class Reading:
 def _is_kept(staged: Staged) -> bool:
     """Whether there is nothing to do for a copy."""
     try:
-        return staged.failed or (staged.is_filled and staged.copy.is_synced)
+        done = not staged.copy.is_writable or (staged.is_filled and staged.copy.is_synced)
     except OSError as error:
         staged.fail(error)
-        return True
+    return staged.failed or done
 
 
 class ReaderCache:
@@ -232,7 +238,7 @@ class ReaderCache:
         self._open: WeakValueDictionary[str, Staged] = WeakValueDictionary()
         self._readings: tuple[ref[Reading], ...] = ()
         self._last: dict[int, Reading] = {}  # by rank
-        self._over: set[Path] = set()
+        self._over: set[str] = set()  # names of copies
         self._number = 0  # of the pass
         self._warned = self._refusing = False
         self._pid = os.getpid()
@@ -281,6 +287,8 @@ class ReaderCache:
         world, n = self._order.world_size, len(sequence)
         low, high = (r * n // world for r in (leg.rank, leg.rank + 1))
         part = bool(staged.copy.facts.part)
+        if not staged.copy.is_writable:
+            return
         wanted = sequence.groups_at(low, high)
         if part or self._order.shuffle == "global":
             wanted = np.concatenate([wanted, np.setdiff1d(staged.copy.which, wanted)])
@@ -297,10 +305,10 @@ class ReaderCache:
 
     def _let_go(self, before: Reading, now: Reading) -> None:
         """Note that copies are removed as soon as nobody uses them."""
-        kept = {s.copy.path for s in (now.current, now.coming) if s is not None}
+        kept = {s.copy.name for s in (now.current, now.coming) if s is not None}
         self._over -= kept
         self._over |= {
-            s.copy.path for s in (before.current, before.coming) if s and s.copy.path not in kept
+            s.copy.name for s in (before.current, before.coming) if s and s.copy.name not in kept
         }
 
     def _parts(self, leg: Leg) -> list[tuple[Facts, Sequence]]:
@@ -318,7 +326,7 @@ class ReaderCache:
         staged = self._open.get(facts.name)
         if staged is None:
             if self._folder is None:
-                self._folder = CacheFolder(self._options.root)
+                self._folder = CacheFolder(self._options.root, shared=self._options.shared)
                 self._copier = Copier(
                     self._pieces,
                     self._folder,
@@ -419,10 +427,10 @@ class ReaderCache:
     def _remove_old(self) -> bool:
         """Remove copies that are over, unless somebody uses them still; return whether one was."""
         gone = set()
-        for path in list(self._over):
+        for name in list(self._over):
             with suppress(OSError):
-                if self._folder is not None and self._folder.remove(path):
-                    gone.add(path)
+                if self._folder is not None and not self._folder.remove(name):
+                    gone.add(name)
         self._over -= gone
         return bool(gone)
 

@@ -118,6 +118,11 @@ class Reader(ReaderOptions):
         with mini-epochs: keep the one that is under way, and copy the next one meanwhile.
     cache_bandwidth
         Bytes per second, or text such as ``"2GB/s"``, that are copied at most; None: all there is.
+    cache_shared
+        Whether copies of everybody are read who may write to the directory, such as a group of
+        users, who may write to those that are made. Otherwise copies are those of this user and of
+        root, to which nobody else can write; in a directory to which others may write, they are in
+        one of the user in it, ``dsprep-cache-UID``.
     io_threads
         Threads that read; None: as many as the cores of this process, divided among the ranks of
         this node that share them, at least 1 and at most 4; all of that share where values are

@@ -50,6 +50,7 @@ class ReaderOptions:
     cache_size: int | str | None = None
     cache_policy: str | None = None
     cache_bandwidth: int | str | None = None
+    cache_shared: bool = False
     io_threads: int | None = None
     transfer_size: int | None = None
     engine: str = "buffered"
@@ -92,8 +93,8 @@ class ReaderOptions:
     def _check_cache(self) -> None:
         """Raise `UsageError` if the options of a cache make no sense."""
         check_pools(self.pools, self.mini_epochs, self.shuffle)
-        for name in ("cache_size", "cache_policy", "cache_bandwidth"):
-            if self.cache is None and getattr(self, name) is not None:
+        for name in ("cache_size", "cache_policy", "cache_bandwidth", "cache_shared"):
+            if self.cache is None and getattr(self, name) not in (None, False):
                 raise UsageError(f"{name} is that of a cache", fix="give cache= a directory")
         if self.cache_policy not in (None, *POLICIES):
             expected = "one of " + ", ".join(POLICIES)
@@ -111,8 +112,9 @@ class ReaderOptions:
             policy = "epoch" if self.cache_policy == "epoch" else "mini-epoch"
         rate = self.cache_bandwidth
         bandwidth = parse_rate(f"{rate}B/s" if isinstance(rate, int) else rate) if rate else None
+        size = Size.parse(self.cache_size)
         return CacheOptions(
-            Path(self.cache), Size.parse(self.cache_size), policy, Throttle(bandwidth), threads
+            Path(self.cache), size, policy, Throttle(bandwidth), threads, self.cache_shared
         )
 
     @property

@@ -173,7 +173,7 @@ class Chunks:
                 "a chunk has the wrong size", where=here, expected=grid.chunk_nbytes, found=nbytes
             )
         stored: Bytes | bytes = pread_exact(file.fd, nbytes, offset, here) if data is None else data
-        file.check_same()
+        file.check_same(offset)
         flat = filters.decode(stored, grid.filters, mask, grid.chunk_nbytes, here)
         if data is not None and np.may_share_memory(flat, data):
             flat = flat.copy()  # it may be kept longer than the caller's memory

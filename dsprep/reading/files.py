@@ -14,7 +14,7 @@ import numpy as np
 from dsprep.core.marks import ChangedError, Mark, Status, changed, is_coarse, same_file, status
 from dsprep.core.pread import NEAR, read_spans
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import Inside, let_go, pread_into
+from dsprep.core.storage import Inside, fstat, let_go, pread_into
 from dsprep.layout.model import misfit
 
 KEPT = 64
@@ -39,7 +39,7 @@ class File:
         self.fd = -1
         self.where = path
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if fd is None else fd
-        found = os.fstat(self.fd)
+        found = fstat(self.fd)
         self.status, self._links = status(found), found.st_nlink
         self.nbytes = self.status[1]
 
@@ -60,7 +60,7 @@ class File:
     def read_into(self, out: Bytes, offset: int) -> None:
         """Fill `out` from `offset` on."""
         pread_into(self.fd, out, offset, self.where)
-        self.check_same()
+        self.check_same(offset)
 
     def read_checked(self, out: Bytes, offset: int, what: str) -> None:
         """Fill `out` from `offset` on, which may be anything; see `check`."""
@@ -74,7 +74,7 @@ class File:
     ) -> None:
         """Read ranges into `out`; see `dsprep.core.pread.read_spans`."""
         read_spans(self.fd, offsets, lengths, out, places, self.where, near)
-        self.check_same()
+        self.check_same(int(offsets[0]) if len(offsets) else None)
 
     def itself(self, path: str) -> File:
         """Return this file, whatever the path: what opens the files of a dataset of one file."""
@@ -83,14 +83,15 @@ class File:
 
     def size(self) -> int:
         """Return its size now."""
-        return os.fstat(self.fd).st_size
+        return fstat(self.fd).st_size
 
-    def check_same(self) -> None:
+    def check_same(self, offset: int | None = None) -> None:
         """Raise `ChangedError` if the file was written to since it was opened.
 
         Another name, or one less when another file takes its place, changes its change time, too.
+        Where that cannot be seen, the error has the file and the `offset` that was read.
         """
-        found = os.fstat(self.fd)
+        found = fstat(self.fd, offset)
         now = status(found)
         if now != self.status and not same_file(self.where, self.status, now):
             renamed = same_file(self.where, self.status, (*now[:3], self.status[3]))

@@ -84,8 +84,9 @@ class ReadPlan:
         """Read all of it; see `dsprep.core.pread.read_files`."""
         parts = [*self._apart, *self.runs(near)]
         read_files([(file.fd, found, file.path) for file, found in parts])
-        for file in dict.fromkeys(file for file, _ in parts):
-            file.check_same()
+        first = {file: int(r.starts[0]) for file, r in reversed(parts) if len(r.starts)}
+        for file, offset in first.items():
+            file.check_same(offset)
 
     @property
     def nbytes(self) -> int:

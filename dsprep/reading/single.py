@@ -132,10 +132,12 @@ class Single:
     def _read_apart(self, ranges: Sequence[Range]) -> list[Bytes]:
         out = []
         files: dict[str, File] = {}
+        first: list[tuple[File, int]] = []  # where each is read
         for k, (path, offset, nbytes) in enumerate(ranges):
             file = files.get(path)
             if file is None:
                 file = files[path] = self._open(path)
+                first.append((file, offset))
             if k in self._own:
                 file.check_end(offset + nbytes)
             if not 0 <= offset <= file.nbytes - nbytes:
@@ -144,8 +146,8 @@ class Single:
             if nbytes:
                 pread_into(file.fd, data, offset, file.where)
             out.append(data)
-        for file in files.values():
-            file.check_same()
+        for file, offset in first:
+            file.check_same(offset)
         return out
 
 

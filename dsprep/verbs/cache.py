@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from dsprep.cache.copier import BLOCK, Copier, Throttle
-from dsprep.cache.copies import PLANNED, READY, REFUSED, Copy
-from dsprep.cache.folder import CacheFolder, CopyInfo, Size, info_of, resident
+from dsprep.cache.copies import PLANNED, READY, REFUSED, Copy, remove_unfinished
+from dsprep.cache.folder import CacheFolder, CopyInfo, Size
 from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.checksums import read_crc32c
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import remove
 from dsprep.errors import DsprepError, UsageError
 from dsprep.sidecar.sidecar import Sidecar
 
@@ -53,18 +52,17 @@ class Listing:
         return {"root": str(self.root), "copies": copies, "nbytes": self.nbytes, "free": self.free}
 
 
-def list_copies(root: str | Path) -> Listing:
-    """Return what a cache holds.
+def list_copies(root: str | Path, *, shared: bool = False) -> Listing:
+    """Return what a cache holds: that of this user, or one that is `shared`.
 
     Raises
     ------
     UsageError
-        If there is no such directory.
+        If there is no such directory, or no cache of this user in it.
     """
-    folder = CacheFolder(root, create=False)
-    found = os.statvfs(folder.root)
-    copies = tuple(map(info_of, folder.paths()))
-    return Listing(folder.root, copies, found.f_bavail * found.f_frsize)
+    folder = CacheFolder(root, shared=shared, create=False)
+    found = os.statvfs(folder.root.fd)
+    return Listing(folder.root.path, tuple(folder.infos()), found.f_bavail * found.f_frsize)
 
 
 # --- whether it is right ---------------------------------------------------------------------
@@ -140,6 +138,7 @@ class CopyVerdict:
 def verify_copies(
     root: str | Path,
     *,
+    shared: bool = False,
     repair: bool = False,
     workers: int | None = None,
     progress: Progress = lambda done, nbytes: None,
@@ -153,6 +152,8 @@ def verify_copies(
     ----------
     root
         The cache.
+    shared
+        Whether it is that of all who may write to the directory.
     repair
         Copy what is wrong once more.
     workers
@@ -163,7 +164,7 @@ def verify_copies(
     UsageError
         If there is no such directory.
     """
-    folder, done = CacheFolder(root, create=False), [0, 0]
+    folder, done = CacheFolder(root, shared=shared, create=False), [0, 0]
     threads = workers or min(8, len(os.sched_getaffinity(0)))
     lock = threading.Lock()
 
@@ -173,15 +174,15 @@ def verify_copies(
             done[1] += nbytes
             progress(done[0], done[1])
 
-    for path in folder.paths():
-        info = info_of(path)
+    for name in folder.names():
+        info = folder.info(name)
         if info.problem is not None:
             yield CopyVerdict(info, problem=info.problem)
             continue
         try:
             yield _Verifying(info, folder, threads, tick).run(repair)
         except FileNotFoundError as error:
-            if path.exists():
+            if folder.root.has(name):
                 yield CopyVerdict(info, problem=str(error))
         except (OSError, DsprepError, ValueError, KeyError, TypeError) as error:
             yield CopyVerdict(info, problem=str(error))
@@ -201,7 +202,7 @@ class _Verifying:
     ) -> None:
         self._info, self._folder, self._threads, self._tick = info, folder, threads, tick
         self._stop = threading.Event()
-        self._copy = Copy(info.path)
+        self._copy = Copy(folder.root, info.path.name)
         self._edges, self._facts = self._copy.edges(), self._copy.facts
         try:
             self._sidecar = Sidecar.open(self._facts.sidecar, self._facts.dataset, check=False)
@@ -305,7 +306,7 @@ class _Verifying:
             copier = Copier(pieces, self._folder, Size(), self._threads, Throttle(None))
             if not copier.fill(copy, self._stop.is_set):
                 return "another process fills it, and copies what was wrong"
-            again = Copy(copy.path)  # files may have been cut off
+            again = Copy(copy.root, copy.name)  # files may have been cut off
             try:
                 right = np.array([i for i in which if copy.states()[i] == READY], np.int64)
                 _, bad = self._compare(again, right)
@@ -333,7 +334,7 @@ class Purged:
     removed
         Copies that are gone, or would be.
     kept
-        Those that somebody uses.
+        Those that are there still, each with why: somebody uses it, or it is no copy.
     leftovers
         Directories that ended jobs were removing, or making.
     nbytes
@@ -341,26 +342,29 @@ class Purged:
     """
 
     removed: tuple[CopyInfo, ...]
-    kept: tuple[CopyInfo, ...]
+    kept: tuple[tuple[CopyInfo, str], ...]
     leftovers: int
     nbytes: int
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        lists = {n: [c.to_json() for c in getattr(self, n)] for n in ("removed", "kept")}
-        return {**lists, "leftovers": self.leftovers, "nbytes": self.nbytes}
+        removed = [info.to_json() for info in self.removed]
+        kept = [{**info.to_json(), "why": why} for info, why in self.kept]
+        counts = {"leftovers": self.leftovers, "nbytes": self.nbytes}
+        return {"removed": removed, "kept": kept, **counts}
 
 
 def purge(
     root: str | Path,
     *,
+    shared: bool = False,
     dataset: str | Path | None = None,
     unused_since: float | None = None,
     incomplete: bool = False,
     everything: bool = False,
     dry_run: bool = False,
 ) -> Purged:
-    """Remove copies, but none that somebody uses.
+    """Remove copies, but none that somebody uses, and nothing that is no copy.
 
     Of several conditions all have to hold.
 
@@ -368,6 +372,8 @@ def purge(
     ----------
     root
         The cache.
+    shared
+        Whether it is that of all who may write to the directory.
     dataset
         Copies of this dataset.
     unused_since
@@ -390,24 +396,26 @@ def purge(
             "which copies are to be removed is not clear",
             expected="--all alone, or some of --dataset, --unused-since and --incomplete",
         )
-    folder, now = CacheFolder(root, create=False), time.time()
+    folder, now = CacheFolder(root, shared=shared, create=False), time.time()
     chosen = []
-    for info in map(info_of, folder.paths()):
+    for info in folder.infos():
         fits = unused_since is None or info.used <= now - unused_since
         fits = fits and (dataset is None or _is_of(info, Path(dataset)))
         if fits and not (incomplete and info.complete):
             chosen.append(info)
-    removed, kept = list[CopyInfo](), list[CopyInfo]()
+    removed, kept = list[CopyInfo](), list[tuple[CopyInfo, str]]()
     for info in chosen:
-        gone = not info.in_use if dry_run else folder.remove(info.path)
-        (removed if gone else kept).append(info)
+        if why := folder.remove(info.path.name, dry_run=dry_run):
+            kept.append((info, why))
+        else:
+            removed.append(info)
     leftovers, freed = 0, sum(info.nbytes for info in removed)
     if everything or conditions == (False, False, True):
         with folder.locked():
-            for path in folder.unfinished():
-                leftovers, freed = leftovers + 1, freed + resident(path)
-                if not dry_run:
-                    remove(path)
+            for name in folder.unfinished():
+                nbytes = folder.resident(name)
+                if dry_run or remove_unfinished(folder.root, name):
+                    leftovers, freed = leftovers + 1, freed + nbytes
     return Purged(tuple(removed), tuple(kept), leftovers, freed)
 
 

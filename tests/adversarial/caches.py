@@ -239,9 +239,9 @@ class Trial:
         return f"exact after {self.killed} kills" + (", of removing or making" if left else "")
 
     def _unfinished(self) -> int:
-        from dsprep.cache.folder import CacheFolder, info_of
+        from dsprep.cache.folder import CacheFolder
 
-        found = map(info_of, CacheFolder(self.cache).paths())
+        found = CacheFolder(self.cache).infos()
         return sum(
             info.in_use or bool(info.part and info.ready and not info.complete) for info in found
         )

@@ -37,20 +37,24 @@ dsprep cache purge /local/nvme --dataset train.h5 --dry-run
 
 dsprep cache purge /local/nvme --all
 
-Exit status: 0 done, 1 some of it is in use and was kept, 2 wrong usage.
+Exit status: 0 done, 1 some of it was kept, as it is in use or no copy, 2 wrong usage.
 """
 
 SHOWN = 10
 """Wrong pieces of a copy that are named, but in JSON."""
 
 Root = Annotated[Path, opt.argument("DIR", "The directory that a Reader has as cache=.")]
+Shared = Annotated[
+    bool,
+    typer.Option("--shared", help="What all have in it who may write to it: cache_shared=True."),
+]
 
 
-def list_(root: Root, json: opt.Json = False) -> None:
+def list_(root: Root, shared: Shared = False, json: opt.Json = False) -> None:
     """List the copies of a cache: what of which dataset, its size, who uses it."""
     from dsprep.verbs.cache import list_copies
 
-    found = list_copies(root)
+    found = list_copies(root, shared=shared)
     if json:
         print_json(found.to_json())
     else:
@@ -63,6 +67,7 @@ def verify(
     workers: int | None = opt.value(
         "N", "Threads that read (one per core, at most 8).", "--workers", "-j", min=1
     ),
+    shared: Shared = False,
     json: opt.Json = False,
 ) -> None:
     """Compare all copies of a cache with the checksums that they had when they were made.
@@ -72,10 +77,11 @@ def verify(
     """
     from dsprep.verbs.cache import list_copies, verify_copies
 
-    copies = list_copies(root).copies
+    copies = list_copies(root, shared=shared).copies
     count, payload = sum(c.ready for c in copies), sum(c.nbytes for c in copies)
     with progress_bar("verify", count, payload, not json, "pieces") as update:
-        verdicts = list(verify_copies(root, repair=repair, workers=workers, progress=update))
+        found = verify_copies(root, shared=shared, repair=repair, workers=workers, progress=update)
+        verdicts = list(found)
     if json:
         print_json([v.to_json() for v in verdicts])
     for verdict in verdicts if not json else ():
@@ -93,10 +99,11 @@ def purge(
         "--incomplete",
     ),
     everything: bool = opt.switch("All copies.", "--all"),
+    shared: Shared = False,
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Remove copies from a cache, but none that is in use.
+    """Remove copies from a cache, but none that is in use, and nothing that is no copy.
 
     Of several options that choose copies, all have to hold.
     """
@@ -105,6 +112,7 @@ def purge(
 
     done = remove(
         root,
+        shared=shared,
         dataset=dataset,
         unused_since=None if unused_since is None else parse_seconds(unused_since),
         incomplete=incomplete,
@@ -199,6 +207,6 @@ def print_purged(done: Purged, dry_run: bool) -> None:
         say(f"{word}: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
     if done.leftovers:
         say(f"{word}: {done.leftovers:,} unfinished directories")
-    for c in done.kept:
-        say(f"in use, kept: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
+    for c, why in done.kept:
+        say(f"{why}, kept: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
     say(f"{show_nbytes(done.nbytes)} {'would be ' if dry_run else ''}freed")

@@ -86,6 +86,7 @@ def stage(
     pools: int = 1,
     cache_size: int | str | None = None,
     bandwidth: int | str | None = None,
+    cache_shared: bool = False,
     threads: int = THREADS,
     partial: bool = False,
     manifest: str | Path | None = None,
@@ -115,7 +116,7 @@ def stage(
         How many epochs, and the first of them; with mini-epochs, of those, over all epochs.
     remainder
         ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
-    cache_size
+    cache_size, cache_shared
         As for the `Reader`.
     bandwidth
         Bytes per second, or text such as ``"2GB/s"``, that are copied at most.
@@ -170,6 +171,7 @@ def stage(
         cache=to,
         cache_size=cache_size,
         cache_bandwidth=bandwidth,
+        cache_shared=cache_shared,
         data=None if sidecar is None else path,
     )
     how = asked.cache_options(at_least("threads", threads, 1))

@@ -13,10 +13,10 @@ import numpy as np
 from dsprep.cache import compared
 from dsprep.cache.copier import Copier
 from dsprep.cache.copies import ABSENT, ASKED, LEFT_OUT, PLANNED, READY, REFUSED, Copy, Facts
-from dsprep.cache.folder import CacheFolder, info_of, resident
+from dsprep.cache.folder import CacheFolder
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Array, Ints
-from dsprep.errors import TargetError
+from dsprep.errors import TargetError, UsageError
 from dsprep.layout.describe import show_nbytes
 from dsprep.reader.cached import CacheOptions
 from dsprep.writing.staging import AGAIN
@@ -79,13 +79,15 @@ class Outcome:
 
 def look(wants: Sequence[Want], how: CacheOptions, partial: bool) -> Outcome:
     """Return what `copy_all` would do, or raise its `TargetError`."""
-    states = []
+    states, folder = [], None
+    with suppress(OSError, UsageError):
+        folder = CacheFolder(how.root, shared=how.shared, create=False)
     for want in wants:
         copy = None
         with suppress(OSError, ValueError, KeyError, TypeError):
-            copy = Copy(how.root / want.facts.name)
+            copy = None if folder is None else Copy(folder.root, want.facts.name)
         states.append(want.states(copy))
-    left = _left_out(wants, states, how, partial)
+    left = _left_out(wants, states, how, folder, partial)
     there = _total(wants, states, READY)
     return Outcome(there, sum(int(w.nbytes.sum()) for w in wants) - there - left, left)
 
@@ -108,21 +110,23 @@ def copy_all(
     OSError, DsprepError
         If the dataset cannot be read, or the copies not be written.
     """
-    folder = CacheFolder(how.root)
+    folder = CacheFolder(how.root, shared=how.shared)
     copies = _opened(folder, pieces, wants)
     before = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
-    _left_out(wants, before, how, partial)
+    _left_out(wants, before, how, folder, partial)
     there = _total(wants, before, READY)
     drawn = _Drawn(sum(int(w.nbytes.sum()) for w in wants) - there, progress)
     refused: list[str] = []
     copier = Copier(pieces, folder, how.size, how.threads, how.throttle, drawn.add, refused.append)
     for want, copy in zip(wants, copies, strict=True):
         index, states = want.index(copy), want.states(copy)
-        for i in index[(states == LEFT_OUT) | (states == REFUSED)].tolist():
+        again = index[(states == LEFT_OUT) | (states == REFUSED)]
+        for i in again.tolist() if copy.is_writable else ():
             copy.set_state(i, ASKED)
         copy.ask(want.groups)
         _fill(copier, copy)
-        compared.keep(copy.path, pieces.sidecar.marks)
+        if copy.is_writable:
+            compared.keep(copy, pieces.sidecar.marks)
     after = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     left = _total(wants, after, LEFT_OUT)
     if left and not partial:
@@ -140,7 +144,7 @@ def _opened(folder: CacheFolder, pieces: Pieces, wants: Sequence[Want]) -> list[
 
     One that was being filled when a run was killed comes first: opening another one removes it.
     """
-    infos = [info_of(folder.root / want.facts.name) for want in wants]
+    infos = [folder.info(want.facts.name) for want in wants]
     order = sorted(range(len(wants)), key=lambda i: infos[i].complete or not infos[i].ready)
     opened = {i: folder.open(wants[i].facts, pieces.edges) for i in order}
     return [opened[i] for i in range(len(wants))]
@@ -159,7 +163,11 @@ def _fill(copier: Copier, copy: Copy) -> None:
 
 
 def _left_out(
-    wants: Sequence[Want], states: Sequence[Array], how: CacheOptions, partial: bool
+    wants: Sequence[Want],
+    states: Sequence[Array],
+    how: CacheOptions,
+    folder: CacheFolder | None,
+    partial: bool,
 ) -> int:
     """Return the bytes for which there cannot be room, whatever else is removed.
 
@@ -169,8 +177,10 @@ def _left_out(
     taken = np.concatenate([w.taken[new] for w, new in zip(wants, found, strict=True)])
     nbytes = np.concatenate([w.nbytes[new] for w, new in zip(wants, found, strict=True)])
     there = next(p for p in (how.root.absolute(), *how.root.absolute().parents) if p.is_dir())
-    used = CacheFolder(there, create=False).used()
-    kept = sum(resident(how.root / want.facts.name) for want in wants)
+    used = kept = 0
+    if folder is not None:
+        used = folder.used()
+        kept = sum(folder.resident(want.facts.name) for want in wants)
     room = max(0, how.size.limit(there, used) - kept)
     if int(taken.sum()) <= room:
         return 0
