@@ -21,6 +21,8 @@ import numpy as np
 import dsprep
 from dsprep.synth import synth
 
+DATASETS = {"cosmoflow-h5": (), "neuron-inverter": ("train_frames", "train_unit_par")}
+
 
 def epoch(path: Path, group: int, seed: int) -> tuple[int, float]:
     """Read all groups in random order; return the samples and the seconds."""
@@ -42,11 +44,16 @@ def main() -> None:
     parser.add_argument("--buffer-size", default="2MiB")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        for name in ("cosmoflow-h5", "neuron-inverter"):
+        for name, fields in DATASETS.items():
             source = synth(name, Path(directory) / name, scale=args.scale).path
             target = Path(directory) / f"{name}-grouped.h5"
             made = dsprep.repack(
-                source, target, buffer_size=args.buffer_size, stripe_size="1MiB", shuffle=1
+                source,
+                target,
+                fields=fields,
+                buffer_size=args.buffer_size,
+                stripe_size="1MiB",
+                shuffle=1,
             )
             ((part, report),) = made.parts
             (plan,) = part.plans

@@ -15,6 +15,7 @@ from dsprep.cli.report import print_json, say
 if TYPE_CHECKING:
     from dsprep.bench.report.model import BenchReport
     from dsprep.formats.base import Source
+    from dsprep.formats.options import OpenOptions
 
 EPILOG = """
 dsprep demo
@@ -60,6 +61,10 @@ DATASETS = (
     ("neuron-inverter", "fixed waveforms and labels, HDF5"),
     ("caffe-cifar", "images in an LMDB of Caffe messages"),
 )
+
+
+FIELDS = {MEASURED: ["train_frames", "train_phys_par", "train_unitStar_par", "train_unit_par"]}
+"""The fields of datasets that have those of several parts."""
 
 
 def demo(
@@ -137,21 +142,30 @@ def _read(directory: Path) -> BenchReport:
 
     data = synth(MEASURED, directory / "reading", samples=READ).path
     settings = Settings(cold=False, repeat=3, buffer_size=READ_GROUPS)
-    work = plan_read([data], ("h5py", "group-db", "dsprep"), settings)
+    ways = ("h5py", "group-db", "dsprep")
+    work = plan_read([data], ways, settings, reading=_reading(MEASURED))
     return bench_read(work, "dsprep demo")
+
+
+def _reading(name: str) -> OpenOptions:
+    """Return how one of the synthetic datasets is read."""
+    from dsprep.core.schema import FieldSpec
+    from dsprep.formats.options import OpenOptions
+
+    fields = tuple(map(FieldSpec.parse, FIELDS.get(name, ())))
+    return OpenOptions(fields=fields, values="datum" if name == "caffe-cifar" else "opaque")
 
 
 def _around(name: str, directory: Path) -> list[Step]:
     """Convert one synthetic dataset from format to format; compare each with the original."""
     from dataclasses import replace
 
-    from dsprep.formats.options import OpenOptions
     from dsprep.source.dataset import open_dataset
     from dsprep.synth import synth
     from dsprep.verbs.convert import convert
     from dsprep.verbs.verify import verify
 
-    reading = OpenOptions(values="datum") if name == "caffe-cifar" else OpenOptions()
+    reading = _reading(name)
     first = synth(name, directory / name, samples=SAMPLES).path
     steps = []
     last, options = first, reading

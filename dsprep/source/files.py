@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
+import re
+import shlex
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 
 from dsprep import formats
@@ -14,6 +18,7 @@ from dsprep.errors import DsprepError, FormatError, TargetError, UsageError
 from dsprep.formats import foreign
 from dsprep.formats.base import Format, WritableFormat
 from dsprep.formats.samples import is_file, listed, natural_key
+from dsprep.formats.splits import HINT, by_part
 from dsprep.sidecar import spec
 from dsprep.source.braces import expand
 
@@ -63,6 +68,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
                 inside, skipped = _walk(path)
                 if not inside:
                     raise foreign.nothing_in(path, skipped, tuple(formats.FORMATS))
+                _check_one_part(path, [file for file, _ in inside])
                 if skipped:
                     names = listed([p.name for p in skipped])
                     notes.append(f"left out {names} in {path}: of no known format")
@@ -143,6 +149,66 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
             found.append((path, format))
     found.sort(key=lambda item: natural_key(item[0]))
     return found, sorted(skipped, key=natural_key)
+
+
+def _check_one_part(directory: Path, files: Sequence[Path]) -> None:
+    """Raise `UsageError` if the files of a directory are named as parts of a dataset.
+
+    Those that a sidecar lists as one dataset are one.
+    """
+    parts = by_part(str(file.relative_to(directory)) for file in files)
+    if len(parts) < 2:
+        return
+    with suppress(DsprepError, OSError):
+        if spec.find(files) is not None:
+            return
+    ways = []
+    for part, names in parts.items():
+        pattern = _pattern_of(directory, [directory / name for name in names], files)
+        ways.append(shlex.quote(pattern) if pattern else f"the files of {part or 'the others'}")
+    raise UsageError(
+        "the names of its files state parts of a dataset, which are not read as one unasked",
+        where=directory,
+        found="; ".join(listed(names) for names in parts.values()),
+        fix=f"name one of them: {', or '.join(ways)}; or name all of them, one after another",
+    )
+
+
+def _pattern_of(directory: Path, part: Sequence[Path], files: Sequence[Path]) -> str:
+    """Return a path or a glob that means some of the files of a directory; "" if none does."""
+    if len(part) == 1:
+        return str(part[0])
+    folder = Path(os.path.commonpath(part))
+    if folder != directory and [*part] == [file for file in files if folder in file.parents]:
+        return str(folder)
+    below = [file.relative_to(directory).parts for file in part]
+    patterns = [f"**/*{word}*" for word in re.findall(HINT, "/".join(below[0]))]
+    if len({*map(len, below)}) == 1:
+        levels = [[*dict.fromkeys(names)] for names in zip(*below, strict=True)]
+        patterns[:0] = ("/".join(map(each, levels)) for each in (_numbered, _joined))
+    for pattern in (f"{glob.escape(str(directory))}/{pattern}" for pattern in patterns):
+        with suppress(UsageError):  # nothing matches
+            if set(_match(pattern)) == set(part):
+                return pattern
+    return ""
+
+
+def _numbered(names: Sequence[str]) -> str:
+    """Return the first of some names with what is between its first and last digit left open."""
+    if len(names) == 1:
+        return glob.escape(names[0])
+    path = Path(names[0])
+    return re.sub(r"\d.*\d|\d", "*", path.stem, count=1) + path.suffix
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return how some names begin and end, and leave open what is between."""
+    if len(names) == 1:
+        return glob.escape(names[0])
+    front = next(i for i, c in enumerate(zip_longest(*names)) if len({*c}) > 1)
+    rest = [name[front:][::-1] for name in names]
+    back = next((i for i, c in enumerate(zip_longest(*rest)) if len({*c}) > 1), 0)
+    return f"{glob.escape(names[0][:front])}*{glob.escape(names[0][len(names[0]) - back :])}"
 
 
 def _format_of(path: Path) -> Format | None:

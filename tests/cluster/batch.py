@@ -148,14 +148,12 @@ def in_the_middle(job: Job, begun: Callable[[], bool]) -> None:
 def repacked(lab: Lab, node: Node, root: Path) -> str:
     """Submit the script, and compare with what one process writes."""
     expected = root / "by-one"
-    one = (
-        f"{DSPREP} repack -q {root}/neuron {expected} --to hdf5 --shuffle 1 --no-measure {OPTIONS}"
-    )
-    done = Way("one", node).run(lab, one)
+    one = f"{DSPREP} repack -q {root}/neuron.h5 {expected} --to hdf5 --shuffle 1 --no-measure"
+    done = Way("one", node).run(lab, f"{one} {OPTIONS}")
     assert not done.returncode, done.stdout
     target = root / "by-job"
     shards = f"{root}/.by-job.dsprep-partial/shard-*.json"
-    job = Job(lab, [EXAMPLES / "slurm_repack.sh", root / "neuron", target, *OPTIONS.split()])
+    job = Job(lab, [EXAMPLES / "slurm_repack.sh", root / "neuron.h5", target, *OPTIONS.split()])
     in_the_middle(job, partial(succeeds, node, f"ls {shards}"))
     text = job.finished()
     assert job.told("Restarts") == "1"

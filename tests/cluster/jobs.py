@@ -20,6 +20,8 @@ SLOWER = f"python {HERE / 'slower.py'}"
 REFERENCE = "ext4"
 TIMEOUT = 120.0
 
+NEURON = "-f train_frames -f train_phys_par -f train_unit_par -f train_unitStar_par"
+
 MAKE = (
     f"{DSPREP} synth -q neuron-inverter {{i}}/neuron --samples 2400",
     f"{DSPREP} synth -q cosmoflow-h5 {{i}}/cosmo --samples 96",
@@ -36,6 +38,7 @@ VERBS = {
     "repack": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/grouped --to hdf5 -b 8 --stripe-size 64KiB"
     " --samples-per-file 16 --no-measure",
     "repack --shuffle, buckets": f"{SLOWER} repack -q {{i}}/neuron {{o}}/shuffled --to hdf5"
+    " {NEURON}"
     " -b 512KiB --stripe-size 64KiB --samples-per-file 300 --shuffle 1 --memory 72MB --no-measure",
     "repack --split": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/set --to lmdb -b 8 --stripe-size 4KiB"
     " --samples-per-file 16 --shuffle 2 --split train=0.7,val=0.3 --no-measure",
@@ -48,7 +51,8 @@ VERBS = {
         " -b 8 --stripe-size 64KiB --no-measure"
         for to in ("hdf5", "lmdb", "tfrecord", "zarr")
     },
-    "provenance": f"{DSPREP} provenance -q {{i}}/neuron --checksums --out {{o}}/neuron.dsprep.json",
+    "provenance": f"{DSPREP} provenance -q {{i}}/neuron {NEURON} --checksums"
+    " --out {{o}}/neuron.dsprep.json",
     "verify": f"{DSPREP} verify {{i}}/cosmo {{o}}/tf",
 }
 

@@ -470,8 +470,9 @@ def test_what_is_doubtful_is_refused(tmp_path, write):
         dsprep.open(tmp_path / "a.h5")
     assert DOUBTFUL[write] in str(caught.value)
     assert "--field NAME" in str(caught.value) or "--field takes" in str(caught.value)
-    with dsprep.open(tmp_path / "a.h5", options(axis="first")) as source:
-        assert len(source)
+    if "--sample-axis first" in str(caught.value):
+        with dsprep.open(tmp_path / "a.h5", options(axis="first")) as source:
+            assert len(source)
     with dsprep.open(tmp_path / "a.h5", options(axis="none")) as source:
         assert len(source) == 1
 

@@ -15,6 +15,7 @@ from dsprep.formats.adios.columns import Found, NoField, by_index, by_rows, by_s
 from dsprep.formats.adios.metadata import OPERATOR, Metadata, Variable
 from dsprep.formats.fields import missing_field
 from dsprep.formats.options import OpenOptions
+from dsprep.formats.splits import check_arrays
 
 COUNT, FIRST, AXIS = "/variable_count", "/variable_offset", "/variable_dim"
 """What HydraGNN calls the arrays that say which rows of an array are those of a sample, and the
@@ -76,6 +77,8 @@ def choose(
     graphs = indexed(metadata, where) if options.sample_axis == "auto" else {}
     if graphs and set(asked) <= graphs.keys():
         return _graphs(metadata, graphs, asked, where, integers)
+    if not asked and options.sample_axis != "none":
+        check_arrays(wanted, where)
     notes = list(metadata.notes)
     rows = options.sample_axis == "first"
     if options.sample_axis == "auto" and metadata.steps <= 1:

@@ -43,6 +43,7 @@ from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.heaps import Descriptors, Heaps
 from dsprep.formats.hdf5.rows import IndexTable, Route, Rows
 from dsprep.formats.options import OpenOptions
+from dsprep.formats.splits import arrays_of_parts, check_arrays
 from dsprep.reading.columns import fetch
 from dsprep.reading.files import File
 
@@ -141,6 +142,8 @@ class Fields:
         if not arrays:
             raise self._nothing()
         mode = "none" if self._mode == "groups" else self._mode
+        if not self._specs and not self._own and mode != "none":
+            check_arrays(arrays, self._path)
         ragged = any(route for _, route in routes.values())
         if mode == "auto" and (self._own or ragged):
             mode = "first"
@@ -457,7 +460,8 @@ class Fields:
             ways.append(f"--field NAME={name}: {every}")
         first = samples.choose(self._arrays or dict.fromkeys(self._datasets, ((), 0)), "first")
         names = samples.listed(list(first.names))
-        ways.append(f"--sample-axis first: {first.count} samples with the fields {names}")
+        if not arrays_of_parts(self._arrays):
+            ways.append(f"--sample-axis first: {first.count} samples with the fields {names}")
         ways.append("--field takes what is named")
         return SchemaError(
             f"{self._kind(found[0].samples)}s that are alike may be samples, or not: {reason}",

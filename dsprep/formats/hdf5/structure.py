@@ -37,6 +37,7 @@ from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, m
 from dsprep.formats.hdf5.datasets import Contents, Held
 from dsprep.formats.hdf5.rows import IndexTable, Route, Rows
 from dsprep.formats.samples import listed, natural_key
+from dsprep.formats.splits import by_part
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
 _COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
@@ -346,7 +347,6 @@ def _same(short: tuple[_Candidate, ...], long: tuple[_Candidate, ...]) -> bool:
 
 
 _NUMBER = re.compile(r"\d+")
-_SPLITS = re.compile(r"(?i)(.*[^a-z])?(train(ing)?|test(ing)?|val(id|idation)?|dev)([^a-z].*)?")
 _PARTS = re.compile(r"(?i)(.*[^a-z])?(batch|part|chunk|shard|fold|split|block)([^a-z].*)?")
 _MANY = 10
 """So many groups that are alike are samples, whatever their names and shapes."""
@@ -504,7 +504,7 @@ def _judge(
         names = [g.rpartition("/")[2] for g in groups]
         if each and (len(groups) < _MANY or columns or all(map(_PARTS.fullmatch, names))):
             reason = "in each of them, the first axis may count samples as well"
-        elif len({m[2].lower() for n in names if (m := _SPLITS.fullmatch(n))}) > 1:
+        elif len(by_part(names).keys() - {""}) > 1:
             reason = "their names are those of splits"
     return Judged(samples, reason)
 

@@ -19,12 +19,8 @@ from dsprep.core.storage import HIDDEN, SIDECARS, Inside
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.images.recognise import has_suffix
 from dsprep.formats.samples import listed, natural_key
+from dsprep.formats.splits import parts_of, parts_of_many
 from dsprep.layout.words import Words
-
-SPLITS = frozenset(
-    ["dev", "eval", "test", "testing", "train", "training", "val", "valid", "validation"]
-)
-"""Names of folders that hold parts of a dataset, not classes."""
 
 _FORM = bytes(ord("0" if 48 <= c < 58 else "a" if c < 128 else "?") for c in range(256))
 
@@ -132,6 +128,8 @@ def read_folder(root: Path, labels: str, tables: Mapping[str, Path], inside: Ins
     else:
         every = [top, *found]
         names = [name for each, _ in every for name in each]
+        if labels == "auto":
+            _check_one_part(root, names)
         blocks = [_sorted(names, np.concatenate([sizes for _, sizes in every]))]
         notes = []
     sizes = np.concatenate([np.zeros(0, np.int64), *(s for _, s in blocks)])
@@ -158,7 +156,7 @@ def _has_classes(
     choices = ["--labels folders takes the folders as classes", "--labels none reads no labels"]
     choices += [f"--labels {name} reads that table" for name in sorted(tables)]
     what, fix = "", "say what labels the images: " + ", ".join(choices)
-    if {os.fsdecode(f).lower() for f in filled} <= SPLITS:
+    if all(parts_of(os.fsdecode(f)) for f in filled):
         what = "the folders are named as parts of a dataset, not as classes"
         first = root / os.fsdecode(filled[0])
         fix = f"name one of them, such as {first}; or {fix}"
@@ -169,6 +167,19 @@ def _has_classes(
     if what:
         raise UsageError(what, where=root, found=f"folders {names}", fix=fix)
     return True
+
+
+def _check_one_part(root: Path, names: list[bytes]) -> None:
+    """Raise `UsageError` if the names of images state several parts of a dataset."""
+    found = parts_of_many(names)
+    if len(found) > 1:
+        raise UsageError(
+            "the images are named as parts of a dataset, not as one",
+            where=root,
+            found="names such as " + listed([*found.values()]),
+            fix="put those of each part into a folder of its own, and name that; or say what "
+            "labels them to read all as one: --labels none, or --labels CSV",
+        )
 
 
 def tables_of(root: Path) -> dict[str, Path]:

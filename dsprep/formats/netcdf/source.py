@@ -20,6 +20,7 @@ from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.netcdf.header import Header, Variable, read_header
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import SampleAxis, listed
+from dsprep.formats.splits import check_arrays
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
 from dsprep.reading.files import File
@@ -110,6 +111,8 @@ def _sample_axis(
     """Return which variables are fields, and how many samples they hold."""
     mode, named = options.sample_axis, bool(options.fields)
     assert mode != "groups"  # see `_asked`
+    if not named and mode != "none":
+        check_arrays(variables, path)
     # Where there are no records yet, one is judged.
     rows = {name: max(1, header.records) if v.record else 1 for name, v in variables.items()}
     arrays = {n: (header.shape(v), rows[n] * v.nbytes) for n, v in variables.items()}

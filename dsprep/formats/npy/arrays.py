@@ -20,6 +20,7 @@ from dsprep.errors import DsprepError, FormatError, UnsupportedError
 from dsprep.formats.npy import archive
 from dsprep.formats.npy.header import MAGIC, Header, parse
 from dsprep.formats.samples import is_file, listed, natural_key
+from dsprep.formats.splits import without_part
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.reading.files import File
@@ -247,12 +248,12 @@ def are_fields(path: Path) -> bool:
     """Whether a directory is one dataset, each of whose files is a field.
 
     That is so if most of what is in it are array files, at least two, unless these are alike and
-    have names that differ in a number alone, or are very many: they are shards, or samples.
+    have names that differ in a number or a part alone, or are very many: shards, or samples.
     """
     arrays, others = in_directory(path)
     if len(arrays) < 2 or len(arrays) <= len(others):
         return False
-    numbered = len({re.sub("[0-9]+", "0", name) for name in arrays}) == 1
+    numbered = len({re.sub("[0-9]+", "0", without_part(name_of(n))) for n in arrays}) == 1
     if not numbered and len(arrays) <= MAX_FIELDS:
         return True
     return not _alike(path, arrays) and len(arrays) <= MAX_FIELDS

@@ -25,6 +25,7 @@ from dsprep.formats.npy.arrays import (
 )
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import SampleAxis, choose, listed
+from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import File, Files
 
@@ -175,6 +176,8 @@ def _axis(found: Arrays, options: OpenOptions, path: Path) -> SampleAxis:
     arrays = found.arrays
     if not arrays:
         return SampleAxis(0, False, ())
+    if not options.fields and options.sample_axis != "none":
+        check_arrays(arrays, path)
     if options.sample_axis == "auto" and len(arrays) > 1:
         lengths = [a.shape[0] for a in arrays.values() if a.shape]
         kinds = {(a.dtype.str, a.shape) for a in arrays.values()}

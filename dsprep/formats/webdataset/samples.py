@@ -20,6 +20,7 @@ from dsprep.core.schema import Ints
 from dsprep.errors import FormatError, SchemaError, UnsupportedError
 from dsprep.formats.fields import missing_field
 from dsprep.formats.samples import listed
+from dsprep.formats.splits import parts_of_many
 from dsprep.formats.webdataset.headers import Archive, Members, show
 from dsprep.layout.laws import Affine, Explicit, Law
 
@@ -96,7 +97,8 @@ class Samples:
     FormatError, UnsupportedError
         As by `Archive.members`; if there are no samples, or a name leads out of the archive.
     SchemaError
-        If a sample lacks a field, or has one more.
+        If a sample lacks a field, or has one more; if names state several parts of a dataset and
+        the keys are not looked for.
     """
 
     def __init__(self, archive: Archive, wanted: Iterable[str], keys: bool) -> None:
@@ -107,7 +109,16 @@ class Samples:
         self._columns: list[tuple[Numbers, Numbers]] = []
         self._keys = (Numbers(), Numbers()) if keys else None
         self.count = 0
+        self._parts: dict[str, str] = {}
         self._go_through()
+        if len(self._parts) > 1 and not keys:
+            raise SchemaError(
+                "the names of its members state parts of a dataset, which are not read as one",
+                where=self._where,
+                found="names such as " + listed([*self._parts.values()]),
+                fix="write an archive of each part; or read all as one, with the name of each "
+                "sample as a field that states its part: --keys-as key",
+            )
         self.fields = {
             self._names[k]: Extents(a.law(), b.law())
             for k, (a, b) in sorted(enumerate(self._columns), key=lambda x: self._names[x[0]])
@@ -174,6 +185,7 @@ class Samples:
             return
         new = batch.new
         starts = np.flatnonzero(new)
+        self._parts |= parts_of_many(batch.keys)
         if not self.count:
             stop = int(starts[1]) if len(starts) > 1 else len(new)
             self._begin(batch.part(0, stop))

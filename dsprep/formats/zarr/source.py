@@ -15,6 +15,7 @@ from dsprep.formats import samples
 from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, retype, wanted
 from dsprep.formats.options import OpenOptions
+from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import FIELDS, from_json
 from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading, program
@@ -83,6 +84,8 @@ class ZarrSource(Source):
         for name, reading in readings.items():
             if isinstance(reading, Fixed) and reading.whole:
                 shapes[name] = ((), reading.nbytes)
+        if not asked and not listed and mode != "none":
+            check_arrays(readings, self.path)
         axis = samples.choose(shapes, mode, self.path)
         notes = [] if asked else [f"left out {n}: {e.what}" for n, e in left_out.items()]
         self._count, notes = axis.count, [*axis.notes, *notes]

@@ -1,0 +1,121 @@
+"""Names that state a part of a dataset: those for training, validation and test are not one.
+
+One rule for files, folders, members of archives and arrays. A name is taken apart into words at
+everything that is not a letter, and where small letters change to capitals: ``X_train``,
+``trainX``, ``train2017`` and ``xtrain`` state the same part.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from dsprep.errors import SchemaError
+from dsprep.formats.samples import listed
+
+PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("dev", "eval", "evaluation", "val", "valid", "validation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    "trainval": "train and validation",
+}
+"""The words that state a part, and which."""
+
+_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_PART = re.compile(rf"(?i)[xy]?({'|'.join(sorted(PARTS, reverse=True))})(?:set|data)?")
+HINT = re.compile("(?i)train|dev|eval|val|test")
+"""What is in every name that states a part."""
+
+_HINT_BYTES = re.compile(HINT.pattern.encode())
+_CHOOSING = re.compile(r"(?i)(.*[^a-z])?(mask|idx|ind|index|indexes|indices|ids?|splits?)s?")
+"""What names arrays that say which samples are in a part; these belong to all samples."""
+
+_FORM = bytes(ord("0") if 48 <= c < 58 else c for c in range(256))
+
+MOST_NAMED = 8
+"""Fields that a message lists for a part, at most."""
+
+
+def parts_of(name: str) -> frozenset[str]:
+    """Return the parts that a name states, mostly none or one.
+
+    >>> [sorted(parts_of(name)) for name in ("X_train", "val2017/7.h5", "contest")]
+    [['train'], ['validation'], []]
+    """
+    if HINT.search(name) is None:
+        return frozenset()
+    words = (_PART.fullmatch(word) for word in _WORDS.findall(name))
+    return frozenset(PARTS[word[1].lower()] for word in words if word is not None)
+
+
+def by_part(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names by the part that they state, ``""`` for those that state none."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(" and ".join(sorted(parts_of(name))), []).append(name)
+    return found
+
+
+def parts_of_many(names: Iterable[bytes]) -> dict[str, str]:
+    """Return the parts that very many names state, and a name that states each of them.
+
+    Names that differ in numbers alone are looked at once, so digits of the names may be others.
+    """
+    joined = b"\0".join(names)
+    forms = {*joined.translate(_FORM).split(b"\0")} if _HINT_BYTES.search(joined) else ()
+    found = by_part(sorted(form.decode("utf-8", "backslashreplace") for form in forms))
+    return {part: examples[0] for part, examples in found.items() if part}
+
+
+def without_part(name: str) -> str:
+    """Return a name without the words that state a part, and what joins them to the others.
+
+    >>> [without_part(n) for n in ("x_train", "train/x", "trainX", "xtrain", "test_images_0")]
+    ['x', 'x', 'X', 'x', 'images_0']
+    """
+
+    def rest(match: re.Match[str]) -> str:
+        part = _PART.fullmatch(match[0])
+        if part is None:
+            return match[0]
+        return match[0][: part.start(1)]
+
+    return re.sub(r"[\W_]*([\W_])[\W_]*", r"\1", _WORDS.sub(rest, name)).strip("/_-. ")
+
+
+def arrays_of_parts(names: Iterable[str]) -> list[list[str]]:
+    """Return the arrays of each part, if a file has those of several parts; else nothing.
+
+    That is so if several parts are stated, or the same array is there with and without one.
+    Arrays that say which samples are in a part, such as ``train_mask``, are not those of a part.
+    """
+    found = by_part(n for n in names if _CHOOSING.fullmatch(without_part(n)) is None)
+    unnamed = found.pop("", [])
+    stems = {without_part(name) for part in found.values() for name in part}
+    others = [name for name in unnamed if name in stems]
+    parts = [*found.values(), *([others] if others else [])]
+    return parts if len(parts) > 1 else []
+
+
+def check_arrays(names: Iterable[str], where: object) -> None:
+    """Raise `SchemaError` if the arrays of a file are those of several parts of a dataset."""
+    parts = arrays_of_parts(names)
+    if parts:
+        raise SchemaError(
+            "its arrays are named as parts of a dataset, not as the fields of one",
+            where=where,
+            found="; ".join(map(listed, parts)),
+            fix="name the fields of one part: " + ", or ".join(map(_options, parts)),
+        )
+
+
+def _options(names: list[str]) -> str:
+    """Return the options that take some arrays, called as they are without their part."""
+    called = [without_part(name) for name in names]
+    if len({*called}) < len(names) or not all(map(str.isidentifier, called)):
+        called = names
+    pairs = zip(called, names, strict=True)
+    options = [f"--field {shlex.quote(n if c == n else f'{c}={n}')}" for c, n in pairs]
+    more = " ..." if len(options) > MOST_NAMED else ""
+    return " ".join(options[:MOST_NAMED]) + more
