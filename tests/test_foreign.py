@@ -212,3 +212,37 @@ def test_nothing_makes_it_fail(tmp_path: Path) -> None:
                 path.write_bytes(data[:cut])
                 with pytest.raises(FormatError):
                     raise foreign.refused(path, ["hdf5"])
+
+
+TABLES = {
+    "Delta Lake": ("deltalake", "_delta_log/00000000000000000000.json"),
+    "Apache Hudi": ("hudi", ".hoodie/hoodie.properties"),
+    "Apache Iceberg": ("pyiceberg", "metadata/00002-1a2b.metadata.json"),
+    "Iceberg": ("pyiceberg", "metadata/version-hint.text"),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_whose_files_hold_overwritten_rows(tmp_path: Path, kind: str) -> None:
+    """They are refused as a directory, in one and by a glob; a file that is named is read."""
+    library, member = TABLES[kind]
+    table = tmp_path / "tables" / "t"
+    (table / member).parent.mkdir(parents=True)
+    (table / member).write_text("{}")
+    (table / "data" / "day=1").mkdir(parents=True)
+    for i in range(2):
+        with h5py.File(table / "data" / "day=1" / f"{i}.h5", "w") as file:
+            file["x"] = np.arange(3)
+    for path in (table, table.parent, f"{table}/data/*/*.h5", f"{table}/**/*.h5"):
+        with pytest.raises(FormatError, match=f"table of .*{kind}") as caught:
+            dsprep.open(path)
+        assert f"read it with {library}" in str(caught.value)
+        assert "dsprep.write(" in str(caught.value)
+        done = CliRunner().invoke(app, ["convert", str(path), str(tmp_path / "out.zarr")])
+        assert (done.exit_code, (tmp_path / "out.zarr").exists()) == (1, False)
+    with dsprep.open(table / "data" / "day=1" / "1.h5") as source:
+        assert len(source) == 3
+    (table / member).unlink()
+    (table / member).parent.rmdir()
+    with dsprep.open(table) as source:
+        assert len(source) == 6

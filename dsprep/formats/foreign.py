@@ -139,12 +139,19 @@ DIRECTORIES = (
     ("index.json", b'"chunks"', "litdata's chunks", "litdata.StreamingDataset"),
     ("dataset_info.json", b"", "Hugging Face datasets (Arrow)", "datasets.load_from_disk"),
     ("state.json", b"_data_files", "Hugging Face datasets (Arrow)", "datasets.load_from_disk"),
-    ("_delta_log", b"", "a Delta table", "deltalake"),
     ("_versions", b"", "a Lance dataset", "lance"),
     ("__tiledb_group.tdb", b"", "a TileDB group", "tiledb"),
     ("__schema", b"", "a TileDB array", "tiledb"),
 )
 """Directories: a member, what it contains, what it then is, and what reads it."""
+
+TABLES = (
+    ("_delta_log", "Delta Lake", "deltalake"),
+    (".hoodie", "Apache Hudi", "hudi"),
+    ("metadata/version-hint.text", "Apache Iceberg", "pyiceberg"),
+    ("metadata/*.metadata.json", "Apache Iceberg", "pyiceberg"),
+)
+"""Directories of tables that keep overwritten rows in files: a member, and what reads them."""
 
 
 def certain(path: Path, expected: Sequence[str]) -> FormatError | None:
@@ -183,6 +190,28 @@ def refused(path: Path, expected: Sequence[str]) -> FormatError:
     shown = repr(head[:24])[1:] if head else None
     found_ = None if shown is None else f"a file that begins with {shown}"
     return FormatError(what, where=path, expected=names, found=found_, fix=OWN if head else None)
+
+
+def check_no_table(directory: Path, expected: Sequence[str]) -> None:
+    """Raise `FormatError` if a log in a directory says which rows of its files still count.
+
+    Parameters
+    ----------
+    directory
+        The directory.
+    expected
+        The names of the formats.
+    """
+    for member, name, library in TABLES:
+        first = directory / member.partition("/")[0]
+        if first.exists() and any(directory.glob(member)):
+            raise FormatError(
+                f"this is a table of {name}: its files also hold rows that were overwritten or "
+                "removed since",
+                where=directory,
+                expected="files of " + ", ".join(expected),
+                fix=_by(library),
+            )
 
 
 def nothing_in(directory: Path, files: Sequence[Path], expected: Sequence[str]) -> FormatError:

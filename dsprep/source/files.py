@@ -116,6 +116,8 @@ def _match(text: str) -> list[Path]:
         ]
         if not matches:
             raise UsageError(f"nothing matches {text!r}")
+        for above in {above for m in matches for above in m.absolute().parents}:
+            foreign.check_no_table(above, tuple(formats.FORMATS))
         return sorted(matches, key=natural_key)
     if missing:
         restore(path)
@@ -131,7 +133,9 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
     skipped: list[Path] = []
     waiting = [directory]
     while waiting:
-        for entry in os.scandir(waiting.pop()):
+        current = waiting.pop()
+        foreign.check_no_table(current, tuple(formats.FORMATS))
+        for entry in os.scandir(current):
             path = Path(entry.path)
             if entry.name.startswith(".") or entry.name.endswith(spec.NAMES):
                 continue
