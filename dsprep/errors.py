@@ -80,6 +80,15 @@ def _remade(kind: type[DsprepError], args: tuple[Any, ...], facts: dict[str, Any
     return error
 
 
+def describe(error: BaseException) -> str:
+    """Return the kind of an error that others raised, and what it says, if that can be had."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception as failed:
+        return f"{kind}, whose text fails: {type(failed).__name__}"
+
+
 class UsageError(DsprepError, ValueError):
     """Options or arguments are wrong or contradict each other."""
 

@@ -101,6 +101,39 @@ def lost(item):
     return several(number)
 
 
+def ending(i):
+    """End the process for some items, each in another way."""
+    if i == 4:
+        os._exit(3)
+    if i == 11:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if i == 17:
+        sys.exit("no more")
+    return small(i)
+
+
+class Mute(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self):
+        raise RuntimeError
+
+    def __repr__(self):
+        raise RuntimeError
+
+
+def mute(i):
+    """Raise it."""
+    if i % 3 == 1:
+        raise Mute
+    return small(i)
+
+
+def never(i):
+    """Fail for all items."""
+    raise (Mute if i % 10 == 9 else KeyError if i % 2 else ValueError)(i)
+
+
 def counted(item):
     """Write down for which items it is called."""
     number, log = item

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -293,6 +294,59 @@ def test_items_that_fail_are_left_out(tmp_path, monkeypatch):
     assert report.notes[-1].startswith("9 of 60 items failed and were left out, first item 7 (7)")
 
 
+def test_items_that_end_their_process_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "TASK_SECONDS", 1e9)
+    options = {"schema": None, "workers": 2, "executor": "processes"}
+    target = tmp_path / "set.h5"
+    with pytest.raises(ItemError, match=r"item \d+ \(\d+\): the function failed: "):
+        write(target, item_functions.ending, range(20), **options)
+    report = write(target, item_functions.ending, range(20), errors="skip", **options)
+    assert [f.number for f in report.failed] == [4, 11, 17]
+    ended = "ExecutorError: it ended two processes that were at this item alone: "
+    assert report.failed[0].error == f"{ended}LostProcess: the process ended with status 3"
+    assert report.failed[1].error.startswith(f"{ended}LostProcess: the process was ended by signal")
+    assert report.failed[2].error == "SystemExit: no more"
+    with dsprep.open(target) as source:
+        assert source[:]["y"].tolist() == [i for i in range(20) if i not in (4, 11, 17)]
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_an_error_that_cannot_say_what_it_is(executor, tmp_path):
+    options = {"schema": None, "executor": executor, "workers": 2}
+    with pytest.raises(ItemError, match="Mute, whose text fails: RuntimeError"):
+        write(tmp_path / "set.h5", item_functions.mute, range(9), **options)
+    report = write(tmp_path / "set.h5", item_functions.mute, range(9), errors="skip", **options)
+    assert [f.number for f in report.failed] == [1, 4, 7]
+    assert {f.error for f in report.failed} == {"Mute, whose text fails: RuntimeError"}
+
+
+def test_a_function_that_ends_the_program_is_an_item_that_failed(tmp_path):
+    for error in (SystemExit, GeneratorExit, BaseException):
+
+        def function(i, error=error):
+            if i == 3:
+                raise error("here")
+            yield item_functions.small(i)
+
+        with pytest.raises(ItemError, match=rf"item 3 \(3\): .*{error.__name__}: here"):
+            write(tmp_path / "set.h5", function, range(5), schema=None)
+        report = write(tmp_path / "set.h5", function, range(5), schema=None, errors="skip")
+        (tmp_path / "set.h5").unlink()
+        assert (report.samples, report.failures) == (4, 1)
+
+
+def test_if_all_items_fail_the_reasons_are_named(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        write(tmp_path / "set.h5", item_functions.never, range(20), errors="skip", schema=None)
+    assert str(caught.value) == (
+        "there is no sample: 20 of 20 items failed (found item 9 (9) and 1 more: Mute, whose "
+        "text fails: RuntimeError; item 0 (0): ValueError: 0; item 1 (1): KeyError: 1 and 16 other "
+        "errors); correct the function or its items, and make the same call again"
+    )
+    assert list(tmp_path.iterdir()) == []  # the next call begins anew
+    write(tmp_path / "set.h5", item_functions.small, range(20), errors="skip", schema=None)
+
+
 def test_of_many_failures_the_first_are_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "LISTED", 5)
     monkeypatch.setattr(calls, "LISTED", 5)
@@ -556,7 +610,7 @@ def test_a_killed_worker(whole, tmp_path, monkeypatch):
     target = tmp_path / "out" / "set.h5"
     target.parent.mkdir()
     with (
-        executors.opened("processes", workers=2) as pool,
+        ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool,  # it goes on no more
         pytest.raises(ExecutorError, match="a worker was lost"),
     ):
         write(target, item_functions.lost, items, executor=pool)
@@ -564,6 +618,16 @@ def test_a_killed_worker(whole, tmp_path, monkeypatch):
     assert there
     assert not target.exists()
     write(target, item_functions.lost, items, workers=2)
+    assert digests(target.parent)["set.h5"] == whole["set.h5"]
+
+
+def test_items_of_a_killed_worker_are_done_again(whole, tmp_path):
+    items = [(i, tmp_path / "marker") for i in ITEMS]
+    target = tmp_path / "out" / "set.h5"
+    target.parent.mkdir()
+    report = write(target, item_functions.lost, items, executor="processes", workers=2)
+    assert (tmp_path / "marker").exists()
+    assert report.failures == 0
     assert digests(target.parent)["set.h5"] == whole["set.h5"]
 
 

@@ -99,6 +99,7 @@ def run(
     tasks: Iterable[T],
     ahead: int | None = None,
     count: int = 0,
+    again: Callable[[T, BaseException], Iterable[T]] | None = None,
 ) -> Generator[tuple[T, R], None, None]:
     """Yield each task with its result, as they are done.
 
@@ -112,6 +113,10 @@ def run(
     count
         How many tasks there are, if that is known: of thousands, several go to one worker
         together where handing one over is dear.
+    again
+        Gives what is to be done instead of a task whose worker was lost, where the executor goes on
+        without that (its attribute `lost` has what such a task raises). It is asked when there is
+        room for it.
 
     Raises
     ------
@@ -123,19 +128,27 @@ def run(
     if ahead is None:
         ahead = max(LEAST_AHEAD, AHEAD * workers_of(executor))
     together = min(getattr(executor, "together", 1), max(1, count // FEWEST))
-    source = iter(tasks)
-    several = iter(lambda: tuple(islice(source, together)), ())
+    lost = getattr(executor, "lost", ()) if again is not None else ()
+    queues = [iter(tasks)]
     running: dict[Future[list[R]], tuple[T, ...]] = {}
     done = SimpleQueue[Future[list[R]]]()  # to wait for all of thousands each time takes long
     try:
-        for some in several:
-            future = executor.submit(_call, function, some)
-            running[future] = some
-            future.add_done_callback(done.put)
-            if len(running) >= ahead:
-                yield from _next(running, done)
-        while running:
-            yield from _next(running, done)
+        while True:
+            while len(running) < ahead and (some := _next(queues, together)):
+                future = executor.submit(_call, function, some)
+                running[future] = some
+                future.add_done_callback(done.put)
+            if not running:
+                return
+            future = done.get()
+            some = running.pop(future)
+            try:
+                results = future.result()
+            except lost as error:
+                assert again is not None
+                queues += (iter(again(task, error)) for task in some)
+                continue
+            yield from zip(some, results, strict=True)
     except (KeyboardInterrupt, GeneratorExit) as error:
         # Nobody waits for what is under way; where that can be stopped, it is: it leaves nothing
         # that a later run takes for complete.
@@ -158,11 +171,14 @@ def _call(function: Callable[[T], R], tasks: tuple[T, ...]) -> list[R]:
     return [function(task) for task in tasks]
 
 
-def _next(
-    running: dict[Future[list[R]], tuple[T, ...]], done: SimpleQueue[Future[list[R]]]
-) -> Iterator[tuple[T, R]]:
-    future = done.get()
-    yield from zip(running.pop(future), future.result(), strict=True)
+def _next(queues: list[Iterator[T]], count: int) -> tuple[T, ...]:
+    """Return the next tasks, of the last queue that has some."""
+    while queues:
+        some = tuple(islice(queues[-1], count))
+        if some:
+            return some
+        queues.pop()
+    return ()
 
 
 def workers_of(executor: Executor) -> int:

@@ -34,6 +34,7 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
         with _client(Client, LocalCluster, workers, scheduler) as client:
             executor = client.get_executor(pure=False)
             executor.together = TOGETHER
+            executor.lost = (KilledWorker,)
             executor.num_workers = max(GROWN, len(client.nthreads()))
             yield executor
     except KilledWorker as error:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from dsprep.errors import DsprepError
+from dsprep.errors import DsprepError, describe
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What a terminal and a batch system send to all processes; the first one sees to the others."""
@@ -35,11 +35,18 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
         pool.shutdown(cancel_futures=True)
 
 
+class LostProcess(BrokenProcessPool):
+    """A process ended while it did a task; the pool goes on with another one."""
+
+
 class Processes(ThreadPoolExecutor):
     """A pool of processes, which are started when they are needed."""
 
     by_reference = True
     """Functions travel as module and name."""
+
+    lost = (LostProcess,)
+    """What a task raises whose worker was lost, where others go on."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count, "dsprep-process")
@@ -72,15 +79,22 @@ class Processes(ThreadPoolExecutor):
         if child is not None and child[0] in self._killed:  # while it had nothing to do
             self._end(*child)
             child = None
-        if child is None:
-            child = self._own.child = self._start()
-        process, pipe = child
+        try:
+            if child is None:
+                child = self._own.child = self._start()
+                child[1].recv()  # it has come up; before, no task is the reason of its end
+            process, pipe = child
+        except (EOFError, ConnectionResetError) as error:
+            self._end(*self._own.child)
+            raise BrokenProcessPool("a process ended before it began to work") from error
         try:
             pipe.send(task)
             good, result = pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            killed = process in self._killed
             self._end(process, pipe)
-            raise BrokenProcessPool(f"a process ended with {process.exitcode}") from error
+            kind = BrokenProcessPool if killed else LostProcess
+            raise kind(f"the process {_how_ended(process.exitcode)}") from error
         if good:
             return result
         raise result
@@ -103,12 +117,20 @@ class Processes(ThreadPoolExecutor):
         return process, pipe
 
 
+def _how_ended(code: int | None) -> str:
+    """Return words for the exit status of a process."""
+    if code is not None and code < 0:
+        return f"was ended by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended with status {code}"
+
+
 def _serve(pipe: Connection) -> None:
     """Do what is asked for through `pipe` until that is closed."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
+    pipe.send(None)
     while True:
         try:
             function, args, kwargs = pipe.recv()
@@ -122,7 +144,7 @@ def _serve(pipe: Connection) -> None:
         try:
             pipe.send(reply)
         except Exception as error:  # what cannot be pickled raises anything
-            pipe.send((False, RuntimeError(f"the result cannot be sent: {error}")))
+            pipe.send((False, RuntimeError(f"the result cannot be sent: {describe(error)}")))
 
 
 def end_with_parent() -> None:

@@ -31,7 +31,7 @@ from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
 from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import RepackOptions, plan_repack
-from dsprep.writing.items.calls import Call, Calls, Summary, Teller, Telling
+from dsprep.writing.items.calls import Call, Calls, NoSampleError, Summary, Teller, Telling
 from dsprep.writing.items.parts import Failed, LostError, PartsSource
 from dsprep.writing.items.tasks import SHOWN, Function, Threads, check_main, cut, name_of
 from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
@@ -162,6 +162,9 @@ def write_items(
         except LostError:  # the output was lost, or a part: what is missing is made again
             _reset(staging)
             calls, output = _made(target, call, how, staging, executor)
+        except NoSampleError:
+            staging.discard()  # a rerun calls the function again
+            raise
         report, summary = output.publish(), calls.summary()
         notes = (*calls.notes, *report.notes, *output.discard(), *_notes(summary))
         facts = {**vars(report), "notes": notes, "seconds": time.monotonic() - began}

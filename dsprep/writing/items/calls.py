@@ -12,6 +12,7 @@ import inspect
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import closing, suppress
@@ -49,6 +50,9 @@ MOST_ITEMS = 1 << 14
 
 OFTEN = 0.5
 """Seconds between two reports of progress, at least."""
+
+REASONS = 3
+"""Errors that are shown when all items failed."""
 
 _KNOWN = "known.json"
 _RUN = "run-"
@@ -238,6 +242,32 @@ class Summary:
     failed: tuple[Failed, ...]
 
 
+class NoSampleError(UsageError):
+    """Of no item there is a sample: the function gave none, or failed each time."""
+
+    def __init__(self, summary: Summary) -> None:
+        if not summary.failures:
+            super().__init__(
+                "there is no sample: the function gave none for any item",
+                found=f"{summary.items:,} items",
+            )
+            return
+        reasons = Counter(failed.error for failed in summary.failed)
+        first = {failed.error: failed for failed in reversed(summary.failed)}
+        shown = [
+            f"item {first[text].number} ({first[text].item})"
+            + (f" and {count - 1:,} more: {text}" if count > 1 else f": {text}")
+            for text, count in reasons.most_common(REASONS)
+        ]
+        more = f" and {len(reasons) - len(shown):,} other errors" if len(reasons) > REASONS else ""
+        none = f", and the function gave none for {summary.none:,}" if summary.none else ""
+        super().__init__(
+            f"there is no sample: {summary.failures:,} of {summary.items:,} items failed{none}",
+            found="; ".join(shown) + more,
+            fix="correct the function or its items, and make the same call again",
+        )
+
+
 class Calls:
     """Calls the function for the items that no part has.
 
@@ -350,7 +380,7 @@ class Calls:
                 check(self.schema)
             tasks = self._tasks(call, attempts, pace, alone)
             ahead = 1 if alone else max(2, 2 * workers) if workers else None
-            with closing(executors.run(executor, do, tasks, ahead)) as outcomes:
+            with closing(executors.run(executor, do, tasks, ahead, again=self._again)) as outcomes:
                 for task, outcome in outcomes:
                     self._take(task, outcome)
                     pace.learn(len(task.items), outcome.seconds)
@@ -385,6 +415,9 @@ class Calls:
                 )
                 start, left = start + size, left - size
 
+    def _again(self, task: Task, error: BaseException) -> Iterator[Task]:
+        return task.again(error, lambda: self.schema)
+
     def _take(self, task: Task, outcome: Outcome) -> None:
         """Take account of a task that is done."""
         if outcome.error is not None:
@@ -401,12 +434,9 @@ class Calls:
 
         Raises
         ------
-        UsageError
+        NoSampleError
             If there is none.
         """
         if self.schema is None:
-            raise UsageError(
-                "there is no sample: the function gave none for any item",
-                found=f"{len(self._call.items):,} items",
-            )
+            raise NoSampleError(self.summary())
         return PartsSource(self._directory, self.schema, self.parts, node())

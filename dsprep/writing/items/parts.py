@@ -192,15 +192,15 @@ def found_parts(directory: Path, released: bool) -> Iterator[Part]:
     """
     found = [(m, p) for p in directory.iterdir() if (m := _NAME.fullmatch(p.name))]
     for _, path in sorted(found, key=lambda pair: int(pair[0][1])):
-        part = _read_part(path, released)
+        part = read_part(path, released)
         if part is None:
             remove(path)
         else:
             yield part
 
 
-def _read_part(path: Path, released: bool) -> Part | None:
-    """Return what a part has; None if its files are not what was written."""
+def read_part(path: Path, released: bool = False) -> Part | None:
+    """Return what a part has; None if its files are not what was written; see `found_parts`."""
     try:
         content = json.loads((path / "part.json").read_bytes())
         del content["blocks"]

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -27,10 +27,10 @@ import numpy as np
 
 from dsprep.core.schema import Schema
 from dsprep.core.storage import node, remove, sync_directory, wait_for
-from dsprep.errors import ItemError, SchemaError, UsageError
+from dsprep.errors import ExecutorError, ItemError, SchemaError, UsageError, describe
 from dsprep.writing.given.assemble import Assembler
 from dsprep.writing.given.values import infer
-from dsprep.writing.items.parts import BLOCK_NBYTES, LISTED, Failed, Part, PartWriter
+from dsprep.writing.items.parts import BLOCK_NBYTES, LISTED, Failed, Part, PartWriter, read_part
 
 Function: TypeAlias = Callable[[Any], Any]
 """Of an item: gives a sample, an iterable of samples, or None."""
@@ -62,6 +62,8 @@ class Task:
         Whether another process does it, so that what is raised there has to travel.
     node
         Where the directories were made; see `storage.node`.
+    losses
+        How many workers have ended over it: it is done again in halves, of one item once more.
     """
 
     function: Function
@@ -75,6 +77,23 @@ class Task:
     durable: bool
     apart: bool
     node: str
+    losses: int = 0
+
+    def again(self, error: BaseException, schema: Callable[[], Schema | None]) -> Iterator[Task]:
+        """Yield what is to be done instead, when a worker was lost over it.
+
+        In the end that is to say of one item that it ends workers. `schema`: gives the fields that
+        are known when each of these tasks begins.
+        """
+        count = len(self.items)
+        if count > 1:
+            cuts = ((0, count // 2), (count // 2, count))
+            for first, last in cuts:
+                items, start = self.items[first:last], self.start + first
+                yield replace(self, items=items, start=start, schema=schema())
+            return
+        again = replace(self, losses=self.losses + 1, schema=schema())
+        yield replace(again, function=Ends(describe(error))) if self.losses else again
 
 
 class Outcome(NamedTuple):
@@ -102,6 +121,17 @@ class Outcome(NamedTuple):
 
 class Stopped(BaseException):
     """The work is not to go on; raised between two items."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """In place of a function that ends the processes that call it: raises an error that says so."""
+
+    reason: str
+
+    def __call__(self, item: Any) -> Any:
+        """Raise `ExecutorError`."""
+        raise ExecutorError(f"it ended two processes that were at this item alone: {self.reason}")
 
 
 class Threads(ThreadPoolExecutor):
@@ -145,7 +175,9 @@ def do(task: Task) -> Outcome:
             pass
         part = making.finish(stop)
     if stop > task.start:
-        _put(own, task.directory / part.name)
+        path = task.directory / part.name
+        if not _put(own, path):
+            part = read_part(path) or part
         if task.durable:
             sync_directory(task.directory)
     remove(own)
@@ -155,13 +187,15 @@ def do(task: Task) -> Outcome:
     return Outcome(part, making.schema, error, cause, time.monotonic() - began, node())
 
 
-def _put(own: Path, path: Path) -> None:
-    """Give a complete part its name, if another attempt has not done so."""
+def _put(own: Path, path: Path) -> bool:
+    """Give a complete part its name; return whether no other attempt has done so before."""
     try:
         own.rename(path)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+        return False
+    return True
 
 
 class _Making:
@@ -207,7 +241,7 @@ class _Making:
             self._failures += 1
             if len(self._failed) < LISTED:
                 cause = error.__cause__ or error
-                text = cut(f"{type(cause).__name__}: {cause}", 5 * SHOWN)
+                text = cut(describe(cause), 5 * SHOWN)
                 self._failed.append(Failed(number, show_item(item), text))
         else:
             self._none += not count
@@ -262,18 +296,35 @@ class _Making:
 
 def _samples(function: Function, number: int, item: Any) -> Iterator[Any]:
     """Yield what a function gives of an item, as samples."""
-    try:
-        found = function(item)
-        if isinstance(found, Mapping | str | bytes | np.ndarray) or not isinstance(found, Iterable):
-            found = () if found is None else (found,)
-        yield from found
-    except Exception as error:
-        raise ItemError(
-            f"the function failed: {cut(f'{type(error).__name__}: {error}', 5 * SHOWN)}",
-            where=str(_Where(number, item, 0)),
-            fix="correct it and make the same call again, which continues; or leave out such "
-            "items: errors='skip'",
-        ) from error
+    samples: Iterator[Any] | None = None
+    while True:
+        try:  # around what the function does alone: what is raised at `yield` is not its failure
+            if samples is None:
+                samples = iter(_several(function(item)))
+            sample = next(samples, _END)
+        except (Stopped, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # such as what sys.exit() raises
+            raise ItemError(
+                f"the function failed: {cut(describe(error), 5 * SHOWN)}",
+                where=str(_Where(number, item, 0)),
+                fix="correct it and make the same call again, which continues; or leave out such "
+                "items: errors='skip'",
+            ) from error
+        if sample is _END:
+            return
+        yield sample
+
+
+_END = object()
+
+
+def _several(found: Any) -> Iterable[Any]:
+    if found is None:
+        return ()
+    if isinstance(found, Mapping | str | bytes | np.ndarray) or not isinstance(found, Iterable):
+        return (found,)
+    return found
 
 
 class _Where(NamedTuple):
@@ -309,7 +360,7 @@ def _travelling(error: BaseException) -> BaseException:
         again = copy.copy(error)  # as it is made again there
         ForkingPickler.dumps(again)
     except Exception:
-        again = RuntimeError(cut(f"{type(error).__name__}: {error}", 5 * SHOWN))
+        again = RuntimeError(cut(describe(error), 5 * SHOWN))
     again.add_note(f"In the function:\n{trace}")
     return again
 
@@ -320,7 +371,7 @@ def check_function(function: Function) -> None:
     try:
         ForkingPickler.dumps(function)
     except Exception as error:
-        reason = cut(str(error), SHOWN)
+        reason = cut(describe(error), SHOWN)
     main = getattr(sys.modules["__main__"], "__file__", None) or ""
     inner = getattr(function, "func", function)
     if not reason and getattr(inner, "__module__", "") == "__main__" and not Path(main).is_file():
