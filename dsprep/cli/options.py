@@ -20,7 +20,7 @@ import typer
 
 from dsprep.cli.ending import plainly
 from dsprep.cli.report import Voice, count_bar, fail, note, speaking
-from dsprep.cli.usage import HDF5_ZARR, IMAGES, LMDB, TFRECORD, Command
+from dsprep.cli.usage import HDF5_ZARR, IMAGES, LMDB, PARQUET, TFRECORD, Command
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -107,8 +107,8 @@ class Reading:
 
     fields: list[str] = value(
         "SPEC",
-        "A field to take: NAME[=PATH][@INDEX][:DTYPE[SHAPE]], as in x=climate/data or "
-        "x:int16[128,128,4]; * takes all that are not named. Repeat for more.",
+        "A field to take: NAME[=PATH][@INDEX][:DTYPE[SHAPE]], x=climate/data, y:int16[9,4]; "
+        "*: others. Repeatable.",
         "--field",
         "-f",
         default=[],
@@ -155,6 +155,19 @@ class Reading:
         "Source: what labels the images: their folders, or a table in the folder or beside it.",
         default="auto",
         panel=IMAGES,
+    )
+    nulls: Literal["refuse", "drop-columns", "drop-rows"] = value(
+        "refuse|drop-columns|drop-rows",
+        "Source: refuse columns with nulls, leave them out, or the rows that have a null.",
+        default="refuse",
+        panel=PARQUET,
+    )
+    nested: Literal["ragged", "json"] = value(
+        "ragged|json",
+        "Source: read lists of strings, structs or lists as ragged fields with their lengths, or "
+        "as JSON, as also what is no field otherwise.",
+        default="ragged",
+        panel=PARQUET,
     )
     follow_external: bool = switch(
         "Also read what the source refers to outside of it.",

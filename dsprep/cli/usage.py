@@ -22,10 +22,10 @@ from dsprep.cli.report import say
 from dsprep.errors import UsageError
 
 HDF5_ZARR, LMDB, TFRECORD = "HDF5 and Zarr", "LMDB", "TFRecord"
-IMAGES = "Images"
+IMAGES, PARQUET = "Images", "Parquet"
 """Groups of options of one format."""
 
-OF_FORMATS = (HDF5_ZARR, LMDB, TFRECORD, IMAGES)
+OF_FORMATS = (HDF5_ZARR, LMDB, TFRECORD, IMAGES, PARQUET)
 
 WIDTH = 80
 LEFT = 26

@@ -86,6 +86,8 @@ class Source(ABC):
         The paths and patterns by which it was named; empty if it was opened otherwise.
     opening
         How it was opened, for other processes; None if it was not by `dsprep.open`.
+    dropped
+        Samples of the files that are left out, as the options ask for.
     random_access
         Whether samples are read one by one, in any order, at little more than the cost of their
         bytes, if `resident_nbytes` is 0.
@@ -99,6 +101,7 @@ class Source(ABC):
     notes: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     opening: Opening | None = None
+    dropped: int = 0
     random_access: ClassVar[bool] = False
     repeatable: bool = True
 
@@ -468,11 +471,16 @@ class Facts:
 
 
 class Settled(NamedTuple):
-    """How the files of one dataset are read with the same fields: see `Format.settle`."""
+    """How the files of one dataset are read with the same fields: see `Format.settle`.
+
+    `notes` name what that leaves out; `recount`: files may then have fewer samples.
+    """
 
     schema: Schema
     options: OpenOptions
     hint: Schema | None
+    notes: tuple[str, ...] = ()
+    recount: bool = False
 
 
 class Format(ABC):
@@ -550,7 +558,8 @@ class Format(ABC):
         Parameters
         ----------
         schemas
-            The fields of some files by the names that they have there; at least one schema.
+            The fields of some files by the names that they have there; at least one schema. One
+            alone is what all files together hold: then it is decided.
         options, hint
             By which the files were opened.
 

@@ -9,6 +9,16 @@ import numpy as np
 from dsprep.core.schema import Column, Field, FieldSpec, Ragged
 from dsprep.errors import FormatError, SchemaError, UsageError
 
+LENGTHS = ".lengths"
+"""What is put behind the name of a field of several strings or lists, for their lengths."""
+LENGTHS_OF = "lengths_of"
+"""The attribute of a field of lengths that tells it from one that has such a name in the file."""
+
+
+def lengths_field(name: str) -> Field:
+    """Return the field of the lengths of the strings or lists that field `name` has joined."""
+    return Field(name + LENGTHS, np.dtype("<i8"), (None,), attrs={LENGTHS_OF: name})
+
 
 class MissingField(SchemaError):
     """A field was asked for that a file does not have: `path` is what it would be called there."""

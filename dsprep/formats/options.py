@@ -44,6 +44,12 @@ class OpenOptions:
     labels
         images: what labels them: ``"folders"``, ``"none"``, or the name of a CSV in the folder or
         beside it; ``"auto"``: folders, or else the only CSV.
+    nulls
+        parquet: what is done about columns with nulls: ``"refuse"`` them; ``"drop-columns"``;
+        ``"drop-rows"``, those that have a null in any of the fields.
+    nested
+        parquet: columns of lists of strings, structs or lists are ``"ragged"`` fields with their
+        lengths; or their ``"json"``, as all columns are that are no fields otherwise.
     follow_external
         hdf5, images, numpy, zarr: also read what the dataset refers to outside of its directory.
     """
@@ -58,6 +64,8 @@ class OpenOptions:
     records: Literal["auto", "opaque"] = "auto"
     check_crc: bool = True
     labels: str = "auto"
+    nulls: Literal["refuse", "drop-columns", "drop-rows"] = "refuse"
+    nested: Literal["ragged", "json"] = "ragged"
     follow_external: bool = False
 
     @property

@@ -87,9 +87,10 @@ def open_native(
     if any(s.name == OTHERS for s in options.fields):
         every = replace(options, fields=())
         with open_native(format, paths, every, schema, progress=progress) as all_of_them:
-            names = all_of_them.schema.names
+            names, notes = all_of_them.schema.names, (*notes, *all_of_them.notes)
             options = replace(options, fields=with_others(options.fields, names))
-            options, schema = _settled(format, (all_of_them.schema,), options, schema)[1:]
+            settled = _settled(format, (all_of_them.schema,), options, schema)
+            options, schema = settled.options, settled.hint
     source: Source
     if len(paths) == 1:
         source = _open_file(format, paths[0], options, schema)
@@ -98,10 +99,20 @@ def open_native(
             source.schema = _with_hinted_attrs(source.schema, schema)
         else:
             found = own_names(source.schema, options)
-            options, schema = _settled(format, (found,), options, None)[1:]
+            settled = _settled(format, (found,), options, None)
+            options, schema = settled.options, settled.hint
+            seen = (*source.notes, *settled.notes)
+            if settled.recount or settled.schema.names != found.names:
+                source.close()
+                source = _open_file(format, paths[0], options, schema)
+            source.notes = (*seen, *source.notes)
     else:
         source = many = MultiSource(format, paths, options, schema, notes, progress)
         options, schema = many.options, many.hint
+    if source.dropped:
+        samples = len(source) + source.dropped
+        source.notes = (*source.notes, f"left out {source.dropped:,} of {samples:,} samples")
+    source.notes = tuple(dict.fromkeys(source.notes))
     source.opening = _opening(format, paths, options, schema, marks)
     return source
 
@@ -229,12 +240,20 @@ class MultiSource(Source):
                 raise self._disagree(self.paths[i], source.schema)
             known = merged.schema
         self.options, self._inferring = options, False
+        settled = None
         if known is not None:
-            _, self.options, self.hint = _settled(self.format, (known,), options, None)
+            settled = _settled(self.format, (known,), options, None)
+            self.options, self.hint = settled.options, settled.hint
+            self._said |= dict.fromkeys(settled.notes, len(self.paths))
         if self.options != first_look or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):
                     self._close(index)
+        if settled is not None and settled.recount:
+            for i in range(len(self.paths)):
+                with self.file(i) as source:
+                    counts[i] = len(source)
+                    self.dropped += source.dropped
         first = int(np.flatnonzero(counts)[0]) if counts.any() else 0
         with self.file(first) as source:
             self.schema, self.version = source.schema, source.version

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -152,21 +154,27 @@ def test_what_is_not_a_field_is_named(tmp_path):
 
     path = tmp_path / "a.parquet"
     odd = {
-        "d": pa.array([Decimal("1.5")] * 3),
-        "m": pa.array([[("a", 1)]] * 3, pa.map_(pa.string(), pa.int64())),
-        "ll": pa.array([[[1], [2, 3]]] * 3),
-        "ls": pa.array([["a"]] * 3),
-        "n": pa.array([None] * 3),
+        "d": pa.array([Decimal("1.50"), Decimal("-2.25"), None]),
+        "lll": pa.array([[[["a"], []]], [], None]),
+        "bb": pa.array([[[b"\xff"]], [[b"", None]], [[]]]),
     }
-    written(path, x=pa.array([1, 2, 3]), **odd)
+    texts = {
+        "d": ["1.50", "-2.25", "null"],
+        "lll": ['[[["a"], []]]', "[]", "null"],
+        "bb": ['[["/w=="]]', '[["", null]]', "[[]]"],
+    }
+    written(path, x=pa.array([1, 2, 3]), **odd, n=pa.array([None] * 3))
     with dsprep.open(path) as source:
         assert source.schema.names == ("x",)
-        assert [n.split()[2] for n in source.notes] == ["d:", "m:", "ll:", "ls:", "n:"]
+        assert [n.split()[2] for n in source.notes] == ["d:", "lll:", "bb:", "n:"]
+        assert all("--nested json" in note for note in source.notes[:3])
     for name in odd:
-        with pytest.raises(UnsupportedError, match=f"column {name} is not a field"):
+        with pytest.raises(UnsupportedError, match=f"column {name} is not a field.*--nested json"):
             dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(name),)))
+    with dsprep.open(path, OpenOptions(nested="json")) as source:
+        assert {n: list(source[:][n]) for n in odd} == texts
     written(path, d=odd["d"])
-    with pytest.raises(UnsupportedError, match=r"no column is a field.*decimal"):
+    with pytest.raises(UnsupportedError, match=r"no column is a field.*decimal.*--nested json"):
         dsprep.open(path)
 
 
@@ -186,6 +194,280 @@ def test_nulls(tmp_path):
         written(path, x=pa.array(values))
         with pytest.raises(FormatError, match="nulls"), dsprep.open(path) as source:
             source[:]
+
+
+def reading(*fields, **options):
+    return OpenOptions(fields=tuple(map(FieldSpec.parse, fields)), **options)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Parts with nulls in different columns; `w` has none in the first one but nulls."""
+    root = tmp_path / "parts"
+    root.mkdir()
+    written(root / "a.parquet", x=[1, 2, 3], y=["a", None, "c"], z=[[1], [], None], w=[None] * 3)
+    written(root / "b.parquet", x=[4, None], y=["d", "e"], z=[[2, None], [3]], w=[0.5, 1.5])
+    pq.write_table(
+        pa.table({"x": [6, 7], "y": ["", "g"], "z": [[], [4, 5]], "w": [2.5, None]}),
+        root / "c.parquet",
+        write_statistics=False,
+    )
+    return root
+
+
+def test_all_columns_with_nulls_are_named_at_once(parts):
+    (parts / "c.parquet").unlink()
+    with pytest.raises(FormatError, match=r"nulls in x \(1\), y \(1\), w \(3\)\)") as caught:
+        dsprep.open(parts)
+    assert "a.parquet, row group 0, column y" not in str(caught.value)  # x comes first
+    advice = shlex.split(str(caught.value).split("name the others: ")[1])
+    assert advice == ["--field", "z"]
+    with (
+        dsprep.open(parts, reading("z")) as source,
+        pytest.raises(FormatError, match=r"a.parquet, row group 0, column z.*--nulls drop-rows"),
+    ):
+        source[:]
+    (parts / "a.parquet").unlink()
+    with pytest.raises(FormatError, match=r"name the others: --field y$") as caught:
+        dsprep.open(parts, reading("x", "y"))
+    for advice in (["--nulls", "drop-rows"], ["--nulls", "drop-columns"], ["--field", "y"]):
+        assert " ".join(advice) in str(caught.value)
+        done = CliRunner().invoke(app, ["inspect", str(parts), *advice])
+        assert done.exit_code == 0, done.output
+
+
+def test_fields_without_nulls_are_read_from_all_parts(parts):
+    for name, other in (("x", "y"), ("y", "x")):
+        with pytest.raises(FormatError, match=rf"nulls in {name} \(1\)") as caught:
+            dsprep.open(parts, reading(name))
+        assert other not in str(caught.value).split("found")[1]
+    written(parts / "c.parquet", k=[1], x=[9])
+    written(parts / "d.parquet", x=[8, 8], k=[2, 3])
+    (parts / "a.parquet").unlink()
+    (parts / "b.parquet").unlink()
+    with dsprep.open(parts, reading("new=k")) as source:
+        assert source[:]["new"].tolist() == [1, 2, 3]
+    (parts / "d.parquet").unlink()
+    written(parts / "d.parquet", x=[8, 8])
+    with pytest.raises(DsprepError, match="k"):
+        dsprep.open(parts, reading("k"))
+
+
+def test_columns_with_nulls_are_dropped(parts, tmp_path):
+    written(parts / "d.parquet", x=[8], y=["h"], z=[[1]], w=[1.0], **{"a b": [1]})
+    with pytest.raises(SchemaError, match="a b"):
+        dsprep.open(parts, reading(nulls="drop-columns"))
+    written(parts / "d.parquet", x=[8], y=["h"], z=[[1]], w=[1.0])
+    with pytest.raises(UnsupportedError, match=r"all have nulls.*--nulls drop-rows"):
+        dsprep.open(parts, reading(nulls="drop-columns"))
+    (parts / "a.parquet").unlink()
+    with dsprep.open(parts, reading(nulls="drop-columns")) as source:
+        assert source.schema.names == ("y",)
+        assert list(source[:]["y"]) == ["d", "e", "", "g", "h"]
+        for name in "xzw":
+            assert f"left out {name}: it has nulls, in 1 rows" in source.notes
+    with dsprep.open(parts, reading("x", "new=y", nulls="drop-columns")) as source:
+        assert source.schema.names == ("new",)
+    with dsprep.open(parts / "b.parquet", reading("*", "n=w", nulls="drop-columns")) as source:
+        assert source.schema.names == ("y", "n")
+        assert any("left out x" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("executor", [None, "processes"])
+def test_rows_with_nulls_are_dropped(parts, tmp_path, executor):
+    with dsprep.open(parts, reading(nulls="drop-rows")) as source:
+        assert (len(source), source.dropped) == (1, 6)
+        assert source[0]["z"].tolist() == []
+        assert "left out 6 of 7 samples" in source.notes
+        assert any("rows with nulls in x (1), y (1), z (2), w (4)" in n for n in source.notes)
+    with dsprep.open(parts, reading("x", "y", "z", nulls="drop-rows")) as source:
+        assert source[:]["x"].tolist() == [1, 6, 7]
+        assert source.part(1, 3)[0].open()[:]["x"].tolist() == [6, 7]
+    with dsprep.open(parts / "c.parquet", reading("n=x", "w", nulls="drop-rows")) as source:
+        assert (source[:]["n"].tolist(), source.dropped) == ([6], 1)
+    with pytest.raises(FormatError, match=r"w \(3\)"):
+        dsprep.open(parts / "a.parquet", reading("w", nulls="drop-rows"))
+    words = ["convert", parts, tmp_path / "a.h5", "--nulls", "drop-rows", "-f", "x", "-f", "z"]
+    words += ["--executor", executor] if executor else []
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code == 0, done.output
+    assert "left out 3 of 7 samples" in done.output
+    with dsprep.open(tmp_path / "a.h5") as source:
+        assert source[:]["x"].tolist() == [1, 2, 6, 7]
+        assert [z.tolist() for z in source[:]["z"]] == [[1], [], [], [4, 5]]
+
+
+NESTED = {
+    "number": pa.float32(),
+    "text": pa.string(),
+    "word": pa.dictionary(pa.int32(), pa.string()),
+    "list": pa.list_(pa.int16()),
+    "large": pa.large_list(pa.large_string()),
+    "fixed": pa.list_(pa.int8(), 2),
+    "strings": pa.list_(pa.string_view()),
+    "bytes": pa.list_(pa.binary()),
+    "lists": pa.list_(pa.list_(pa.int64())),
+    "boxes": pa.list_(pa.struct({"x": pa.float64(), "n": pa.struct({"s": pa.string()})})),
+    "of_lists": pa.list_(pa.struct({"p": pa.list_(pa.int8(), 2), "q": pa.list_(pa.bool_())})),
+    "map": pa.map_(pa.string(), pa.int64()),
+    "struct": pa.struct({"a": pa.int64(), "b": pa.list_(pa.date32())}),
+}
+
+
+def any_value(rng, of, nulls):
+    """A random value of a type of Arrow's, with nulls at any depth."""
+    if rng.random() < nulls:
+        return None
+    types = pa.types
+    if types.is_dictionary(of):
+        of = of.value_type
+    if types.is_struct(of):
+        return {f.name: any_value(rng, f.type, nulls) for f in of}
+    if types.is_map(of):
+        return [(f"k{i}", any_value(rng, of.item_type, nulls)) for i in range(rng.integers(3))]
+    if types.is_fixed_size_list(of):
+        return [any_value(rng, of.value_type, nulls) for _ in range(of.list_size)]
+    if types.is_list(of) or types.is_large_list(of):
+        return [any_value(rng, of.value_type, nulls) for _ in range(rng.integers(4))]
+    if types.is_boolean(of):
+        return bool(rng.integers(2))
+    if types.is_date(of):
+        return int(rng.integers(9999))
+    if types.is_integer(of) or types.is_floating(of):
+        return int(rng.integers(-99, 99))
+    word = "xyäß"[: rng.integers(5)]
+    return word.encode() if "binary" in str(of) else word
+
+
+def has_null(value):
+    if isinstance(value, dict):
+        return any(map(has_null, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(has_null, value))
+    return value is None
+
+
+def of_fields(sample, name, of):
+    """The value that the fields of a sample stand for."""
+    types = pa.types
+    if types.is_struct(of):
+        return {f.name: of_fields(sample, f"{name}.{f.name}", f.type) for f in of}
+    if types.is_map(of):
+        keys = strings_of(sample, f"{name}.key")
+        return list(zip(keys, sample[f"{name}.value"].tolist(), strict=True))
+    if not (types.is_list(of) or types.is_large_list(of)):
+        value = sample[name]
+        return value.tolist() if hasattr(value, "tolist") else value
+    return items_of(sample, name, of.value_type)
+
+
+def items_of(sample, name, of):
+    types = pa.types
+    if types.is_struct(of):
+        columns = [items_of(sample, f"{name}.{f.name}", f.type) for f in of]
+        return [
+            dict(zip((f.name for f in of), row, strict=True)) for row in zip(*columns, strict=True)
+        ]
+    if "string" in str(of) or "binary" in str(of):
+        found = strings_of(sample, name)
+        return found if "string" in str(of) else [word.encode() for word in found]
+    if f"{name}.lengths" not in sample:
+        return sample[name].tolist()
+    ends = np.cumsum(sample[f"{name}.lengths"])
+    assert len(sample[name]) == (ends[-1] if len(ends) else 0)
+    rows = zip(ends, sample[f"{name}.lengths"], strict=True)
+    return [sample[name][b - n : b].tolist() for b, n in rows]
+
+
+def strings_of(sample, name):
+    ends, data = np.cumsum(sample[f"{name}.lengths"]), sample[name]
+    assert len(data) == (ends[-1] if len(ends) else 0)
+    rows = zip(ends, sample[f"{name}.lengths"], strict=True)
+    return [data[b - n : b].decode() for b, n in rows]
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_nested_columns_and_their_nulls(tmp_path, statistics):
+    """Every kind of nesting, whole and in parts, with nulls at any depth: as Arrow gives it."""
+    path, rng = tmp_path / "a.parquet", np.random.default_rng(5)
+    for nulls in (0, 0.08):
+        rows = [{n: any_value(rng, t, nulls) for n, t in NESTED.items()} for _ in range(150)]
+        schema = pa.schema([pa.field(n, t) for n, t in NESTED.items()])
+        table = pa.Table.from_pylist(rows, schema)
+        pq.write_table(table, path, row_group_size=41, write_statistics=statistics)
+        stored = table.to_pylist()
+        for name, of in NESTED.items():
+            fields = dsprep.open(path, reading(nulls="drop-rows")).schema.names
+            mine = [f for f in fields if f == name or f.startswith(f"{name}.")]
+            with dsprep.open(path, reading(*mine, nulls="drop-rows")) as source:
+                expected = [row[name] for row in stored if not has_null(row[name])]
+                assert len(source) == len(expected)
+                found = [of_fields(sample, name, of) for sample in source]
+                if pa.types.is_struct(of):
+                    for row in found:
+                        row["b"] = [np.datetime64(d, "D").item() for d in row["b"]]
+                assert found == expected, name
+                batch = source[3:17]
+                some = [{f: batch[f][i] for f in mine} for i in range(len(batch[mine[0]]))]
+                if not pa.types.is_struct(of):
+                    assert [of_fields(s, name, of) for s in some] == expected[3:17]
+        numbered = table.append_column("id", pa.array(range(150)))
+        pq.write_table(numbered, path, row_group_size=41, write_statistics=statistics)
+        with dsprep.open(path, reading(nulls="drop-columns")) as source:
+            assert source[:]["id"].tolist() == list(range(150))
+            assert (source.schema.names == ("id",)) == bool(nulls)
+        kept = [row for row in stored if not any(map(has_null, row.values()))]
+        with dsprep.open(path, reading(nulls="drop-rows")) as source:
+            assert (len(source), source.dropped) == (len(kept), len(stored) - len(kept))
+            assert source[:]["number"].tolist() == [row["number"] for row in kept]
+
+
+def test_nested_columns_as_json(tmp_path):
+    path, rng = tmp_path / "a.parquet", np.random.default_rng(6)
+    types = {n: t for n, t in NESTED.items() if n not in ("list", "fixed", "struct", "bytes")}
+    nested = [n for n, t in types.items() if pa.types.is_nested(t)]
+    rows = [
+        {n: any_value(rng, t, 0.1 if n in nested else 0) for n, t in types.items()}
+        for _ in range(90)
+    ]
+    table = pa.Table.from_pylist(rows, pa.schema([pa.field(n, t) for n, t in types.items()]))
+    pq.write_table(table, path, row_group_size=31)
+    stored = table.to_pylist()
+    with dsprep.open(path, reading(nested="json")) as source:
+        assert source.schema.names == tuple(types)
+        assert {source.schema[n].kind for n in nested} == {"str"}
+        for some in (slice(0, 90), slice(20, 70)):
+            batch = source[some]
+            for name in nested:
+                expected = [row[name] for row in stored[some]]
+                if name == "map":
+                    expected = [m and [list(pair) for pair in m] for m in expected]
+                assert list(map(json.loads, batch[name])) == expected, name
+    texts = {
+        "day": (pa.array([0, 1], pa.date32()), ['["1970-01-01", "1970-01-02"]']),
+        "time": (pa.array([1], pa.timestamp("ns", "UTC")), ['["1970-01-01 00:00:00.000000001Z"]']),
+        "wait": (pa.array([7], pa.duration("us")), ["[7]"]),
+        "big": (pa.array([2**64 - 1], pa.uint64()), ["[18446744073709551615]"]),
+        "quote": (pa.array(['"\\\n']), [r'["\"\\\n"]']),
+        "half": (pa.array(np.array([0.5, np.nan], "f2")), ["[0.5, NaN]"]),
+    }
+    for of, expected in texts.values():
+        lists = pa.ListArray.from_arrays(
+            pa.array([0, 1], pa.int32()),
+            pa.ListArray.from_arrays(pa.array([0, len(of)], pa.int32()), of),
+        )
+        written(path, x=pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), lists))
+        with dsprep.open(path, reading(nested="json")) as source:
+            assert list(source[:]["x"]) == [f"[[{text}]]" for text in expected]
+
+
+def test_the_items_of_lists_have_one_type(tmp_path):
+    path = written(tmp_path / "a.parquet", t=[["ab", "c"]], i=[[[1], [2, 3]]])
+    for spec in ("t:int32[None]", "t:S2[None]", "t:str", "i:int64[None,1]"):
+        with pytest.raises(UsageError, match="leave the type out"):
+            dsprep.open(path, reading(spec))
+    with dsprep.open(path, reading("new=t:bytes")) as source:
+        assert source[0]["new"] == b"abc"
 
 
 def test_structs_and_all_nulls(tmp_path):
@@ -268,9 +550,15 @@ def test_directories_of_parts(tmp_path):
     dsprep.convert(root, tmp_path / "out.h5")
     with dsprep.open(root) as a, dsprep.open(tmp_path / "out.h5") as b:
         assert dsprep.verify(a, b).same
-    (root / "year=2021").rename(root / "year=__HIVE_DEFAULT_PARTITION__")
-    with pytest.raises(FormatError, match="nulls"):
+    (root / "year=2019").rename(root / "year=__HIVE_DEFAULT_PARTITION__")
+    with pytest.raises(FormatError, match=r"nulls in year \(5\).*--field x --field word"):
         dsprep.open(root)
+    with dsprep.open(root, OpenOptions(nulls="drop-rows")) as source:
+        assert source.schema["year"].dtype == np.int64
+        assert source[:]["year"].tolist() == [2020] * 10
+    with dsprep.open(root, OpenOptions(nulls="drop-columns")) as source:
+        assert source.schema.names == ("x", "word")
+        assert len(source) == 15
 
 
 def test_many_threads_and_large_row_groups(tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """Apache Parquet: read through pyarrow (the extra ``parquet``), row group by row group.
 
 Columns of a fixed width are fields; a list is a ragged field, a list of fixed size a shape; the
-members of a struct are fields called ``image.bytes`` and ``image.path``. Directories of parts are
+members of a struct are fields called ``image.bytes`` and ``image.path``. What is done about nulls
+is decided for all files together (`nulls`). Directories of parts are
 read as one dataset, and what directories are called (``label=3``) is a field, too. Pages are
 encoded, so samples have no offsets.
 
@@ -30,6 +31,7 @@ class Parquet(Format):
     name: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
     infers: ClassVar[bool] = True
+    open_options: ClassVar[frozenset[str]] = frozenset({"fields", "nulls", "nested"})
 
     def recognises(self, path: Path) -> bool:
         """Whether it begins as a file of rows does; ``_metadata`` holds none of its own."""
@@ -50,15 +52,20 @@ class Parquet(Format):
     def settle(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
     ) -> Settled | None:
-        """Return the fields; one that paths give is an integer if it is in all files."""
+        """Return the fields; one that paths give is an integer if it is in all files.
+
+        Of all files together it is decided what is done about their nulls: see `nulls.decide`.
+        """
+        from dsprep.formats.parquet import nulls
+
+        if len(schemas) == 1:
+            return nulls.decide(schemas[0], options)
         schema = schemas[0]
         for other in schemas[1:]:
             if schema.names != other.names:
                 return None
-            fields = []
-            for f, g in zip(schema, other, strict=True):
-                if f != g and not (PARTITION in f.attrs and PARTITION in g.attrs):
-                    return None
-                fields.append(g if g.kind == "str" else f)
-            schema = replace(schema, fields=tuple(fields))
-        return Settled(schema, options, schema)
+            fields = [nulls.together(f, g) for f, g in zip(schema, other, strict=True)]
+            if None in fields:
+                return None
+            schema = replace(schema, fields=tuple(f for f in fields if f is not None))
+        return Settled(schema, options, None)

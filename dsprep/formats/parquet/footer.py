@@ -42,7 +42,7 @@ class Chunk:
     encoded, stored
         Bytes of its pages, before and after they are compressed.
     nulls
-        0, too, where nothing is said of them.
+        Those of lists are counted with the empty ones; None: nothing is said of them.
     text
         Whether its values are of any length.
     dictionary
@@ -54,7 +54,7 @@ class Chunk:
     values: int
     encoded: int
     stored: int
-    nulls: int
+    nulls: int | None
     text: bool
     dictionary: bool
 
@@ -137,8 +137,8 @@ def _footer(top: dict[int, Any], where: object) -> Footer:
 
 
 def _chunk(facts: dict[int, Any]) -> Chunk:
-    codec, nulls = facts[4], facts.get(12, {}).get(3, 0)
-    numbers = facts[5], facts[6], facts[7], nulls
+    codec, nulls = facts[4], facts.get(12, {}).get(3)
+    numbers = facts[5], facts[6], facts[7], nulls or 0
     if min(numbers) < 0:
         raise ValueError(f"{min(numbers)} is no size")
     return Chunk(

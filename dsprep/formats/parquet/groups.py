@@ -25,10 +25,9 @@ STEP_NBYTES = 8 << 20
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group: its number in the file, its first row, rows, and about its bytes decoded."""
+    """A row group: its number in the file, rows, and about its bytes decoded."""
 
     number: int
-    first: int
     rows: int
     nbytes: int
 

@@ -13,6 +13,7 @@ def arrow() -> Any:
     """Return pyarrow, with ``pyarrow.parquet`` imported; `MissingExtra` if it is not installed."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
         raise MissingExtra(

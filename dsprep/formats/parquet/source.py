@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsprep.core.schema import (
     Arena,
@@ -17,6 +20,7 @@ from dsprep.core.schema import (
     Batch,
     Column,
     Field,
+    Ints,
     Ragged,
     Schema,
     concatenate,
@@ -32,6 +36,7 @@ from dsprep.formats.parquet.footer import Footer
 from dsprep.formats.parquet.footer import read as read_footer
 from dsprep.formats.parquet.groups import KEPT, SMALL, STEP_NBYTES, RowGroup, RowGroups
 from dsprep.formats.parquet.guard import arrow, library
+from dsprep.formats.parquet.nulls import with_nulls
 from dsprep.formats.parquet.types import Leaf
 from dsprep.layout.describe import FieldStorage, show_nbytes
 from dsprep.layout.model import FileLayout
@@ -39,6 +44,9 @@ from dsprep.reading.files import File
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+AS_JSON = "--nested json reads it as the text of its JSON"
+"""What can be done about a column that is not a field."""
 
 MAX_FEATURES = 64 << 10
 """Bytes of what Hugging Face's datasets keep of their features, up to which it is an attribute."""
@@ -68,25 +76,187 @@ class ParquetSource(Source):
     def _open(self, options: OpenOptions, hint: Schema | None) -> None:
         self._footer = footer = read_footer(self._file)
         with arrow().parquet.ParquetFile(f"/proc/self/fd/{self._file.fd}") as opened:
-            metadata, arrows = opened.metadata, opened.schema_arrow
+            self._metadata, arrows = opened.metadata, opened.schema_arrow
         self.version = f"Parquet {footer.version}, written by {footer.written_by}"
-        leaves = {leaf.name: leaf for leaf in types.leaves(arrows)}
-        named = [leaf.name for leaf in types.leaves(arrows)]
-        twice = {n for n in named if named.count(n) > 1}
-        for name in twice:
-            leaves[name] = replace(leaves[name], field=None, why="two columns are called so")
+        every = list(types.leaves(arrows, as_json=options.nested == "json"))
+        leaves = {leaf.name: leaf for leaf in every}
+        for name, count in Counter(leaf.name for leaf in every).items():
+            if count > 1:
+                leaves[name] = replace(leaves[name], field=None, why="two columns are called so")
         parts = partitions(self.path, hint)
-        chosen, notes = _chosen(leaves, parts, options, footer, self.path)
+        chosen, notes = self._chosen(leaves, parts, options, hint)
         self._partitions = {name: parts[name] for name in parts if name not in leaves}
         notes += [f"left out {n} of the path: a column is called so" for n in parts if n in leaves]
         notes += [f"{n} is from the name of the directory" for n in self._partitions]
         self._columns = [(leaves.get(name), field) for name, field in chosen]
         self._paths = [name for name, _ in chosen]
         self.schema, self.notes = Schema(tuple(f for _, f in chosen), _attrs(arrows)), tuple(notes)
-        names = [leaf.name for leaf, _ in self._columns if leaf is not None]
-        self._groups = _row_groups(footer, names, self.schema)
-        self._starts = np.array([*(g.first for g in self._groups), sum(footer.rows)], np.int64)
-        self._rows = RowGroups(self._file, metadata, names, _dictionaries(footer, names))
+        used = [leaf for leaf, _ in self._columns if leaf is not None]
+        self._groups = _row_groups(footer, used, self.schema)
+        self._rows = self._rows_of(used)
+        self._kept: list[Ints | None] = [None] * len(self._groups)
+        if options.nulls == "drop-rows" and hint is not None:
+            self._kept = self._complete_rows(used)
+        counts = [
+            group.rows if kept is None else len(kept)
+            for group, kept in zip(self._groups, self._kept, strict=True)
+        ]
+        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self.dropped = sum(footer.rows) - len(self)
+
+    def _rows_of(self, leaves: Sequence[Leaf]) -> RowGroups:
+        names = list(dict.fromkeys(leaf.column for leaf in leaves))
+        dictionaries = _dictionaries(self._footer, names)
+        return RowGroups(self._file, self._metadata, names, dictionaries)
+
+    def _chosen(
+        self,
+        leaves: Mapping[str, Leaf],
+        parts: Mapping[str, tuple[Field, object]],
+        options: OpenOptions,
+        hint: Schema | None,
+    ) -> tuple[list[tuple[str, Field]], list[str]]:
+        """Return the fields that are wanted, by path, and notes on those that are left out.
+
+        Unless a hint says that it has been decided what is done about nulls, those that have some
+        are `NullableField`.
+
+        Raises
+        ------
+        SchemaError, UnsupportedError
+            If one is wanted that is not there, or is not a field, or none is left.
+        """
+        available, notes = self._available(leaves, parts, options, hint)
+        for spec in options.fields:
+            leaf = leaves.get(spec.path)
+            joined = leaf is not None and leaf.form == "joined" and spec.dtype is not None
+            if joined and spec.to_field() != replace(available[spec.path], name=spec.name):
+                raise UsageError(
+                    f"column {spec.path} has lists of lists or strings, read back to back: it "
+                    f"cannot be given a type by --field {spec}",
+                    where=self.path,
+                    fix="leave the type out",
+                )
+        chosen = wanted(options.fields, available)
+        if hint is None:
+            nulls = self._nulls({n: leaves[n] for n in available if n in leaves}, options)
+            rows = sum(self._footer.rows)
+            for name in available.keys() & parts.keys() - leaves.keys():
+                if parts[name][1] is None:
+                    nulls[name] = rows, str(self.path)
+            chosen = [
+                (name, with_nulls(f, nulls[name][0], rows, nulls[name][1]) if name in nulls else f)
+                for name, f in chosen
+            ]
+        return chosen, notes
+
+    def _available(
+        self,
+        leaves: Mapping[str, Leaf],
+        parts: Mapping[str, tuple[Field, object]],
+        options: OpenOptions,
+        hint: Schema | None,
+    ) -> tuple[dict[str, Field], list[str]]:
+        """Return the fields of the columns and partitions that matter, and notes on the others."""
+        notes: list[str] = []
+        asked = [s.path for s in options.fields]
+        names = asked or [*leaves, *(n for n in parts if n not in leaves)]
+        if hint is not None and not asked:
+            names = [name for name in names if name in hint.names]
+        available: dict[str, Field] = {}
+        for name in names:
+            leaf = leaves.get(name)
+            if leaf is None and name not in parts:
+                raise missing_field(name, [*leaves, *parts], self.path)
+            found = parts[name][0] if leaf is None else leaf.field
+            if found is not None:
+                available[name] = found
+                continue
+            assert leaf is not None  # the path has a value of each of its names
+            if asked:
+                raise UnsupportedError(
+                    f"column {name} is not a field: {leaf.why}", where=self.path, fix=AS_JSON
+                )
+            notes.append(f"left out {name}: {leaf.why} ({AS_JSON})")
+        if not available:
+            raise UnsupportedError(
+                "no column is a field",
+                where=self.path,
+                found="; ".join(notes)[:200] or "no columns",
+                fix=AS_JSON,
+            )
+        return available, notes
+
+    # --- nulls ---
+
+    def _nulls(
+        self, leaves: Mapping[str, Leaf], options: OpenOptions
+    ) -> dict[str, tuple[int, str]]:
+        """Return the rows with nulls of columns that have some, and where the first ones are.
+
+        Where the footer does not count them, they are counted if something is to be done.
+        """
+        found: dict[str, tuple[int, str]] = {}
+        unknown: list[Leaf] = []
+        for name, leaf in leaves.items():
+            counts = self._footer_nulls(leaf)
+            if counts is None:
+                unknown.append(leaf)
+            elif any(counts):
+                found[name] = sum(counts), self._group(int(np.flatnonzero(counts)[0]))
+        if unknown and options.nulls != "refuse":
+            for number, masks in self._masks(unknown):
+                for leaf, mask in zip(unknown, masks, strict=True):
+                    count, where = found.get(leaf.name, (0, self._group(number)))
+                    count += len(mask) - int(np.count_nonzero(mask))
+                    if count:
+                        found[leaf.name] = count, where
+        return found
+
+    def _footer_nulls(self, leaf: Leaf) -> list[int] | None:
+        """Return the rows with nulls of each row group; None if the footer does not tell."""
+        if leaf.form == "json":
+            return []
+        if leaf.form == "null":
+            return self._footer.rows
+        counts = []
+        for chunks in self._footer.chunks:
+            nulls = [c.nulls for c in chunks if _is_of(c.name, [leaf.column])]
+            if None in nulls or (not leaf.flat and any(nulls)):
+                return None
+            counts.append(sum(n or 0 for n in nulls))
+        return counts
+
+    def _masks(self, leaves: Sequence[Leaf]) -> Iterator[tuple[int, list[NDArray[np.bool_]]]]:
+        """Yield the numbers of row groups, some rows at a time: which of these have values."""
+        groups, rows = _row_groups(self._footer, leaves, None), self._rows_of(leaves)
+        with closing(rows):
+            for group in groups:
+                for start in range(0, group.rows, group.step):
+                    table = rows.read(group, start, min(group.rows, start + group.step))
+                    with library(self._group(group.number), "nulls cannot be counted"):
+                        yield group.number, [_complete(table, leaf) for leaf in leaves]
+
+    def _complete_rows(self, leaves: Sequence[Leaf]) -> list[Ints | None]:
+        """Return the numbers of the rows without nulls in each row group; None: all of them."""
+        if any(value is None for _, value in self._chosen_partitions()):
+            return [np.zeros(0, np.int64)] * len(self._groups)
+        doubtful = [x for x in leaves if (c := self._footer_nulls(x)) is None or any(c)]
+        if not doubtful:
+            return [None] * len(self._groups)
+        parts: list[list[NDArray[np.bool_]]] = [[np.ones(0, np.bool_)] for _ in self._groups]
+        for number, masks in self._masks(doubtful):
+            parts[number].append(np.logical_and.reduce(masks))
+        complete = [np.concatenate(found) for found in parts]
+        return [None if mask.all() else np.flatnonzero(mask) for mask in complete]
+
+    def _chosen_partitions(self) -> list[tuple[Field, object]]:
+        return [self._partitions[n] for n in self._paths if n in self._partitions]
+
+    def _group(self, number: int) -> str:
+        return f"{self.path}, row group {number}"
+
+    # --- reading ---
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -101,41 +271,47 @@ class ParquetSource(Source):
             return concatenate(self.schema, parts)
         return {name: _own(column, f"parquet.{name}", arena) for name, column in parts[0].items()}
 
-    def _ranges(self, start: int, stop: int) -> Iterator[tuple[RowGroup, int, int]]:
-        """Yield row groups, and the range of rows in each."""
+    def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield numbers of row groups, and the range of samples in each."""
         number = int(np.searchsorted(self._starts, start, "right")) - 1
         while start < stop:
-            group = self._groups[number]
-            end = min(stop, group.first + group.rows)
+            first, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
             if end > start:
-                yield group, start - group.first, end - group.first
+                yield number, start - first, end - first
                 start = end
             number += 1
 
-    def _part(self, group: RowGroup, start: int, stop: int) -> Batch:
-        assert self._rows is not None  # it is open
-        where = f"{self.path}, row group {group.number}"
-        table = None
-        if any(leaf is not None for leaf, _ in self._columns):
-            table = self._rows.read(group, start, stop)
+    def _part(self, number: int, start: int, stop: int) -> Batch:
+        where = self._group(number)
+        table = self._table(number, start, stop)
         batch: Batch = {}
         for path, (leaf, field) in zip(self._paths, self._columns, strict=True):
             if leaf is None:
                 batch[field.name] = _repeated(self._partitions[path][1], stop - start, field)
                 continue
             assert leaf.field is not None  # it is one of the chosen
-            assert table is not None
             here = f"{where}, column {leaf.name}"
             with library(here, "the column cannot be read"):
-                found = []
-                for chunk in table.column(leaf.path[0]).chunks:
-                    inside = types.member(chunk, leaf.path[1:], here)
-                    found.append({path: types.column(inside, leaf.field, here)})
+                chunks = table.column(leaf.path[0]).chunks
+                found = [{path: types.column(chunk, leaf, here)} for chunk in chunks]
                 own = Schema((replace(leaf.field, name=path),))
                 column = concatenate(own, found)[path] if found else empty_batch(own)[path]
-                first = group.first + start
+                first = int(self._starts[number]) + start
                 batch[field.name] = retype(column, field, self.path, first)
         return batch
+
+    def _table(self, number: int, start: int, stop: int) -> Any:
+        """Return samples of a row group as a table; None if no column is needed for them."""
+        assert self._rows is not None  # it is open
+        if not any(leaf is not None for leaf, _ in self._columns):
+            return None
+        group, kept = self._groups[number], self._kept[number]
+        if kept is None:
+            return self._rows.read(group, start, stop)
+        rows = kept[start:stop]
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        table = self._rows.read(group, first, last)
+        return table if last - first == len(rows) else _taken(table, rows - first)
 
     def resident_nbytes(self) -> int:
         """Return the bytes of the row groups that are kept decoded."""
@@ -152,7 +328,9 @@ class ParquetSource(Source):
     def _storage(self, path: str, leaf: Leaf | None) -> FieldStorage:
         if leaf is None:
             return FieldStorage(storage="in the name of the directory", stored_nbytes=0)
-        chunks = [c for group in self._footer.chunks for c in group if _is_of(c.name, [leaf.name])]
+        chunks = [
+            c for group in self._footer.chunks for c in group if _is_of(c.name, [leaf.column])
+        ]
         rows = max(self._footer.rows, default=0)
         nbytes = max((c.encoded for c in chunks), default=0)
         codecs = sorted({c.codec for c in chunks} - {"none"})
@@ -168,7 +346,8 @@ class ParquetSource(Source):
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with pyarrow."""
-        names = [leaf.name for leaf, _ in self._columns if leaf is not None]
+        columns = [leaf.column for leaf, _ in self._columns if leaf is not None]
+        names = list(dict.fromkeys(columns))
         lines = ["import pyarrow.parquet as pq", ""]
         lines += [f"file = pq.ParquetFile({str(self.path)!r})"]
         lines += [f"table = file.read_row_group(0, columns={names!r}).slice(0, 1).flatten()"]
@@ -195,60 +374,20 @@ class ParquetSource(Source):
 # --- columns -----------------------------------------------------------------------------------
 
 
-def _chosen(
-    leaves: Mapping[str, Leaf],
-    parts: Mapping[str, tuple[Field, object]],
-    options: OpenOptions,
-    footer: Footer,
-    path: Path,
-) -> tuple[list[tuple[str, Field]], list[str]]:
-    """Return the fields that are wanted, by path, and notes on those that are left out.
-
-    Raises
-    ------
-    SchemaError, UnsupportedError
-        If one is wanted that is not there, or is not a field, or none is left.
-    FormatError
-        If the footer counts nulls.
-    """
-    notes: list[str] = []
-    asked = [s.path for s in options.fields]
-    names = asked or [*leaves, *(n for n in parts if n not in leaves)]
-    available: dict[str, Field] = {}
-    rows = sum(footer.rows)
-    counted = _null_counts(footer, {n for n in names if n in leaves and leaves[n].flat})
-    for name in names:
-        leaf = leaves.get(name)
-        if leaf is None:
-            if name not in parts:
-                raise missing_field(name, [*leaves, *parts], path)
-            available[name] = parts[name][0]
-            continue
-        only = rows and sum(counted.get(name, {}).values()) == rows
-        why = leaf.why or ("it has only nulls" if only and not asked else "")
-        if leaf.field is not None and not why:
-            for group, count in counted.get(name, {}).items():
-                raise types.nulls(count, f"{path}, row group {group}, column {name}")
-            available[name] = leaf.field
-        elif asked:
-            raise UnsupportedError(f"column {name} is not a field: {why}", where=path)
-        else:
-            notes.append(f"left out {name}: {why}")
-    if not available:
-        raise UnsupportedError(
-            "no column is a field", where=path, found="; ".join(notes)[:200] or "no columns"
-        )
-    return wanted(options.fields, available), notes
+def _taken(table: Any, rows: Ints) -> Any:
+    """Return some rows of a table."""
+    try:
+        return table.take(rows)
+    except NotImplementedError:  # of some types pyarrow takes no rows one by one
+        edges = np.flatnonzero(np.diff(rows, prepend=-2, append=rows[-1] + 2) != 1)
+        starts, counts = rows[edges[:-1]].tolist(), np.diff(edges).tolist()
+        runs = [table.slice(a, n) for a, n in zip(starts, counts, strict=True)]
+        return arrow().concat_tables(runs)
 
 
-def _null_counts(footer: Footer, names: set[str]) -> dict[str, dict[int, int]]:
-    """Return, by column and row group, the nulls that the footer counts, where there are any."""
-    found: dict[str, dict[int, int]] = {}
-    for i, chunks in enumerate(footer.chunks):
-        for c in chunks:
-            if c.nulls and c.name in names:
-                found.setdefault(c.name, {})[i] = c.nulls
-    return found
+def _complete(table: Any, leaf: Leaf) -> NDArray[np.bool_]:
+    found = [types.complete(chunk, leaf) for chunk in table.column(leaf.path[0]).chunks]
+    return np.concatenate([np.ones(0, np.bool_), *found])
 
 
 def _is_of(path: str, names: Sequence[str]) -> bool:
@@ -256,13 +395,14 @@ def _is_of(path: str, names: Sequence[str]) -> bool:
     return path in names or any(path.startswith(f"{name}.") for name in names)
 
 
-def _row_groups(footer: Footer, names: Sequence[str], schema: Schema) -> list[RowGroup]:
-    groups, first = [], 0
-    row = sum(f.row_nbytes for f in schema if not f.ragged)
+def _row_groups(footer: Footer, leaves: Sequence[Leaf], schema: Schema | None) -> list[RowGroup]:
+    names = [leaf.column for leaf in leaves]
+    fields = [leaf.field for leaf in leaves if leaf.field is not None]
+    row = sum(f.row_nbytes for f in schema or fields if not f.ragged)
+    groups = []
     for i, (rows, chunks) in enumerate(zip(footer.rows, footer.chunks, strict=True)):
         encoded = sum(c.encoded for c in chunks if _is_of(c.name, names))
-        groups.append(RowGroup(i, first, rows, max(encoded, rows * row)))
-        first += rows
+        groups.append(RowGroup(i, rows, max(encoded, rows * row)))
     return groups
 
 
@@ -286,10 +426,7 @@ def _attrs(arrows: Any) -> Attrs:
 def partitions(path: Path, hint: Schema | None) -> dict[str, tuple[Field, object]]:
     """Return the fields that directories right above a file give by names such as ``label=3``.
 
-    Raises
-    ------
-    FormatError
-        If one of them stands for null.
+    With each is its value there; None: null.
     """
     found: dict[str, tuple[Field, object]] = {}
     for folder in path.absolute().parents:
@@ -298,7 +435,8 @@ def partitions(path: Path, hint: Schema | None) -> dict[str, tuple[Field, object
             break
         text = unquote(word, errors="surrogateescape")
         if text == _NO_VALUE:
-            raise types.nulls(1, f"{path}, directory {folder.name}")
+            found[key] = Field.opaque(key, "str", {PARTITION: "in the names of directories"}), None
+            continue
         known = hint[key] if hint is not None and key in hint.names else None
         attrs = {PARTITION: "in the names of directories"}
         if _INTEGER.fullmatch(text) and (known is None or known.kind != "str"):

@@ -12,29 +12,37 @@ fixed_size_list                a fixed axis
 list, large_list               the axis that varies, of any of those with a width
 dictionary                     as its values
 struct                         a field for each member
+list of structs, map           a field for each member (``key``, ``value``), as of lists
+list of strings, or of lists   two fields: the strings back to back (as `bytes`), or the items;
+                               and the length of each, called as it is with ``.lengths`` behind
 fixed_shape_tensor             its shape
 ArrayXD (Hugging Face)         its shape
 other extension types          as what they are stored in
 =============================  ================================================================
 
-Decimals, intervals, maps, unions, lists of lists and lists of strings have no field. Null is no
-value of any field.
+Decimals, intervals, unions and what is nested more deeply have no field. Null is no value of any
+field. By choice, the columns of the last four lines of the table, and those without a field, are
+`str`, of their JSON (`json`).
 
 Source: https://arrow.apache.org/docs/format/Columnar.html
 """
 
 from __future__ import annotations
 
+import base64
+import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dsprep.core.schema import Array, Column, DType, Field, Ints, Ragged
+from dsprep.core.schema import Array, Column, DType, Field, Ints, Kind, Ragged
 from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats.fields import LENGTHS, lengths_field
 from dsprep.formats.parquet.guard import arrow
 
 _SIMPLE = {
@@ -50,7 +58,7 @@ _ARRAY_XD = "datasets.features.features.Array"
 
 @dataclass(frozen=True)
 class Leaf:
-    """A column without members.
+    """A column without members, or a part of one whose items have parts.
 
     Attributes
     ----------
@@ -60,35 +68,85 @@ class Leaf:
         What its samples are; None: none of dsprep's kinds, and `why` says so.
     flat
         Whether it has one value a row: of these the footer counts the nulls.
+    inner
+        The names of the structs' members that lead from the items of its lists to it.
+    form
+        What it is of the column: its values; the strings or lists in its lists, back to back, or
+        their lengths; or its JSON. ``"null"``: it has no type, and no values.
     """
 
     path: tuple[str, ...]
     field: Field | None
     why: str = ""
     flat: bool = True
+    inner: tuple[str, ...] = ()
+    form: Literal["values", "joined", "lengths", "json", "null"] = "values"
 
     @property
     def name(self) -> str:
-        """The names in its path, joined by dots."""
+        """The names that lead to it, joined by dots."""
+        name = ".".join((*self.path, *self.inner))
+        return name + LENGTHS if self.form == "lengths" else name
+
+    @property
+    def column(self) -> str:
+        """The name of the column in the file, or what those of its parts begin with."""
         return ".".join(self.path)
 
 
-def leaves(schema: Any) -> Iterator[Leaf]:
-    """Yield the columns of a schema of Arrow's, in order."""
+def leaves(schema: Any, *, as_json: bool = False) -> Iterator[Leaf]:
+    """Yield the columns of a schema of Arrow's, in order; `as_json`: those of no simple type."""
     for f in schema:
-        yield from _leaves(f, ())
+        yield from _leaves(f, (), as_json)
 
 
-def _leaves(f: Any, above: tuple[str, ...]) -> Iterator[Leaf]:
+def _leaves(f: Any, above: tuple[str, ...], as_json: bool) -> Iterator[Leaf]:
     path, of = (*above, f.name), stored(f.type)
     if arrow().types.is_struct(of):
         for i in range(of.num_fields):
-            yield from _leaves(of.field(i), path)
+            yield from _leaves(of.field(i), path, as_json)
+        return
+    name = ".".join(path)
+    if arrow().types.is_null(of):
+        yield Leaf(path, Field.opaque(name), form="null")
         return
     try:
-        yield Leaf(path, _field(".".join(path), f), flat=not _is_list(of))
+        found, why = _field(name, f), ""
     except UnsupportedError as error:
-        yield Leaf(path, None, error.what)
+        found, why = None, error.what
+    if found is not None:
+        yield Leaf(path, found, flat=not _is_list(of))
+    elif as_json:
+        yield Leaf(path, Field.opaque(name, "str"), flat=False, form="json")
+    elif _is_list(of) and not _extension(f):
+        yield from _items(path, (), of.value_type)
+    elif arrow().types.is_map(of):
+        for key, inside in (("key", of.key_type), ("value", of.item_type)):
+            yield from _items(path, (key,), inside)
+    else:
+        yield Leaf(path, None, why)
+
+
+def _items(path: tuple[str, ...], inner: tuple[str, ...], of: Any) -> Iterator[Leaf]:
+    """Yield the parts of items of lists."""
+    of, name = stored(of), ".".join((*path, *inner))
+    if arrow().types.is_struct(of):
+        for i in range(of.num_fields):
+            yield from _items(path, (*inner, of.field(i).name), of.field(i).type)
+        return
+    joined = None
+    try:
+        found = _field(name, arrow().field("x", of))
+        if found.kind == "array" and not found.ragged:
+            values = Field(name, found.dtype, (None, *found.inner), attrs=found.attrs)
+            yield Leaf(path, values, flat=False, inner=inner)
+            return
+        joined = Field.opaque(name) if found.kind != "array" else found
+    except UnsupportedError as error:
+        yield Leaf(path, None, f"in its lists, {error.what}", flat=False, inner=inner)
+        return
+    yield Leaf(path, joined, flat=False, inner=inner, form="joined")
+    yield Leaf(path, lengths_field(name), flat=False, inner=inner, form="lengths")
 
 
 def _field(name: str, f: Any) -> Field:
@@ -127,9 +185,8 @@ def stored(of: Any) -> Any:
 
 def _shape(f: Any) -> tuple[int | None, ...] | None:
     """Return the shape that an extension type gives, of which the first axis may vary."""
-    metadata = f.metadata or {}
+    name, metadata = _extension(f), f.metadata or {}
     own = isinstance(f.type, arrow().BaseExtensionType)
-    name = f.type.extension_name if own else metadata.get(b"ARROW:extension:name", b"").decode()
     if name == _TENSOR and own:
         order = f.type.permutation
         if order is not None and list(order) != sorted(order):
@@ -150,6 +207,13 @@ def _shape(f: Any) -> tuple[int | None, ...] | None:
     if not good or not (shape[0] is None or (type(shape[0]) is int and shape[0] >= 0)):
         raise UnsupportedError("its extension type gives a shape that its lists do not have")
     return shape
+
+
+def _extension(f: Any) -> str:
+    """Return the name of the extension type of a field of Arrow's, known to it or not."""
+    if isinstance(f.type, arrow().BaseExtensionType):
+        return str(f.type.extension_name)
+    return str((f.metadata or {}).get(b"ARROW:extension:name", b"").decode("utf-8", "replace"))
 
 
 def _innermost(of: Any) -> Any:
@@ -207,13 +271,15 @@ def member(array: Any, path: tuple[str, ...], where: object) -> Any:
     return array
 
 
-def column(array: Any, field: Field, where: object) -> Column:
+def column(array: Any, leaf: Leaf, where: object) -> Column:
     """Return the values of consecutive samples, perhaps a view of Arrow's memory.
 
     Parameters
     ----------
     array
-        An array of Arrow's, with a value for each sample.
+        An array of Arrow's: of the column that the first name of the leaf's path leads to.
+    leaf
+        What of it, a field.
     where
         The file, row group and column, for messages.
 
@@ -222,30 +288,66 @@ def column(array: Any, field: Field, where: object) -> Column:
     FormatError
         If there are nulls, or lists do not have the shape of the field.
     """
-    array = _plain(array)
+    field = leaf.field
+    assert field is not None  # see the parameter
+    if leaf.form == "json":
+        return Ragged.pack(list(json_texts(_inside(array, leaf.path[1:]))), field)
+    array = _plain(member(array, leaf.path[1:], where))
     _need_values(array, where)
-    if field.kind != "array":
-        return _text(array, field)
+    if field.kind != "array" and leaf.form == "values":
+        return _text(array, field.kind)
     if not field.ragged:
         return _fixed(array, field.inner, field.dtype, where)
-    offsets, child = _lists(array)
-    return Ragged(_fixed(child, field.inner, field.dtype, where), offsets)
+    offsets, items = _lists(array)
+    items = _plain(member(items, leaf.inner, where))
+    _need_values(items, where)
+    if leaf.form == "values":
+        return Ragged(_fixed(items, field.inner, field.dtype, where), offsets)
+    if _is_text(items.type):
+        text = _text(items, "bytes")
+        values, ends = text.values, text.offsets
+    else:
+        ends, inside = _lists(items)
+        of = field if leaf.form == "joined" else None
+        values = np.empty(0) if of is None else _fixed(inside, of.inner, of.dtype, where)
+    if leaf.form == "lengths":
+        return Ragged(np.diff(ends), offsets)
+    return Ragged(values, ends[offsets], field.kind)
+
+
+def complete(array: Any, leaf: Leaf) -> NDArray[np.bool_]:
+    """Return which rows have a value, and no null in it, of the column that the path begins with.
+
+    A leaf that is JSON has a value everywhere.
+    """
+    if leaf.form == "json":
+        return np.ones(len(array), np.bool_)
+    return _complete(array, leaf.path[1:], leaf.inner)
+
+
+def _complete(array: Any, path: tuple[str, ...], inner: tuple[str, ...] = ()) -> NDArray[np.bool_]:
+    array = _plain(array)
+    valid: NDArray[np.bool_] = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+    if path:
+        return valid & _complete(array.field(path[0]), path[1:], inner)
+    if not _is_list(array.type) and not arrow().types.is_map(array.type):
+        return valid
+    offsets, items = _lists(array)
+    missing = np.concatenate([[0], np.cumsum(~_complete(items, inner))])
+    valid &= missing[offsets[1:]] == missing[offsets[:-1]]
+    return valid
 
 
 def _need_values(array: Any, where: object) -> None:
     if array.null_count:
-        raise nulls(array.null_count, where)
-
-
-def nulls(count: int, where: object) -> FormatError:
-    """Return the error for nulls."""
-    return FormatError(
-        "there are nulls, which are no values",
-        where=where,
-        expected="a value in each row",
-        found=f"{count:,} nulls",
-        fix="name the fields without nulls by --field, or fill them where the file is written",
-    )
+        raise FormatError(
+            "there are nulls, which are no values",
+            where=where,
+            expected="a value in each row",
+            found=f"{array.null_count:,} nulls",
+            fix="--nulls drop-rows leaves such rows out, --nulls drop-columns such columns; or "
+            "name the fields without nulls by --field",
+        )
 
 
 def _plain(array: Any) -> Any:
@@ -268,23 +370,32 @@ def _offsets(array: Any) -> Ints:
     large = types.is_large_list(of) or types.is_large_binary(of) or types.is_large_string(of)
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
-        return np.zeros(1, np.int64)
+        return np.zeros(len(array) + 1, np.int64)
     every = np.frombuffer(buffer, np.int64 if large else np.int32)
     return every[array.offset : array.offset + len(array) + 1].astype(np.int64)
 
 
 def _lists(array: Any) -> tuple[Ints, Any]:
     """Return the offsets of lists, from 0 on, and their items."""
-    if arrow().types.is_fixed_size_list(array.type):
-        return np.arange(len(array) + 1, dtype=np.int64) * array.type.list_size, array.flatten()
+    pa = arrow()
+    if pa.types.is_fixed_size_list(array.type):
+        each = array.type.list_size
+        items = array.values.slice(array.offset * each, len(array) * each)
+        return np.arange(len(array) + 1, dtype=np.int64) * each, items
     offsets = _offsets(array)
-    return offsets - offsets[0], array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    items = array.values if not pa.types.is_map(array.type) else _entries(array)
+    return offsets - offsets[0], items.slice(offsets[0], offsets[-1] - offsets[0])
 
 
-def _text(array: Any, field: Field) -> Ragged:
+def _entries(array: Any) -> Any:
+    """Return the entries of maps as structs of a key and a value."""
+    return arrow().StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+
+
+def _text(array: Any, kind: Kind) -> Ragged:
     offsets, data = _offsets(array), array.buffers()[2]
     values = np.frombuffer(b"" if data is None else data, np.uint8)
-    return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0], field.kind)
+    return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0], kind)
 
 
 def _fixed(array: Any, inner: tuple[int, ...], dtype: DType, where: object) -> Array:
@@ -321,3 +432,63 @@ def _values(array: Any, dtype: DType) -> Array:
     if dtype.kind in "mM" and width < dtype.itemsize:
         found = found.astype("<i8")
     return found.view(dtype)
+
+
+# --- JSON ------------------------------------------------------------------------------------
+
+
+def _inside(array: Any, path: tuple[str, ...]) -> Any:
+    """Return a column of a struct in a struct; null where one of these is."""
+    for name in path:
+        array = arrow().compute.struct_field(_plain(array), name)
+    return array
+
+
+def json_texts(array: Any) -> Iterator[str]:
+    """Yield the JSON of each value; null is null.
+
+    Numbers are as Python writes them, so NaN is a word; decimals keep their digits. Bytes are
+    base64, dates and times as Arrow writes them, durations numbers of their unit, maps lists of
+    pairs.
+    """
+    pa, array = arrow(), _plain(array)
+    texts: Iterable[str]
+    of = array.type
+    if pa.types.is_struct(of):
+        names = [json.dumps(of.field(i).name, ensure_ascii=False) for i in range(of.num_fields)]
+        members = [json_texts(array.field(i)) for i in range(of.num_fields)]
+        rows = zip(*members, strict=True) if members else itertools.repeat((), len(array))
+        texts = ("{" + ", ".join(map(": ".join, zip(names, r, strict=True))) + "}" for r in rows)
+    elif _is_list(of) or pa.types.is_map(of):
+        offsets, items = _lists(array)
+        if pa.types.is_map(of):
+            pairs = zip(json_texts(items.field(0)), json_texts(items.field(1)), strict=True)
+            found = [f"[{key}, {value}]" for key, value in pairs]
+        else:
+            found = list(json_texts(items))
+        ends = itertools.pairwise(offsets.tolist())
+        texts = ("[" + ", ".join(found[a:b]) + "]" for a, b in ends)
+    else:
+        texts = map(_json_word(of), (array if not _is_time(of) else _as_text(array)).to_pylist())
+    valid = array.is_valid().to_pylist()
+    return (text if good else "null" for text, good in zip(texts, valid, strict=True))
+
+
+def _is_time(of: Any) -> bool:
+    return bool(arrow().types.is_temporal(of)) and not str(of).endswith("interval")
+
+
+def _as_text(array: Any) -> Any:
+    """Return dates and times as text, and durations as numbers."""
+    pa = arrow()
+    return array.cast(pa.int64() if pa.types.is_duration(array.type) else pa.string())
+
+
+def _json_word(of: Any) -> Callable[[Any], str]:
+    """Return what makes JSON of a value that has no parts."""
+    types = arrow().types
+    if types.is_decimal(of):
+        return str
+    if (_is_text(of) and "binary" in str(of)) or types.is_fixed_size_binary(of):
+        return lambda value: json.dumps(base64.b64encode(value or b"").decode())
+    return lambda value: json.dumps(value, ensure_ascii=False)

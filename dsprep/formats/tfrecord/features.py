@@ -30,7 +30,7 @@ import numpy as np
 
 from dsprep.core.schema import Field, FieldSpec, Schema, show_dtype
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.fields import missing_field
+from dsprep.formats.fields import LENGTHS, LENGTHS_OF, lengths_field, missing_field
 from dsprep.formats.options import FeatureType, WriteOptions
 from dsprep.formats.samples import listed
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, LARGEST, PADDED_VARINT, TYPES
@@ -42,10 +42,6 @@ MOST_NUMBERS = 1024
 
 FLOAT32 = np.dtype("<f4")
 INT = np.dtype("<i8")
-LENGTHS = ".lengths"
-"""What the name of a feature of several byte strings is followed by in that of their lengths."""
-LENGTHS_OF = "lengths_of"
-"""The attribute of a field of lengths that tells it from a feature that has such a name."""
 Form: TypeAlias = Literal["value", "strings", "lengths"]
 """What a field is of a feature: its one value or its numbers; or, where records have several byte
 strings, these back to back, or their lengths."""
@@ -262,9 +258,8 @@ def discover(
 
 def of_strings(name: str) -> tuple[Feature, Feature]:
     """Return the two fields that a feature of several byte strings is."""
-    lengths = Field(name + LENGTHS, INT, (None,), attrs={LENGTHS_OF: name})
     strings = Feature(name, BYTES, Field.opaque(name), form="strings")
-    return strings, Feature(name, BYTES, lengths, form="lengths")
+    return strings, Feature(name, BYTES, lengths_field(name), form="lengths")
 
 
 def agree(a: Schema, b: Schema) -> Schema | None:
