@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep.core import locking
+from dsprep.core import atomic, locking
 from dsprep.core.locking import Owner, take
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.hdf5 import guard
@@ -58,7 +58,7 @@ def path(request, tmp_path, monkeypatch):
 
 
 def record(path):
-    return path.with_name("lock.owner")
+    return path.with_name(f"{path.name}.owner")
 
 
 def left(path, **facts) -> Owner:
@@ -195,7 +195,7 @@ def test_a_holder_that_slept_publishes_nothing(path):
         with Staging(target, {"format": "hdf5"}) as staging:
             (staging.data / "out").write_text("new")
             staging.save({"shard": 0})
-            left(staging.root / "lock")
+            left(staging.root / atomic.LOCK)
             staging.publish()
 
     with pytest.raises(TargetError, match=r"process .* on node7 has taken this work over"):

@@ -246,6 +246,7 @@ def test_what_cannot_be_put_back_is_named(tmp_path, monkeypatch):
     target = tmp_path / "set.zarr"
     atomic.made_path(target).mkdir(parents=True)
     atomic.old_path(target).mkdir()
+    atomic.lock(atomic.partial_path(target)).release()
 
     def refuse(self, target):
         raise PermissionError(13, "Permission denied")

@@ -10,16 +10,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from dsprep.core.directory import Directory
 from dsprep.core.locking import OWNER, Lock, take
-from dsprep.core.storage import WORKING
+from dsprep.core.storage import HIDDEN, WORKING
 from dsprep.errors import TargetError
 
-LOCK = "lock"
-"""The lock of a working directory."""
+LOCK = "dsprep.lock"
+"""The lock of a working directory, and what shows that it is one: see `working`."""
 
 KEPT = (LOCK, f"{LOCK}{OWNER}")
 """Files of a working directory that stay when what is in it is discarded."""
@@ -36,6 +38,47 @@ _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPE
 def partial_path(target: Path) -> Path:
     """Return the directory in which `target` is made."""
     return target.with_name(f".{target.name}{WORKING}")
+
+
+def working(target: Path) -> Directory | None:
+    """Return the working directory of `target`, open; None if there is none.
+
+    Raises
+    ------
+    TargetError
+        If something else has its name, or it is somebody else's: what is in it is not dsprep's, or
+        not this user's, to use or remove.
+    """
+    root = partial_path(target)
+    try:
+        parent = Directory.open(root.parent, os.O_PATH)
+        status = parent.stat(root.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    problem = found = None
+    if stat.S_ISLNK(status.st_mode):
+        problem = "it is a symbolic link, which is not followed"
+    elif not stat.S_ISDIR(status.st_mode):
+        problem = "it is not a directory"
+    elif not parent.is_own(status):
+        problem, found = "it is another user's", f"user {status.st_uid}"
+    else:
+        opened = parent.directory(root.name)
+        names = [name for name in opened.names() if not name.startswith(HIDDEN)]
+        if os.path.samestat(opened.status, status) and (not names or _is_plain(opened, LOCK)):
+            return opened
+        problem = f"no plain file {LOCK} in it shows that dsprep made it"
+        found = ", ".join(names[:5])
+    raise TargetError(
+        f"what has the name of the working directory is not one of this user: {problem}",
+        where=root,
+        found=found,
+        fix="move it away, or choose another target",
+    )
+
+
+def _is_plain(directory: Directory, name: str) -> bool:
+    return directory.has(name) and stat.S_ISREG(directory.stat(name).st_mode)
 
 
 def made_path(target: Path) -> Path:
@@ -136,7 +179,8 @@ def restore(target: Path) -> None:
     Raises
     ------
     TargetError
-        If it is there, and this process may not rename it, or that run has not ended by then.
+        If it is there, and this process may not rename it, or that run has not ended by then; or
+        it is not this user's, see `working`.
     """
     old, busy = old_path(target), ""
     for pause in PAUSES:
@@ -145,6 +189,7 @@ def restore(target: Path) -> None:
             return
         if not pause:
             continue  # between two renames of a run there is just a moment
+        working(target)
         try:
             held = lock(old.parent)
         except BlockingIOError as error:

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from dsprep.core.storage import fstat, let_go
+from dsprep.core.storage import fstat, let_go, remove
 
 ROOT = 0
 """The user who may change everything anyway."""
@@ -53,9 +53,12 @@ class Directory:
         self.status = fstat(fd)
 
     @classmethod
-    def open(cls, path: str | Path, **more: Any) -> Self:
-        """Open a directory that the user has named, perhaps by a link."""
-        return cls(Path(path), os.open(path, _FLAGS), **more)
+    def open(cls, path: str | Path, flags: int = os.O_RDONLY, **more: Any) -> Self:
+        """Open a directory that the user has named, perhaps by a link.
+
+        With ``O_PATH``, names are looked up in it even if it cannot be read.
+        """
+        return cls(Path(path), os.open(path, _FLAGS | flags), **more)
 
     def __del__(self) -> None:
         let_go(self.fd)
@@ -205,6 +208,14 @@ class Directory:
         """Remove a file, or a link itself."""
         with self._naming(name):
             os.unlink(name, dir_fd=self.fd)
+
+    def remove(self, name: str) -> bool:
+        """Remove a file, or a directory with all that is in it; see `storage.remove`."""
+        try:
+            return remove(self.inside / name)
+        except OSError as error:
+            path = str(error.filename or "").replace(str(self.inside), str(self.path), 1)
+            raise OSError(error.errno, error.strerror, path or str(self.path)) from error
 
     def rmdir(self, name: str) -> None:
         """Remove an empty directory."""

@@ -28,9 +28,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import Self
 
+from dsprep.core.directory import Directory
 from dsprep.core.storage import boot, close, pread_most, pwrite_all
 from dsprep.errors import TargetError
 
@@ -149,7 +151,7 @@ class Lock:
         while not self._done.wait(BEAT):
             self._owner = replace(self._owner, count=self._owner.count + 1)
             try:
-                with self._record.open("r+b", buffering=0) as file:  # closing it tells the server
+                with _opened(self._record, os.O_RDWR) as file:  # closing it tells the server
                     if self._token not in pread_most(file.fileno(), _NBYTES, 0):
                         return
                     pwrite_all(file.fileno(), [self._owner.dump()], 0)
@@ -205,7 +207,7 @@ def take(path: Path) -> Lock:
         If files cannot be made there.
     """
     record = path.with_name(path.name + OWNER)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = Directory.open(path.parent, os.O_PATH).open_file(path.name, os.O_RDWR | os.O_CREAT)
     try:
         try:
             _flock(fd, record)
@@ -321,10 +323,15 @@ def _create(path: Path, owner: Owner) -> bool:
     return True
 
 
+def _opened(record: Path, flags: int) -> FileIO:
+    fd = Directory.open(record.parent, os.O_PATH).open_file(record.name, flags)
+    return FileIO(fd, "r+" if flags == os.O_RDWR else "r")
+
+
 def _read(path: Path) -> bytes | None:
     """Return a record as it is on the server, as far as one can ask for that; None: none."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with _opened(path, os.O_RDONLY) as file:
             with suppress(OSError):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             return pread_most(file.fileno(), _NBYTES, 0)

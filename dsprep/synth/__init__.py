@@ -14,6 +14,7 @@ family of datasets; its docstring is the specification of the files it writes.
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import tempfile
 from concurrent.futures import Executor
@@ -114,7 +115,7 @@ def synth(
     """
     recipe = _recipe(name)
     job = SynthJob(
-        path=out.with_name(f".{out.name}.{os.getpid()}.partial"),
+        path=out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial"),
         samples=recipe.samples if samples is None else samples,
         scale=recipe.scale if scale is None else scale,
         seed=seed,

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsprep.core.atomic import partial_path
+from dsprep.core.atomic import working
 from dsprep.core.marks import Mark, unchanged
 from dsprep.core.storage import tree_nbytes
 from dsprep.formats.base import Source, State
@@ -218,6 +218,8 @@ def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | No
 
 def check_targets(targets: Sequence[Path], *, overwrite: bool, restart: bool) -> None:
     """Raise `TargetError` if one of several outputs may not be made, before any of them is."""
+    for target in targets:
+        working(target)
     done = [published(t) for t in targets]
     if done[-1] and not all(done):
         # Outputs are made, and in the end their records removed, in this order: all are complete,
@@ -232,7 +234,7 @@ def check_targets(targets: Sequence[Path], *, overwrite: bool, restart: bool) ->
 def _discard_kept(targets: Sequence[Path]) -> None:
     """Remove the records that these outputs are complete."""
     for target in targets:
-        discard(partial_path(target))
+        discard(target)
 
 
 def _write(

@@ -6,8 +6,10 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
     What is being made from what; a rerun with another job is refused, not mixed in.
 ``state.json``
     How far it has come: replaced as a whole after the data up to there are durable.
-``lock``, ``lock.owner``
-    Held while a process works on it, and which process that is; see `dsprep.core.locking`.
+``dsprep.lock``, ``dsprep.lock.owner``
+    Held while a process works on it, and which process that is; see `dsprep.core.locking`. The
+    first also shows that the directory was made here: one without it is not used, and nothing in it
+    is removed; nor in one of another user, or behind a symbolic link.
 ``data/``
     The output itself, under its final name, renamed to ``DIR/NAME`` when it is complete; after
     that what it replaced, until that is removed.
@@ -32,9 +34,10 @@ from typing import Any, Self
 
 from dsprep.core import atomic
 from dsprep.core.atomic import made_path, partial_path
+from dsprep.core.directory import Directory
 from dsprep.core.locking import Lock
 from dsprep.core.marks import ChangedError, Mark, is_coarse, place, sample, sole_writer
-from dsprep.core.storage import HIDDEN, remove, revalidate, soon, sync_directory
+from dsprep.core.storage import HIDDEN, revalidate, soon, sync_directory
 from dsprep.errors import DsprepError, FormatError, TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, write_json
@@ -115,6 +118,7 @@ class Staging:
         self._lasting = lasting
         self.root, self.made = partial_path(target), made_path(target)
         self.data = self.made.parent
+        atomic.working(target)
         atomic.restore(target)
         if restart or not published(target):
             check_target(target, overwrite)
@@ -132,7 +136,9 @@ class Staging:
 
     def _take_lock(self) -> None:
         for last in (False, True):
-            self.root.mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                self.root.mkdir()
+            atomic.working(self.target)
             try:
                 self._lock = atomic.lock(self.root)
             except FileNotFoundError:  # another process has just ended, and removed it
@@ -188,16 +194,24 @@ class Staging:
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""
-        for path in self.root.iterdir():
-            kept = path.name in atomic.KEPT or path.name.startswith(HIDDEN)
-            if not kept and not remove(path):
+        directory = self._directory()
+        for name in directory.names():
+            kept = name in atomic.KEPT or name.startswith(HIDDEN)
+            if not kept and not directory.remove(name):
                 raise TargetError(
                     "files that an earlier run left or replaced are still open",
-                    where=path,
+                    where=self.root / name,
                     fix="repeat the command when the processes that read them have ended",
                 )
         self.data.mkdir()
         write_json(job, self.root / "job.json", durable=self.durable)
+
+    def _directory(self) -> Directory:
+        """Return the working directory, open; what is removed is removed in that."""
+        found = atomic.working(self.target)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
+        return found
 
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
         if ignore:
@@ -276,10 +290,10 @@ class Staging:
 
     def discard(self) -> None:
         """Remove the working directory, and release the lock, which is in it."""
-        gone = _clear(self.root)
+        gone = _clear(self._directory())
         self.close()  # what is removed while it is open stays, where clients give it another name
         self._gone = True
-        if not (_remove_empty(self.root) and gone):
+        if not (gone and _remove_empty(self.target)):
             self.notes += (f"{LEFT} {self.root}",)
 
     def close(self) -> None:
@@ -333,7 +347,10 @@ def published(target: Path) -> bool:
 def _complete(target: Path) -> Mark | None:
     """Return what the output of `target` was when it was complete; None if no record says that."""
     try:
-        state = json.loads((partial_path(target) / "state.json").read_bytes())
+        directory = atomic.working(target)
+        if directory is None:
+            return None
+        state = json.loads(directory.read("state.json"))
         return Mark.from_json(state["made"], target) if state.get("complete") else None
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None
@@ -352,13 +369,14 @@ def _is_renamed(path: Path, mark: Mark) -> bool:
     return path.is_dir() or _is_content(replace(mark, path=path))
 
 
-def discard(root: Path) -> None:
-    """Remove a working directory of which this process has not the lock."""
-    _clear(root)
-    _remove_empty(root)
+def discard(target: Path) -> None:
+    """Remove the working directory of `target`, of which this process has not the lock."""
+    directory = atomic.working(target)
+    if directory is not None and _clear(directory):
+        _remove_empty(target)
 
 
-def _clear(root: Path) -> bool:
+def _clear(directory: Directory) -> bool:
     """Remove what is in a working directory, the record that all is complete last.
 
     Returns
@@ -366,22 +384,24 @@ def _clear(root: Path) -> bool:
     Whether it is gone; see `storage.remove`.
     """
     names = ("state.json", *atomic.KEPT)
-    gone = [remove(path) for path in root.iterdir() if path.name not in names]
-    return remove(root / "state.json") and all(gone)
+    gone = [directory.remove(name) for name in directory.names() if name not in names]
+    return directory.remove("state.json") and all(gone)
 
 
-def _remove_empty(root: Path) -> bool:
-    """Remove a working directory of which nothing but the lock is left.
+def _remove_empty(target: Path) -> bool:
+    """Remove the working directory of `target`, of which nothing but the lock is left.
 
     Returns
     -------
     Whether it is gone, or another process works there already.
     """
-    lock, record = (root / name for name in atomic.KEPT)
-    if record.exists():
+    lock, record = atomic.KEPT
+    directory = atomic.working(target)
+    if directory is None or directory.has(record):
         return True
-    remove(lock)
-    return soon(lambda: _removed(root))
+    directory.remove(lock)
+    del directory  # some clients remove none that is open
+    return soon(lambda: _removed(partial_path(target)))
 
 
 def _removed(root: Path) -> bool:

@@ -13,6 +13,7 @@ complete, and none is overwritten unless that is asked for.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -108,7 +109,7 @@ def _write_all(
             f"the export has {len(outputs)} files", found=out, fix="name a directory that exists"
         )
     _refuse_existing(paths, out is not None, overwrite)
-    temporary = [p.with_name(f".{p.name}.tmp") for p in paths]
+    temporary = [p.with_name(f".{p.name}.{secrets.token_hex(4)}.tmp") for p in paths]
     try:
         for path, output in zip(temporary, outputs, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ def _refuse_existing(paths: Sequence[Path], chosen: bool, overwrite: bool) -> No
 
 
 def _write(path: Path, output: Output) -> None:
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         for data in output.content():
             file.write(data)
         file.flush()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -59,9 +60,9 @@ def write(
     with suppress(FileNotFoundError), path.open("rb") as there:
         if there.read(len(BEGIN)) != BEGIN:
             raise TargetError("it exists already, and is not a manifest", where=path)
-    made = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.dsprep-partial")
+    made = path.with_name(f".{path.name}.{secrets.token_hex(4)}.dsprep-partial")
     try:
-        with made.open("w", encoding="utf-8") as file:
+        with made.open("x", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(line)}\n" for line in _lines(pieces, lists, header))
         made.replace(path)
     finally:
