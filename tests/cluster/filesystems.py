@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -254,6 +255,136 @@ class MooseFs(FileSystem):
 SUBNET_ALL = "10.77.0.0/24"
 
 
+class Ceph(FileSystem):
+    """CephFS: a monitor, a manager, one OSD, a metadata server; ceph-fuse with capabilities."""
+
+    packages = ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse")
+
+    def serve(self, fabric: Fabric, store: Node) -> None:
+        """Start all daemons on the store; make the file system if it is not there."""
+        home = self.made_of
+        conf, fresh = home / "conf", not home.exists()
+        ceph = f"ceph --conf {conf} --connect-timeout 20"
+
+        def daemon(kind: str, name: str) -> None:
+            store.run(f"ceph-{kind} --conf {conf} -i {name}", check=True)
+
+        def says(question: str, word: str) -> Callable[[], bool]:
+            return lambda: word in store.run(f"{ceph} {question}", timeout=60).stdout
+
+        if fresh:
+            self._make(home, conf, store)
+        daemon("mon", "a")
+        wait_for("the monitor", says("-s", "mon:"), 60)
+        if fresh:
+            for step in (
+                f"{ceph} osd new {_CEPH_OSD} 0",
+                f"ceph-osd --conf {conf} -i 0 --mkfs --osd-uuid {_CEPH_OSD}",
+                f"{ceph} osd crush add osd.0 1.0 host=store root=default",
+            ):
+                store.run(step, check=True)
+        daemon("mgr", "a")
+        daemon("osd", "0")
+        wait_for("the OSD", says("osd stat", "1 up"), 60)
+        if fresh:
+            for step in ("osd pool create meta 8", "osd pool create data 16", "fs new fs meta data"):
+                store.run(f"{ceph} {step}", check=True)
+        daemon("mds", "a")
+        wait_for("the metadata server", says("mds stat", "up:active"), 120)
+
+    def _make(self, home: Path, conf: Path, store: Node) -> None:
+        """Make directories, the configuration, and the monitor's own."""
+        for name in ("mon", "mgr", "osd", "mds", "run"):
+            (home / name).mkdir(parents=True)
+        address = f"[v2:{STORE_ADDRESS}:3300,v1:{STORE_ADDRESS}:6789]"
+        options: dict[str, object] = {
+            "fsid": _CEPH_ID,
+            "mon host": address,
+            "public network": SUBNET_ALL,
+            **{f"auth {who} required": "none" for who in ("cluster", "service", "client")},
+            "auth allow insecure global id reclaim": "true",
+            "run dir": home / "run",
+            "admin socket": f"{home}/run/$cluster-$name.$pid.asok",
+            "pid file": f"{home}/run/$name.pid",
+            "log file": f"{home}/$name.log",
+            **{f"{kind} data": home / kind for kind in ("mon", "mgr", "osd", "mds")},
+            "mgr initial modules": "",
+            # one disk, which is a file, on a machine that may be rather full
+            "osd pool default size": 1,
+            "osd pool default min size": 1,
+            "mon allow pool size one": "true",
+            "osd crush chooseleaf type": 0,
+            "osd memory target": 900 << 20,
+            "bluestore block size": 8 << 30,
+            "mon data avail crit": 1,
+            "mon data avail warn": 2,
+        }
+        conf.write_text("[global]\n" + "".join(f"{k} = {v}\n" for k, v in options.items()))
+        made = home / "monmap"
+        store.run(
+            f"monmaptool --create --fsid {_CEPH_ID} --addv a {address} {made} &&"
+            f" ceph-mon --conf {conf} --mkfs -i a --monmap {made}",
+            check=True,
+        )
+
+    def mount(self, node: Node) -> None:
+        """Mount it by ceph-fuse."""
+        log = self.base / node.name / f"{self.name}.log"
+        node.run(
+            f"mkdir -p {self.root} && ceph-fuse --conf {self.made_of}/conf"
+            f" -n client.{node.name} {self.root} > {log} 2>&1",
+            check=True,
+            timeout=60,
+        )
+
+
+_CEPH_ID, _CEPH_OSD = (f"00000000-0000-4000-8000-00000000000{n}" for n in (1, 2))
+
+
+class Nfs(FileSystem):
+    """NFS of version 3 in user space: nfs-ganesha, and fuse-nfs over libnfs; no locks."""
+
+    packages = ("ganesha.nfsd", "rpcbind", "fuse-nfs")
+
+    def serve(self, fabric: Fabric, store: Node) -> None:
+        """Export a file system of its own, as ganesha takes no plain directory."""
+        home = self.base / "store" / "ganesha"
+        image, conf = home / "image", home / "conf"
+        self.made_of.mkdir(parents=True, exist_ok=True)
+        if not home.exists():
+            home.mkdir()
+            store.run(f"truncate -s 6G {image} && {Ext4.make} {image}", check=True)
+            conf.write_text(
+                "NFS_CORE_PARAM {"
+                f" Bind_addr = {STORE_ADDRESS}; NFS_Port = 2049; MNT_Port = {self.port};"
+                " Protocols = 3; Enable_UDP = false; Enable_NLM = false; Enable_RQUOTA = false; }\n"
+                f"EXPORT {{ Export_Id = 1; Path = {self.made_of}; Pseudo = /; Access_Type = RW;"
+                " Squash = No_Root_Squash; SecType = sys; Protocols = 3; Transports = TCP;"
+                " FSAL { Name = VFS; } }\n"
+            )
+        store.run(
+            f"mount -o loop {image} {self.made_of} && mkdir -p /run/ganesha /run/rpcbind &&"
+            f" rpcbind -w && ganesha.nfsd -f {conf} -L {home}/log -p /run/ganesha/pid",
+            check=True,
+        )
+        listening = f"bash -c '</dev/tcp/{STORE_ADDRESS}/2049'"
+        wait_for("ganesha", lambda: not store.run(listening).returncode)
+
+    port: ClassVar[int] = 20048
+
+    def mount(self, node: Node) -> None:
+        """Mount it by fuse-nfs: for all users, with the server's inode numbers."""
+        where = f"nfs://{STORE_ADDRESS}{self.made_of}?version=3&nfsport=2049&mountport={self.port}"
+        node.run(
+            f"mkdir -p {self.root} && fuse-nfs -n '{where}' -m {self.root} -a -q"
+            f" -L {self.base}/{node.name}/{self.name}.log",
+            check=True,
+            timeout=30,
+        )
+        mounted = f"mountpoint -q {self.root}"
+        wait_for(f"{self.name} on {node.name}", lambda: not node.run(mounted).returncode)
+
+
 class Rclone(FileSystem):
     """An object-like mount: files are uploaded when they are closed, directories are cached.
 
@@ -353,6 +484,8 @@ def all_of(base: Path) -> dict[str, FileSystem]:
         Gluster("gluster-dispersed", base, 3, "disperse 3 redundancy 1"),
         Sshfs("sshfs", base),
         MooseFs("moosefs", base),
+        Ceph("cephfs", base),
+        Nfs("nfs3", base),
         Rclone("rclone", base),
         Faults("faults", base),
         Faults("faults-bare", base, BARE),
