@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cluster import batch, jobs, losses, readers, table, trials
 from cluster.cases import Cases
 from cluster.lab import NODES, Lab
+from cluster.spaces import be_patient
 
 TRIALS = {
     "jobs": jobs.trying,
@@ -65,6 +67,9 @@ def main() -> int:
     parser.add_argument("what", choices=("check", "shell", "table", "speeds", "trials", *TRIALS))
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(NODES) + 1))
     parser.add_argument("--systems", help="names, with commas between; all if not given")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="wait for everything so many times as long"
+    )
     parser.add_argument("--only", help="cases, or verbs, that have this in their names")
     parser.add_argument("--counts", help="nodes of the table: 1,2,4 if not given")
     parser.add_argument("--count", type=int, default=500, help="trials")
@@ -76,6 +81,9 @@ def main() -> int:
     asked = parser.parse_args()
     if os.geteuid():
         parser.error("namespaces and mounts take root")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # the lab is closed then
+    be_patient(asked.patience)
     began = time.monotonic()
     systems = asked.systems.split(",") if asked.systems else None
     with Lab(systems, asked.nodes, slurm=True) as lab:

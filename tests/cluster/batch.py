@@ -13,7 +13,7 @@ from .cases import Cases
 from .jobs import DSPREP, TIMEOUT, Way, check_same, seen
 from .lab import ROOT, Lab
 from .readers import Launcher, ended, launchers
-from .spaces import Node, wait_for
+from .spaces import Node, patient, wait_for
 
 EXAMPLES = ROOT / "examples"
 SIZE = ("-N2", "--ntasks-per-node=2", "--cpus-per-task=1")
@@ -74,7 +74,7 @@ class Job:
             If it failed.
         """
         ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        end = time.monotonic() + timeout
+        end = time.monotonic() + patient(timeout)
         while self.told("JobState") not in ends and time.monotonic() < end:
             time.sleep(0.5)
         state, text = self.told("JobState"), self.printed()

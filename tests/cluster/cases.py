@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Cases:
-    """Counts what went wrong; prints a line per case.
+    """Counts what went wrong, and what was not done in time; prints a line per case.
 
     Parameters
     ----------
@@ -22,7 +22,8 @@ class Cases:
     """
 
     def __init__(self, only: str | None = None) -> None:
-        self.only, self.tried, self.failed = only, 0, list[str]()
+        self.only, self.tried = only, 0
+        self.failed, self.late = list[str](), list[str]()
 
     def wanted(self, what: str) -> bool:
         """Whether a case is to be tried."""
@@ -35,25 +36,28 @@ class Cases:
         Anything that is raised makes it a failure.
         """
         self.tried += 1
-        began, notes, good = time.monotonic(), list[str](), False
+        began, notes, word = time.monotonic(), list[str](), "ok"
         try:
             yield notes
-            good = True
         except subprocess.TimeoutExpired as error:
             told = error.output or ""
             notes.append(f"not done in {error.timeout:.0f} s: ...{_tail(told)}")
+            word = "LATE"
+            self.late.append(what)
         except Exception as error:
             notes.append(_tail(f"{type(error).__name__}: {error}", 1500))
-        if not good:
+            word = "FAILED"
             self.failed.append(what)
         seconds = time.monotonic() - began
         told = f": {'; '.join(notes)}" if notes else ""
-        print(f"{'ok' if good else 'FAILED':8}{what} ({seconds:.1f} s){told}", flush=True)
+        print(f"{word:8}{what} ({seconds:.1f} s){told}", flush=True)
 
     def end(self) -> int:
         """Print a summary; return an exit status."""
-        print(f"{self.tried - len(self.failed)} of {self.tried} cases are right")
-        return 1 if self.failed else 0
+        right = self.tried - len(self.failed) - len(self.late)
+        late = f", {len(self.late)} not done in time (--patience)" if self.late else ""
+        print(f"{right} of {self.tried} cases are right{late}")
+        return 1 if self.failed or self.late else 0
 
 
 def _tail(text: str | bytes, most: int = 400) -> str:

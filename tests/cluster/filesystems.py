@@ -287,7 +287,11 @@ class Ceph(FileSystem):
         daemon("osd", "0")
         wait_for("the OSD", says("osd stat", "1 up"), 60)
         if fresh:
-            for step in ("osd pool create meta 8", "osd pool create data 16", "fs new fs meta data"):
+            for step in (
+                "osd pool create meta 8",
+                "osd pool create data 16",
+                "fs new fs meta data",
+            ):
                 store.run(f"{ceph} {step}", check=True)
         daemon("mds", "a")
         wait_for("the metadata server", says("mds stat", "up:active"), 120)

@@ -17,7 +17,6 @@ from .spaces import Node, Space, wait_for
 HERE = Path(__file__).parent
 DSPREP = "python -m dsprep"
 SLOWER = f"python {HERE / 'slower.py'}"
-REFERENCE = "ext4"
 TIMEOUT = 120.0
 
 NEURON = "-f train_frames -f train_phys_par -f train_unit_par -f train_unitStar_par"
@@ -86,17 +85,16 @@ class Way:
 
 def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
     """Try all verbs in all ways on some file systems."""
-    reference, first = lab.systems[REFERENCE].root, lab.nodes[lab.names[0]]
+    reference, first = lab.base / "reference", lab.nodes[lab.names[0]]
     expected: dict[str, dict[str, str]] = {}
-    with cases.case("one process, ext4: the bytes that all others have to write"):
+    with cases.case("one process, the machine's own disk: the bytes that all others have to write"):
         prepared(lab, reference)
         for verb in VERBS:
             expected[verb] = written(lab, Way("one", first), verb, reference)
     if len(expected) < len(VERBS):
         return
     for system in systems:
-        if system != REFERENCE:
-            copied(lab, reference, lab.systems[system].root)
+        copied(lab, reference, lab.systems[system].root)
         for way in by_mpi(lab):
             each(lab, cases, way, system, expected)
     with workers(lab) as address:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from .filesystems import PATH, STORE_ADDRESS, FileSystem, all_of
 from .slurm import Slurm
-from .spaces import Fabric, Node
+from .spaces import Fabric, Node, patient
 
 ROOT = Path(__file__).parents[2]
 STORE = "store"
@@ -137,6 +137,7 @@ class Lab:
             "OMP_NUM_THREADS": "1",  # all nodes share the cores of this machine
             "PYTHONDONTWRITEBYTECODE": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
+            "UCX_TLS": "tcp,self",  # nodes share no memory, as UCX would have it of one machine
         }
         if self.slurm is not None:
             found |= {"SLURM_CONF": str(self.slurm.conf)}
@@ -203,6 +204,7 @@ class Worker:
     def begin(self, do: str, *, seconds: float = 60, **more: Any) -> None:
         """Begin a task, whose answer `end` returns; `kill_after` seconds it is killed."""
         own = {k: more.pop(k) for k in ("kill_after",) if k in more}
+        seconds = patient(seconds)
         assert self._run.stdin is not None
         self._run.stdin.write(
             json.dumps({"do": do, "seconds": seconds, "with": more, **own}) + "\n"

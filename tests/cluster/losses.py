@@ -15,7 +15,7 @@ from .jobs import DSPREP, HERE, MAKE, TIMEOUT, check_same, seen, workers
 from .lab import Lab
 from .rank import SAMPLES
 from .readers import RANK, Launcher, launchers
-from .spaces import Node, Space, wait_for
+from .spaces import Node, Space, patient, wait_for
 
 WITHIN = 60.0
 """Seconds in which all have ended that worked with what was lost."""
@@ -262,7 +262,7 @@ def ended(
         traceback.
     """
     began = time.monotonic()
-    printed, _ = job.communicate(timeout=within)
+    printed, _ = job.communicate(timeout=patient(within))
     seconds = time.monotonic() - began
     good = code is None or bool(job.returncode) == bool(code)
     assert good, f"exit status {job.returncode}: {printed[-1500:]}"

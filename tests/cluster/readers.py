@@ -13,7 +13,7 @@ from typing import Any
 from .cases import Cases
 from .lab import Lab
 from .rank import SAMPLES
-from .spaces import Space
+from .spaces import Space, patient
 
 HERE = Path(__file__).parent
 TIMEOUT = 90.0
@@ -91,7 +91,7 @@ def ended(
     printed, codes = "", []
     try:
         for process in processes:
-            out, _ = process.communicate(timeout=timeout)
+            out, _ = process.communicate(timeout=patient(timeout))
             printed += out
             codes.append(process.returncode)
     except subprocess.TimeoutExpired as error:

@@ -36,6 +36,19 @@ while True:
 
 SUBNET = "10.77.0"
 
+_patience = 1.0
+
+
+def be_patient(times: float) -> None:
+    """Wait for everything so many times as long, where the machine has much else to do."""
+    global _patience
+    _patience = times
+
+
+def patient(seconds: float) -> float:
+    """Return how long to wait for what should take so many seconds at most."""
+    return seconds * _patience
+
 
 class Space:
     """Namespaces of their own, with a process that keeps them.
@@ -107,7 +120,7 @@ class Space:
             start_new_session=True,
         )
         try:
-            printed, _ = started.communicate(timeout=timeout)
+            printed, _ = started.communicate(timeout=patient(timeout))
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, signal.SIGKILL)
             started.communicate()
@@ -198,6 +211,7 @@ def wait_for(what: str, ready: object, seconds: float = 30) -> None:
         If it is not within `seconds`.
     """
     assert callable(ready)
+    seconds = patient(seconds)
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:

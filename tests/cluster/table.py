@@ -38,7 +38,7 @@ def table(lab: Lab, wanted: str | None, counts: list[int]) -> list[str]:
                 lines = [f"{system.name}, {nodes}, {verb}: {x}" for x in outcome.lines(lab.base)]
                 print(*lines, sep="\n", end="\n" * bool(lines), file=sys.stderr, flush=True)
                 told += lines
-                wrong += lines if outcome.wrong else []
+                wrong += lines if outcome.wrong or outcome.late else []
     print("", *told, sep="\n")
     return wrong
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -33,12 +34,15 @@ class Outcome:
         Notes that the same does not print on a local disk.
     refused
         Errors of one line.
+    late
+        What was not done in time: nothing is known of it.
     wrong
-        What must not be: other bytes, other samples, a traceback, a hang.
+        What must not be: other bytes, other samples, a traceback.
     """
 
     otherwise: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -46,6 +50,8 @@ class Outcome:
         """The outcome in a word."""
         if self.wrong:
             return "WRONG"
+        if self.late:
+            return "late"
         if self.refused:
             return "refused"
         return "otherwise" if self.otherwise else "works"
@@ -53,7 +59,7 @@ class Outcome:
     def lines(self, base: Path) -> Iterator[str]:
         """Return what there is to say, once each, without the names of directories."""
         seen = set()
-        for line in (*self.wrong, *self.refused, *self.otherwise):
+        for line in (*self.wrong, *self.late, *self.refused, *self.otherwise):
             short = re.sub(rf"{re.escape(str(base))}/\S*?/(?=[^/\s]*(\s|$|:|,))", "", line)
             short = re.sub(r"\bset(-\w+)?\.(h5|lmdb|tfrecord|zarr\.zip|zarr)", "SET", short)
             if short not in seen:
@@ -89,13 +95,16 @@ class Trial:
         command = [*self.lab.hydra(2 * len(names), names), sys.executable, *argv]
         try:
             done = self.lab.fabric.run(command, timeout=seconds, env=self.lab.env(names[0]))
-        except Exception as error:
-            return {"error": "hangs", "trace": str(error)}
+        except subprocess.TimeoutExpired as error:
+            return {"error": "hangs", "seconds": error.timeout}
         return {"status": done.returncode, "out": done.stdout, "err": done.stdout}
 
     def _judge(self, what: str, answer: dict[str, Any]) -> bool:
+        if answer.get("error") == "hangs":
+            self.outcome.late.append(f"{what}: not done in {answer['seconds']:.0f} s")
+            return False
         if "error" in answer:
-            sort = self.outcome.wrong if answer.get("trace", "hangs") else self.outcome.refused
+            sort = self.outcome.wrong if answer.get("trace", "?") else self.outcome.refused
             sort.append(f"{what}: {answer['error']} {answer.get('trace', '')}".strip())
             return False
         if answer.get("wrong"):
