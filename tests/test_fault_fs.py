@@ -41,6 +41,7 @@ from dsprep.core.storage import soon
 from dsprep.errors import ReadError
 from dsprep.reader.cached import CacheWarning
 from dsprep.reader.engines import EngineWarning
+from dsprep.verbs.stage import Outcome
 from dsprep.writing import shuffle, staging
 
 TARGETS = (".h5", ".lmdb", ".tfrecord", ".zarr", ".zarr.zip")
@@ -410,6 +411,33 @@ def cached(here: Here, mode: str, fault: str) -> None:
     assert (units, len(notes)) == ((12, 0) if works else (0, 1))
 
 
+def staged_by_two(here: Here) -> None:
+    """Nodes that stage to one directory copy once, though each keeps pages that it has read."""
+    path = here.base / "staged.h5"
+    dsprep.repack(here.source, path, **GROUPS)
+    backing, nodes = here.mounted("").backing, [here.base / "node1", here.base / "node2"]
+    found: dict[Path, Outcome] = {}
+
+    def stage(node: Path) -> None:
+        report = dsprep.stage(path, 2, 8, node / "tier", ranks_per_node=1, bandwidth="100kB/s")
+        assert report.outcome is not None
+        found[node] = report.outcome
+
+    with contextlib.ExitStack() as stack:
+        for node in nodes:
+            node.mkdir()
+            stack.enter_context(Mounted(backing, node, "stale"))
+        threads = [threading.Thread(target=stage, args=(node,)) for node in nodes]
+        threads[0].start()
+        while not list(backing.glob("tier/*/0*")):  # it copies
+            time.sleep(0.01)
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+    copied = sorted((each.copied, each.there) for each in found.values())
+    assert copied == [(0, copied[1][0]), (copied[1][0], 0)]
+
+
 def bench(here: Here, mode: str) -> None:
     """What reads fastest is measured on it."""
     at = here.folder("bench", mode)
@@ -561,6 +589,10 @@ def test_an_interrupt_leaves_a_command_whose_read_hangs(worker):
 )
 def test_a_cache_changes_nothing(worker, mode, fault):
     worker("cached", mode, fault)
+
+
+def test_two_nodes_stage_once(worker):
+    worker("staged_by_two")
 
 
 @pytest.mark.parametrize("mode", ["calls-missing", "past-the-cache"])

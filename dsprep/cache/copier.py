@@ -88,7 +88,9 @@ class Copier:
         self._threads, self._throttle = threads, throttle
         self._drawn, self._refused = drawn, refused
 
-    def fill(self, copy: Copy, stop: Callable[[], bool]) -> bool:
+    def fill(
+        self, copy: Copy, stop: Callable[[], bool], ask: Callable[[], None] = lambda: None
+    ) -> bool:
         """Reserve space for what was asked for, and copy it, what is wanted sooner first.
 
         Parameters
@@ -97,6 +99,8 @@ class Copier:
             A copy of the pieces, below the folder.
         stop
             Whether to end early; asked between pieces and blocks.
+        ask
+            Called first, when no other process fills it, not even one of another node.
 
         Returns
         -------
@@ -112,6 +116,8 @@ class Copier:
         if lock is None:
             return False
         try:
+            copy.refresh()
+            ask()
             while not (copy.is_filled or stop()):
                 copy.not_synced()
                 self._plan(copy)

@@ -114,17 +114,12 @@ def copy_all(
     copies = _opened(folder, pieces, wants)
     before = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     _left_out(wants, before, how, folder, partial)
-    there = _total(wants, before, READY)
-    drawn = _Drawn(sum(int(w.nbytes.sum()) for w in wants) - there, progress)
+    missing = sum(int(w.nbytes.sum()) for w in wants) - _total(wants, before, READY)
+    there, drawn = 0, _Drawn(missing, progress)
     refused: list[str] = []
     copier = Copier(pieces, folder, how.size, how.threads, how.throttle, drawn.add, refused.append)
     for want, copy in zip(wants, copies, strict=True):
-        index, states = want.index(copy), want.states(copy)
-        again = index[(states == LEFT_OUT) | (states == REFUSED)]
-        for i in again.tolist() if copy.is_writable else ():
-            copy.set_state(i, ASKED)
-        copy.ask(want.groups)
-        _fill(copier, copy)
+        there += _fill(copier, copy, want)
         if copy.is_writable:
             compared.keep(copy, pieces.sidecar.marks)
     after = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
@@ -150,16 +145,27 @@ def _opened(folder: CacheFolder, pieces: Pieces, wants: Sequence[Want]) -> list[
     return [opened[i] for i in range(len(wants))]
 
 
-def _fill(copier: Copier, copy: Copy) -> None:
-    """Fill a copy, or wait until another process has done so."""
-    stopping = threading.Event()
+def _fill(copier: Copier, copy: Copy, want: Want) -> int:
+    """Fill a copy as soon as no other process does; return the bytes that it has by then."""
+    stopping, there = threading.Event(), 0
+
+    def ask() -> None:
+        nonlocal there
+        states = want.states(copy)
+        there = int(want.nbytes[states == READY].sum())
+        again = want.index(copy)[(states == LEFT_OUT) | (states == REFUSED)]
+        for i in again.tolist() if copy.is_writable else ():
+            copy.set_state(i, ASKED)
+        copy.ask(want.groups)
+
     try:
-        while not copier.fill(copy, stopping.is_set):
+        while not copier.fill(copy, stopping.is_set, ask):
             time.sleep(PAUSE)
     except BaseException as error:  # threads that copy end with the block that they are at
         stopping.set()
         error.add_note(AGAIN)
         raise
+    return there
 
 
 def _left_out(
