@@ -11,11 +11,14 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from dsprep.core.schema import Attrs
 from dsprep.errors import SchemaError
 
 WHOLE_FILE = (
@@ -23,7 +26,60 @@ WHOLE_FILE = (
 )
 """Sets of names that are known to mean one sample per file although first axes agree."""
 
+SPACE = frozenset(
+    (
+        "x",
+        "y",
+        "z",
+        "lat",
+        "latitude",
+        "lon",
+        "long",
+        "longitude",
+        "rlat",
+        "rlon",
+        "nav_lat",
+        "nav_lon",
+        "easting",
+        "northing",
+        "level",
+        "lev",
+        "plev",
+        "isobaricinhpa",
+        "height",
+        "width",
+        "depth",
+        "altitude",
+        "bottom_top",
+        "south_north",
+        "west_east",
+        "c",
+        "channel",
+        "channels",
+        "band",
+        "bands",
+        "wavelength",
+    )
+)
+"""Names of dimensions along which there is one sample: a map, an image, a column of air."""
+
+_COORDINATE = re.compile(r"(.*[^a-z])?coord(inate)?s?|t|time")
+
+CONVENTIONS = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+"""Attributes by which other programs change values when they read them."""
+
 ONE_SAMPLE = "the file is taken as one sample (--sample-axis first counts the first axis instead)"
+
+
+class Sized(NamedTuple):
+    """The shape of an array, its bytes, and what its first axis is called if the file names it.
+
+    Arrays whose first axes have two names do not belong to the same samples, whatever their length.
+    """
+
+    shape: tuple[int, ...]
+    nbytes: int
+    axis: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,80 +105,112 @@ class SampleAxis:
 
 
 def choose(
-    arrays: Mapping[str, tuple[tuple[int, ...], int]],
+    arrays: Mapping[str, Sized],
     mode: Literal["auto", "first", "none"],
     where: object = None,
+    *,
+    named: bool = False,
 ) -> SampleAxis:
     """Return which arrays are fields, and how many samples they hold.
 
     With ``"auto"`` a file whose arrays all differ in their first axis, or that is known to hold
-    one sample, is one sample; otherwise the first-axis length that carries the most bytes among
+    one sample, is one sample; otherwise the first axis that carries the most bytes among
     those that two arrays share (or, with one array, its own) counts the samples. Arrays without
     rows count none where others have some.
 
     Parameters
     ----------
     arrays
-        Name to ``(shape, bytes)``, in the order in which the file lists them. Not empty.
+        In the order in which the file lists them. Not empty.
     mode
         As `OpenOptions.sample_axis`.
     where
         The file, for messages.
+    named
+        Whether the user named the arrays: then they belong together if they are as long.
 
     Raises
     ------
     SchemaError
-        With ``"auto"``, if the fields would hold less than half of the bytes of all arrays.
+        With ``"auto"``, if the fields would hold less than half of the bytes of all arrays, or what
+        would count the samples is a dimension of space.
     """
     if mode == "none" or (mode == "auto" and is_whole_file(arrays)):
         return SampleAxis(1, True, tuple(arrays), () if mode == "none" else (ONE_SAMPLE,))
-    by_length: dict[int, list[str]] = defaultdict(list)
-    for name, (shape, _) in arrays.items():
-        if shape:
-            by_length[shape[0]].append(name)
-    if not by_length:
+    by_axis: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for name, array in arrays.items():
+        if array.shape:
+            by_axis[array.shape[0], "" if named else array.axis].append(name)
+    if not by_axis:
         return SampleAxis(1, True, tuple(arrays), (ONE_SAMPLE,))
-    filled = sum(length > 0 for length in by_length)
+    filled = len({length for length, _ in by_axis if length > 0})
 
-    def weight(length: int) -> tuple[bool, bool, int, int]:
-        names = by_length[length]
+    def along(length: int, axis: str) -> list[str]:
+        """Return the arrays along an axis, and those of its length whose axis has no name."""
+        return [*by_axis[length, axis], *(by_axis.get((length, ""), ()) if axis else ())]
+
+    def weight(key: tuple[int, str]) -> tuple[bool, bool, int, int]:
+        names = along(*key)
         shared = len(names) > 1 or filled == 1
-        return length > 0, shared, sum(arrays[n][1] for n in names), len(names)
+        return key[0] > 0, shared, sum(arrays[n].nbytes for n in names), len(names)
 
-    count = max(by_length, key=weight)
-    chosen = set(by_length[count])
+    count, axis = max(by_axis, key=weight)
+    chosen = set(along(count, axis))
+    names = tuple(n for n in arrays if n in chosen)
+    axes = {arrays[n].axis for n in names}
+    axis = axes.pop() if len(axes) == 1 else axis
     if mode == "auto":
-        check_share(arrays, chosen, f"{count} samples of {listed(by_length[count])}", where)
+        if not named or any(len(arrays[n].shape) > 1 for n in names):
+            _check_dimension(axis, count, names, where)
+        check_share(arrays, chosen, f"{count} samples of {listed([*names])}", where)
     notes: list[str] = []
-    for length, names in by_length.items():
-        if length != count:
-            why = f"first axis {length}, not {count} (--field takes them)"
-            notes.append(f"left out {listed(names)}: {why}")
-    scalars = [name for name, (shape, _) in arrays.items() if not shape]
+    for (length, other), others in by_axis.items():
+        if lost := [n for n in others if n not in chosen]:
+            first, taken = (length, count) if length != count else (other or "unnamed", axis)
+            notes.append(
+                f"left out {listed(lost)}: first axis {first}, not {taken} (--field takes them)"
+            )
+    scalars = [name for name, array in arrays.items() if not array.shape]
     if scalars:
         notes.append(f"left out {listed(scalars)}: no axis")
-    return SampleAxis(count, False, tuple(n for n in arrays if n in chosen), tuple(notes))
+    if axis:
+        notes.append(counted_along(axis))
+    return SampleAxis(count, False, names, tuple(notes))
+
+
+def counted_along(axis: str) -> str:
+    """Return the note that names the dimension which counts the samples."""
+    return f"samples are counted along {axis}; names of dimensions are not kept"
+
+
+def _check_dimension(axis: str, count: int, names: Sequence[str], where: object) -> None:
+    if axis.rpartition("/")[2].lower() in SPACE:
+        raise SchemaError(
+            f"which axis counts the samples is doubtful: {axis} usually is part of a sample",
+            where=where,
+            found=f"{count} samples of {listed([*names])}, counted along {axis}",
+            fix="say which: --sample-axis first takes it so, --sample-axis none takes the file as "
+            "one sample",
+        )
 
 
 _LONG = 64
 
 
-def check_axis(
-    arrays: Mapping[str, tuple[tuple[int, ...], int]], axis: SampleAxis, where: object
-) -> None:
+def check_axis(arrays: Mapping[str, Sized], axis: SampleAxis, where: object) -> None:
     """Raise `SchemaError` if shapes speak against what `choose` found.
 
     A file that is taken as one sample may as well hold one sample in each row of its largest array
     if that has many more rows than other elements along an axis. Scalars beside an array with fewer
     rows may as well be those of its only sample, such as the label of an image.
     """
-    name, (shape, _) = max(arrays.items(), key=lambda item: item[1][1])
+    name, (shape, *_) = max(arrays.items(), key=lambda item: item[1].nbytes)
     found = expected = ""
     if axis.whole_file and len(shape) > 0 and shape[0] >= _LONG and shape[0] > sum(shape[1:]):
-        if not any(other[:1] == (1,) for other, _ in arrays.values()):
+        if not any(other.shape[:1] == (1,) for other in arrays.values()):
             found, expected = "one sample", f"{shape[0]} samples, by the first axis of {name}"
-    elif not axis.whole_file and [n for n, (s, nbytes) in arrays.items() if not s and nbytes < 16]:
-        shapes = [arrays[n][0] for n in axis.names]
+    elif not axis.whole_file and any(not a.shape and a.nbytes < 16 for a in arrays.values()):
+        shapes = [arrays[n].shape for n in axis.names]
         if all(len(s) > 1 and s[0] <= max(s[1:]) for s in shapes):
             found = f"{axis.count} samples, by the first axis of {listed([*axis.names])}"
             expected = "one sample, with the scalars beside them"
@@ -137,7 +225,7 @@ def check_axis(
 
 
 def check_share(
-    arrays: Mapping[str, tuple[tuple[int, ...], int]],
+    arrays: Mapping[str, Sized],
     chosen: set[str],
     reading: str,
     where: object,
@@ -146,11 +234,11 @@ def check_share(
 
     `reading` says what the file would be taken for.
     """
-    total = sum(nbytes for _, nbytes in arrays.values())
-    kept = sum(nbytes for name, (_, nbytes) in arrays.items() if name in chosen)
+    total = sum(array.nbytes for array in arrays.values())
+    kept = sum(array.nbytes for name, array in arrays.items() if name in chosen)
     if 2 * kept >= total:
         return
-    others = [f"{n} {_show(shape)}" for n, (shape, _) in arrays.items() if n not in chosen]
+    others = [f"{n} {_show(array.shape)}" for n, array in arrays.items() if n not in chosen]
     raise SchemaError(
         "which axis counts the samples is doubtful: most of the file would be left out",
         where=where,
@@ -165,12 +253,48 @@ def _show(shape: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def is_whole_file(arrays: Mapping[str, tuple[tuple[int, ...], int]]) -> bool:
+def is_whole_file(arrays: Mapping[str, Sized]) -> bool:
     """Whether nothing in the file looks like a sample axis."""
     if frozenset(arrays) in WHOLE_FILE:
         return True
-    lengths = [shape[0] for shape, _ in arrays.values() if shape and shape[0]]
-    return len(arrays) > 1 and len(lengths) > 0 and len(set(lengths)) == len(lengths) > 1
+    lengths = [array.shape[0] for array in arrays.values() if array.shape and array.shape[0]]
+    return len(set(lengths)) == len(lengths) > 1 and not has_coordinates(arrays)
+
+
+def has_coordinates(arrays: Mapping[str, Sized]) -> bool:
+    """Whether all but one array are coordinates of that one's inner axes, which its samples have.
+
+    Those of an axis are as many as it is long, or one more: the edges of its cells. One that is
+    called ``y`` alone may as well be what is to be learned.
+    """
+    largest = max(arrays, key=lambda name: arrays[name].nbytes)
+    inner = {n for length in arrays[largest].shape[1:] for n in (length, length + 1)}
+    others = [name for name, array in arrays.items() if name != largest and array.shape]
+    last = [name.rpartition("/")[2].lower() for name in others]
+    return (
+        all(len(arrays[n].shape) == 1 and arrays[n].shape[0] in inner for n in others)
+        and all(n in SPACE or _COORDINATE.fullmatch(n) for n in last)
+        and (len(last) > 1 or len(last[0]) > 1)
+    )
+
+
+def unapplied(fields: Mapping[str, Attrs]) -> list[str]:
+    """Return the note on attributes by which other programs change the values of fields, if any."""
+    changing = {
+        name: [c for c in CONVENTIONS if c in attrs and not _is_nan(attrs[c])]
+        for name, attrs in fields.items()
+    }
+    names = [name for name, found in changing.items() if found]
+    if not names:
+        return []
+    words = [c for c in CONVENTIONS if any(c in changing[n] for n in names)]
+    what = f"{listed(words)} of {listed(names)}"
+    return [f"values are as stored: {what} are kept as attributes, not applied"]
+
+
+def _is_nan(value: object) -> bool:
+    """Whether an attribute is NaN, which stands for itself."""
+    return isinstance(value, float | np.floating | np.ndarray) and bool(np.all(value != value))
 
 
 def natural_key(path: str | Path) -> list[tuple[int, int, str]]:

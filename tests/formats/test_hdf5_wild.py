@@ -477,6 +477,197 @@ def test_what_is_doubtful_is_refused(tmp_path, write):
         assert len(source) == 1
 
 
+# --- labels and molecules -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [0, 1, 5])
+@pytest.mark.parametrize("folder", ["", "images/"])
+@pytest.mark.parametrize("vary", [1, 3])
+def test_labels_beside_what_they_are_of(tmp_path, begin, folder, vary):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for i in sorted(range(12), key=str):
+            file[f"{folder}img_{i + begin}"] = np.full((7 + i % vary, 9), i, "u1")
+        file["labels"], file["names"] = np.arange(12), [f"n{i}" for i in range(12)]
+    if begin == 5:  # the number may as well be the row
+        with contextlib.suppress(SchemaError), dsprep.open(tmp_path / "a.h5") as source:
+            assert "labels" not in source.schema.names
+            assert any("left out labels, names" in note for note in source.notes)
+        return
+    with dsprep.open(tmp_path / "a.h5") as source:
+        assert set(source.schema.names) == {"values", "labels", "names"}
+        for i in range(12):
+            sample = source[i]
+            assert raw(sample["values"]) == raw(np.full((7 + i % vary, 9), i, "u1"))
+            assert (sample["labels"], sample["names"]) == (i, f"n{i}")
+        assert any("labels: a row for each of them" in note for note in source.notes)
+    with dsprep.open(tmp_path / "a.h5", options("x=values", "y=labels")) as source:
+        assert (len(source), int(source[3]["y"])) == (12, 3)
+    with dsprep.open(tmp_path / "a.h5", options("labels")) as source:
+        assert len(source) == 12
+
+
+def test_molecules_of_several_sizes(tmp_path):
+    """As in ANI-1x: the message names the axis that differs, and what it offers works."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for i in range(12):
+            atoms, count = 3 + i % 4, 5 + i
+            file[f"C{i}H{atoms}/coordinates"] = np.zeros((count, atoms, 3), "f4")
+            file[f"C{i}H{atoms}/atomic_numbers"] = np.arange(atoms)
+            file[f"C{i}H{atoms}/energy"] = np.arange(count) + i
+    differ = r"coordinates is .*they differ in axis 1 \(3 and 4\)"
+    with pytest.raises(SchemaError, match=differ):
+        dsprep.open(tmp_path / "a.h5")
+    with pytest.raises(SchemaError, match=differ) as caught:
+        dsprep.open(tmp_path / "a.h5", options("c=*/coordinates"))
+    assert "--field c=C0H3/coordinates" in str(caught.value)
+    assert "--field NAME=*/atomic_numbers" in str(caught.value)
+    with dsprep.open(tmp_path / "a.h5", options("c=C0H3/coordinates")) as source:
+        assert len(source) == 5
+    with dsprep.open(tmp_path / "a.h5", options("z=*/atomic_numbers", "e=*/energy")) as source:
+        assert len(source) == 12
+        assert (source[2]["z"].tolist(), len(source[2]["e"])) == ([0, 1, 2, 3, 4], 7)
+
+
+def test_coordinates_of_the_samples_axes(tmp_path):
+    """As in PDEBench, which keeps N fields of T steps and X places, and T + 1 times."""
+    for x, t in (("x-coordinate", "t-coordinate"), ("x", "t")):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["tensor"] = RNG.random((20, 11, 64))
+            file[x], file[t] = np.arange(64.0), np.arange(12.0)
+        with dsprep.open(tmp_path / "a.h5") as source:
+            assert (len(source), source.schema.names) == (20, ("tensor",))
+            assert any(f"left out {t}: first axis 12, not 20" in note for note in source.notes)
+
+
+def write_loom(file):
+    file["matrix"] = np.zeros((30, 30))
+    file["row_attrs/Gene"], file["col_attrs/CellID"] = np.arange(30), np.arange(30)
+
+
+def write_biom(file):
+    for name, rows in (("sample", 4), ("observation", 9)):
+        file[f"{name}/matrix/indptr"] = edges([2] * rows)
+        file[f"{name}/matrix/data"] = file[f"{name}/matrix/indices"] = np.arange(2 * rows)
+        file[f"{name}/ids"] = np.arange(rows)
+
+
+def write_matlab(file):
+    file["S/data"], file["S/ir"], file["S/jc"] = np.arange(6.0), np.arange(6), edges([1, 2, 0, 3])
+    file["S"].attrs["MATLAB_sparse"], file["y"] = np.uint64(20), np.arange(4.0)[:, None]
+
+
+def write_parameters(file):
+    for i in range(12):
+        file[f"layer{i}.weight"], file[f"layer{i}.bias"] = np.zeros((16, 16)), np.zeros(16)
+
+
+def test_columns_are_not_samples(tmp_path):
+    path = tmp_path / "a.h5"
+    for write, words in ((write_loom, "cells are columns"), (write_parameters, "of a model")):
+        with h5py.File(path, "w") as file:
+            write(file)
+        with pytest.raises(SchemaError, match=words):
+            dsprep.open(path)
+    with h5py.File(path, "w") as file:
+        write_biom(file)
+    with dsprep.open(path) as source:
+        assert set(source.schema.names) == {
+            "sample/ids",
+            "sample/matrix/data",
+            "sample/matrix/indices",
+        }
+        assert len(source) == 4
+    with h5py.File(path, "w") as file:
+        write_matlab(file)
+    with dsprep.open(path) as source:  # as of dense arrays, rows are MATLAB's columns
+        assert (len(source), set(source.schema.names)) == (4, {"S/data", "S/ir", "y"})
+        assert source[3]["S/data"].tolist() == [3, 4, 5]
+        assert source.schema["S/data"].attrs["columns"] == 20
+
+
+# --- netCDF-4 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zlib", [False, True])
+def test_lengths_along_an_unlimited_dimension_are_those_of_netcdf(tmp_path, zlib):
+    netcdf = pytest.importorskip("netCDF4")
+    path = tmp_path / "a.nc"
+    with netcdf.Dataset(path, "w") as file:
+        file.createDimension("time", None), file.createDimension("lat", 5)
+        for k in range(4):
+            kind = ("f4", "i2", "u8", "f8")[k]
+            how = {"zlib": zlib, "chunksizes": (3, 5), "fill_value": 7 if k == 1 else None}
+            file.createVariable(f"v{k}", kind, ("time", "lat"), **how)[: 9 - 2 * k] = k + 1
+        file.createVariable("never", "i4", ("time",), zlib=zlib)
+        file.createVariable("unfilled", "f4", ("time", "lat"), fill_value=False)[:4] = 1
+        file.createVariable("name", str, ("time",))[:3] = np.array(["a", "bb", "c"], object)
+        file.createVariable("time", "f8", ("time",))[:2] = [0, 1]
+    with netcdf.Dataset(path) as file, dsprep.open(path) as source:
+        file.set_auto_maskandscale(False)
+        assert set(source.schema.names) == set(file.variables)
+        assert len(source) == 9
+        for start, stop in ((0, 9), (2, 4), (6, 9), (8, 9), (4, 4)):
+            batch = source.read(start, stop)
+            for name, variable in file.variables.items():
+                expected = variable[start:stop]
+                if name == "name":
+                    assert list(batch[name]) == list(expected)
+                else:
+                    assert raw(batch[name]) == raw(expected), name
+        code = source.loading_code()
+        expected = {name: v[...] for name, v in file.variables.items()}
+    assert "v3 float64 (5,)" in run(code)
+    dsprep.provenance(path)
+    with dsprep.Sidecar.open(path) as sidecar:
+        for name in ("v0", "v1", "v2", "v3", "never", "time"):
+            assert raw(sidecar.read(slice(None), [name])[name]) == raw(expected[name]), name
+    dsprep.convert(path, tmp_path / "b.zarr", workers=1)
+    with dsprep.open(path) as a, dsprep.open(tmp_path / "b.zarr") as b:
+        assert dsprep.verify(a, b).same
+
+
+def test_what_netcdf_keeps_for_itself_is_no_note(tmp_path):
+    netcdf = pytest.importorskip("netCDF4")
+    path = tmp_path / "a.nc"
+    with netcdf.Dataset(path, "w") as file:
+        for name, size in (("time", None), ("lat", 3), ("nv", 2)):
+            file.createDimension(name, size)
+        for k in range(9):
+            variable = file.createVariable(f"v{k}", "f4", ("time", "lat", "nv"))
+            variable[:4], variable.units, variable.comment = k, "K", ""
+        file.createVariable("time", "f8", ("time",))[:] = np.arange(4)
+        file["v1"].scale_factor, file["v2"].missing_value = 0.1, np.float32(np.nan)
+    with dsprep.open(path) as source:
+        assert source.notes == (
+            "samples are counted along time; names of dimensions are not kept",
+            "values are as stored: scale_factor of v1 are kept as attributes, not applied",
+        )
+        assert source.schema["v0"].attrs == {"units": "K", "comment": ""}
+        assert source.schema["time"].attrs == {}
+    report = dsprep.convert(path, tmp_path / "b.zarr", workers=1)
+    assert not [note for note in report.notes if "CLASS" in note or "_Netcdf4" in note]
+
+
+@pytest.mark.parametrize("dims", ["lat lon", "level time", "band y x"])
+def test_axes_of_space_are_doubtful(tmp_path, dims):
+    netcdf = pytest.importorskip("netCDF4")
+    path, names = tmp_path / "a.nc", dims.split()
+    with netcdf.Dataset(path, "w") as file:
+        for name in names:
+            file.createDimension(name, 4)
+        file.createVariable("v", "f4", names)[:] = 1
+        file.createVariable("other", "f4", names[1:])[:] = 1  # as long, along another axis
+    for fields in ((), ("v",)):
+        with pytest.raises(SchemaError, match=f"{names[0]} usually is part of a sample"):
+            dsprep.open(path, options(*fields))
+    with dsprep.open(path, options(axis="first")) as source:
+        assert (len(source), source.schema.names) == (4, ("v",))
+        assert any(f"left out other: first axis {names[1]}" in note for note in source.notes)
+        assert any(f"counted along {names[0]}" in note for note in source.notes)
+    with dsprep.open(path, options(axis="none")) as source:
+        assert len(source) == 1
+
+
 # --- Silo -------------------------------------------------------------------------------------
 
 
@@ -506,9 +697,7 @@ def test_dimensions_of_netcdf_are_not_fields(tmp_path):
     with dsprep.open(path) as source:
         assert source.schema.names == ("time", "x")
         assert len(source) == 6
-        notes = "; ".join(source.notes)
-        assert "left out n: it is a netCDF dimension" in notes
-        assert "left out many: it is a netCDF dimension" in notes
+        assert source.notes == ("samples are counted along time; names of dimensions are not kept",)
     with pytest.raises(SchemaError, match="many cannot be a field: it is a netCDF dimension"):
         dsprep.open(path, options("many"))
     with netcdf.Dataset(path, "w") as file:

@@ -260,7 +260,7 @@ def test_records_are_samples(tmp_path):
         assert len(source.notes) == 3
         for words in (
             "left out lat, crs: no dimension of records",
-            "names of dimensions are not kept: records, lat, lon",
+            "samples are counted along records; names of dimensions are not kept",
             "scale_factor, add_offset, _FillValue of t2m are kept as attributes, not applied",
         ):
             assert any(words in note for note in source.notes), words
@@ -313,11 +313,16 @@ def test_the_first_dimension_is_shared(tmp_path):
             "k": Var(np.arange(2, dtype="i4"), ["k"]),
         }
     ).write(tmp_path / "a.nc")
-    with dsprep.open(path) as source:
+    with pytest.raises(SchemaError, match="doubtful: lat usually is part of a sample"):
+        dsprep.open(path)
+    with opened(path, sample_axis="none") as source:
+        assert len(source) == 1
+    with opened(path, sample_axis="first") as source:
         assert source.schema.names == ("lat", "z")
+        assert any("samples are counted along lat" in n for n in source.notes)
         assert any("left out lon: first axis lon, not lat" in n for n in source.notes)
         assert any("left out k: first axis 2, not 5" in n for n in source.notes)
-    with opened(path, fields=fields("lon", "z")) as source:
+    with opened(path, fields=fields("lon", "z"), sample_axis="first") as source:
         assert source.schema.names == ("lon", "z")
 
 

@@ -15,7 +15,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from support import random_array, random_batch, write_batch
+from support import random_array, random_batch, raw, write_batch
 from zarr.core.dtype import VariableLengthBytes
 from zarr_stores import (
     F4,
@@ -29,12 +29,13 @@ from zarr_stores import (
     zip_up,
 )
 
+import dsprep
 from dsprep.core import filters
 from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats import recognise
-from dsprep.formats.options import WriteOptions
+from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.fields import Elements
 
@@ -85,7 +86,7 @@ def test_what_samples_have_no_place_for_is_said(tmp_path: Path) -> None:
     root["deep"].attrs["note"] = "n"
     with opened(tmp_path / "a") as source:
         assert source.notes[:2] == (
-            "dimension names of x are not kept",
+            "samples are counted along time; names of dimensions are not kept",
             "attributes of r/values, deep are not kept",
         )
     with opened(tmp_path / "a", "y") as source:
@@ -256,8 +257,10 @@ def test_which_arrays_are_fields(tmp_path: Path) -> None:
         opened(tmp_path / "a", "z")
     with pytest.raises(UsageError):
         opened(tmp_path / "a", "x:float64[3]")
-    with pytest.raises(UsageError):
+    with pytest.raises(SchemaError, match="no field index"):
         opened(tmp_path / "a", "x@index")
+    with pytest.raises(UsageError, match="y is not an index table"):
+        opened(tmp_path / "a", "x@y")
 
 
 def test_one_sample_per_store(tmp_path: Path) -> None:
@@ -334,7 +337,10 @@ def test_first_and_count_must_divide_the_values(tmp_path: Path, first: list, cou
     if (first, count) == ([0, 2, 5, 9], [2, 3, 4, 0]):
         read_all(tmp_path / "a")  # another partition, but one
         return
-    with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="first and count"):
+    with (
+        opened(tmp_path / "a") as source,
+        pytest.raises(FormatError, match=r"do not divide|not fit"),
+    ):
         source.read(0, 4)
     with opened(tmp_path / "a") as source, pytest.raises(FormatError):
         [source.read(i, i + 1) for i in range(4)]  # reading in parts finds it as well
@@ -587,3 +593,112 @@ def test_a_zip_that_has_lost_its_root_is_not_its_first_array(version: int, tmp_p
     assert recognise(path) is ZARR
     with pytest.raises(FormatError, match=r"has lost the root of one .*found x, y.*unpack"):
         opened(path)
+
+
+def write_pyramid(group: zarr.Group, shape: tuple[int, ...], axes: str, **extra) -> None:
+    """Write an image as OME-NGFF 0.4 and 0.5 keep it."""
+    for level in range(3):
+        some = tuple(n >> level if name in "yx" else n for n, name in zip(shape, axes, strict=True))
+        create(group, str(level), random_array(F4, some))
+    stated = {
+        "multiscales": [
+            {
+                "axes": [{"name": name} for name in axes],
+                "datasets": [{"path": str(level)} for level in range(3)],
+            }
+        ],
+        **extra,
+    }
+    group.attrs.update(stated if group.metadata.zarr_format == 2 else {"ome": stated})
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_pyramids_are_one_image(tmp_path: Path, version: int) -> None:
+    write_pyramid(zarr.create_group(tmp_path / "t", zarr_format=version), (6, 2, 16, 16), "tcyx")
+    write_pyramid(zarr.create_group(tmp_path / "c", zarr_format=version), (3, 16, 16), "cyx")
+    with opened(tmp_path / "t") as source:
+        assert (len(source), source.schema.names) == (6, ("0",))
+        assert any("left out 1, 2: smaller levels of 0" in note for note in source.notes)
+    with opened(tmp_path / "t", "1") as source:
+        assert source.schema["1"].shape == (2, 8, 8)
+    with pytest.raises(SchemaError, match="c usually is part of a sample"):
+        opened(tmp_path / "c")
+    with opened(tmp_path / "c", "0", axis="none") as source:
+        assert (len(source), source.schema["0"].shape) == (1, (3, 16, 16))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_plate_names_its_images(tmp_path: Path, version: int) -> None:
+    """What the message says to name is read: an image for each sample."""
+    root = zarr.create_group(tmp_path / "p", zarr_format=version)
+    wells = {"plate": {"wells": [{"path": "A/1"}, {"path": "B/2"}]}}
+    root.attrs.update(wells if version == 2 else {"ome": wells})
+    for image in ("A/1/0", "A/1/1", "B/2/0"):
+        write_pyramid(root.create_group(image), (1, 16, 16), "cyx")
+    with pytest.raises(SchemaError, match=r"plate of 2 wells.*'PLATE/\*/\*/\*/0'.*none"):
+        opened(tmp_path / "p")
+    with dsprep.open(f"{tmp_path}/p/*/*/*/0", OpenOptions(sample_axis="none")) as source:
+        assert len(source) == 3
+        assert raw(source[2][source.schema.names[0]]) == raw(root["B/2/0/0"][...])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_dimensions_say_what_belongs_together(tmp_path: Path, version: int) -> None:
+    root = zarr.create_group(tmp_path / "a", zarr_format=version)
+    for name, axes in {"v": ("time", "x"), "mask": ("x", "time"), "t": ("time",)}.items():
+        how = {"dimension_names": axes} if version == 3 else {}
+        create(root, name, random_array(F4, (5,) * len(axes)), **how)
+        if version == 2:
+            root[name].attrs["_ARRAY_DIMENSIONS"] = list(axes)
+    with opened(tmp_path / "a") as source:
+        assert source.schema.names == ("t", "v")
+        assert any("samples are counted along time" in note for note in source.notes)
+        assert any("left out mask: first axis x, not time" in note for note in source.notes)
+    with pytest.raises(SchemaError, match="x usually is part of a sample"):
+        opened(tmp_path / "a", "mask")
+    with opened(tmp_path / "a", "v", "mask") as source:
+        assert len(source) == 5
+
+
+def test_anndata(tmp_path: Path) -> None:
+    """As many variables as observations; texts by numcodecs, as version 2 keeps them."""
+    root = zarr.create_group(tmp_path / "a", zarr_format=2)
+    values = np.arange(8, dtype=F4)
+    for name, array in {
+        "X/data": values,
+        "X/indices": np.arange(8) % 3,
+        "X/indptr": np.array([0, 2, 2, 7, 8]),
+        "obs/kind/codes": np.array([1, 0, 1, 1], "i1"),
+        "obs/score": np.arange(4.0),
+        "obsm/pca": np.zeros((4, 2)),
+        "var/seen": np.zeros(4),
+        "varm/loading": np.zeros((4, 3)),
+        "uns/k": np.zeros(4),
+    }.items():
+        create(root, name, array)
+    for name, texts in {"obs/_index": list("abcd"), "obs/kind/categories": ["B", "T"]}.items():
+        filters = [numcodecs.VLenUTF8()]
+        array = root.create_array(name, shape=(len(texts),), dtype=str, filters=filters)
+        array[...] = np.array(texts, object)
+    root.attrs["encoding-type"] = "anndata"
+    root["X"].attrs.update({"encoding-type": "csr_matrix", "shape": [4, 4]})
+    root["obs/kind"].attrs["encoding-type"] = "categorical"
+    with opened(tmp_path / "a") as source:
+        assert set(source.schema.names) == {
+            *("X/data", "X/indices", "obs/_index", "obs/kind/codes", "obs/score", "obsm/pca")
+        }
+        assert [source[i]["X/data"].tolist() for i in range(4)] == [
+            [0, 1],
+            [],
+            [2, 3, 4, 5, 6],
+            [7],
+        ]
+        assert source.schema["X/data"].attrs["columns"] == 4
+        categories = source.schema["obs/kind/codes"].attrs["categories"]
+        assert categories[source[:]["obs/kind/codes"]].tolist() == ["T", "B", "T", "T"]
+        assert any("AnnData's variables" in note for note in source.notes)
+    with opened(tmp_path / "a", "var/seen") as source:
+        assert len(source) == 4
+    root["X"].attrs["encoding-type"] = "csc_matrix"
+    with pytest.raises(SchemaError, match=r"X is csc_matrix, stored by columns.*tocsr"):
+        opened(tmp_path / "a")

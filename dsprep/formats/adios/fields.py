@@ -128,7 +128,7 @@ def _agreeing(
     found: Mapping[str, Found], asked: list[str], auto: bool, where: object, notes: list[str]
 ) -> tuple[dict[str, Found], int]:
     """Return the fields that have as many samples, of the same steps."""
-    shapes = {n: ((f.count, *f.field.inner), f.nbytes) for n, f in found.items()}
+    shapes = {n: samples.Sized((f.count, *f.field.inner), f.nbytes) for n, f in found.items()}
     axis = samples.choose(shapes, "first", where)
     if auto and not asked:
         words = f"{axis.count} samples of {samples.listed(list(axis.names))}"
@@ -157,7 +157,7 @@ def _agreeing(
 def _first_axis(wanted: Mapping[str, Variable], where: object, notes: list[str]) -> bool:
     """Return whether the first axis counts samples in a dataset of one step."""
     arrays = {
-        n: (tuple(v.blocks.shape[0].tolist()), int(v.sizes.sum()))
+        n: samples.Sized(tuple(v.blocks.shape[0].tolist()), int(v.sizes.sum()))
         for n, v in wanted.items()
         if v.kind == "array" and v.dims and len(v.blocks) and not v.problem
     }

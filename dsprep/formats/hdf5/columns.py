@@ -30,7 +30,8 @@ from dsprep.formats.hdf5.datasets import Held
 from dsprep.formats.hdf5.grids import Unlocated, grid_of
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.formats.hdf5.heaps import Heaps
-from dsprep.formats.hdf5.rows import Route, Rows, locate
+from dsprep.formats.hdf5.rows import Rows
+from dsprep.formats.index_tables import Route, locate
 from dsprep.layout import model as layout
 from dsprep.layout.laws import LARGEST, Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
@@ -348,7 +349,8 @@ class Indexed(FieldColumn):
 
     def datasets(self) -> list[Rows]:
         """Return the values and the tables."""
-        return [self.rows, *(rows for t in self.route.tables for rows in (t.first, t.count))]
+        tables = (rows for t in self.route.tables for rows in (t.first, t.count))
+        return [self.rows, *(rows for rows in tables if isinstance(rows, Rows))]
 
     def _rows_of_samples(self, progress: Progress) -> tuple[Ints, Ints]:
         """Return the first row of every sample, and how many it has."""
@@ -510,6 +512,12 @@ class Sequences(FieldColumn):
     def _descriptors(self, start: int, stop: int) -> Array | None:
         """Return descriptors as stored: uint8, shape ``(stop - start, width)``."""
         reader = self._opened()
+        # The rest of an unlimited dimension of netCDF, where nothing was written.
+        written = stop if self.whole else int(self.dataset.shape[0])
+        if stop > written:
+            rest = np.zeros((stop - max(start, written), self._width), np.uint8)
+            before = self._descriptors(start, written) if start < written else rest[:0]
+            return None if before is None else np.concatenate([before, rest])
         if reader is None or isinstance(reader, _Foreign):
             return None if reader is None else reader.read(start, stop, self._where)
         first, count = np.array([start], np.int64), np.array([stop - start], np.int64)

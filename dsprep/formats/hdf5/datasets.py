@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dsprep.core.schema import Kind
+from dsprep.core.schema import DType, Kind
 from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
@@ -57,6 +57,11 @@ class Held:
     shape: tuple[int, ...]
     kind: Kind = "array"
     vlen: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        """Of the elements."""
+        return self.carrier.dtype
 
     @property
     def nbytes(self) -> int:
@@ -137,8 +142,10 @@ class Contents:
     ----------
     attributed
         The datasets that have attributes.
+    unnoted
+        What is left out and holds no values.
     scales
-        Those that have the attributes of a dimension scale.
+        Those that have the attributes of a dimension scale, and the addresses of their headers.
     """
 
     file: Any
@@ -146,8 +153,9 @@ class Contents:
     datasets: dict[str, Held] = field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributed: set[str] = field(default_factory=set)
-    scales: set[str] = field(default_factory=set)
+    scales: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    unnoted: set[str] = field(default_factory=set)
 
     def open(self, path: str) -> Any:
         """Return the h5py object at `path`."""
@@ -165,10 +173,12 @@ class Contents:
         """Return the paths of the datasets directly in the group called `group`."""
         return self._inside.get(group, [])
 
-    def leave_out(self, path: str, reason: str) -> None:
-        """Leave out a dataset that was found."""
+    def leave_out(self, path: str, reason: str, *, noted: bool = True) -> None:
+        """Leave out a dataset that was found; without `noted`, nobody misses it."""
         del self.datasets[path]
         self.left_out[path] = reason
+        if not noted:
+            self.unnoted.add(path)
         self.__dict__.pop("_inside", None)
 
 
@@ -221,7 +231,7 @@ def walk(file: Any, disk: File, where: object, elsewhere: Elsewhere) -> Contents
                 if has_attributes(names):
                     found.attributed.add(path)
                 if _SCALE.issubset(names):
-                    found.scales.add(path)
+                    found.scales[path] = address
     return found
 
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Attrs, Column, DType, Field, FieldSpec, Ragged
+from dsprep.core.schema import Array, Attrs, Column, DType, Field, Ragged
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
+from dsprep.formats.conventions import Stated
 from dsprep.formats.fields import missing_field, wanted
 from dsprep.formats.hdf5 import structure
 from dsprep.formats.hdf5.attributes import (
@@ -36,13 +38,16 @@ from dsprep.formats.hdf5.columns import (
     Sequences,
     member,
 )
-from dsprep.formats.hdf5.conventions import Stated, stated
+from dsprep.formats.hdf5.conventions import stated
 from dsprep.formats.hdf5.datasets import Elsewhere, Held, walk
+from dsprep.formats.hdf5.dimensions import bookkeeping, read_dimensions
 from dsprep.formats.hdf5.dtypes import Carrier, has_enum
 from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.heaps import Descriptors, Heaps
-from dsprep.formats.hdf5.rows import IndexTable, Route, Rows
+from dsprep.formats.hdf5.rows import Rows
+from dsprep.formats.index_tables import Route
 from dsprep.formats.options import OpenOptions
+from dsprep.formats.ragged import RaggedRows, route_of, spelled, table_paths
 from dsprep.formats.splits import arrays_of_parts, check_arrays
 from dsprep.reading.columns import fetch
 from dsprep.reading.files import File
@@ -81,27 +86,31 @@ class Fields:
         with library(self._path, "the HDF5 file cannot be opened"):
             plist = file.id.get_create_plist()
             self._heaps = Heaps(disk, plist.get_userblock(), plist.get_sizes())
-            self._sound = Descriptors(self._heaps).sound
+            descriptors = Descriptors(self._heaps)
+            self._sound = descriptors.sound
             self._own = LAYOUT_ATTRIBUTE in file.attrs
         elsewhere = Elsewhere(self._path, options.follow_external)
         self._contents = walk(file, disk, self._path, elsewhere)
         self._stated = Stated()
         if not self._own:
+            with library(self._path, "the dimensions cannot be read"):
+                axes = read_dimensions(self._contents, self._read_attributes, descriptors)
             self._stated = stated(self._contents, self._read_attributes)
+            self._stated.axes.update(axes)
         self._datasets = self._contents.datasets
         self._arrays = {
-            p: (what.shape, what.nbytes)
+            p: samples.Sized(what.shape, what.nbytes, self._stated.axes.get(p, ""))
             for p, what in self._datasets.items()
             if options.fields or p not in self._stated.aside
         }
-        left_out = [f"{p}: {reason}" for p, reason in self._contents.left_out.items()]
+        left_out = {p: f"{p}: {reason}" for p, reason in self._contents.left_out.items()}
         if elsewhere.read:
             self.notes.append(f"values are in other files: {samples.listed([*elsewhere.read])}")
         if not self._datasets:
             raise FormatError(
                 "the file holds no datasets that can be fields",
                 where=self._path,
-                found=samples.listed(left_out) or "no datasets",
+                found=samples.listed([*left_out.values()]) or "no datasets",
             )
         groups = self._sample_groups()
         if groups is not None:
@@ -112,12 +121,15 @@ class Fields:
             self._refuse_what_is_stated()
             self._take_members()
             self.count, columns = self._array_columns()
-        specs = [replace(s, path=_spelled(s), index=()) if s.index else s for s in self._specs]
+        specs = [replace(s, path=spelled(s), index=()) if s.index else s for s in self._specs]
         chosen = wanted(tuple(specs), {name: column.field for name, column in columns.items()})
         if not chosen:
             raise self._nothing()
         self.columns = {field.name: (columns[path], field) for path, field in chosen}
-        self.notes += [] if specs else [f"left out {each}" for each in left_out]
+        if not specs:
+            quiet = self._contents.unnoted
+            self.notes += [f"left out {each}" for p, each in left_out.items() if p not in quiet]
+            self.notes += samples.unapplied({n: f.attrs for n, (_, f) in self.columns.items()})
         self._note_losses()
         self.attrs = self._attributes("the file", file)
 
@@ -127,15 +139,15 @@ class Fields:
         """Return the number of samples and the columns by name, in the file's order."""
         with library(self._path, "the fields cannot be found"):
             routes = self._routes()
-        arrays: dict[str, tuple[tuple[int, ...], int]] = {}
+        arrays: dict[str, samples.Sized] = {}
         for name, (path, route) in routes.items():
-            shape, nbytes = self._arrays[path]
+            array = self._arrays[path]
             if route is not None:
-                arrays[name] = (route.tables[0].rows,), nbytes
-            elif len(shape) > 1 and self._datasets[path].vlen:
+                arrays[name] = array._replace(shape=(route.tables[0].rows,))
+            elif len(array.shape) > 1 and self._datasets[path].vlen:
                 self._leave_out(path)  # no axis of samples counts these sequences
             else:
-                arrays[name] = shape, nbytes
+                arrays[name] = array
         for spec in self._specs:
             if not spec.index and spec.path not in arrays:
                 self._check_there(spec.path)
@@ -150,19 +162,19 @@ class Fields:
         elif mode == "auto" and frozenset(self._datasets) in samples.WHOLE_FILE:
             mode = "none"
             self.notes.append(samples.ONE_SAMPLE)
-        axis = samples.choose(arrays, mode, self._path)
+        axis = samples.choose(arrays, mode, self._path, named=bool(self._specs))
         if self._mode == "auto" and not self._own and not self._specs:
             if ragged:
                 reading = f"{axis.count} samples of {samples.listed([*axis.names])}"
                 samples.check_share(arrays, set(axis.names), reading, self._path)
             samples.check_axis(arrays, axis, self._path)
-        for name, (shape, _) in arrays.items() if self._specs else ():
+        for name, array in arrays.items() if self._specs else ():
             if name not in axis.names:
                 raise SchemaError(
                     f"field {name} has another number of samples than {axis.names[0]}",
                     where=self._path,
                     expected=axis.count,
-                    found=shape[0] if shape else "no axis",
+                    found=array.shape[0] if array.shape else "no axis",
                     fix="leave one of them out, or take the file as one sample with "
                     "--sample-axis none",
                 )
@@ -180,7 +192,7 @@ class Fields:
 
         One that the user gave with index tables is called as ``--field`` spells it.
         """
-        ragged = structure.RaggedRows()
+        ragged = RaggedRows()
         if self._mode != "none":
             ragged = structure.discover(self._contents, self._open, self._path, own=self._own)
         if not self._specs:
@@ -199,47 +211,22 @@ class Fields:
         }
         for spec in self._specs:
             if spec.index:
-                self._check_there(spec.path)
-                if self._datasets[spec.path].vlen:
-                    raise UsageError(
-                        f"{spec.path} holds sequences of variable length, not rows",
-                        where=self._path,
-                        fix="name it without an index table",
-                    )
-                tables = tuple(map(self._table, spec.index))
-                self._check_edges(spec, tables)
-                routes[_spelled(spec)] = spec.path, Route(tables, spec.index)
+                for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
+                    self._check_there(path)
+                routes[spelled(spec)] = (
+                    spec.path,
+                    route_of(
+                        spec,
+                        self._contents,
+                        self._open,
+                        self._path,
+                        lambda paths: structure.capacity(paths, self._contents),
+                    ),
+                )
         for path in asked:
             if path in self._datasets:
                 routes.setdefault(path, (path, None))
         return routes
-
-    def _table(self, entry: str) -> IndexTable:
-        """Return the index table that the user named."""
-        parts = [p.strip().strip("/") for p in entry.split(",")]
-        for part in parts:
-            self._check_there(part)
-        few = len(parts) <= 2
-        table = structure.table_of(parts, self._contents, self._open) if few else None
-        if table is None:
-            raise UsageError(
-                f"{entry} is not an index table",
-                where=self._path,
-                expected="a table with members such as first and count, one of (first, count) "
-                "rows, or FIRST,COUNT",
-            )
-        return table
-
-    def _check_edges(self, spec: FieldSpec, tables: Sequence[IndexTable]) -> None:
-        """Raise `UsageError` if N + 1 numbers do not divide the rows of what comes next."""
-        rows = [*(t.rows for t in tables[1:]), *self._datasets[spec.path].shape[:1]]
-        for entry, table, count in zip(spec.index, tables, rows, strict=False):
-            if table.edges and not table.partitions(count):
-                raise UsageError(
-                    f"{entry} is not an index table of {spec.path}",
-                    where=self._path,
-                    expected=f"numbers that rise from 0 to {count}, or FIRST,COUNT",
-                )
 
     def _take_members(self) -> None:
         """Make members of tables fields: where the file states it, or the user names them."""
@@ -263,7 +250,7 @@ class Fields:
                 name = prefix + "/".join(each)
                 taken[name] = Held(Carrier(base, base), (*what.shape, *inner))
                 self._members[name] = path, each
-                self._arrays[name] = taken[name].shape, taken[name].nbytes
+                self._arrays[name] = samples.Sized(taken[name].shape, taken[name].nbytes)
         self._datasets = taken
 
     def _column(self, name: str, path: str, route: Route | None, whole: bool) -> FieldColumn | None:
@@ -303,6 +290,11 @@ class Fields:
 
     def _attributes(self, path: str, item: Any) -> Attrs:
         attrs, lost = read_attributes(item, self._sound)
+        own = bookkeeping(attrs)
+        attrs = {name: value for name, value in attrs.items() if name not in own}
+        lost = [name for name in lost if name not in own]
+        if self._contents.scales:  # netCDF's text is of characters
+            attrs = {name: _as_text(value) for name, value in attrs.items()}
         if lost:
             self.notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
         attrs |= self._stated.attrs.get(path, {}) if path in self._datasets else {}
@@ -380,12 +372,19 @@ class Fields:
                 and (path in around or not self._specs)
                 and KIND_ATTRIBUTE not in attributes  # those are the field's attributes
                 and has_attributes(attributes)
+                and self._says_more(path, attributes)
             ]
         if groups:
             several = "group" if len(groups) == 1 else "groups"
             self.notes.append(f"attributes of {several} {samples.listed(groups)} are not kept")
         if enums:
             self.notes.append(f"enum names of {samples.listed(enums)} are not kept")
+
+    def _says_more(self, path: str, attributes: Sequence[str]) -> bool:
+        """Whether a group has attributes other than those of a library's own."""
+        if "CLASS" not in attributes:
+            return True
+        return not bookkeeping(self._read_attributes(path)).issuperset(attributes)
 
     def _refuse_what_is_stated(self) -> None:
         if self._stated.refused and self._mode == "auto" and not self._specs and not self._own:
@@ -400,7 +399,7 @@ class Fields:
         if mode not in ("auto", "groups") or self._own or any(s.index for s in specs):
             return None
         if mode == "auto" and (
-            any(s.path in self._datasets for s in specs) or not self._stated.grouped
+            (specs and all(s.path in self._datasets for s in specs)) or not self._stated.grouped
         ):
             return None
         found = structure.sample_groups(self._contents)
@@ -408,6 +407,7 @@ class Fields:
             fits = self._fitting(found)
             if len(fits) == 1:
                 return fits[0]
+            self._check_alike(found)
             if mode == "auto":
                 return None
         elif len(found) == 1:
@@ -428,12 +428,37 @@ class Fields:
         fits = [d.samples for d in found if d.samples is not None and (spelled or not d.reason)]
         key = () if self._keys_as is None else (self._keys_as,)
         given = self._contents.groups
-        fits = [f for f in fits if f.has(self._specs, (*given.get(f.groups[0], ()), *key))]
+        fits = [
+            f
+            for f in fits
+            if f.has(
+                self._specs,
+                (*given.get(f.groups[0], ()), *key, *structure.beside(f, self._contents)),
+            )
+        ]
         every = structure.joined(found)
         if every is not None and set(paths) <= {*map(every.field, every.members), *key}:
             structure.check_alike(every, self._contents)
             fits.append(every)
         return fits
+
+    def _check_alike(self, found: Sequence[structure.Judged]) -> None:
+        """Raise `SchemaError` if the user named a field that groups hold, but not as samples."""
+        for spec in self._specs:
+            for each in found:
+                if spec.path not in each.differing:
+                    continue
+                first = next(p for p in self._datasets if fnmatchcase(p, spec.path))
+                fits = each.samples
+                others = [] if fits is None else [fits.field(m) for m in fits.members]
+                ways = [f"one of them: --field {spec.name}={first}"]
+                ways += [f"what is alike: --field NAME={others[0]}"] if others else []
+                raise SchemaError(
+                    each.differing[spec.path],
+                    where=self._path,
+                    fix=f"name {', or '.join(ways)}; or have your own code give the samples, by "
+                    "dsprep.write",
+                )
 
     def _kind(self, found: structure.Samples | None) -> str:
         return "dataset" if found is not None and "" in found.members else "group"
@@ -458,7 +483,9 @@ class Fields:
         if every is not None:
             name = every.field(next(iter(every.members)))
             ways.append(f"--field NAME={name}: {every}")
-        first = samples.choose(self._arrays or dict.fromkeys(self._datasets, ((), 0)), "first")
+        first = samples.choose(
+            self._arrays or dict.fromkeys(self._datasets, samples.Sized((), 0)), "first"
+        )
         names = samples.listed(list(first.names))
         if not arrays_of_parts(self._arrays):
             ways.append(f"--sample-axis first: {first.count} samples with the fields {names}")
@@ -492,6 +519,13 @@ class Fields:
             attrs = self._attributes(paths[0], self._contents.open(paths[0]))
             name = self._named(found, part_of or structure.VALUES, part_of)
             columns[name] = PerGroup(part, shapes, what, name, attrs)
+        for path in structure.beside(found, self._contents):
+            column = self._column(path, path, None, False)
+            if path in asked or (not asked and path not in columns and column is not None):
+                assert column is not None  # these have one axis, or rows
+                columns[path] = column
+                del others[path]
+                self.notes.append(f"{path}: a row for each of them, in the order of their numbers")
         columns |= self._given(found, columns)
         if not asked:
             if more:
@@ -568,6 +602,16 @@ _MOST_NAMES = 4096
 _MOST_WAYS = 4
 
 
+def _as_text(value: Any) -> Any:
+    """Return bytes that are UTF-8 as text, and other values as they are."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
 def _leaves(dtype: DType, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the members of a compound dtype that are not compound themselves."""
     found = []
@@ -575,8 +619,3 @@ def _leaves(dtype: DType, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]
         inner = dtype[name]
         found += _leaves(inner, (*before, name)) if inner.names else [(*before, name)]
     return found
-
-
-def _spelled(spec: FieldSpec) -> str:
-    """Return a field with its index tables as ``--field`` spells them."""
-    return "@".join((spec.path, *spec.index))

@@ -311,6 +311,42 @@ def locate(
     raise Unlocated("its layout is unknown")
 
 
+def extended(grid: Grid | None, dataset: Any, shape: tuple[int, ...], fill: bytes) -> Grid:
+    """Return where the rows of a dataset in chunks are that is read as one of a larger `shape`.
+
+    `grid` is what `locate` returned, `fill` the element that stands for all that is not stored.
+    """
+    from h5py import h5d
+
+    plist = dataset.id.get_create_plist()
+    if plist.get_fill_time() == h5d.FILL_TIME_NEVER or (
+        plist.fill_value_defined() != h5d.FILL_VALUE_USER_DEFINED
+    ):
+        raise Unlocated("chunks at its edges hold another fill value")
+    chunk = tuple(map(int, dataset.chunks))
+    chunks = tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+    numbers = np.zeros((3, *chunks), np.int64)
+    numbers[0] = -1
+    filters: Filters = ()
+    if grid is not None:
+        stored = tuple(slice(n) for n in grid.chunks)
+        laws = (grid.blocks.offsets, grid.blocks.lengths, grid.masks)
+        for number, law in zip(numbers, laws, strict=True):
+            if law is not None:
+                number[stored] = law.span(0, law.count).reshape(grid.chunks)
+        filters = grid.filters
+    offsets, lengths, masks = (Explicit(n.reshape(-1)) for n in numbers)
+    return Grid(
+        Blocks(offsets, lengths),
+        shape,
+        len(fill),
+        chunk,
+        filters=filters,
+        masks=masks if grid is not None and grid.masks is not None else None,
+        fill=fill,
+    )
+
+
 def _contiguous(
     dataset: Any, shape: tuple[int, ...], itemsize: int, file: File, where: str, *, raw: bool
 ) -> Grid:

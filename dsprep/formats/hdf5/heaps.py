@@ -261,6 +261,29 @@ class Descriptors:
             return False
         return found
 
+    def references(self, item: Any, name: str) -> list[int]:
+        """Return the addresses that a list of lists of references holds, the first of each list.
+
+        Those of lists without any are -1. Without such an attribute, or if it is damaged: nothing.
+        """
+        from h5py import h5o
+
+        try:
+            count = math.prod(item.attrs.get_id(name).shape)
+            width = 4 + self._address_nbytes + 4
+            for data in self._data(h5o.get_info(item.id).addr, name.encode("utf-8")):
+                rows = np.frombuffer(data[: count * width], np.uint8).reshape(count, width)
+                values, sizes = self._heaps.read(rows, self._address_nbytes, f"attribute {name}")
+                begins = np.cumsum(sizes) - sizes
+                whole = values.tobytes()
+                return [
+                    int.from_bytes(whole[a : a + self._address_nbytes], "little") if n else -1
+                    for a, n in zip(begins.tolist(), sizes.tolist(), strict=True)
+                ]
+        except (FormatError, EOFError, LookupError, ValueError, TypeError, OSError, RuntimeError):
+            pass
+        return []
+
     def _data(self, address: int, name: bytes) -> Iterator[bytes]:
         """Yield the data of each attribute called `name` of the object at `address`."""
         if self._recent[0] != address:

@@ -1,30 +1,22 @@
-"""A dataset as rows along its first axis, and index tables that say whose rows they are.
+"""A dataset as rows along its first axis.
 
-Rows are read at their offsets in the file, or by the library where only it finds or decodes them.
-
-A table has, for each of its rows, the first row and the number of rows of something else: another
-table, or the values. Only partitions are taken: each row begins where the one before it ends. So
-a range of samples is one range of rows however many tables are between, and the lengths of the
-samples follow from the last table's numbers.
-
-The one exception is what dsprep writes in groups: a group's rows follow each other, and each group
-begins at a multiple of the capacity that all have.
+They are read at their offsets in the file, or by the library where only it finds or decodes them.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Field, Ints, Kind, has_padding, new_array
+from dsprep.core.schema import Arena, Array, Field, Ints, has_padding, new_array
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.datasets import Held
+from dsprep.formats.hdf5.dimensions import fill_value
 from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.layout.model import Column, Grid
@@ -34,8 +26,6 @@ from dsprep.reading.files import File
 _LARGE = 256 << 20
 _BEST_RATIO = 1100
 """More than deflate can shrink anything: a larger claim is a lie or a fill value."""
-
-_SCAN = 1 << 20
 
 
 class Rows:
@@ -47,6 +37,8 @@ class Rows:
     ----------
     count, inner, row_nbytes
         The number of rows; the shape and the bytes of one.
+    short
+        Whether it is stored in part, and the rest is its fill value.
     lines
         Rows of the dataset in one row: more than 1 only when `whole`.
     """
@@ -67,6 +59,7 @@ class Rows:
         self._reader: ColumnReader | None = None
         self._located = self._opened = False
         self._lock = threading.RLock()
+        self.short = any(a != b for a, b in zip(held.shape, dataset.shape, strict=False))
         with library(where, "the dataset cannot be read"):
             need_filters(dataset, where)
             stored = dataset.id.get_storage_size()
@@ -85,6 +78,10 @@ class Rows:
                 try:
                     with library(self.where, "the dataset cannot be located"):
                         self._grid = grids.locate(self.dataset, self._file, self.where, progress)
+                        if self.short:
+                            self._grid = grids.extended(
+                                self._grid, self.dataset, self.held.shape, self.fill().tobytes()
+                            )
                 except grids.Unlocated as reason:
                     self._grid = str(reason)
                 self._located = True
@@ -155,7 +152,23 @@ class Rows:
 
         return Wanted(wanted.nbytes, wanted.spans, done)
 
+    def fill(self) -> Array:
+        """Return what elements hold that are not stored, of shape ``()``."""
+        return fill_value(self.dataset, self.dtype)
+
     def _by_library(self, out: Array, start: int, stop: int) -> None:
+        if not self.short:
+            self._read_stored(out, start, stop)
+            return
+        out[...] = self.fill()
+        shape = tuple(map(int, self.dataset.shape))
+        stored = (stop - start, *shape) if self.whole else (min(stop, shape[0]) - start, *shape[1:])
+        if min(stored) > 0:
+            part = np.empty(stored, self.dtype)
+            self._read_stored(part, start, stop if self.whole else start + stored[0])
+            out[tuple(map(slice, stored))] = part
+
+    def _read_stored(self, out: Array, start: int, stop: int) -> None:
         from h5py import h5d, h5s, h5t
 
         with library(f"{self.where}, samples {start} to {stop - 1}", "the data cannot be read"):
@@ -179,177 +192,3 @@ class Rows:
             memory = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
             element = h5t.py_create(self.dataset.dtype, logical=True)
             self.dataset.id.read(memory, file_space, out, element)
-
-
-@dataclass(frozen=True, eq=False)
-class IndexTable:
-    """Where the first rows and the numbers of rows are.
-
-    Attributes
-    ----------
-    first, count
-        The datasets; the same one when the table is compound or has two columns.
-    first_member, count_member
-        The member of the compound type, the number of the column, or None for a plain dataset.
-    capacity
-        Rows from the beginning of one group to that of the next; 0: there are no groups.
-    edges
-        Whether `first` has one number more than the table has rows: where each begins, and where
-        the last one ends; `count` is not used then.
-    """
-
-    first: Rows
-    count: Rows
-    first_member: str | int | None = None
-    count_member: str | int | None = None
-    capacity: int = 0
-    edges: bool = False
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of the table."""
-        return self.first.count - self.edges
-
-    def read(self, start: int, stop: int, target: int, *, gaps: bool = False) -> tuple[Ints, Ints]:
-        """Return the first rows and the ends (exclusive) of table rows ``start <= i < stop``.
-
-        Raises `FormatError` if they leave ``0 .. target``, the rows that they point to, or do not
-        follow each other without gap; with `gaps`, but between groups.
-        """
-        whole = self.first.read(start, stop + self.edges)
-        low = _integers(whole, self.first_member)
-        if self.edges:
-            low, size = low[:-1], np.diff(low)
-        else:
-            if self.count is not self.first:
-                whole = self.count.read(start, stop)
-            size = _integers(whole, self.count_member)
-        if low.size and (min(low.min(), size.min()) < 0 or max(low.max(), size.max()) > target):
-            raise self._wrong(start, stop, f"rows 0 to {target}", "rows outside")
-        end = low + size
-        if end.size and (int(end.max()) > target or not self._follow(low, end, gaps)):
-            raise self._wrong(
-                start, stop, f"each of {target} rows once, in order", "gaps or overlaps"
-            )
-        return low, end
-
-    def _follow(self, low: Ints, end: Ints, gaps: bool) -> bool:
-        """Whether each row begins where the one before it ends, or a group does."""
-        if not gaps or not self.capacity:
-            return np.array_equal(low[1:], end[:-1])
-        apart = low[1:] != end[:-1]
-        begins = low[1:][apart]
-        ordered = bool((begins >= end[:-1][apart]).all())
-        rows = end > low
-        inside = low[rows] // self.capacity == (end[rows] - 1) // self.capacity
-        return ordered and not bool((begins % self.capacity).any()) and bool(inside.all())
-
-    def _wrong(self, start: int, stop: int, expected: str, found: str) -> FormatError:
-        return FormatError(
-            "the index does not fit its values",
-            where=f"{self.first.where}, rows {start} to {stop - 1}",
-            expected=expected,
-            found=found,
-        )
-
-    def total(self) -> int | None:
-        """Return where the last row ends, if the first one begins at 0."""
-        if not self.rows:
-            return 0
-        largest = np.iinfo(np.int64).max // 4
-        try:
-            low = self.read(0, 1, largest)[0]
-            end = self.read(self.rows - 1, self.rows, largest)[1]
-        except FormatError:
-            return None
-        return int(end[0]) if low[0] == 0 else None
-
-    def partitions(self, target: int) -> bool:
-        """Whether the whole table divides `target` rows, read block by block."""
-        expected = 0
-        for start in range(0, self.rows, _SCAN):
-            stop = min(start + _SCAN, self.rows)
-            try:
-                low, end = self.read(start, stop, target)
-            except FormatError:
-                return False
-            if int(low[0]) != expected:
-                return False
-            expected = int(end[-1])
-        return expected == target
-
-
-def _integers(rows: Array, member: str | int | None) -> Ints:
-    """Return a column of integers as int64.
-
-    Numbers beyond int64 come out negative, which no caller takes for a row.
-    """
-    if member is not None:
-        rows = rows[:, member] if isinstance(member, int) else rows[member]
-    return rows.astype(np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Route:
-    """How to reach a dataset from the samples.
-
-    Attributes
-    ----------
-    tables, names
-        From the samples to the values, at least one; as in ``--field x=PATH@NAME@NAME``.
-    rebase
-        The member of the values (``""``: the values themselves) that counts rows of the next
-        table and is made to start at 0 in each sample; None if there is none.
-    """
-
-    tables: tuple[IndexTable, ...]
-    names: tuple[str, ...]
-    kind: Kind = "array"
-    rebase: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Located:
-    """Where consecutive samples are in the values.
-
-    Attributes
-    ----------
-    lows, highs
-        int64, shape ``(runs,)``: they have the rows ``lows[k] <= r < highs[k]`` of all runs, in
-        this order. There is one run unless they are in several groups.
-    offsets
-        int64, shape ``(n + 1,)``: sample i has the rows ``offsets[i]`` to ``offsets[i + 1]``,
-        counted in the runs joined together.
-    """
-
-    lows: Ints
-    highs: Ints
-    offsets: Ints
-
-    @property
-    def first(self) -> Ints:
-        """The first row of each sample, int64 of shape ``(n,)``."""
-        ends = np.cumsum(self.highs - self.lows)
-        starts = np.append(0, ends[:-1])
-        run = np.searchsorted(starts, self.offsets[:-1], "right") - 1
-        rows: Ints = self.offsets[:-1] + (self.lows - starts)[run]
-        return rows
-
-
-def locate(tables: Sequence[IndexTable], target: int, start: int, stop: int) -> Located:
-    """Return where samples ``start <= i < stop`` are in the values, which have `target` rows."""
-    offsets = np.arange(stop - start + 1, dtype=np.int64)
-    low, high = start, stop
-    lows, highs = np.array([start], np.int64), np.array([stop], np.int64)
-    for k, table in enumerate(tables):
-        last = k + 1 == len(tables)
-        rows = target if last else tables[k + 1].rows
-        first, end = table.read(low, high, rows, gaps=last)
-        if not len(first):
-            zero = np.zeros(1, np.int64)
-            return Located(zero, zero, np.zeros(len(offsets), np.int64))
-        low, high = int(first[0]), int(end[-1])
-        cuts = np.flatnonzero(first[1:] != end[:-1])
-        lows, highs = first[np.append(0, cuts + 1)], end[np.append(cuts, -1)]
-        offsets = np.append(0, np.cumsum(end - first))[offsets]
-    return Located(lows, highs, offsets)

@@ -280,9 +280,12 @@ def rows_of(f, sample, tables):
     """Follow index tables from a sample to its rows."""
 
     def column(path, member):
-        if member == "edges":  # where each row begins, and where the last one ends
-            edges = f[path][start : stop + 1]
-            return edges[:-1], np.diff(edges)
+        if member == "bounds":  # where each row begins, and where the last one ends
+            bounds = f[path][start : stop + 1]
+            return bounds[:-1], np.diff(bounds)
+        if member == "ends":  # where each row ends
+            bounds = np.append([0] if start == 0 else [], f[path][max(0, start - 1) : stop])
+            return bounds[:-1].astype(int), np.diff(bounds).astype(int)
         rows = f[path][start:stop]
         if member is None:
             return rows
@@ -323,6 +326,8 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
         return [f"{target} = f[{path!r}][()]"]
     if isinstance(column, Sequences):
         read = f"f[{path!r}][{'()' if column.whole else '0'}]"
+        if column.held.shape[:1] != dataset.shape[:1] and not dataset.shape[0]:
+            return [f'{target} = ""  # nothing was written']
         dtype = column.held.carrier.dtype
         if column.held.kind == "array" and mislabelled(dtype):
             read += f".view({_spell(dtype)})  # h5py takes the bytes for native ones"
@@ -332,12 +337,22 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
     if isinstance(column, Fixed):
         index = "()" if column.rows.whole else "0:1"
         lines = [f"{target} = f[{path!r}][{index}]"]
+        if column.rows.short:  # the rest of an unlimited dimension of netCDF
+            shape = (1, *column.rows.inner)
+            fill = f"np.frombuffer({column.rows.fill().tobytes()!r}, {_spell(column.rows.dtype)})"
+            lines = [
+                f"stored = {lines[0].partition(' = ')[2]}",
+                f"{target} = np.full({shape}, {fill}[0])",
+                f"{target}[tuple(map(slice, stored.shape))] = stored",
+            ]
+            if column.rows.whole:
+                lines[0] += "[None]"
+                lines.append(f"{target} = {target}[0]")
     else:
         tables = [
-            (
-                (str(t.first.dataset.name).strip("/"), "edges" if t.edges else t.first_member),
-                None if t.edges else (str(t.count.dataset.name).strip("/"), t.count_member),
-            )
+            ((t.paths[0], t.first_member), (t.paths[-1], t.count_member))
+            if t.form == "counts"
+            else ((t.paths[0], t.form), None)
             for t in column.route.tables
         ]
         lines = []

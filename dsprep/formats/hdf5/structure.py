@@ -1,17 +1,7 @@
 """What the structure of a file means: ragged fields by index tables, and groups that are samples.
 
-Four things name the values of ragged fields and their index tables (`discover`):
-
-- dsprep's own encoding: a group with the attribute ``dsprep_kind`` and the datasets ``values``,
-  ``first`` and ``count``;
-- two datasets of integers in a group that are called ``first`` and ``count`` (``start`` and
-  ``length``, ``x_start`` and ``x_len``, ...);
-- a dataset of a compound type with such members, as in larcv3: ``extents(first, N)`` gives each
-  event its rows in ``voxel_extents(first, N, ID)``, which gives each of those its ``voxels``;
-- a dataset of N + 1 integers called ``indptr``, ``offsets`` or alike, as of sparse matrices in CSR
-  and of lists in Arrow: sample i has the rows ``offsets[i] <= r < offsets[i + 1]``.
-
-A name is a hint only: a table counts if it partitions a dataset of its group, row by row.
+Ragged fields are those of dsprep's own encoding, a group with the attribute ``dsprep_kind`` and the
+datasets ``values``, ``first`` and ``count``, and what `dsprep.formats.ragged` finds.
 
 Groups side by side are taken for samples (`sample_groups`) where all have the same datasets, and
 their names differ in a number alone or they are many; the fields are the datasets in a group, by
@@ -24,53 +14,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import DType, FieldSpec
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
 from dsprep.formats.hdf5.datasets import Contents, Held
-from dsprep.formats.hdf5.rows import IndexTable, Route, Rows
+from dsprep.formats.hdf5.rows import Rows
+from dsprep.formats.index_tables import Route
+from dsprep.formats.ragged import RaggedRows, find_tables, table_of
 from dsprep.formats.samples import listed, natural_key
 from dsprep.formats.splits import by_part
 
-_FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
-_COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
-_EDGES = re.compile(
-    r"(?i)(?:.*[_.-])?(?:ind_?ptr|offsets?|row_?splits|(?:row_?)?ptr|crow_indices|cu_seqlens|slices)"
-)
-_VALUES = re.compile(r"(?i)(?:.*[_.-])?(?:data|content|values?|indices|col_indices|cols?|flat)")
 _MOST_DIGITS = 18
-_STEP = 1 << 20
-_MOST_TABLES = 6
-"""In one group: the ways from table to table grow with the factorial of their number."""
-
-
-@dataclass
-class RaggedRows:
-    """What `discover` found.
-
-    Attributes
-    ----------
-    routes
-        Field name to the path of its dataset and its route.
-    used
-        The datasets that are part of an index and are not fields.
-    left_out
-        Datasets that only an invalid index would reach.
-    notes
-        What was left out or is doubtful, one clause each.
-    """
-
-    routes: dict[str, tuple[str, Route]] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    left_out: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
 
 
 Open = Callable[[str], Rows]
@@ -84,13 +45,13 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
     FormatError
         If a group states that it is in dsprep's encoding but is not.
     """
-    found = RaggedRows()
-    for name, attributes in contents.groups.items():
-        if KIND_ATTRIBUTE in attributes:
-            kind = marked(contents.open(name), KIND_ATTRIBUTE)
-            _own_group(name, kind, contents, open_rows, found, f"{where}, field {name}")
-        elif not own:
-            _group(name, contents, open_rows, found)
+    groups = contents.groups
+    stated = [name for name, attributes in groups.items() if KIND_ATTRIBUTE in attributes]
+    others = [] if own else [name for name in groups if KIND_ATTRIBUTE not in groups[name]]
+    found = find_tables(contents, others, open_rows)
+    for name in stated:
+        kind = marked(contents.open(name), KIND_ATTRIBUTE)
+        _own_group(name, kind, contents, open_rows, found, f"{where}, field {name}")
     return found
 
 
@@ -103,7 +64,8 @@ def _own_group(
     for part, path in parts.items():
         if path not in contents.datasets:
             raise FormatError(f"the ragged field lacks its dataset {part}", where=here)
-    table = table_of([parts["first"], parts["count"]], contents, open_rows)
+    index = [parts["first"], parts["count"]]
+    table = table_of(index, contents, open_rows, capacity(index, contents))
     what = contents.datasets[parts["values"]]
     if table is None or what.vlen or not what.shape:
         raise FormatError("the ragged field has datasets of wrong types", where=here)
@@ -114,35 +76,7 @@ def _own_group(
     found.used.update(parts.values())
 
 
-def table_of(paths: list[str], contents: Contents, open_rows: Open) -> IndexTable | None:
-    """Return the index table in one or two datasets, or None if they are not a table.
-
-    One dataset has members or two columns, the first rows and the numbers of rows, or one column of
-    where each row begins and the last one ends; two have one each.
-    """
-    every = [contents.datasets[p] for p in paths]
-    if any(what.vlen for what in every):
-        return None
-    shapes, dtypes = [what.shape for what in every], [what.carrier.dtype for what in every]
-    whole = all(d.kind in "iu" for d in dtypes)
-    if len(paths) == 2:
-        if not whole or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
-            return None
-        capacity = _capacity(paths, contents)
-        return IndexTable(open_rows(paths[0]), open_rows(paths[1]), capacity=capacity)
-    if whole and len(shapes[0]) == 1 and shapes[0][0]:
-        rows = open_rows(paths[0])
-        return IndexTable(rows, rows, edges=True)
-    members: tuple[str | int, str | int] | None = index_members(dtypes[0])
-    if whole and shapes[0][1:] == (2,):
-        members = (0, 1)
-    elif members is None or len(shapes[0]) != 1:
-        return None
-    rows = open_rows(paths[0])
-    return IndexTable(rows, rows, *members)
-
-
-def _capacity(paths: list[str], contents: Contents) -> int:
+def capacity(paths: Sequence[str], contents: Contents) -> int:
     """Return the rows that dsprep gave each group, or 0 if it wrote no groups."""
     folders = {path.rpartition("/")[0] for path in paths}
     folder = folders.pop() if len(folders) == 1 else ""
@@ -158,192 +92,6 @@ def _capacity(paths: list[str], contents: Contents) -> int:
             found=text[:40],
         )
     return int(text)
-
-
-def index_members(dtype: DType) -> tuple[str, str] | None:
-    """Return the names of the first and the count member of a compound dtype, if it has both."""
-    if dtype.names is None or dtype.fields is None:
-        return None
-    whole = [n for n in dtype.names if dtype.fields[n][0].kind in "iu"]
-    first = [n for n in whole if (m := _FIRST.fullmatch(n)) and not m[1]]
-    count = [n for n in whole if (m := _COUNT.fullmatch(n)) and not m[1]]
-    return (first[0], count[0]) if len(first) == 1 and len(count) == 1 else None
-
-
-def _candidates(paths: list[str], contents: Contents) -> Iterator[list[str]]:
-    """Yield the datasets that look like index tables by their names and types."""
-    starts: dict[str, str] = {}
-    counts: dict[str, str] = {}
-    edges: list[str] = []
-    for path in paths:
-        what = contents.datasets[path]
-        if what.vlen or len(what.shape) != 1:
-            continue
-        if index_members(what.carrier.dtype) is not None:
-            yield [path]
-        elif what.carrier.dtype.kind in "iu":
-            name = path.rpartition("/")[2]
-            if match := _FIRST.fullmatch(name):
-                starts.setdefault(match[1], path)
-            elif match := _COUNT.fullmatch(name):
-                counts.setdefault(match[1], path)
-            if _EDGES.fullmatch(name):
-                edges.append(path)
-    for prefix in starts.keys() & counts.keys():
-        yield [starts[prefix], counts[prefix]]
-        edges = [path for path in edges if path != starts[prefix]]
-    yield from ([path] for path in edges if contents.datasets[path].shape[0])
-
-
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    """A table of one group, and the datasets of that group that it partitions."""
-
-    name: str
-    parts: tuple[str, ...]
-    table: IndexTable
-    targets: tuple[str, ...]
-
-
-def _group(name: str, contents: Contents, open_rows: Open, found: RaggedRows) -> None:
-    """Find the ragged fields among the datasets directly in one group."""
-    paths = contents.inside(name)
-    tables: dict[str, _Candidate] = {}
-    refused: dict[str, tuple[set[str], str]] = {}
-    for parts in sorted(_candidates(paths, contents), key=lambda p: paths.index(p[0])):
-        label = ",".join(parts)
-        table = table_of(parts, contents, open_rows)
-        total = None if table is None else table.total()
-        if table is not None and table.edges and total is None:
-            values = {p for p in paths if _VALUES.fullmatch(p.rpartition("/")[2])}
-            refused[label] = ({label} | values, "does not begin at 0") if values else (set(), "")
-        if table is None or total is None:
-            continue
-        targets = _targets(parts, paths, contents, total, table)
-        if not targets and not table.edges:
-            continue
-        if table.partitions(total):
-            tables[label] = _Candidate(label, tuple(parts), table, targets)
-        elif targets:
-            whole = {label} if table.edges else set()
-            refused[label] = whole | set(targets), "has gaps or overlaps"
-    for label in _nested([c for c in tables.values() if c.table.edges]):
-        why = "counts lists in lists (--field NAME=VALUES@OUTER@INNER joins those of each sample)"
-        refused[label] = set(tables.pop(label).targets) | {label}, why
-    _reach({label: c for label, c in tables.items() if c.targets}, found)
-    found.used.update(p for c in tables.values() if not c.targets and refused for p in c.parts)
-    for label, (targets_, why) in refused.items():
-        lost = [p for p in sorted(targets_) if p not in found.used and p not in found.routes]
-        rows = contents.datasets[label.partition(",")[0]].shape[0]
-        lost = [p for p in lost if label in targets_ or contents.datasets[p].shape[0] != rows]
-        if lost:
-            found.left_out.update(lost)
-            found.notes.append(f"left out {listed(lost)}: {label} {why}")
-
-
-def _targets(
-    parts: list[str], paths: list[str], contents: Contents, total: int, table: IndexTable
-) -> tuple[str, ...]:
-    """Return the datasets among `paths` that have the rows which a table counts.
-
-    Where the rows of what N + 1 numbers count are as many as the samples, only names can say which
-    datasets have the ones and which the others.
-    """
-    unclear = table.edges and total == table.rows
-    return tuple(
-        p
-        for p in paths
-        if p not in parts
-        and (shape := contents.datasets[p].shape)
-        and shape[0] == total
-        and not contents.datasets[p].vlen
-        and not (unclear and not _VALUES.fullmatch(p.rpartition("/")[2]))
-    )
-
-
-def _nested(edges: list[_Candidate]) -> list[str]:
-    """Return those whose rows are what others count: lists in the lists of a sample."""
-    return [
-        inner.name
-        for inner in edges
-        if any(
-            inner is not outer
-            and inner.table.rows == outer.table.total()
-            and (inner.table.rows != outer.table.rows or not outer.targets)
-            for outer in edges
-        )
-    ]
-
-
-def _reach(tables: dict[str, _Candidate], found: RaggedRows) -> None:
-    """Give each dataset that the tables partition its way from the samples.
-
-    A table is reached by the longest way, since each is there to be used; values by the nearest.
-    """
-    candidates = list(tables.values())[:_MOST_TABLES]
-    children = {
-        a.name: [b for b in candidates if b is not a and set(b.parts) <= set(a.targets)]
-        for a in candidates
-    }
-    reached = {b.name for a in candidates for b in children[a.name]}
-    roots = [c for c in candidates if c.name not in reached] or candidates[:1]
-    ways: dict[str, tuple[_Candidate, ...]] = {}
-    stack: list[tuple[_Candidate, ...]] = [(root,) for root in reversed(roots)]
-    while stack:
-        way = stack.pop()
-        last = way[-1]
-        if len(way) > len(ways.get(last.name, ())):
-            ways[last.name] = way
-        stack.extend((*way, c) for c in reversed(children[last.name]) if c not in way)
-    fits: dict[str, list[tuple[_Candidate, ...]]] = {}
-    for way in ways.values():
-        for path in way[-1].targets:
-            fits.setdefault(path, []).append(way)
-    members = {part: c for c in candidates for part in c.parts if c.name in ways}
-    for root in roots:
-        found.used.update(root.parts)
-        used = {root.table.first_member, root.table.count_member}
-        lost = [n for n in root.table.first.dtype.names or () if n not in used]
-        if lost:
-            found.notes.append(f"left out {listed(lost)} of the index {root.name}")
-    for path, options in fits.items():
-        owner = members.get(path)
-        if owner in roots:
-            continue
-        chosen = min(options, key=len) if owner is None else ways[owner.name][:-1]
-        found.routes[path] = (path, _route(chosen, owner, path))
-        if any(not _same(chosen, other) for other in options) and owner is None:
-            names = " and ".join(sorted({o[-1].name for o in options}))
-            found.notes.append(
-                f"{path} fits {names}: taken as rows of {chosen[-1].name}; "
-                f"--field NAME={path}@{'@'.join(c.name for c in max(options, key=len))} otherwise"
-            )
-
-
-def _route(way: tuple[_Candidate, ...], owner: _Candidate | None, path: str) -> Route:
-    rebase = None
-    if owner is not None and owner.parts[0] == path:
-        member = owner.table.first_member
-        rebase = member if isinstance(member, str) else ""
-    return Route(tuple(c.table for c in way), tuple(c.name for c in way), rebase=rebase)
-
-
-def _same(short: tuple[_Candidate, ...], long: tuple[_Candidate, ...]) -> bool:
-    """Whether two ways give every sample the same rows, judged by their tables alone.
-
-    They do if one continues the other with tables that have one row for each row.
-    """
-    short, long = sorted((short, long), key=len)
-    if long[: len(short)] != short:
-        return False
-    for table in (c.table for c in long[len(short) :]):
-        if table.rows != table.total():
-            return False
-        for start in range(0, table.rows, _STEP):
-            first, end = table.read(start, min(start + _STEP, table.rows), table.rows)
-            if not bool((end - first == 1).all()):
-                return False
-    return True
 
 
 _NUMBER = re.compile(r"\d+")
@@ -400,6 +148,15 @@ class Samples:
         """Whether the names of the groups do no more than count them."""
         return len({_NUMBER.sub("#", n) for n in self.names}) == 1
 
+    @property
+    def numbered(self) -> bool:
+        """Whether their names count the groups one by one, from 0 or 1 on."""
+        numbers = [_NUMBER.findall(name) for name in self.names]
+        if not self.counting or len(numbers[0]) != 1:
+            return False
+        first = int(numbers[0][0])
+        return first < 2 and [int(n[0]) for n in numbers] == [*range(first, first + len(numbers))]
+
     def __str__(self) -> str:
         first, last = self.groups[0], self.groups[-1]
         fields = listed([m or VALUES for m in self.members])
@@ -407,10 +164,29 @@ class Samples:
 
 
 class Judged(NamedTuple):
-    """Groups that are samples; with a `reason` to doubt it, only if the user says so."""
+    """Groups that are samples; with a `reason` to doubt it, only if the user says so.
+
+    `differing` has the fields, as ``--field`` spells them, that cannot be read as samples, and why.
+    """
 
     samples: Samples | None
     reason: str | None
+    differing: Mapping[str, str] = {}
+
+
+def beside(found: Samples, contents: Contents) -> list[str]:
+    """Return the datasets beside numbered groups that have as many rows, one for each of them."""
+    if not found.numbered:
+        return []
+    near = {found.parent, found.parent.rpartition("/")[0]}
+    return [
+        path
+        for group in sorted(near)
+        for path in contents.inside(group)
+        if path not in found.groups
+        and contents.datasets[path].shape[:1] == (len(found.groups),)
+        and (len(contents.datasets[path].shape) == 1 or not contents.datasets[path].vlen)
+    ]
 
 
 def sample_groups(contents: Contents) -> list[Judged]:
@@ -482,11 +258,14 @@ def _judge(
     order = {path: i for i, path in enumerate(contents.datasets)}
     shapes: dict[str, NDArray[np.int64]] = {}
     reason = None
+    unlike: dict[str, str] = {}
     for member in sorted(members, key=lambda m: order[f"{groups[0]}/{m}"]):
         held = [contents.datasets[f"{g}/{member}"] for g in groups]
         differing = _differing(member, groups, held)
         if differing is None:
             shapes[member] = np.array([h.shape for h in held], np.int64).reshape(len(held), -1)
+        else:
+            unlike[f"{parent}/*/{member}".strip("/")] = differing
         reason = reason or differing
     if reason is None and odd:
         reason = f"{odd[0]} differs from the others in {listed(sorted(members ^ children[odd[0]]))}"
@@ -506,7 +285,7 @@ def _judge(
             reason = "in each of them, the first axis may count samples as well"
         elif len(by_part(names).keys() - {""}) > 1:
             reason = "their names are those of splits"
-    return Judged(samples, reason)
+    return Judged(samples, reason, unlike)
 
 
 def _pattern(path: str) -> str:
@@ -572,7 +351,7 @@ def _judge_datasets(parent: str, contents: Contents) -> Judged | None:
             return None  # columns of a table
     samples = Samples(parent, tuple(paths), {"": shapes})
     reason = None
-    if len(lengths) < 3:
+    if len(lengths) < 3 and not beside(samples, contents):
         reason = "each of these datasets may be a sample, or a field"
     return Judged(samples, reason)
 
@@ -590,9 +369,20 @@ def _differing(member: str, groups: Sequence[str], held: Sequence[Held]) -> str 
     if k is None:
         return None
     return (
-        f"{member} is {_show(held[0])} in {groups[0]} and {_show(held[k])} in "
-        f"{groups[k]}, and samples of a field may differ in their first axis only"
+        f"{member} is {_show(held[0])} in {groups[0]} and {_show(held[k])} in {groups[k]}: "
+        f"{_difference(held[0], held[k])}, and samples of a field may differ in their first axis "
+        "only"
     )
+
+
+def _difference(one: Held, other: Held) -> str:
+    if len(one.shape) != len(other.shape):
+        return "they differ in their number of axes"
+    axes = [i for i, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)) if a != b and i]
+    if not axes:
+        return "they differ in their types"
+    sizes = f"{one.shape[axes[0]]} and {other.shape[axes[0]]}"
+    return f"they differ in axis {axes[0]} ({sizes})"
 
 
 def _same_field(held: Held) -> tuple[object, ...]:

@@ -7,7 +7,6 @@ Otherwise variables that share their first dimension are fields, each an array o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,6 @@ from dsprep.formats.splits import check_arrays
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
 from dsprep.reading.files import File
-
-CONVENTIONS = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-"""Attributes by which other programs change values when they read them."""
 
 MAX_STRING = 1 << 20
 """Characters along the last axis up to which they are one string."""
@@ -45,12 +41,13 @@ class NetCdfSource(LocatedSource):
             axis = _sample_axis(header, variables, options, path)
             variables = {name: variables[name] for name in axis.names}
             self._whole = axis.whole_file
+            unapplied = samples.unapplied({name: v.attrs for name, v in variables.items()})
             parsed = Parsed(
                 version=f"netCDF classic, CDF-{header.version}",
                 fields={name: _field(header, v, self._whole) for name, v in variables.items()},
                 layout=_layout(header, variables, axis),
                 attrs=header.attrs,
-                notes=(*header.notes, *axis.notes, *_unkept(header, variables)),
+                notes=(*header.notes, *axis.notes, *unapplied),
             )
             super().__init__(path, parsed, options, self._file.itself)
         except BaseException:
@@ -115,62 +112,34 @@ def _sample_axis(
         check_arrays(variables, path)
     # Where there are no records yet, one is judged.
     rows = {name: max(1, header.records) if v.record else 1 for name, v in variables.items()}
-    arrays = {n: (header.shape(v), rows[n] * v.nbytes) for n, v in variables.items()}
+    arrays = {
+        n: samples.Sized(
+            header.shape(v),
+            rows[n] * v.nbytes,
+            header.dimensions[v.dimensions[0]] if v.dimensions else "",
+        )
+        for n, v in variables.items()
+    }
     inside = tuple(name for name, v in variables.items() if v.record)
     if inside and mode != "none":
         others = [name for name, v in variables.items() if not v.record]
-        note = f"left out {listed(others)}: no dimension of records (--field takes them)"
-        axis = SampleAxis(header.records, False, inside, (note,) if others else ())
+        lost = f"left out {listed(others)}: no dimension of records (--field takes them)"
+        notes = ((lost,) if others else ()) + (samples.counted_along(arrays[inside[0]].axis),)
+        axis = SampleAxis(header.records, False, inside, notes)
     else:
-        axis = samples.choose(arrays, mode, path)
-        if not axis.whole_file and not named:
-            axis = _of_one_dimension(header, variables, axis, arrays)
+        axis = samples.choose(arrays, mode, path, named=named)
     for name in sorted(variables.keys() - set(axis.names)) if named else ():
         raise SchemaError(
             f"field {name} has another number of samples than {axis.names[0]}",
             where=path,
             expected=axis.count,
-            found="no dimension of records" if inside else (*arrays[name][0], "no axis")[0],
+            found="no dimension of records" if inside else (*arrays[name].shape, "no axis")[0],
             fix="leave one of them out, or take the file as one sample with --sample-axis none",
         )
     if mode == "auto":
         reading = f"{axis.count} samples of {listed([*axis.names])}"
         samples.check_share(arrays, set(axis.names), reading, path)
     return axis
-
-
-def _of_one_dimension(
-    header: Header,
-    variables: Variables,
-    axis: SampleAxis,
-    arrays: Mapping[str, tuple[tuple[int, ...], int]],
-) -> SampleAxis:
-    """Return the fields of one dimension, among those whose first axes are of one length."""
-    by_dimension: dict[int, list[str]] = {}
-    for name in axis.names:
-        by_dimension.setdefault(variables[name].dimensions[0], []).append(name)
-    best = max(by_dimension, key=lambda d: sum(arrays[n][1] for n in by_dimension[d]))
-    notes = [
-        f"left out {listed(names)}: first axis {header.dimensions[d]}, not "
-        f"{header.dimensions[best]} (--field takes them)"
-        for d, names in by_dimension.items()
-        if d != best
-    ]
-    return replace(axis, names=tuple(by_dimension[best]), notes=(*axis.notes, *notes))
-
-
-def _unkept(header: Header, variables: Variables) -> list[str]:
-    """Return notes on what the file says of its variables and the samples do not."""
-    dimensions = {d: header.dimensions[d] for v in variables.values() for d in v.dimensions}
-    notes = []
-    if dimensions:
-        notes.append(f"names of dimensions are not kept: {listed([*dimensions.values()])}")
-    names = [n for n, v in variables.items() if not v.attrs.keys().isdisjoint(CONVENTIONS)]
-    if names:
-        words = [c for c in CONVENTIONS if any(c in variables[n].attrs for n in names)]
-        what = f"{listed(words)} of {listed(names)}"
-        notes.append(f"values are as stored: {what} are kept as attributes, not applied")
-    return notes
 
 
 # --- what they are, and where they lie ---------------------------------------------------------

@@ -19,6 +19,7 @@ from dsprep.core.storage import HIDDEN, SIDECARS, pread_most
 from dsprep.errors import DsprepError, FormatError, UnsupportedError
 from dsprep.formats.npy import archive
 from dsprep.formats.npy.header import MAGIC, Header, parse
+from dsprep.formats.ragged import may_be_table
 from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import without_part
 from dsprep.layout.laws import Affine, Explicit
@@ -26,6 +27,9 @@ from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.reading.files import File
 
 SUFFIX = ".npy"
+
+SCIPY = ("format", "shape", "_is_array")
+"""Members by which `scipy.sparse.save_npz` says what the others are."""
 
 MAX_COLUMNS, MAX_COLUMNS_NBYTES = 1 << 16, 256 << 20
 """Values of a sample, and bytes of an array in Fortran order, up to which it is read: as a whole,
@@ -65,6 +69,11 @@ class StoredArray:
     path: str = ""
     filters: tuple[Mapping[str, Any], ...] = ()
     columns: bool = False
+
+    @property
+    def vlen(self) -> bool:
+        """Whether elements vary in length: never, as nothing is unpickled."""
+        return False
 
     def column(self, *, whole: bool, ragged: bool = False) -> Column:
         """Return its layout: a row for each sample, or (`whole`) all of it as the only one."""
@@ -199,7 +208,7 @@ def of_archive(file: File, names: Collection[str]) -> Arrays:
         found.notes.append(f"left out {listed(others)}: no arrays")
     for member in members:
         name = name_of(member.name)
-        if member.name in others or (names and name not in names):
+        if member.name in others or (names and name not in names and not _says_more(name)):
             continue
         try:
             found.arrays[name] = _in_member(file, member)
@@ -208,6 +217,11 @@ def of_archive(file: File, names: Collection[str]) -> Arrays:
         if not member.deflated:
             found.members[name] = member
     return found
+
+
+def _says_more(name: str) -> bool:
+    """Whether an array may say what others are, which are not taken for samples then."""
+    return name in SCIPY or may_be_table(name)
 
 
 def _in_member(file: File, member: archive.Member) -> StoredArray:
@@ -283,7 +297,7 @@ def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], 
         found.notes.append(f"left out {listed(others)}: no arrays")
     for file in inside:
         name = file[: -len(SUFFIX)]
-        if names and name not in names:
+        if names and name not in names and not _says_more(name):
             continue
         if _PLACEHOLDER.search(file):
             fix = "rename it"

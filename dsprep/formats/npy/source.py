@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dsprep.core.checksums import check_member, read_crc32
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema, show_shape
 from dsprep.core.storage import Inside, pread_most
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.fields import missing_field
+from dsprep.formats.index_tables import spell_rows
 from dsprep.formats.located import LocatedSource, Parsed
-from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import (
     SUFFIX,
     Arrays,
@@ -23,14 +22,21 @@ from dsprep.formats.npy.arrays import (
     of_directory,
     of_file,
 )
+from dsprep.formats.npy.tables import Tables, check
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.samples import SampleAxis, choose, listed
+from dsprep.formats.ragged import spelled, table_paths
+from dsprep.formats.samples import SampleAxis, check_share, choose, has_coordinates, listed
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import File, Files
 
 PROVED = 64 << 20
 """Bytes of a stored ZIP member up to which its CRC-32 is compared when it is first read."""
+
+
+def _table_paths(spec: FieldSpec) -> list[str]:
+    """Return the paths of the index tables of a field."""
+    return [path for entry in spec.index for path in table_paths(entry)]
 
 
 class NumpySource(LocatedSource):
@@ -43,23 +49,27 @@ class NumpySource(LocatedSource):
         try:
             found = self._arrays(options, hint)
             specs = tuple(_known(s, found) for s in options.fields)
-            axis = _axis(found, options, path)
-            parsed = _parsed(found, axis, specs, hint, path)
-            super().__init__(path, parsed, replace(options, fields=specs), self._open)
+            self._tables = Tables(found, specs, options, path, self._open, self._file)
+            axis = _axis(self._tables, found, options, path)
+            parsed = _parsed(self._tables, found, axis, specs, hint, path)
+            chosen = tuple(replace(s, path=spelled(s), index=()) for s in specs)
+            super().__init__(path, parsed, replace(options, fields=chosen), self._open)
         except BaseException:
             self.close()
             raise
-        self._paths = {name: found.arrays[name].path for name in self.names.values()}
+        arrays = found.arrays
+        self._paths = {name: array.path for name, array in arrays.items()}
         self._zipped, self._whole = found.zipped, axis.whole_file
         self._proving = threading.Lock()
         self._unproved = [
             found.members[name]
-            for name in self._paths
+            for name in map(self._tables.values_of, self.names.values())
             if name in found.members and found.members[name].nbytes <= PROVED
         ]
 
     def _arrays(self, options: OpenOptions, hint: Schema | None) -> Arrays:
-        names = {n for s in options.fields for n in (s.path, name_of(s.path))}
+        named = [p for s in options.fields for p in (s.path, *_table_paths(s))]
+        names = {n for p in named for n in (p, name_of(p))}
         if self._file is None:
             return of_directory(self.path, names, self._open)
         if pread_most(self._file.fd, 2, 0) == b"PK":
@@ -82,20 +92,25 @@ class NumpySource(LocatedSource):
             while self._unproved:
                 member = self._unproved[-1]
                 file.check_same()
-                _check(file, member)
+                check(file, member)
                 self._unproved.pop()
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with NumPy."""
         lines = ["import numpy as np", ""]
         for name, own in self.names.items():
-            at = str(self.path / self._paths[own])
-            load = f"np.load({at!r}, mmap_mode='r')"
-            if self._zipped:
-                load = f"np.load({str(self.path)!r})[{own!r}]"
-            lines += [f"value = {load}{'' if self._whole else '[0]'}"]
+            route = self._tables.routes.get(own)
+            load = self._spell(self._tables.values_of(own))
+            lines += spell_rows(route.tables, self._spell) if route else []
+            rows = "[start:stop]" if route else "" if self._whole else "[0]"
+            lines += [f"value = {load}{rows}"]
             lines += [f"print({name!r}, value.dtype, value.shape)"]
         return "\n".join(lines) + "\n"
+
+    def _spell(self, name: str) -> str:
+        if self._zipped:
+            return f"np.load({str(self.path)!r})[{name!r}]"
+        return f"np.load({str(self.path / self._paths[name])!r}, mmap_mode='r')"
 
     def close(self) -> None:
         """Close the files."""
@@ -104,21 +119,19 @@ class NumpySource(LocatedSource):
             self._file.close()
 
 
-def _check(file: File, member: Member) -> None:
-    where = f"{file.path}, {member.name}"
-    found = read_crc32(file.fd, member.offset, member.offset + member.nbytes, where)
-    check_member(found, member.crc32, where)
-
-
 def _known(spec: FieldSpec, found: Arrays) -> FieldSpec:
     """Return what is asked for by the name of an array where it is given as that of its file."""
-    if spec.index:
-        raise UsageError("fields of NumPy arrays have no @INDEX", found=str(spec))
     names = {*found.arrays, *found.refused}
-    return spec if spec.path in names else replace(spec, path=name_of(spec.path))
+
+    def known(path: str) -> str:
+        return path if path in names else name_of(path)
+
+    index = tuple(",".join(map(known, table_paths(entry))) for entry in spec.index)
+    return replace(spec, path=known(spec.path), index=index)
 
 
 def _parsed(
+    tables: Tables,
     found: Arrays,
     axis: SampleAxis,
     specs: tuple[FieldSpec, ...],
@@ -130,27 +143,34 @@ def _parsed(
             raise found.refused[name]
         if name not in found.arrays:
             raise missing_field(name, found.names, path)
-    if not found.arrays:
-        raise FormatError("it holds no arrays", where=path)
-    others = [s.path for s in specs if s.path not in axis.names]
+    if not tables.sized:
+        what = "no array can be a field" if found.arrays else "it holds no arrays"
+        raise FormatError(what, where=path, found="; ".join(tables.notes) or None)
+    others = [n for n in map(spelled, specs) if n not in axis.names]
     if others:
         raise SchemaError(
             f"field {others[0]} has not the length of the others",
             where=path,
             expected=f"{axis.count} samples along its first axis",
-            found=show_shape(found.arrays[others[0]].shape) or "no axis",
+            found=show_shape(tables.sized[others[0]].shape) or "no axis",
         )
     known = {} if hint is None or not axis.whole_file else {f.name: f for f in hint}
-    fields = {n: _field(n, found.arrays[n], known.get(n), axis.whole_file) for n in axis.names}
-    columns = {
-        n: found.arrays[n].column(whole=axis.whole_file, ragged=f.ragged) for n, f in fields.items()
-    }
+    fields, columns = {}, {}
+    for n in axis.names:
+        array = found.arrays[tables.values_of(n)]
+        if n in tables.routes:
+            fields[n] = Field(n, array.dtype, (None, *array.shape[1:]), attrs=tables.attrs(n))
+            first, count = tables.rows(n)
+            columns[n] = replace(array.column(whole=False), first=first, count=count)
+            continue
+        fields[n] = _field(n, array, known.get(n), axis.whole_file)
+        columns[n] = array.column(whole=axis.whole_file, ragged=fields[n].ragged)
     refused = [f"left out {name}: {error.what}" for name, error in found.refused.items()]
     return Parsed(
         version=found.version,
         fields=fields,
         layout=FileLayout(axis.count, columns=columns),
-        notes=(*found.notes, *refused, *axis.notes),
+        notes=(*found.notes, *refused, *tables.notes, *axis.notes),
     )
 
 
@@ -162,7 +182,7 @@ def _field(name: str, array: StoredArray, hint: Field | None, whole: bool) -> Fi
     return Field(name, array.dtype, shape)
 
 
-def _axis(found: Arrays, options: OpenOptions, path: Path) -> SampleAxis:
+def _axis(tables: Tables, found: Arrays, options: OpenOptions, path: Path) -> SampleAxis:
     """Return which axis counts the samples.
 
     Raises
@@ -173,19 +193,25 @@ def _axis(found: Arrays, options: OpenOptions, path: Path) -> SampleAxis:
     """
     if options.sample_axis == "groups":
         raise UsageError("--sample-axis groups does not apply to NumPy", expected="first or none")
-    arrays = found.arrays
-    if not arrays:
+    arrays, mode, shapes = found.arrays, options.sample_axis, tables.sized
+    if not shapes:
         return SampleAxis(0, False, ())
-    if not options.fields and options.sample_axis != "none":
-        check_arrays(arrays, path)
-    if options.sample_axis == "auto" and len(arrays) > 1:
+    if not options.fields and mode != "none":
+        check_arrays(shapes, path)
+    if mode == "auto" and len(shapes) > 1 and not tables.routes:
         lengths = [a.shape[0] for a in arrays.values() if a.shape]
         kinds = {(a.dtype.str, a.shape) for a in arrays.values()}
         same = path.is_dir() and len(kinds) == 1 and len(max(kinds)[1]) > 1
-        if same or (lengths and len(set(lengths)) == len(lengths)):
+        differ = lengths and len(set(lengths)) == len(lengths)
+        if same or (differ and not (len(lengths) > 1 and has_coordinates(shapes))):
             raise _doubtful(arrays, path, same)
-    shapes = {name: (a.shape, a.stored) for name, a in arrays.items()}
-    return choose(shapes, options.sample_axis, path)
+    if mode == "auto" and tables.routes:
+        axis = choose(shapes, "first", path, named=bool(options.fields))
+        if not options.fields:
+            reading = f"{axis.count} samples of {listed([*axis.names])}"
+            check_share(shapes, set(axis.names), reading, path)
+        return axis
+    return choose(shapes, mode, path, named=bool(options.fields))
 
 
 def _doubtful(arrays: Mapping[str, StoredArray], path: Path, same: bool) -> SchemaError:

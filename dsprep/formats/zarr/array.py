@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
+from dsprep.core.schema import Arena, Array, Bytes, DType, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
@@ -75,6 +75,16 @@ class StoredArray:
 
     def __len__(self) -> int:
         return self.meta.shape[0]
+
+    @property
+    def dtype(self) -> DType:
+        """Of an element, as stored."""
+        return self.meta.dtype
+
+    @property
+    def count(self) -> int:
+        """How many rows it has."""
+        return len(self)
 
     # --- rows ----------------------------------------------------------------------------------
 

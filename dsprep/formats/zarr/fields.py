@@ -3,9 +3,8 @@
 `Fixed`
     One array; its first axis counts samples, or it is the value of the only sample.
 `Parts`
-    A group of three arrays. Sample i has the rows ``first[i] .. first[i] + count[i]`` of
-    ``values``; the samples' rows follow one another, without gaps unless dsprep wrote them in
-    groups: then a group begins at a multiple of the attribute `CAPACITY`.
+    An array of values and the index tables that say whose rows are whose: what dsprep writes as a
+    group of ``values``, ``first`` and ``count``, or what `dsprep.formats.ragged` finds.
 `Elements`
     One array whose elements vary in length: strings, byte strings, or arrays.
 """
@@ -26,8 +25,9 @@ from dsprep.core.filters import COMPRESSORS, unpack
 from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged, dtype_code
 from dsprep.core.storage import free_memory
 from dsprep.errors import FormatError
+from dsprep.formats.index_tables import Route, locate, spell_rows
 from dsprep.formats.zarr.array import LastBlock, StoredArray
-from dsprep.formats.zarr.attributes import CAPACITY, DTYPE, KIND, ROWS, from_json, restore, view
+from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
 from dsprep.formats.zarr.locations import Step, Unlocated
 from dsprep.formats.zarr.metadata import MAX_ROW, ArrayMeta, NoField
@@ -150,17 +150,19 @@ class Fixed(Reading):
 
 
 class Parts(Reading):
-    """A ragged field kept as values, first and count.
+    """A ragged field kept as values and index tables.
 
     That the samples are a partition of the values is checked with each read, of the samples read
     and the one behind them, so that reading all samples checks all of it.
     """
 
     def __init__(
-        self, name: str, parts: Mapping[str, StoredArray], attrs: Mapping[str, Any]
+        self, name: str, values: StoredArray, route: Route, attrs: Mapping[str, Any]
     ) -> None:
-        self._values, self._first, self._count = (parts[k] for k in ("values", "first", "count"))
-        self.arrays = (self._values, self._first, self._count)
+        self._values, self.route = values, route
+        numbers = (array for table in route.tables for array in (table.first, table.count))
+        tables = dict.fromkeys(array for array in numbers if isinstance(array, StoredArray))
+        self.arrays = (values, *tables)
         kind: Kind = attrs.get(KIND, "array")
         dtype, shape = declared(self._values)
         good = kind == "array" or (dtype == np.uint8 and len(shape) == 1)
@@ -172,13 +174,11 @@ class Parts(Reading):
                 found=f"{kind!r} of {dtype}{list(shape)}",
             )
         self.field = Field(name, dtype, (None, *shape[1:]), kind, from_json(attrs))
-        self.count = len(self._first)
+        self.count = route.tables[0].rows
         self._total = len(self._values)
         rows = attrs.get(ROWS, self._total)
         known = isinstance(rows, int) and 0 <= rows <= self._total
         self.nbytes = (rows if known else self._total) * self.field.row_nbytes
-        capacity = attrs.get(CAPACITY, 0)
-        self._capacity = capacity if isinstance(capacity, int) and capacity > 0 else 0
 
     def rows(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the first row of each sample, and how many rows it has.
@@ -188,31 +188,22 @@ class Parts(Reading):
         if start == stop:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         behind = min(stop + 1, self.count)
-        first = self._first.read(start, behind).astype(np.int64)
-        count = self._count.read(start, behind).astype(np.int64)
-        ends = first + count
-        bad = (count < 0) | (first < 0) | (count > self._total - first)
-        bad[:-1] |= (ends[:-1] != first[1:]) & ~self._begins(ends[:-1], first[1:])
-        if start == 0:
-            bad[:1] |= (first[:1] != 0) & ~self._begins(0 * first[:1], first[:1])
-        if behind == self.count and not self._capacity:
-            bad[-1:] |= ends[-1:] != self._total
-        if bad.any():
-            i = int(bad.argmax())
+        last = self.route.tables[-1]
+        if last is self.route.tables[0]:
+            first, ends = last.read(start, behind, self._total, gaps=True)
+        else:
+            found = locate(self.route.tables, self._total, start, behind)
+            first = found.first
+            ends = first + np.diff(found.offsets)
+        early = start == 0 and bool(first[0] % last.capacity if last.capacity else first[0])
+        if early or (behind == self.count and not last.capacity and ends[-1] != self._total):
             raise FormatError(
-                "first and count do not divide the values among the samples",
-                where=f"{self._values.where}, sample {start + i}",
-                expected=f"consecutive rows of {self._total}",
-                found=f"first {first[i]}, count {count[i]}",
+                f"{' and '.join(last.paths)} do not divide the values among the samples",
+                where=self._values.where,
+                expected=f"consecutive rows from 0 to {self._total}",
+                found=f"rows {first[0]} to {ends[-1]} for samples {start} to {behind - 1}",
             )
-        return first[: stop - start], count[: stop - start]
-
-    def _begins(self, end: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether samples that do not follow the one before begin a group behind it."""
-        if not self._capacity:
-            return np.zeros(len(end), bool)
-        begins: NDArray[np.bool_] = (first > end) & (first % self._capacity == 0)
-        return begins
+        return first[: stop - start], (ends - first)[: stop - start]
 
     def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
         """See `Reading.begin`."""
@@ -398,10 +389,9 @@ def _load(field: Field, reading: Reading) -> list[str]:
     if isinstance(reading, Elements):
         return [f"x = {array}[0:1][0]"]
     if isinstance(reading, Parts):
-        first, count = (_array(a.meta) for a in reading.arrays[1:])
         lines = [
-            f"first, count = int({first}[0]), int({count}[0])",
-            f"x = {array}[first : first + count]",
+            *spell_rows(reading.route.tables, lambda path: f"store[{path!r}]"),
+            f"x = {array}[start:stop]",
             *_viewed(field, reading, "(-1, " + "".join(f"{n}, " for n in field.inner) + ")"),
         ]
         if field.kind == "array":

@@ -70,6 +70,9 @@ VLEN_KINDS: Mapping[str, Kind] = {
 }
 """Data types of v3, and object codecs of v2, whose elements vary in length."""
 
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""The attribute by which xarray names the axes of arrays of v2."""
+
 Codec = tuple[str, Mapping[str, Any]]
 """A name and a configuration."""
 
@@ -116,8 +119,8 @@ class ArrayMeta:
         Whether shards are encoded as a whole.
     attrs
         The attributes.
-    named_axes
-        v3: whether axes have names.
+    axes
+        The name of each axis, ``""`` for those without; or nothing.
     """
 
     path: str
@@ -135,7 +138,7 @@ class ArrayMeta:
     sharding: Sharding | None = None
     wrapped: bool = False
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    named_axes: bool = False
+    axes: tuple[str, ...] = ()
 
     @property
     def outer(self) -> str:
@@ -246,6 +249,12 @@ def _filters(codecs: list[Codec], known: str) -> dict[str, Any]:
     return {"filters": tuple(found), "unlocated": known}
 
 
+def _axes(names: Any) -> tuple[str, ...]:
+    """Return the names of axes as metadata give them, where anything else is none."""
+    known = isinstance(names, list | tuple) and any(isinstance(n, str) for n in names)
+    return tuple(n if isinstance(n, str) else "" for n in names) if known else ()
+
+
 # --- v2 --------------------------------------------------------------------------------------
 
 
@@ -283,6 +292,7 @@ def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         codecs=names,
         keys=("", separator),
         attrs=attrs,
+        axes=_axes(attrs.get(DIMENSIONS)),
         **_filters(codecs, unlocated),
     )
 
@@ -342,7 +352,7 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         sharding=sharding,
         wrapped=first == "sharding_indexed" and len(codecs) > 1,
         attrs=attrs,
-        named_axes=any(n is not None for n in document.get("dimension_names") or ()),
+        axes=_axes(document.get("dimension_names") or attrs.get(DIMENSIONS)),
         **_decoding_v3(codecs, sharding, VARYING if vlen else "", dtype),
     )
 

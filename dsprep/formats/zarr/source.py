@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Arena, Attrs, Batch, Field, Schema
+from dsprep.core.schema import Arena, Array, Attrs, Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.base import Source
+from dsprep.formats.conventions import Stated, state_common
 from dsprep.formats.fields import missing_field, retype, wanted
+from dsprep.formats.index_tables import IndexTable, Route
 from dsprep.formats.options import OpenOptions
+from dsprep.formats.ragged import (
+    ArrayTree,
+    RaggedRows,
+    find_tables,
+    route_of,
+    spelled,
+    table_paths,
+)
 from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
-from dsprep.formats.zarr.attributes import FIELDS, from_json
+from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, from_json
+from dsprep.formats.zarr.conventions import state_images
 from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading, program
 from dsprep.formats.zarr.locations import Unlocated
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
@@ -33,6 +46,9 @@ MAX_DEPTH = 32  # Linux follows 40 symbolic links on one path
 MAX_NODES = 100_000
 MAX_FILES = 100_000
 """Files of a store that are looked for when it is opened."""
+
+MOST_NAMES = 4096
+"""Names or categories that an attribute may hold."""
 
 PARTS = {"count", "first", "values"}
 
@@ -53,41 +69,30 @@ class ZarrSource(Source):
             raise
 
     def _open(self, options: OpenOptions) -> None:
-        if any(spec.index for spec in options.fields):
-            raise UsageError("zarr fields have no @INDEX: a ragged group names its own")
+        if options.sample_axis == "groups":
+            raise UsageError("--sample-axis groups applies to hdf5", where=self.path)
         nodes = walk(self._store)
         root: Attrs = {} if "" in nodes.arrays else nodes.groups.get("", {})
         self.version = f"Zarr v{nodes.version}, {'ZIP' if self.path.is_file() else 'directory'}"
         own = root.get(FIELDS)
         listed = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
-        readings, problems = find_readings(self._store, nodes, listed)
-        if options.sample_axis == "groups":
-            raise UsageError("--sample-axis groups applies to hdf5", where=self.path)
-        mode = "first" if listed and options.sample_axis == "auto" else options.sample_axis
-        asked = {spec.path for spec in options.fields}
-        left_out = {n: e for n, e in problems.items() if isinstance(e, NoField) and n not in asked}
-        damaged = [e for n, e in problems.items() if n not in left_out]
-        if damaged and not asked:
-            raise damaged[0]
-        for name in asked & problems.keys():
-            raise problems[name]
-        if asked:
-            for name in sorted(asked - readings.keys()):
-                raise missing_field(name, readings, self.path)
-            readings = {n: r for n, r in readings.items() if n in asked}
-        if not readings:
-            why = samples.listed([f"{n or ROOT_NAME}: {e.what}" for n, e in left_out.items()])
-            what = "the store holds no arrays"
-            what += " that can be fields" if left_out else ""
-            raise FormatError(what, where=self.path, found=why or None)
-        shapes = {n: ((r.count, *r.field.inner), r.nbytes) for n, r in readings.items()}
-        for name, reading in readings.items():
-            if isinstance(reading, Fixed) and reading.whole:
-                shapes[name] = ((), reading.nbytes)
+        found = Found(self._store, nodes, listed, options)
+        asked = found.asked
+        mode = options.sample_axis
+        if mode == "auto" and (listed or found.ragged):
+            mode = "first"
+        if found.stated.refused and options.sample_axis == "auto" and not asked and not listed:
+            reason, fix = found.stated.refused
+            raise SchemaError(reason, where=self.path, fix=f"{fix}, or name fields: --field NAME")
+        readings = found.wanted(self.path)
+        shapes = {n: found.sized(n) for n in readings}
         if not asked and not listed and mode != "none":
             check_arrays(readings, self.path)
-        axis = samples.choose(shapes, mode, self.path)
-        notes = [] if asked else [f"left out {n}: {e.what}" for n, e in left_out.items()]
+        axis = samples.choose(shapes, mode, self.path, named=bool(asked))
+        if found.ragged and options.sample_axis == "auto" and not asked and not listed:
+            reading = f"{axis.count} samples of {samples.listed([*axis.names])}"
+            samples.check_share(shapes, set(axis.names), reading, self.path)
+        notes = [] if asked else found.notes
         self._count, notes = axis.count, [*axis.notes, *notes]
         if axis.whole_file:
             readings = whole(readings, notes)
@@ -104,13 +109,18 @@ class ZarrSource(Source):
             )
         else:
             readings = {n: r for n, r in readings.items() if n in axis.names}
+        found.add_names(readings, notes)
         self._choose(options, readings, from_json(root))
         chosen = [r for _, r in self._columns]
-        self.notes = (*notes, *unkept(nodes.groups, chosen), *missing(self._store, chosen))
+        notes += unkept(nodes.groups, chosen, counted=not axis.whole_file)
+        if not asked:
+            notes += samples.unapplied({f.name: f.attrs for f in self.schema})
+        self.notes = (*notes, *missing(self._store, chosen))
 
     def _choose(self, options: OpenOptions, readings: dict[str, Reading], attrs: Attrs) -> None:
         available = {n: r.field for n, r in readings.items()}
-        chosen = wanted(options.fields, available)
+        specs = (replace(s, path=spelled(s), index=()) if s.index else s for s in options.fields)
+        chosen = wanted(tuple(specs), available)
         self._columns: list[tuple[Field, Reading]] = [(f, readings[p]) for p, f in chosen]
         self.schema = Schema(tuple(f for f, _ in self._columns), attrs)
 
@@ -264,46 +274,180 @@ def visit(store: Store, path: str, nodes: Nodes) -> bool:
     return bool(kind == "group")
 
 
-def find_readings(
-    store: Store, nodes: Nodes, order: list[str]
-) -> tuple[dict[str, Reading], dict[str, DsprepError]]:
-    """Return the readable fields by name, and why others are not.
+class Found:
+    """The fields that a store may have, as the user asked for them.
 
     Those in `order` come first: dsprep wrote them.
+
+    Attributes
+    ----------
+    readings
+        How to read them, by name.
+    problems
+        Why other arrays cannot be read.
+    stated
+        What programs state about the arrays.
+    ragged
+        Whether some have index tables that dsprep did not write.
+    asked
+        The names of those that the user named.
+    notes
+        What was left out, one clause each.
     """
-    readings: dict[str, Reading] = {}
-    problems: dict[str, DsprepError] = {}
-    opened: dict[str, StoredArray] = {}
-    for path, meta in nodes.arrays.items():
-        if isinstance(meta, ArrayMeta):
-            opened[path] = StoredArray(meta, store)
-        else:
-            problems[path] = meta
-    below: dict[str, set[str]] = defaultdict(set)
-    for path in (*nodes.arrays, *nodes.groups):
-        parent, _, child = path.rpartition("/")
-        below[parent].add(child)
-    for group, attrs in nodes.groups.items():
-        parts = ragged_parts(group, opened, below[group])
-        if parts is None:
-            continue
-        for part in parts.values():
-            del opened[part.meta.path]
+
+    def __init__(self, store: Store, nodes: Nodes, order: list[str], options: OpenOptions) -> None:
+        self.asked = {spelled(spec) for spec in options.fields}
+        self.readings: dict[str, Reading] = {}
+        self.problems: dict[str, DsprepError] = {}
+        self.stated, self.notes = Stated(), list[str]()
+        self._where = store.path
+        opened: dict[str, StoredArray] = {}
+        for path, meta in nodes.arrays.items():
+            if isinstance(meta, ArrayMeta):
+                opened[path] = StoredArray(meta, store)
+            else:
+                self.problems[path] = meta
+        self._opened = dict(opened)
+        self._take_own(nodes, opened)
+        tree = ArrayTree(
+            {path: array.meta for path, array in opened.items()},
+            {path: tuple(attrs) for path, attrs in nodes.groups.items()},
+        )
+        rows = RaggedRows()
+        if not order:
+            state_common(tree, partial(_attributes, nodes), self.stated)
+            state_images(tree, nodes.groups, self.stated)
+            if options.sample_axis != "none":
+                rows = find_tables(tree, tree.groups, self._array)
+        self.ragged = bool(rows.routes)
+        for spec in options.fields:
+            if spec.index:
+                for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
+                    if path not in opened:
+                        raise missing_field(path, opened, store.path)
+                route = route_of(spec, tree, self._array, store.path)
+                self.readings[spelled(spec)] = Parts(spec.path, opened[spec.path], route, {})
+        for name, (path, route) in rows.routes.items():
+            self._add(name, partial(Parts, name, opened[path], route, opened[path].meta.attrs))
+        for path, array in opened.items():
+            name = path or ROOT_NAME
+            used = path in rows.used | rows.left_out and name not in self.asked
+            if name not in self.readings and not used:
+                self._add(name, partial(reading, name, array))
+        first = [n for n in order if n in self.readings]
+        for name in first:
+            for array in self.readings[name].arrays:
+                array.complete = not array.meta.vlen
+        rest = sorted(self.readings.keys() - set(first))
+        self.readings = {n: self.readings[n] for n in [*first, *rest]}
+        self._set_aside(rows)
+
+    def _array(self, path: str) -> StoredArray:
+        return self._opened[path]
+
+    def _add(self, name: str, make: Callable[[], Reading]) -> None:
         try:
-            readings[group] = Parts(group, parts, attrs)
+            self.readings[name] = make()
         except (FormatError, SchemaError) as error:
-            problems[group] = error
-    for path, array in opened.items():
-        name = path or ROOT_NAME
-        try:
-            readings[name] = reading(name, array)
-        except (FormatError, SchemaError) as error:
-            problems[name] = error
-    first = [n for n in order if n in readings]
-    for name in first:
-        for array in readings[name].arrays:
-            array.complete = not array.meta.vlen
-    return {n: readings[n] for n in [*first, *sorted(readings.keys() - set(first))]}, problems
+            self.problems[name] = error
+
+    def _take_own(self, nodes: Nodes, opened: dict[str, StoredArray]) -> None:
+        """Take the groups that are one ragged field in dsprep's own encoding."""
+        below: dict[str, set[str]] = defaultdict(set)
+        for path in (*nodes.arrays, *nodes.groups):
+            parent, _, child = path.rpartition("/")
+            below[parent].add(child)
+        for group, attrs in nodes.groups.items():
+            parts = ragged_parts(group, opened, below[group])
+            if parts is None:
+                continue
+            for part in parts.values():
+                del opened[part.meta.path]
+            first, count, capacity = parts["first"], parts["count"], attrs.get(CAPACITY, 0)
+            grouped = isinstance(capacity, int) and capacity > 0
+            paths = first.meta.path, count.meta.path
+            table = IndexTable(paths, first, count, capacity=capacity if grouped else 0)
+            route = Route((table,), (",".join(paths),))
+            self._add(group, partial(Parts, group, parts["values"], route, attrs))
+
+    def _set_aside(self, rows: RaggedRows) -> None:
+        """Leave out what is not samples, unless the user names it; and note it."""
+        stated = self.stated
+        for path, reason in stated.left_out.items():
+            if self.readings.pop(path, None) is not None:
+                self.problems[path] = NoField(reason, where=f"{self._where}, array {path}")
+        self.notes += rows.notes
+        for reason in dict.fromkeys(stated.aside.values()):
+            paths = [p for p, why in stated.aside.items() if why == reason]
+            self.notes.append(f"left out {samples.listed(paths)}: {reason}")
+            for path in paths:
+                if path not in self.asked:
+                    self.readings.pop(path, None)
+                    self.problems.pop(path, None)
+
+    def wanted(self, where: Path) -> dict[str, Reading]:
+        """Return what the user asked for, or all that can be read."""
+        left_out = {
+            n: e for n, e in self.problems.items() if isinstance(e, NoField) and n not in self.asked
+        }
+        damaged = [e for n, e in self.problems.items() if n not in left_out]
+        if damaged and not self.asked:
+            raise damaged[0]
+        for name in self.asked & self.problems.keys():
+            raise self.problems[name]
+        for name in sorted(self.asked - self.readings.keys()):
+            raise missing_field(name, self.readings, where)
+        readings = {n: r for n, r in self.readings.items() if n in self.asked or not self.asked}
+        if not readings:
+            why = samples.listed([f"{n or ROOT_NAME}: {e.what}" for n, e in left_out.items()])
+            why = "; ".join([why, *self.notes] if why else self.notes)
+            what = "the store holds no arrays"
+            what += " that can be fields" if why else ""
+            raise FormatError(what, where=where, found=why or None)
+        self.notes += [f"left out {n}: {e.what}" for n, e in left_out.items()]
+        return readings
+
+    def sized(self, name: str) -> samples.Sized:
+        """Return the shape of a field with its samples, its bytes, and what counts them."""
+        reading = self.readings[name]
+        if isinstance(reading, Fixed) and reading.whole:
+            return samples.Sized((), reading.nbytes)
+        axis = self.stated.axes.get(name, "")
+        if not isinstance(reading, Parts):
+            axis = axis or (*reading.arrays[0].meta.axes, "")[0]
+        return samples.Sized((reading.count, *reading.field.inner), reading.nbytes, axis)
+
+    def add_names(self, readings: Mapping[str, Reading], notes: list[str]) -> None:
+        """Add to the attributes of fields what is stated elsewhere."""
+        for name, reading in readings.items():
+            more = dict(self.stated.attrs.get(name, {}))
+            attribute, other = self.stated.names.get(name, ("", ""))
+            if other:
+                values = _names_in(self._opened.get(other))
+                if values is None:
+                    lost = f"left out {other}: too many or no {attribute} for an attribute"
+                    notes.append(lost)
+                else:
+                    more[attribute] = values
+            if more:
+                reading.field = replace(reading.field, attrs={**reading.field.attrs, **more})
+
+
+def _attributes(nodes: Nodes, path: str) -> Attrs:
+    meta = nodes.arrays.get(path)
+    return from_json(meta.attrs if isinstance(meta, ArrayMeta) else nodes.groups.get(path, {}))
+
+
+def _names_in(array: StoredArray | None) -> Array | None:
+    """Return the values of a small array of one axis, texts as ``U``; None if it is not."""
+    if array is None or len(array.meta.shape) != 1 or not 0 < len(array) <= MOST_NAMES:
+        return None
+    if not array.meta.vlen:
+        return array.read(0, len(array))
+    if array.meta.kind != "str":
+        return None
+    texts = Elements("names", array).begin(0, len(array), None).done(np.empty(0, np.uint8))
+    return np.array([*texts])
 
 
 def reading(name: str, array: StoredArray) -> Reading:
@@ -343,16 +487,18 @@ def whole(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Readin
 # --- notes -----------------------------------------------------------------------------------
 
 
-def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading]) -> list[str]:
+def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading], *, counted: bool) -> list[str]:
     """Return which names of axes and attributes do not become part of the samples.
 
     `groups` are the attributes of each group of the store, `readings` the fields that are read.
+    Where samples are `counted` along an axis, that is noted already.
     """
     arrays = [a for r in readings for a in r.arrays]
-    named = [a.meta.path or "the array" for a in arrays if a.meta.named_axes]
+    named = [a.meta.path or "the array" for a in arrays if a.meta.axes and not counted]
     parts = [r for r in readings if isinstance(r, Parts)]
     fields = {r.field.name for r in parts}
     owners = [a.meta.path for r in parts for a in r.arrays if from_json(a.meta.attrs)]
+    owners = [path for path in owners if path not in fields]
     for path, attrs in groups.items():
         above = any(a.meta.path.startswith(f"{path}/") for a in arrays)
         if path and path not in fields and above and from_json(attrs):

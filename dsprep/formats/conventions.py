@@ -1,0 +1,187 @@
+"""What programs state about the arrays of a file, in whatever format: AnnData, 10x, NWB, SciPy ...
+
+Names and attributes alone say it, so this reads no values. What is kept *aside* is never taken for
+samples by itself, and is read where the user names it.
+
+Sources: AnnData, "On-disk format"; 10x Genomics, "HDF5 Feature-Barcode Matrix Format"; BIOM format
+2.1; Loom file format 3.0; NWB, "hdmf-common: DynamicTable"; MATLAB's files of version 7.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsprep.core.schema import Attrs
+from dsprep.formats.ragged import Tree
+
+Attributes = Callable[[str], Attrs]
+"""Returns the attributes of the group or array at a path."""
+
+
+@dataclass
+class Stated:
+    """What is stated about the arrays of a file, by their paths.
+
+    Attributes
+    ----------
+    aside
+        Those that are not samples, with the reason.
+    left_out
+        Those that cannot be fields, with the reason.
+    tables
+        Those whose members are fields.
+    names
+        Those that have names or categories in another array: the attribute that keeps these, and
+        the path of the other one.
+    attrs
+        What is stated elsewhere and belongs to their attributes.
+    axes
+        What their first axis counts; arrays of two such things are never fields of one sample.
+    grouped
+        Whether groups that are alike may be samples.
+    refused
+        Why nothing is taken unless it is named, and what to do: two clauses.
+    """
+
+    aside: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    tables: set[str] = field(default_factory=set)
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    attrs: dict[str, Attrs] = field(default_factory=dict)
+    axes: dict[str, str] = field(default_factory=dict)
+    grouped: bool = True
+    refused: tuple[str, str] | None = None
+
+
+def state_common(tree: Tree, attributes: Attributes, found: Stated) -> None:
+    """Add what is stated in the same way in every format that holds named arrays."""
+    _sparse(tree, attributes, found)
+    _anndata(tree, found)
+    _categories(tree, attributes, found)
+    _cells(tree, found)
+    _dynamic_tables(tree, found)
+    _weights(tree, found)
+
+
+def text_of(value: Any) -> str:
+    """Return an attribute as text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _within(group: str, name: str) -> str:
+    return f"{group}/{name}".lstrip("/")
+
+
+_SPARSE = {"csc": "by columns", "coo": "one by one", "bsr": "by blocks", "dia": "by diagonals"}
+"""Sparse matrices of SciPy whose rows do not follow one another, and how they are stored."""
+
+
+def _sparse(tree: Tree, attributes: Attributes, found: Stated) -> None:
+    """State the columns of matrices in CSR, and leave out those that are not stored by rows."""
+    for group, names in tree.groups.items():
+        data = _within(group, "data")
+        if "MATLAB_sparse" in names:
+            found.attrs[data] = {"columns": attributes(group)["MATLAB_sparse"]}
+        key = next((k for k in ("encoding-type", "h5sparse_format") if k in names), None)
+        if key is None or data not in tree.datasets:
+            continue
+        attrs = attributes(group)
+        kind = text_of(attrs.get(key)).removesuffix("_matrix")
+        shape = attrs.get("shape", attrs.get("h5sparse_shape", ()))
+        columns = list(shape)[1:] if hasattr(shape, "__iter__") else []
+        if kind == "csr" and columns:
+            found.attrs[data] = {"columns": columns[0]}
+        elif kind in _SPARSE:
+            what = f"{group or 'this'} is {kind}_matrix, stored {_SPARSE[kind]}"
+            what += ", and columns are not samples" if kind == "csc" else ", not by rows"
+            fix = "write it by rows, as its method tocsr() gives it"
+            for path in tree.inside(group):
+                found.left_out[path] = f"{what} ({fix})"
+            if group.rpartition("/")[2] in ("X", ""):
+                found.refused = what, fix
+
+
+def _put_aside(tree: Tree, parts: list[str], reason: str, found: Stated) -> None:
+    """Keep arrays aside: those at these paths, and all below them."""
+    prefixes = tuple(f"{part}/" for part in parts)
+    for path in tree.datasets:
+        if path in parts or path.startswith(prefixes):
+            found.aside[path] = reason
+
+
+def _anndata(tree: Tree, found: Stated) -> None:
+    """Keep aside what belongs to the variables of AnnData, which are its columns."""
+
+    def there(path: str) -> bool:
+        return path in tree.groups or path in tree.datasets
+
+    others: list[str] = []
+    for group in tree.groups:
+        if there(_within(group, "obs")) and there(_within(group, "var")):
+            parts = ("var", "varm", "varp", "uns", "raw/var", "raw/varm", "varmap")
+            others += [_within(group, part) for part in parts]
+    if others:
+        found.grouped = False
+        _put_aside(tree, others, "AnnData's variables and annotations", found)
+
+
+def _categories(tree: Tree, attributes: Attributes, found: Stated) -> None:
+    """State what the codes of categorical columns stand for."""
+    for group, names in tree.groups.items():
+        codes, categories = f"{group}/codes", f"{group}/categories"
+        there = "encoding-type" in names and {codes, categories} <= tree.datasets.keys()
+        if there and text_of(attributes(group).get("encoding-type")) == "categorical":
+            found.names[codes] = "categories", categories
+            found.aside.setdefault(categories, "the categories of codes")
+        if group.endswith("/__categories"):
+            table = group.rpartition("/")[0]
+            for path in tree.inside(group):
+                column = f"{table}/{path.rpartition('/')[2]}"
+                if column in tree.datasets:
+                    found.names[column] = "categories", path
+                found.aside.setdefault(path, "the categories of codes")
+
+
+def _cells(tree: Tree, found: Stated) -> None:
+    """Keep aside what belongs to the features of cells: of 10x, BIOM and Loom."""
+    for group in tree.groups:
+        barcodes, data, indptr = (_within(group, n) for n in ("barcodes", "data", "indptr"))
+        if {barcodes, data, indptr} <= tree.datasets.keys():
+            features = [_within(group, n) for n in ("features/id", "genes")]
+            parts = [_within(group, n) for n in ("features", "genes", "gene_names", "shape")]
+            _put_aside(tree, parts, "10x's features, which are the columns of a cell", found)
+            for path in features:
+                if path in tree.datasets:
+                    found.attrs[data] = {"columns": tree.datasets[path].shape[0]}
+            found.grouped = False
+    if {"observation/matrix", "sample/matrix"} <= tree.groups.keys():
+        reason = "BIOM's observations, which are the columns of a sample"
+        _put_aside(tree, ["observation"], reason, found)
+        found.grouped = False
+    if "matrix" in tree.datasets and {"row_attrs", "col_attrs"} <= tree.groups.keys():
+        found.refused = (
+            "this is a Loom file, whose cells are columns, and columns are not samples",
+            "write it by cells: anndata.read_loom(FILE).write_h5ad(OUT)",
+        )
+
+
+def _dynamic_tables(tree: Tree, found: Stated) -> None:
+    """State that the rows of tables of NWB (and hdmf) are those of that table alone."""
+    for group, names in tree.groups.items():
+        if "colnames" in names:
+            found.axes.update(dict.fromkeys(tree.inside(group), group or "rows"))
+
+
+_WEIGHTS = re.compile(r"(?:.*\.)?(?:weight|bias|running_mean|running_var|num_batches_tracked)")
+
+
+def _weights(tree: Tree, found: Stated) -> None:
+    """Do not take the rows of the parameters of a model for samples."""
+    names = [path.rpartition("/")[2] for path in tree.datasets]
+    last = {m[0].rpartition(".")[2] for m in map(_WEIGHTS.fullmatch, names) if m}
+    if {"weight", "bias"} <= last and all(map(_WEIGHTS.fullmatch, names)):
+        found.refused = "these are the weights of a model, not samples", "name the array"
+        found.grouped = False

@@ -1,0 +1,165 @@
+"""Ragged fields of NumPy arrays: sparse matrices of SciPy, and values beside index tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.checksums import check_member, read_crc32
+from dsprep.core.schema import Array, Attrs, DType, Field, FieldSpec
+from dsprep.errors import SchemaError
+from dsprep.formats.conventions import Stated, state_common
+from dsprep.formats.fields import missing_field
+from dsprep.formats.index_tables import Route, locate
+from dsprep.formats.npy.archive import Member
+from dsprep.formats.npy.arrays import SCIPY, Arrays, StoredArray
+from dsprep.formats.options import OpenOptions
+from dsprep.formats.ragged import ArrayTree, find_tables, route_of, spelled, table_paths
+from dsprep.formats.samples import Sized, listed
+from dsprep.layout.laws import Explicit
+from dsprep.reading.columns import ColumnReader, fetch
+from dsprep.reading.files import File
+
+_STEP = 1 << 20
+
+
+class Tables:
+    """Which of the arrays that were found are ragged fields, and what each field is.
+
+    Attributes
+    ----------
+    routes
+        How to reach the values of the ragged fields, by the names of these.
+    sized
+        The shapes of all fields, with their samples.
+    notes
+        What was left out, one clause each.
+    """
+
+    def __init__(
+        self,
+        found: Arrays,
+        specs: Sequence[FieldSpec],
+        options: OpenOptions,
+        path: Path,
+        open_file: Callable[[str], File],
+        archive: File | None,
+    ) -> None:
+        self._found, self._open, self._archive = found, open_file, archive
+        self._where = path
+        self._paths: dict[str, str] = {}
+        self.routes: dict[str, Route] = {}
+        arrays = dict(found.arrays)
+        attrs = self._scipy(arrays) if options.sample_axis == "auto" else {}
+        tree = ArrayTree(arrays, {"": tuple(attrs)})
+        self._stated = Stated()
+        state_common(tree, lambda _: attrs, self._stated)
+        ragged = find_tables(tree, tree.groups if options.sample_axis != "none" else (), self._rows)
+        asked = {spec.path for spec in specs if not spec.index}
+        self.notes = [] if specs else ragged.notes
+        for name, (values, route) in ragged.routes.items():
+            if not specs or name in asked:
+                self._paths[name], self.routes[name] = values, route
+        for spec in specs:
+            for each in (spec.path, *(p for entry in spec.index for p in table_paths(entry))):
+                if spec.index and each not in arrays:
+                    raise missing_field(each, arrays, path)
+            if spec.index:
+                self._paths[spelled(spec)] = spec.path
+                self.routes[spelled(spec)] = route_of(spec, tree, self._rows, path)
+        self._leave_out(arrays, {spelled(spec) for spec in specs}, asked)
+        skip = ragged.used | ragged.left_out if not specs else arrays.keys() - asked
+        self.sized = {
+            name: Sized(a.shape, a.stored) for name, a in arrays.items() if name not in skip
+        }
+        for name, route in self.routes.items():
+            stored = found.arrays[self._paths[name]].stored
+            self.sized[name] = Sized((route.tables[0].rows,), stored)
+
+    def values_of(self, name: str) -> str:
+        """Return the array that has the values of a field."""
+        return self._paths.get(name, name)
+
+    def attrs(self, name: str) -> Attrs:
+        """Return what is stated elsewhere and belongs to the attributes of a field."""
+        return self._stated.attrs.get(self.values_of(name), {})
+
+    def rows(self, name: str) -> tuple[Explicit, Explicit]:
+        """Return the first row of each sample of a ragged field, and how many it has."""
+        tables, target = self.routes[name].tables, self._found.arrays[self.values_of(name)].shape[0]
+        first, count = np.zeros((2, tables[0].rows), np.int64)
+        for start in range(0, len(first), _STEP):
+            stop = min(start + _STEP, len(first))
+            found = locate(tables, target, start, stop)
+            count[start:stop] = np.diff(found.offsets)
+            first[start:stop] = found.first
+        return Explicit(first), Explicit(count)
+
+    def _rows(self, name: str) -> StoredNumbers:
+        array = self._found.arrays[name]
+        member = self._found.members.get(name)
+        if member is not None and self._archive is not None:
+            check(self._archive, member)
+        return StoredNumbers(name, array, self._open, f"{self._where}, array {name}")
+
+    def _scipy(self, arrays: dict[str, StoredArray]) -> Attrs:
+        """Return what SciPy says of a matrix, as other formats have it, and take that out."""
+        kind, shape = arrays.get("format"), arrays.get("shape")
+        if kind is None or shape is None or "data" not in arrays:
+            return {}
+        if kind.shape or kind.dtype.kind not in "SU" or shape.shape != (2,):
+            return {}
+        text = self._rows("format").read(0, 1).reshape(-1)[0]
+        sizes = self._rows("shape").read(0, 2)
+        for name in SCIPY:
+            arrays.pop(name, None)
+        text = text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
+        return {"encoding-type": text, "shape": sizes}
+
+    def _leave_out(self, arrays: dict[str, StoredArray], names: set[str], asked: set[str]) -> None:
+        stated = self._stated
+        if stated.refused and not names:
+            reason, fix = stated.refused
+            raise SchemaError(reason, where=self._where, fix=fix)
+        for name in asked & stated.left_out.keys():
+            why = f"{name} cannot be a field: {stated.left_out[name]}"
+            raise SchemaError(why, where=self._where)
+        for reason in dict.fromkeys(stated.aside.values()) if not names else ():
+            lost = [n for n, why in stated.aside.items() if why == reason and n in arrays]
+            for name in lost:
+                del arrays[name]
+            self.notes.append(f"left out {listed(lost)}: {reason}")
+
+
+class StoredNumbers:
+    """An array as an index table has it; see `dsprep.formats.index_tables.Numbers`."""
+
+    def __init__(
+        self, name: str, array: StoredArray, open_file: Callable[[str], File], where: str
+    ) -> None:
+        self.where, self._array = where, array
+        self.count = (*array.shape, 1)[0]
+        field = Field(name, array.dtype, array.shape[1:])
+        self._reader = ColumnReader(array.column(whole=False), field, open_file)
+
+    @property
+    def dtype(self) -> DType:
+        """Of an element."""
+        return self._array.dtype
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows ``start <= i < stop``."""
+        wanted = self._reader.begin(np.arange(start, stop, dtype=np.int64), None)
+        rows: Any = fetch({"": wanted}, None)[""]
+        found: Array = rows
+        return found
+
+
+def check(file: File, member: Member) -> None:
+    """Compare a stored member of a ZIP file with its CRC-32."""
+    where = f"{file.path}, {member.name}"
+    found = read_crc32(file.fd, member.offset, member.offset + member.nbytes, where)
+    check_member(found, member.crc32, where)
