@@ -335,19 +335,7 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
     assert isinstance(column, Fixed | Indexed)  # the others of the four
     carrier = column.rows.held.carrier
     if isinstance(column, Fixed):
-        index = "()" if column.rows.whole else "0:1"
-        lines = [f"{target} = f[{path!r}][{index}]"]
-        if column.rows.short:  # the rest of an unlimited dimension of netCDF
-            shape = (1, *column.rows.inner)
-            fill = f"np.frombuffer({column.rows.fill().tobytes()!r}, {_spell(column.rows.dtype)})"
-            lines = [
-                f"stored = {lines[0].partition(' = ')[2]}",
-                f"{target} = np.full({shape}, {fill}[0])",
-                f"{target}[tuple(map(slice, stored.shape))] = stored",
-            ]
-            if column.rows.whole:
-                lines[0] += "[None]"
-                lines.append(f"{target} = {target}[0]")
+        lines = _load_rows(column, target, path)
     else:
         tables = [
             ((t.paths[0], t.first_member), (t.paths[-1], t.count_member))
@@ -369,6 +357,21 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
         convert = ".tobytes()" + ('.decode("utf-8")' if column.route.kind == "str" else "")
         lines.append(f"{target} = {target}{convert}")
     return lines
+
+
+def _load_rows(column: Fixed, target: str, path: str) -> list[str]:
+    """Return the lines that put the rows of a sample into `target`."""
+    rows = column.rows
+    if not rows.short:
+        return [f"{target} = f[{path!r}][{'()' if rows.whole else '0:1'}]"]
+    # The rest of an unlimited dimension of netCDF.
+    fill = f"np.frombuffer({rows.fill().tobytes()!r}, {_spell(rows.dtype)})[0]"
+    return [
+        f"stored = f[{path!r}][{'()' if rows.whole else '0:1'}]{'[None]' if rows.whole else ''}",
+        f"{target} = np.full({(1, *rows.inner)}, {fill})",
+        f"{target}[tuple(map(slice, stored.shape))] = stored",
+        *([f"{target} = {target}[0]"] if rows.whole else []),
+    ]
 
 
 def _spell(dtype: DType) -> str:
