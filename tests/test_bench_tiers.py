@@ -119,6 +119,22 @@ def test_ranks_share_a_cache_that_is_gone_in_the_end(grouped, task):
     assert list(asked.tier.iterdir()) == []
 
 
+@pytest.mark.parametrize("cold", [False, True])
+def test_ranks_that_begin_anew_remove_what_they_shared_once_all_have_closed_it(
+    grouped, task, cold, monkeypatch
+):
+    path, facts = grouped
+    asked = task("cache-first", epochs=3, check=False, cold=cold)
+    for _ in range(3):
+        results = running.run(asked, ranks=2)
+        assert isinstance(results, list), results
+        found = row("cache-first", [results], replace(facts, checked=False))
+        assert [p for p in found.problems if "cold" not in p] == []
+        assert found.value("hit_percent") == 100
+        assert found.value("copied_bytes") >= stored(path)
+        assert list(asked.tier.iterdir()) == []
+
+
 # --- the throttle ----------------------------------------------------------------------------
 
 

@@ -53,6 +53,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         epochs = []
         for number in range(task.warmup + task.epochs):
             if watch is None and number and strategy.anew:
+                _close(strategy, wait)
                 strategy.open()
             seen = warm if watch is None else _made_cold(task, strategy, wait, watch)
             came = None if watch is None else watch.received()
@@ -72,10 +73,18 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         strategy.close()
 
 
+def _close(strategy: Strategy, wait: Callable[[], None]) -> None:
+    """Close a strategy on all ranks, and then remove what it kept for the last epoch."""
+    strategy.close()
+    wait()
+    if strategy.anew and strategy.opened:
+        strategy.clear()
+        wait()
+
+
 def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None], watch: Watch) -> Seen:
     """Close, drop the files from the page cache, and open again; return what that showed."""
-    strategy.close()
-    wait()  # nobody has anything mapped
+    _close(strategy, wait)  # nobody has anything mapped
     if task.rank == 0 or task.everywhere:
         caches.drop(task.drop)
         if task.tier_folder is not None:

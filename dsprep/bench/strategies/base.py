@@ -73,6 +73,10 @@ class Strategy(ABC):
         """Return an item as dsprep's batches are: field name to array or `Ragged`; not timed."""
         return item  # type: ignore[no-any-return]
 
+    def clear(self) -> None:
+        """Remove what is not wanted any more, once all ranks have closed it."""
+        return
+
     def close(self) -> None:
         """Forget all that `prepare` made, and close it; may be called twice."""
         held, kept = self._held, {"task": self.task, "opened": self.opened}

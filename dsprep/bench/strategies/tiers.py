@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,12 @@ class CacheFirst(CacheNext):
         """The directory of the cache, of this epoch alone."""
         return super().folder / str(self.opened)
 
-    def prepare(self, held: ExitStack) -> None:
-        """Read the sidecar; what was copied is removed in the end."""
-        held.callback(remove, self.folder)
-        super().prepare(held)
+    def clear(self) -> None:
+        """Remove what the last epoch has copied; of several ranks, one does."""
+        gone = self.folder.with_name(f"{self.opened}-{self.task.rank}")
+        with suppress(FileNotFoundError):
+            self.folder.rename(gone)
+            remove(gone)
 
 
 class Met(CacheNext):
