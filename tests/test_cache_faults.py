@@ -51,13 +51,14 @@ def origin(tmp_path_factory) -> Path:
     return made(tmp_path_factory.mktemp("origin"))
 
 
-def made(folder: Path, version: int = 0, **options: Any) -> Path:
+def made(folder: Path, version: int = 0, name: str = "set.h5", **options: Any) -> Path:
     """A dataset of 32 groups of 16 KiB each."""
     ids = np.arange(COUNT)
+    folder.mkdir(exist_ok=True)
     source = written(folder / f"in-{version}.h5", SCHEMA, {"x": values(ids, version), "id": ids})
     options = {"buffer_size": 8, "stripe_size": "4KiB", "durable": False, **options}
-    dsprep.repack(source, folder / "set.h5", overwrite=True, **options)
-    return folder / "set.h5"
+    dsprep.repack(source, folder / name, overwrite=True, **options)
+    return folder / name
 
 
 def checked(batches: Any, version: int = 0) -> int:
@@ -559,6 +560,80 @@ def test_a_copy_that_cannot_be_read(origin, tmp_path, monkeypatch, engine):
     monkeypatch.setattr(Copy, "open", write_only)
     stats = epoch(origin, tmp_path, notes=1, engine=engine)
     assert stats.cache_units == stats.cache_nbytes == 0
+
+
+# --- a server that goes away ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def away(folder: Path, number: int, *, seen: bool) -> Iterator[None]:
+    """Have every call fail that asks the server of a directory; `seen`: not those of status."""
+
+    def refusing(real: Any) -> Any:
+        def call(path: Any, *words: Any, **more: Any) -> Any:
+            where = path
+            if isinstance(path, int):
+                where = Path(f"/proc/self/fd/{path}").readlink()
+            if os.fsdecode(where).startswith(str(folder)):
+                raise OSError(number, os.strerror(number), None if where != path else str(path))
+            return real(path, *words, **more)
+
+        return call
+
+    names = ["open", "scandir", "listdir", "pread", "preadv"]
+    names += [] if seen else ["stat", "lstat", "fstat"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(os, name, refusing(getattr(os, name)))
+        patch.setattr("io.open", refusing(open))
+        yield
+
+
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("name", ["set.h5", "set.zarr", "set.lmdb", "set.tfrecord"])
+def test_what_is_in_the_cache_is_read_while_the_server_is_away(tmp_path, name, seen, number):
+    """Each loop looks at the dataset again, and each says that it could not."""
+    origin, cache = made(tmp_path / "server", name=name), tmp_path / "cache"
+    with dsprep.Reader(origin, 8, cache=cache, epochs=4) as reader:
+        assert checked(reader) == COUNT
+        until(lambda: reader._cache._is_idle)
+        with away(tmp_path / "server", number, seen=seen):
+            for epoch in (1, 2):
+                with said(1, f"epoch {epoch}", str(origin), os.strerror(number), "is read"):
+                    assert checked(reader) == COUNT
+        with said(0):
+            assert checked(reader) == COUNT
+        assert [s.cache_units for s in reader.stats[1:]] == [32, 32, 32]
+
+
+def test_what_is_missing_is_missing(tmp_path):
+    path, cache = made(tmp_path / "server"), tmp_path / "cache"
+    with dsprep.Reader(path, 8, cache=cache) as reader:
+        assert checked(reader) == COUNT
+        path.unlink()
+        with said(0), pytest.raises(StaleError, match="missing"):
+            list(reader)
+
+
+def test_without_a_cache_a_server_that_is_away_is_named(tmp_path):
+    path = made(tmp_path / "server")
+    with dsprep.Reader(path, 8) as reader:
+        assert checked(reader) == COUNT
+        gone = away(path.parent, errno.ENOTCONN, seen=False)
+        with gone, pytest.raises(OSError, match=f"not connected.*{path}"):
+            list(reader)
+
+
+def test_what_the_cache_lacks_is_an_error_of_the_sample(tmp_path):
+    path, cache = made(tmp_path / "server"), tmp_path / "cache"
+    size = path.stat().st_size // 2
+    with said(0), dsprep.Reader(path, 8, cache=cache, cache_size=size) as reader:
+        assert checked(reader) == COUNT
+        until(lambda: reader._cache._is_idle)
+        gone, words = away(path.parent, errno.ENOTCONN, seen=False), r"sample \d+ .*set\.h5"
+        with said(1, "epoch 1"), gone, pytest.raises(ReadError, match=words):
+            list(reader)
 
 
 # --- another dataset -----------------------------------------------------------------------------

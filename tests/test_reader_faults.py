@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from support import epochs, random_batch
@@ -739,7 +740,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, mon
 
 def test_a_file_of_which_nothing_can_be_asked_any_more(made, monkeypatch):
     # As on a mount whose server went away: descriptors are refused, in reading and behind it.
-    def refused(file):
+    def refused(file, offset=None):
         raise OSError(errno.EBADFD, os.strerror(errno.EBADFD))
 
     for name, what in (("size", "cannot be read"), ("check_same", "is not given out")):
@@ -749,3 +750,28 @@ def test_a_file_of_which_nothing_can_be_asked_any_more(made, monkeypatch):
                 failing(patch, errno.ENOTCONN, 0)
             with dsprep.Reader(made["groups"], 5) as reader, pytest.raises(ReadError, match=what):
                 list(reader)
+
+
+@pytest.mark.parametrize("compress", [None, "gzip"])
+def test_a_status_that_is_refused_is_named_with_file_offset_and_sample(
+    compress, tmp_path, monkeypatch
+):
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["x"] = np.arange(6400.0).reshape(64, 100)
+    path = tmp_path / "x.h5"
+    dsprep.repack(tmp_path / "in.h5", path, buffer_size=8, compress=compress, durable=False)
+    real = os.fstat
+
+    def refused(fd):
+        if os.readlink(f"/proc/self/fd/{fd}") == str(path):  # noqa: PTH115 (it is no real path)
+            raise OSError(errno.EBADFD, os.strerror(errno.EBADFD))
+        return real(fd)
+
+    with dsprep.Reader(path, 8, shuffle="none", epochs=2) as reader:
+        list(reader)
+        monkeypatch.setattr(os, "fstat", refused)
+        reader._sidecar.check = lambda: None
+        words = rf"sample 0 .*\[Errno 77\] .* at offset \d+: '{path}'"
+        with pytest.raises(ReadError, match=words) as caught:
+            list(reader)
+        assert caught.value.sample == 0

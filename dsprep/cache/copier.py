@@ -16,7 +16,7 @@ from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import PAGE, Pieces, Range, name_of
 from dsprep.core.checksums import pwrite_crc32c
 from dsprep.core.schema import Bytes
-from dsprep.core.storage import fstat, named, pread_into
+from dsprep.core.storage import fstat, named, pread_into, truncate
 from dsprep.reading.files import File
 
 BLOCK = 4 << 20
@@ -278,10 +278,7 @@ class _Writer:
         if size != nbytes:
             if not new:
                 self._check(number, path, size)
-            try:
-                os.ftruncate(out.fd, nbytes)
-            except OSError as error:
-                raise named(error, out.fd) from error
+            truncate(out.fd, nbytes)
         if new:
             self._copy.add_file(name, nbytes)
             self._known[name] = nbytes

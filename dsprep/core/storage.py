@@ -144,6 +144,14 @@ def fstat(fd: int, offset: int | None = None) -> os.stat_result:
         raise named(error, fd, offset) from error
 
 
+def truncate(fd: int, nbytes: int) -> None:
+    """Give a file another size; an error names it."""
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        raise named(error, fd) from error
+
+
 def named(error: OSError, fd: int, offset: int | None = None) -> OSError:
     """Return an error of a system call on a descriptor with the name of the file in it."""
     try:
@@ -411,7 +419,7 @@ def sync_directory(path: Path) -> bool:
         os.fsync(fd)
     except OSError as error:
         if error.errno not in NEVER:
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         return False
     finally:
         os.close(fd)
@@ -547,7 +555,8 @@ def data_files(path: Path) -> Iterator[Path]:
 def data_entries(directory: Path) -> Iterator[os.DirEntry[str]]:
     """Yield the entries of `data_files` under a directory, in the order of their paths.
 
-    The entries of one directory are in memory at a time.
+    The entries of one directory are in memory at a time. Directories below that are gone, or may
+    not be read, count as empty; any other error is raised.
     """
     waiting = [_entries(directory)]
     while waiting:
@@ -560,16 +569,16 @@ def data_entries(directory: Path) -> Iterator[os.DirEntry[str]]:
             if name != "lock.mdb" and not name.endswith(SIDECARS) and not name.startswith(HIDDEN):
                 yield entry
         elif not name.endswith(WORKING) and not entry.is_symlink():
-            waiting.append(_entries(entry.path))
+            below: list[os.DirEntry[str]] = []
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                below = _entries(entry.path)
+            waiting.append(below)
 
 
 def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
-    """Return what is in a directory, the last name first; nothing if that cannot be seen."""
-    try:
-        with os.scandir(directory) as found:
-            return sorted(found, key=attrgetter("name"), reverse=True)
-    except OSError:
-        return []
+    """Return what is in a directory, the last name first."""
+    with os.scandir(directory) as found:
+        return sorted(found, key=attrgetter("name"), reverse=True)
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:

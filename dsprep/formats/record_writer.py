@@ -13,7 +13,7 @@ import numpy as np
 from dsprep.core.checksums import Sums, read_crc32c
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints
-from dsprep.core.storage import close, preallocate, start_sync, sync
+from dsprep.core.storage import close, fstat, preallocate, start_sync, sync
 from dsprep.formats.base import State, Writer
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
@@ -54,7 +54,7 @@ class RecordWriter(Writer):
         self.path, self.inside, self.grouping, self.sums = path, inside, grouping, Sums()
         new = os.O_CREAT | os.O_TRUNC if state is None else 0
         self.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | new, 0o666)
-        self._allocated = os.fstat(self.fd).st_size
+        self._allocated = fstat(self.fd).st_size
 
     def allocate(self, end: int) -> None:
         """Reserve space up to the offset `end`, and for more to come; `finish` truncates."""

@@ -106,7 +106,7 @@ class Fill:
     tier: Staged | None = None  # the copy from which they are read; None: the dataset itself
     parts: list[ReadPart] = field(default_factory=list)  # what has to be read
     ragged: dict[str, Ragged] = field(default_factory=dict)  # as delivered, once all is done
-    files: set[File] = field(default_factory=set)  # that are read
+    files: dict[File, int] = field(default_factory=dict)  # that are read, and first where
     done: SimpleQueue[None] = field(default_factory=SimpleQueue)
     """Not empty once all is there, or `error` is. Not an event: an interrupt within its `wait`,
     which is written in Python, may become a RuntimeError."""
@@ -378,11 +378,18 @@ class Filler:
             check_rows(column.grid, *rows_of(column, local), name)
         return locate(layout, name, local)
 
-    def _files(self, fill: Fill, number: int, local: Ints, names: Sequence[str]) -> set[File]:
-        """Return the files that hold fields, but for chunks that are files of their own."""
+    def _files(self, fill: Fill, number: int, local: Ints, names: Sequence[str]) -> dict[File, int]:
+        """Return the files that hold fields, but for chunks that are files of their own.
+
+        Each with the offset of what is read first.
+        """
         found = [self._locate(number, name, local) for name in names]
-        paths = {f.template for f in found if f.place is None and (f.offset >= 0).any()}
-        return {self.opened(fill).open_file(number, path) for path in paths}
+        paths = {
+            f.template: int(f.offset[f.offset >= 0][0])
+            for f in found
+            if f.place is None and (f.offset >= 0).any()
+        }
+        return {self.opened(fill).open_file(number, path): at for path, at in paths.items()}
 
     def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
         """Raise unless every sample has as many bytes as the field."""

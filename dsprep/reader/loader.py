@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import warnings
@@ -245,6 +246,24 @@ class Reader(ReaderOptions):
             names, rank = self.schema.names, self.place.rank
             known = compared(self._sidecar, names, self._order, options, rank)
         self._sidecar.check(known)
+
+    def _check_again(self) -> None:
+        """Raise `StaleError` if the data changed.
+
+        Where that cannot be seen, and there is a cache, warn: what it has of them is read from it
+        all the same, and what it lacks fails as it is read.
+        """
+        try:
+            self._sidecar.check()
+        except OSError as error:
+            if self._cache is None or error.errno == errno.ENOENT:
+                raise
+            warnings.warn(
+                f"epoch {self.epoch}: whether {self._sidecar.dataset} has changed cannot be seen, "
+                f"and what is in the cache is read: {error}",
+                CacheWarning,
+                stacklevel=3,
+            )
 
     def _begin_process(self) -> None:
         """Have nothing under way: at first, and in a forked child."""
@@ -507,7 +526,7 @@ class Reader(ReaderOptions):
                     "the reader is being iterated already",
                     fix="make a second Reader, or end the first loop",
                 )
-            self._sidecar.check()
+            self._check_again()
             if self._adaptive is not None and self._adaptive.reported < self.epoch:
                 raise UsageError(
                     "metrics of the last pass decide which mini-epoch comes next",

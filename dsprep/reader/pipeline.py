@@ -370,7 +370,7 @@ class Pipeline:
         if not isinstance(part.file, CopyFile):
             return part
         file = self._filler.sidecar.open_file(part.file.number, part.file.inside)
-        fill.files.add(file)
+        fill.files[file] = _first(part)
         return replace(part, file=file)
 
     def _read_part(self, epoch: int, file: File, runs: Runs) -> tuple[int, int]:
@@ -403,7 +403,7 @@ class Pipeline:
             self._filler.finish(fill)
         except BaseException as error:
             fill.error = error
-        fill.files.update(part.file for part in fill.parts if part.file is not None)
+        fill.files |= {part.file: _first(part) for part in fill.parts if part.file is not None}
         fill.parts.clear()
         fill.done.put(None)
         self._nudge()
@@ -461,13 +461,13 @@ class Pipeline:
             finally:
                 fill.error = None  # its traceback refers to this
         try:
-            for file in fill.files:
-                file.check_same()
+            for file, offset in fill.files.items():
+                file.check_same(offset)
         except FormatError as error:
             raise ReadError(str(error), int(fill.samples[0])) from error
         except OSError as error:  # the server is gone that it was read from
             sample = int(fill.samples[0]) if len(fill.samples) else -1
-            why = f"whether {file.path} changed is unknown: {error.strerror or error}"
+            why = f"whether {file.path} changed is unknown: {error}"
             raise ReadError(f"sample {sample} is not given out: {why}", sample) from error
         return fill
 
@@ -500,6 +500,11 @@ class Pipeline:
         while not self._fills.empty():
             self._fills.get()
         self._fills.put(_failed(closed_within()))
+
+
+def _first(part: ReadPart) -> int:
+    """Return the first offset of a part."""
+    return 0 if part.runs is None or not len(part.runs.starts) else int(part.runs.starts[0])
 
 
 def _failed(error: BaseException) -> Fill:

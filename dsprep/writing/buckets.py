@@ -38,6 +38,7 @@ from dsprep.core.pread import drain, packed, scatter
 from dsprep.core.schema import Arena, Array, Batch, Bytes, DType, Field, Ints, Ragged, Schema
 from dsprep.core.storage import (
     close,
+    fstat,
     pread_into,
     punch,
     pwrite_all,
@@ -343,7 +344,7 @@ class BucketReader:
             for path in self._paths:
                 self._data.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
                 self._tables.append(_Table(path.with_name("index"), row))
-            sizes = [os.fstat(fd).st_size for fd in self._data]
+            sizes = [fstat(fd).st_size for fd in self._data]
             self._begins = packed(np.array(sizes, np.int64))
         except BaseException:
             self.close()
@@ -478,7 +479,7 @@ class _Table:
     def __init__(self, path: Path, row_nbytes: int) -> None:
         self._path, self._width = path, row_nbytes // 16
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._rows, rest = divmod(os.fstat(self._fd).st_size, row_nbytes)
+        self._rows, rest = divmod(fstat(self._fd).st_size, row_nbytes)
         if rest:
             self.close()
             raise FormatError("a temporary file is damaged", where=path)

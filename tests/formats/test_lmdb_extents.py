@@ -192,7 +192,9 @@ def test_keys_of_a_file_that_changed_are_refused(tmp_path, monkeypatch):
             file.write((16 + 2).to_bytes(2, "little"))
         with pytest.raises(ChangedError, match="changed while it was read"):
             source.read(0, 9)
-        monkeypatch.setattr(source.records.file, "check_same", lambda: None)  # of the same time
+        monkeypatch.setattr(
+            source.records.file, "check_same", lambda offset=None: None
+        )  # of the same time
         with pytest.raises(FormatError, match="changed since it was opened"):
             source.read(0, 9)
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import DType, Field, Ints, Schema
-from dsprep.core.storage import pread_most, pwrite_all
+from dsprep.core.storage import pread_most, pwrite_all, truncate
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.hdf5.attributes import (
     CAPACITY_ATTRIBUTE,
@@ -313,7 +313,7 @@ def _check_size(path: Path, nbytes: int) -> None:
     """Raise `OSError` if no file may have that size: the HDF5 library would crash."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
-        os.ftruncate(fd, nbytes)
+        truncate(fd, nbytes)
     finally:
         os.close(fd)
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.storage import pread_most
+from dsprep.core.storage import fstat, pread_most
 from dsprep.errors import DsprepError, FormatError, MissingExtra
 
 _ERRNO = re.compile(r"\berrno = (\d+)")
@@ -150,7 +150,7 @@ _LONGEST = 28 + 4 * max(_SIZES)
 
 def signature(fd: int) -> int | None:
     """Return where the signature is: at 0, or behind a user block at 512, 1024, 2048, ..."""
-    nbytes, at = os.fstat(fd).st_size, 0
+    nbytes, at = fstat(fd).st_size, 0
     while at + len(SIGNATURE) <= nbytes:
         if pread_most(fd, len(SIGNATURE), at) == SIGNATURE:
             return at

@@ -54,12 +54,14 @@ from dsprep.core.storage import (
     as_bytes,
     close,
     copy_range,
+    fstat,
     pread_into,
     preallocate,
     pwrite_all,
     remove,
     start_sync,
     sync,
+    truncate,
 )
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
@@ -102,7 +104,7 @@ class PlacedWriter(Writer):
             self._regular = regular(found, file)
         self._fd = os.open(path, os.O_WRONLY)
         if state is None:
-            preallocate(self._fd, 0, os.fstat(self._fd).st_size)
+            preallocate(self._fd, 0, fstat(self._fd).st_size)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> _Placed:
         """Return the samples as contiguous arrays: mostly the columns themselves."""
@@ -238,7 +240,7 @@ class SpoolWriter(Writer):
         try:
             self._data = os.open(self._folder / "data", flags, 0o666)
             self._index = os.open(self._folder / "pieces", flags, 0o666)
-            sizes = os.fstat(self._data).st_size, os.fstat(self._index).st_size
+            sizes = fstat(self._data).st_size, fstat(self._index).st_size
         except FileNotFoundError:
             sizes = (-1, -1)
         if sizes[0] < self._nbytes or sizes[1] < rows:
@@ -250,9 +252,9 @@ class SpoolWriter(Writer):
             )
         # Not when nothing is to be cut: ext4 writes a file that was cut to 0 out when it is closed.
         if sizes[0] > self._nbytes:
-            os.ftruncate(self._data, self._nbytes)
+            truncate(self._data, self._nbytes)
         if sizes[1] > rows:
-            os.ftruncate(self._index, rows)
+            truncate(self._index, rows)
 
     # --- while the samples come ---
 
@@ -339,7 +341,7 @@ class SpoolWriter(Writer):
         fd = os.open(self._path, os.O_RDWR)
         try:
             if fields:
-                preallocate(fd, 0, os.fstat(fd).st_size)
+                preallocate(fd, 0, fstat(fd).st_size)
             for f in fields:
                 f.fill(fd, self.durable)
             if self.durable:

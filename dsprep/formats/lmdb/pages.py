@@ -27,7 +27,6 @@ little-endian, sizes in bytes, from ``mdb.c``:
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from numpy.typing import NDArray
 
 from dsprep.core.pread import ranges, read_spans
 from dsprep.core.schema import Array, Bytes, Ints
-from dsprep.core.storage import pread_most
+from dsprep.core.storage import fstat, pread_most
 from dsprep.errors import FormatError
 
 MAGIC = 0xBEEFC0DE
@@ -240,7 +239,7 @@ class Pages:
         self.where = where
         self.meta = read_meta(fd, where)
         self.psize = self.meta.psize
-        self.nbytes = os.fstat(fd).st_size
+        self.nbytes = fstat(fd).st_size
         self.count = min(self.meta.last_page + 1, self.nbytes // self.psize)
 
     def load(self, numbers: Ints, flag: int, out: Bytes) -> tuple[Bytes, Ints]:

@@ -24,7 +24,6 @@ is read for that in the end.
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,7 +35,7 @@ from dsprep.core.checksums import read_crc32c
 from dsprep.core.groups import Grouping, even, seam
 from dsprep.core.pread import drain, move_spans, packed, ranges
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
-from dsprep.core.storage import CALL_NBYTES, pwrite_all, sync, sync_directory
+from dsprep.core.storage import CALL_NBYTES, pwrite_all, sync, sync_directory, truncate
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import State
 from dsprep.formats.lmdb.keys import plan_keys
@@ -358,7 +357,7 @@ class LmdbWriter(RecordWriter):
         """Write the metas, which make it an LMDB file."""
         pages = self._tree.next_page
         nbytes = pages * PSIZE
-        os.ftruncate(self.fd, nbytes)
+        truncate(self.fd, nbytes)
         main = self._tree.database(self._count)
         empty = Meta(PSIZE, nbytes, EMPTY, 1, 0)
         full = Meta(PSIZE, nbytes, main, pages - 1, 1 if self._count else 0)

@@ -7,7 +7,6 @@ see one stream. The CRC of a group is taken while its bytes are in memory.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
-from dsprep.core.storage import pwrite_all, sync
+from dsprep.core.storage import pwrite_all, sync, truncate
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.record_writer import RecordWriter
@@ -155,7 +154,7 @@ class TFRecordWriter(RecordWriter):
 
     def finish(self) -> None:
         """Cut off what an interrupted run may have left behind the end, and close."""
-        os.ftruncate(self.fd, self._end)
+        truncate(self.fd, self._end)
         if self.durable:
             sync(self.fd)
         self.close()

@@ -25,7 +25,7 @@ import numpy as np
 from dsprep.core.checksums import CRC32
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints, Schema
-from dsprep.core.storage import pread_exact, pwrite_all, remove
+from dsprep.core.storage import fstat, pread_exact, pwrite_all, remove, sync, truncate
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.chunks import build_index
@@ -116,7 +116,7 @@ class GroupStore(StoreWriter):
     def cut(self, track: Track, group: int, end: int) -> None:
         """Let the file of a group end at `end`, and remove the files of later ones."""
         with self.files.opened(self.track_file(track, group)) as fd:
-            os.ftruncate(fd, end)
+            truncate(fd, end)
         for later in itertools.count(group // track.groups + 1):
             path = self.root / self.key(track.places[0].number, later)
             if self.grid.zipped or not path.exists():
@@ -131,7 +131,7 @@ class GroupStore(StoreWriter):
             held = np.clip(self.samples - plan.chunk * np.arange(len(places)), 0, plan.chunk)
             stops = places + held * plan.row_nbytes
             keep += list(zip(places.tolist(), stops.tolist(), strict=True))
-        erase(fd, keep, 0, min(self.grid.front, os.fstat(fd).st_size))
+        erase(fd, keep, 0, min(self.grid.front, fstat(fd).st_size))
 
     @abstractmethod
     def complete_groups(self) -> None:
@@ -164,7 +164,7 @@ class GroupStore(StoreWriter):
             last = min(first + track.groups, len(ends))
             end = int(ends[last - 1])
             with self.files.opened(self.root / self.key(number, i)) as fd:
-                os.ftruncate(fd, end)
+                truncate(fd, end)
                 if plan.sharded:
                     offsets, sizes, _ = self.chunks[number][:, counts[first] : counts[last]]
                     pwrite_all(fd, [build_index(sizes, plan.file // plan.chunk, offsets)], end)
@@ -174,12 +174,12 @@ class GroupStore(StoreWriter):
     def _finish_zip(self) -> None:
         with self.files.opened(self.root, access=os.O_RDWR) as fd:
             end = int(self.ends[0][-1]) if self.grid.tracks else self.grid.front
-            os.ftruncate(fd, end)
+            truncate(fd, end)
             members = [*self._write_front(fd), *self._group_members()]
             members.sort(key=lambda member: member[3])
             if self.durable:
-                os.fdatasync(fd)
-            os.ftruncate(fd, end + pwrite_all(fd, [directory(members, end)], end))
+                sync(fd, data=True)
+            truncate(fd, end + pwrite_all(fd, [directory(members, end)], end))
         if self.durable:
             self.sync()
 

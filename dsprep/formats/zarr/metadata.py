@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from dsprep.core import filters
 from dsprep.core.packing import digest
 from dsprep.core.schema import DType, Kind, check_dtype, extension, is_extension
-from dsprep.core.storage import pread_exact
+from dsprep.core.storage import fstat, pread_exact
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, Store, join
 
@@ -480,7 +479,7 @@ def facts(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return {"documents": digest(b"".join(_documents(Directory(path, follow=True))))}
     with path.open("rb") as file:
-        nbytes = os.fstat(file.fileno()).st_size
+        nbytes = fstat(file.fileno()).st_size
         tail = min(nbytes, TAIL)
         return {"zip_directory": digest(pread_exact(file.fileno(), tail, nbytes - tail, path))}
 

@@ -20,7 +20,7 @@ import numpy as np
 from dsprep.core.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
 from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Array, Schema
-from dsprep.core.storage import CALL_NBYTES, as_bytes, pwrite_all
+from dsprep.core.storage import CALL_NBYTES, as_bytes, fstat, pwrite_all, truncate
 from dsprep.errors import TargetError
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
@@ -234,8 +234,8 @@ class PlacedGroups(GroupStore):
         track = self.grid.tracks[0]
         path, begin, end = self.track_file(track, group), track.starts[group], track.ends[group]
         with self.files.opened(path, access=os.O_RDWR) as fd:
-            if os.fstat(fd).st_size < end:
-                os.ftruncate(fd, int(end))
+            if fstat(fd).st_size < end:
+                truncate(fd, int(end))
             sums = []
             for cell in self.grid.cells(track, group):
                 a, b = int(begin) + cell.at, int(begin) + cell.at + cell.used

@@ -23,7 +23,7 @@ import numpy as np
 
 from dsprep.core.checksums import Members, check_member, read_crc32
 from dsprep.core.marks import status
-from dsprep.core.storage import Inside, let_go, pread_exact
+from dsprep.core.storage import Inside, fstat, let_go, pread_exact
 from dsprep.errors import FormatError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
 from dsprep.reading.files import File, Files
@@ -261,13 +261,13 @@ class Directory(Store):
                 raise FormatError("no file can be called so", where=path[:200]) from error
             raise
         try:
-            facts = os.fstat(fd)
+            facts = fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
                 raise FormatError("this is not a regular file", where=path)
             self._inside.check(fd, path)
             self._files.recognise(0, key, self.path / key, status(facts))
             yield Chunk(fd, 0, facts.st_size, path)
-            self._files.recognise(0, key, self.path / key, status(os.fstat(fd)))
+            self._files.recognise(0, key, self.path / key, status(fstat(fd)))
         finally:
             let_go(fd)
 
@@ -301,7 +301,7 @@ class Zip(Store):
             if isinstance(error, FormatError):
                 raise
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
-        self._size = os.fstat(self._file.fileno()).st_size
+        self._size = fstat(self._file.fileno()).st_size
         self._library: Any = None
         self._whole = File(path)
         self._starts: dict[str, int] = {}

@@ -33,6 +33,7 @@ from dsprep.core.storage import (
     CALL_NBYTES,
     Buffer,
     close,
+    fstat,
     let_go,
     pread_into,
     preallocate,
@@ -41,6 +42,7 @@ from dsprep.core.storage import (
     start_sync,
     sync,
     sync_directory,
+    truncate,
 )
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, Writer
@@ -72,7 +74,7 @@ class OutputFiles:
         """
         fd = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if nbytes > CALL_NBYTES and not os.fstat(fd).st_size:
+            if nbytes > CALL_NBYTES and not fstat(fd).st_size:
                 preallocate(fd, 0, nbytes)
             yield fd
         finally:
@@ -85,8 +87,8 @@ class OutputFiles:
         """Write a whole file."""
         with self.opened(path) as fd:
             nbytes = pwrite_all(fd, parts, 0)
-            if os.fstat(fd).st_size > nbytes:
-                os.ftruncate(fd, nbytes)
+            if fstat(fd).st_size > nbytes:
+                truncate(fd, nbytes)
 
     def start_sync(self) -> None:
         """See `base.Writer.start_sync`."""
@@ -218,8 +220,8 @@ class StoreWriter(Writer):
             held = plan.file_rows(rows, i)
             chunks = plan.chunks(held)
             with self.files.opened(self.root / self.key(number, i)) as fd:
-                os.ftruncate(fd, held * plan.row_nbytes)
-                os.ftruncate(fd, chunks * chunk_nbytes)
+                truncate(fd, held * plan.row_nbytes)
+                truncate(fd, chunks * chunk_nbytes)
                 if plan.sharded:
                     sizes = np.full(chunks, chunk_nbytes, np.int64)
                     index = build_index(sizes, plan.file // plan.chunk)

@@ -24,7 +24,7 @@ import numpy as np
 from dsprep.core.pread import Runs, one_range, packed, read_runs
 from dsprep.core.ring import READ, Ring, ring
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import as_bytes, ends_early, let_go, pread_into, preadv_once
+from dsprep.core.storage import as_bytes, ends_early, fstat, let_go, pread_into, preadv_once
 from dsprep.reader.engines import Unavailable, copying
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
@@ -235,7 +235,7 @@ def block_nbytes(fd: int) -> int:
     if stated is not None:
         block = max(4096, PAGE, *stated)
         return block if min(stated) > 0 and block <= WINDOW and block & (block - 1) == 0 else 0
-    size = os.fstat(fd).st_blksize
+    size = fstat(fd).st_blksize
     return max(4096, PAGE, size if size <= 65536 and size & (size - 1) == 0 else 0)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array
+from dsprep.core.storage import truncate
 from dsprep.reader.memory import in_huge_pages
 
 VERSION = 2
@@ -120,7 +121,7 @@ def new_memory(nbytes: int) -> tuple[int, mmap.mmap]:
     """Return memory that another process can map, and the file by which it does."""
     fd = os.memfd_create("dsprep", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(fd, nbytes)
+        truncate(fd, nbytes)
         return fd, map_shared(fd, nbytes)
     except BaseException:
         os.close(fd)

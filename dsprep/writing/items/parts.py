@@ -42,7 +42,7 @@ from dsprep.core.schema import (
     empty_batch,
     new_array,
 )
-from dsprep.core.storage import close, let_go, pread_into, remove, sync, wait_for
+from dsprep.core.storage import close, let_go, pread_into, remove, sync, truncate, wait_for
 from dsprep.errors import FormatError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
@@ -170,8 +170,8 @@ class PartWriter:
         """Complete the files, and record what the part has; return that."""
         data, tables = self._files
         part = replace(part, samples=self._samples, nbytes=self._end)
-        os.ftruncate(data, self._end)
-        os.ftruncate(tables, 8 * self._ragged * part.samples)
+        truncate(data, self._end)
+        truncate(tables, 8 * self._ragged * part.samples)
         for fd in self._files if durable else ():
             sync(fd, data=True)
         self.close()
