@@ -6,6 +6,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lmdb_builds import put
 
 import dsprep
 from dsprep.core.schema import FieldSpec
-from dsprep.errors import UnsupportedError, UsageError
+from dsprep.errors import SchemaError, UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -182,13 +183,38 @@ def test_families_with_gaps_keep_the_numbers(tmp_path):
         assert source.read(5, 8)["key"].tolist() == [6, 8, 9]
 
 
-def test_a_record_missing_from_a_family_makes_no_fields(tmp_path):
+def test_a_record_that_a_sample_lacks_is_named(tmp_path):
+    """What the refusal says is done, and works."""
     records = dict(text_set(50))
     del records[b"label-000000030"]
+    del records[b"image-000000004"]
     path = put(tmp_path / "db", records.items())
-    with opened(path) as source:
+    for fields in ((), ("image", "label")):
+        with pytest.raises(SchemaError, match="2 of 50 samples lack records") as caught:
+            opened(path, *fields)
+        assert "image-000000004, label-000000030" in str(caught.value)
+    words = str(caught.value).split()
+    keys = [words[i + 1].strip(",") for i, w in enumerate(words) if w == "--skip-key"]
+    with opened(path, skip_keys=tuple(map(str.encode, keys))) as source:
+        assert source.schema.names == ("image", "label", "key")
+        assert len(source) == 48
+    with opened(path, keys_as="key") as source:
         assert source.schema.names == ("value", "key")
-        assert len(source) == 99
+        assert len(source) == 98
+
+
+def test_what_ase_keeps_beside_samples_is_no_sample(tmp_path):
+    rows = {b"%d" % i: zlib.compress(b'{"numbers": [1]}') for i in range(1, 13)}
+    others = {b"nextid": b"13", b"deleted_ids": b"[]", b"metadata": b"{}"}
+    others = {key: zlib.compress(value) for key, value in others.items()}
+    path = put(tmp_path / "a.aselmdb", (rows | others).items())
+    with opened(path, order="numeric") as source:
+        assert len(source) == 12
+        assert any("deleted_ids, metadata, nextid" in note for note in source.notes)
+    words = [b"cat", b"metadata", b"nextid"]
+    path = put(tmp_path / "words", ((w, bytes(16)) for w in words))
+    with opened(path) as source:
+        assert len(source) == 3
 
 
 def test_what_is_doubtful_is_asked_for(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 import struct
 import zipfile
 from dataclasses import replace
@@ -421,3 +423,36 @@ def test_walk(tmp_path):
         assert done.exit_code == 0, (words, done.output)
     with dsprep.Reader(data, 8) as reader:
         assert sorted(int(y) for batch in reader for y in batch["y"]) == list(range(40))
+
+
+@pytest.mark.parametrize("lengths", [(10, 12, 15), (10, 10, 10)], ids=["clips", "alike"])
+@pytest.mark.parametrize("inner", [(3,), (8, 8), ()], ids=str)
+def test_the_advice_for_clips_is_a_glob_that_works(tmp_path, lengths, inner):
+    data = tmp_path / "[1]"
+    data.mkdir()
+    clips = [np.full((n, *inner), i) for i, n in enumerate(lengths)]
+    for name, clip in zip(("jump", "run", "walk"), clips, strict=True):
+        np.save(data / name, clip)
+    if lengths == (10, 10, 10) and not inner:
+        with dsprep.open(data) as source:
+            assert len(source) == 10
+        return
+    with pytest.raises(SchemaError) as caught:
+        dsprep.open(data)
+    ways = re.findall(r"('[^']+') --sample-axis (none|first)", caught.value.fix)
+    ((pattern,),) = {tuple(shlex.split(way)) for way, _ in ways}
+    assert [axis for _, axis in ways] == ["none", "first"]
+    with dsprep.open(pattern, OpenOptions(sample_axis="none")) as source:
+        for sample, clip in zip(source, clips, strict=True):
+            np.testing.assert_array_equal(sample["array"], clip)
+    with dsprep.open(pattern, OpenOptions(sample_axis="first")) as source:
+        assert len(source) == sum(lengths)
+
+
+def test_files_that_are_no_samples_of_one_field(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((3, 4)))
+    np.save(tmp_path / "b.npy", np.zeros((3, 5)))
+    with pytest.raises(
+        SchemaError, match=r"differ in more .*float64\[3,4\] before b: float64\[3,5\]"
+    ):
+        dsprep.open(f"{tmp_path}/*.npy", OpenOptions(sample_axis="none"))

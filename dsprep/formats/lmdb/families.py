@@ -31,6 +31,8 @@ COUNTS = frozenset(
     | {"length", "len", "size", "count", "total", "dataset_size", "dataset-size", "nSamples"}
 )
 """Keys whose value is the number of samples, if it is a number; also between ``__`` and ``__``."""
+OTHERS = frozenset({"deleted_ids", "metadata", "nextid"})
+"""Keys of ASE's databases whose values are no samples, but JSON, deflated or not."""
 FIELDS = frozenset(
     {"image", "images", "img", "label", "labels", "lbl", "text", "target", "mask", "data", "x", "y"}
     | {"input", "output", "feature", "features", "feat", "audio", "video", "depth", "seg", "gt"}
@@ -65,6 +67,7 @@ def fact(key: bytes, value: bytes) -> tuple[bool, int | None]:
     hidden = len(key) > 4 and key[:2] == key[-2:] == b"__"
     name = (key[2:-2] if hidden else key).decode("utf-8", "replace")
     count = number_of(value) if name in COUNTS else None
+    hidden |= name in OTHERS and value[:1] in (b"", b"x", b"{", b"[")
     return hidden or count is not None, count
 
 
@@ -74,8 +77,9 @@ def maybe_facts(flat: Bytes, key_at: Ints, key_size: Ints) -> Ints:
     if not (first >= ord("_")).any():
         return np.zeros(0, np.int64)
     hidden = first == ord("_")
-    letters = np.unique(np.frombuffer("".join(n[0] for n in COUNTS).encode(), np.uint8))
-    sizes = sorted({len(n) for n in COUNTS})
+    names = COUNTS | OTHERS
+    letters = np.unique(np.frombuffer("".join(n[0] for n in names).encode(), np.uint8))
+    sizes = sorted({len(n) for n in names})
     return np.flatnonzero(hidden | (np.isin(first, letters) & np.isin(key_size, sizes)))
 
 
@@ -305,7 +309,7 @@ class Keys:
         self.odd = flat[at : at + int(key_size[-1])].tobytes()
 
     def families(self) -> list[Family]:
-        """Return the families if there are several, each with the same numbers; else none."""
+        """Return the families if there are several, however many numbers each has; else none."""
         if self.counter or self._named or not 2 <= len(self._parts) <= MOST_FAMILIES:
             return []
         found: list[Family] = []
@@ -316,10 +320,7 @@ class Keys:
             if low != high and padded:
                 return []  # 1 and 01 may both be there
             order = np.argsort(numbers, kind="stable")
-            numbers = numbers[order]
-            if found and not np.array_equal(numbers, found[0].numbers):
-                return []
-            found.append(Family(*name, numbers, rows[order]))
+            found.append(Family(*name, numbers[order], rows[order]))
         return found if len(found[0].numbers) > 1 else []
 
 
@@ -405,6 +406,12 @@ def _cut(names: Sequence[str]) -> int:
             break
         cut = k + 1 if letters[0] in _SEPARATORS else cut
     return cut
+
+
+def lacking(families: Sequence[Family]) -> tuple[Ints, Ints]:
+    """Return the numbers that not every family has, and all numbers."""
+    every, counts = np.unique(np.concatenate([f.numbers for f in families]), return_counts=True)
+    return every[counts != len(families)], every
 
 
 def are_fields(names: Iterable[str], samples: int, counts: Iterable[int | None]) -> bool:

@@ -7,7 +7,8 @@ to while it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
-from dsprep.errors import UsageError
+from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype, wanted
 from dsprep.formats.lmdb import families
@@ -37,6 +38,7 @@ APART = "a sample is several records, each at an offset of its own, which sideca
 _PROBED = 1 << 24  # bytes of a value that is looked into when the file is opened
 _AT_ONCE = 1 << 20  # samples whose sizes are looked at together
 _FIRST = 100  # keys that are looked at
+_MOST_NAMED = 8  # samples that a message names
 
 
 class RecordsSource(Source):
@@ -135,13 +137,18 @@ class LmdbSource(RecordsSource):
         self._doubtful: tuple[str, ...] = ()
         if names is None:
             return {}
+        missing, every = families.lacking(found)
         if options.fields:
             chosen = {s.path for s in options.fields} <= {*names, KEY}
         elif hint is not None and hint.names != (VALUE,):
             chosen = set(names) == set(hint.names) - {KEY}
         else:
             counts = self.records.facts.values()
-            chosen = families.are_fields(names, len(found[0].numbers), counts)
+            chosen = families.are_fields(names, len(every), counts)
+        if len(missing) and not (chosen and hint is None):
+            return {}
+        if len(missing):
+            raise self._incomplete(found, missing, every)
         if not chosen:
             self._doubtful = tuple(names)
             return {}
@@ -153,6 +160,26 @@ class LmdbSource(RecordsSource):
                 fix="leave out --order file, or keep a sample per record with --keys-as key",
             )
         return dict(zip(names, found, strict=True))
+
+    def _incomplete(self, found: Sequence[Family], missing: Ints, every: Ints) -> SchemaError:
+        """Return the error for samples that are several records, of which some are not there."""
+        skipped, lost = list[bytes](), list[bytes]()
+        for number in missing[:_MOST_NAMED].tolist():
+            rows = [f.rows[f.numbers == number] for f in found]
+            keys = [self.records.key(int(r[0])) if len(r) else b"" for r in rows]
+            family, key = next((f, k) for f, k in zip(found, keys, strict=True) if k)
+            digits = key[len(family.before) : len(key) - len(family.after)]
+            lost += [f.before + digits + f.after for f, k in zip(found, keys, strict=True) if not k]
+            skipped += filter(None, keys)
+        options = " ".join(f"--skip-key {shlex.quote(shown([key]))}" for key in skipped)
+        return SchemaError(
+            f"{len(missing)} of {len(every)} samples lack records that are fields of the others",
+            where=self.path,
+            expected=f"keys such as {shown(lost)}",
+            fix=f"leave {'them' if len(missing) > 1 else 'it'} out with {options}"
+            f"{' ...' if len(missing) > _MOST_NAMED else ''}, or take each record as a sample "
+            "with --keys-as key",
+        )
 
     def _key(self, hint: Schema | None) -> str | None:
         """Return the field that the keys become, None if they do not."""

@@ -87,7 +87,8 @@ class Numpy(Format):
             If it is doubtful whether each file of one array is a sample, or holds some.
         """
         schema = schemas[0]
-        for other in schemas[1:]:
+        for own in schemas[1:]:
+            other = own
             if len(schema) == len(other) == 1:
                 if options.sample_axis == "auto":
                     raise SchemaError(
@@ -101,6 +102,13 @@ class Numpy(Format):
                     s.replace(replace(s.fields[0], name=name)) for s in (schema, other)
                 )
             merged = _together(schema, other, whole=options.sample_axis == "none")
+            if merged is None and len(schema) == len(other) == 1:
+                raise SchemaError(
+                    "the arrays of files that are samples of one field differ in more than their "
+                    "first axis",
+                    found=f"{schema} before {own}",
+                    fix="name those that are alike, or the directory, in which files are fields",
+                )
             if merged is None:
                 return None
             schema = merged

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import shlex
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -200,11 +202,12 @@ def _axis(tables: Tables, found: Arrays, options: OpenOptions, path: Path) -> Sa
         check_arrays(shapes, path)
     if mode == "auto" and len(shapes) > 1 and not tables.routes:
         lengths = [a.shape[0] for a in arrays.values() if a.shape]
-        kinds = {(a.dtype.str, a.shape) for a in arrays.values()}
-        same = path.is_dir() and len(kinds) == 1 and len(max(kinds)[1]) > 1
-        differ = lengths and len(set(lengths)) == len(lengths)
+        differ = len(lengths) > 0 and len(set(lengths)) == len(lengths)
+        kinds = {(a.dtype.str, a.shape[1:], len(a.shape)) for a in arrays.values()}
+        alike = path.is_dir() and len(kinds) == 1 and max(kinds)[2] > 0
+        same = alike and len(set(lengths)) == 1 and max(kinds)[2] > 1
         if same or (differ and not (len(lengths) > 1 and has_coordinates(shapes))):
-            raise _doubtful(arrays, path, same)
+            raise _doubtful(arrays, path, alike)
     if mode == "auto" and tables.routes:
         axis = choose(shapes, "first", path, named=bool(options.fields))
         if not options.fields:
@@ -214,16 +217,21 @@ def _axis(tables: Tables, found: Arrays, options: OpenOptions, path: Path) -> Sa
     return choose(shapes, mode, path, named=bool(options.fields))
 
 
-def _doubtful(arrays: Mapping[str, StoredArray], path: Path, same: bool) -> SchemaError:
-    """Return the error for a dataset of which it is not clear what the samples are."""
-    what = "each file may be a sample" if same else "no two arrays have the same length"
+def _doubtful(arrays: Mapping[str, StoredArray], path: Path, alike: bool) -> SchemaError:
+    """Return the error for a dataset of which it is not clear what the samples are.
+
+    `alike`: its arrays are those of files, and differ in their first axes at most.
+    """
+    what = "each file may be a sample" if alike else "no two arrays have the same length"
     fix = (
-        "say which: --sample-axis first counts the first axis of the arrays, --sample-axis none "
-        "takes all of them as one sample, --field NAME the arrays that are named"
+        "say which: --sample-axis none takes all arrays as one sample, --sample-axis first counts "
+        "the first axis of the largest and of those that are as long, --field NAME takes those "
+        "that are named"
     )
-    if same:
-        fix += f"; a sample per file is read by naming the files: '{path}/*{SUFFIX}'"
-        fix += " --sample-axis none"
+    if alike:
+        files = shlex.quote(f"{glob.escape(str(path))}/*{SUFFIX}")
+        fix += f"; {files} --sample-axis none takes each file as a sample, and {files} "
+        fix += "--sample-axis first each row of the files"
     return SchemaError(
         f"which axis counts the samples is doubtful: {what}",
         where=path,
