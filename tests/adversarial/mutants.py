@@ -54,7 +54,7 @@ KINDS = (
     *("hdf5", "lmdb", "tfrecord", "zarr", "numpy", "netcdf", "webdataset", "parquet", "adios"),
     *("images", "sidecar"),
 )
-WILD = ("hdf5-groups-of", "hdf5-annotated", "hdf5-table")
+WILD = ("hdf5-groups-of", "hdf5-annotated", "hdf5-table", "hdf5-dimensions")
 OF_KIND = {
     "hdf5": ("hdf5", "hdf5-chunks", "hdf5-vlen", "hdf5-latest", "hdf5-filters", *WILD),
     "lmdb": ("lmdb", "lmdb-foreign"),
@@ -185,6 +185,33 @@ def groups_of(folder: Path) -> Path:
             file[f"s{i}/points"] = np.arange(i % 4)
             file[f"s{i}"].attrs["label"] = i
     return path
+
+
+def dimensions(folder: Path) -> Path:
+    """Write variables along an unlimited dimension as netCDF-4 keeps them: some are shorter."""
+    path = folder / "set.h5"
+    with h5py.File(path, "w", track_order=True) as file:
+        how = {"chunks": (4,), "maxshape": (None,), "fillvalue": -1}
+        time = file.create_dataset("time", data=np.arange(COUNT), **how)
+        time.make_scale("time")
+        for name, rows in (("whole", COUNT), ("part", 5)):
+            values = np.arange(rows * 3, dtype="<f4").reshape(rows, 3)
+            how = {"chunks": (2, 3), "maxshape": (None, 3), "fillvalue": -1}
+            file.create_dataset(name, data=values, **how).dims[0].attach_scale(time)
+    return path
+
+
+def extended(path: Path, schema: Schema) -> Values:
+    """Return what h5py reads of `dimensions`, with the rest filled up."""
+    with h5py.File(path) as file:
+        longest = max(len(file[f.name]) for f in schema)
+        found = {}
+        for f in schema:
+            values = file[f.name][...]
+            fill = np.full((longest, *values.shape[1:]), file[f.name].fillvalue, values.dtype)
+            fill[: len(values)] = values
+            found[f.name] = fill[: 4 * COUNT]
+    return judging.values(found)
 
 
 def annotated(folder: Path) -> Path:
@@ -351,6 +378,7 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "hdf5-filters": filtered,
     "hdf5-groups-of": groups_of,
     "hdf5-annotated": annotated,
+    "hdf5-dimensions": dimensions,
     "hdf5-table": table,
     "lmdb-foreign": foreign_lmdb,
     "parquet": partial(parquet_rows, plain=False),
@@ -450,6 +478,8 @@ def native(subject: Subject) -> Values:
     if subject.kind in ("hdf5-vlen", "hdf5-latest", "hdf5-filters"):
         with h5py.File(subject.path) as file:
             return judging.values({f.name: as_column(file[f.name], f) for f in schema})
+    if subject.kind == "hdf5-dimensions":
+        return extended(subject.path, schema)
     if subject.kind.startswith("adios"):
         return judging.values({f.name: of_adios(subject.path, f) for f in schema})
     if subject.kind.startswith("numpy"):
