@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import textwrap
+import threading
 import time
+import types
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -365,10 +369,10 @@ def test_of_an_item_that_fails_nothing_is_kept(cut, tmp_path, monkeypatch):
 
 def test_after_a_failure_the_same_call_continues(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
-    log, broken = tmp_path / "log", [True]
+    log, fine = tmp_path / "log", tmp_path / "fine"
 
     def function(item):
-        if broken and item[0] == 40:
+        if not fine.exists() and item[0] == 40:
             raise ValueError
         return counted(item)
 
@@ -378,7 +382,7 @@ def test_after_a_failure_the_same_call_continues(whole, tmp_path, monkeypatch):
     with pytest.raises(ItemError):
         write(target, function, items, workers=1)
     assert not target.exists()
-    broken.clear()
+    fine.touch()
     write(target, function, items, workers=2)
     assert sorted(map(int, log.read_text().splitlines())) == list(ITEMS)
     found = digests(target.parent)
@@ -454,11 +458,151 @@ def test_another_call_does_not_continue(options, told, tmp_path, monkeypatch):
     assert spec.read(sidecar_path(target)).lineage["items"] == len(items)
 
 
+CONTINUED = "continued: {} of 60 items are of an interrupted run of the same call"
+
+
+def test_a_continuation_is_noted(whole, tmp_path, monkeypatch):
+    left(tmp_path / "set.h5", monkeypatch)
+    report = write(tmp_path / "set.h5")
+    assert report.notes[0].startswith(CONTINUED.format(60))
+    assert report.resumed == report.samples == len(expected_samples())
+    assert digests(tmp_path) == whole
+    assert not any("continued" in note for note in write(tmp_path / "new.h5").notes)
+
+
 def test_an_edited_function_is_noted(tmp_path, monkeypatch):
-    left(tmp_path / "set.h5", monkeypatch, item_functions.edited)
-    monkeypatch.setattr(calls, "_code", lambda function: "other")
-    report = write(tmp_path / "set.h5", item_functions.edited)
-    assert any("60 items were made by it as it was" in note for note in report.notes)
+    def made(text):
+        """Return the function of a module whose text is edited."""
+        module = types.ModuleType("edited")
+        exec(
+            compile(f"from item_functions import sample\n{text}", "edited.py", "exec"), vars(module)
+        )
+        return module.load
+
+    target = tmp_path / "set.h5"
+    before = made("def load(i):\n    return sample(i)")
+    left(target, monkeypatch, before)
+    left(target, monkeypatch, made("# moved\n\ndef load(i): return sample(i)"))
+    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
+    parts = sorted(working(target).glob("part-*"))
+    remove(parts[0])
+    again = sum(int(b) - int(a) for a, b in [parts[0].name.split("-")[1:]])
+    edited = made("import math\ndef load(i): return sample(i, math.floor(0.5))")
+    left(target, monkeypatch, edited)
+    report = write(target, before)
+    assert report.notes[0].startswith(CONTINUED.format(60))
+    assert f"edited since an interrupted run: {again} items were made" in report.notes[1]
+
+
+def test_items_that_failed_are_tried_again_by_an_edited_function(tmp_path, monkeypatch):
+    def function(i):
+        return item_functions.small(i) if i % 2 else None / 1
+
+    left(tmp_path / "set.h5", monkeypatch, function, errors="skip", schema=None)
+    text = inspect.getsource(function).replace("None / 1", "item_functions.small(-i)")
+    own = {"item_functions": item_functions, "__name__": __name__}
+    exec(textwrap.dedent(text), own)
+    own["function"].__qualname__ = function.__qualname__
+    report = write(tmp_path / "set.h5", own["function"], errors="skip", schema=None)
+    assert (report.failures, report.samples) == (0, COUNT)
+
+
+class Loader:
+    """A function with a state."""
+
+    unit = 1
+
+    def __init__(self, scale, lock=None):
+        self.scale, self.lock = scale, lock
+
+    def __call__(self, item):
+        return {"y": np.int64(self.scale * self.unit)}
+
+    def load(self, item):
+        return self(item)
+
+
+SCALE = 1
+
+
+def scaled(item, by=1, *, more=1):
+    return {"y": np.int64(SCALE * by)}
+
+
+def through(item):
+    return scaled(item)
+
+
+def closed(scale):
+    return lambda item: {"y": np.int64(np.sum(scale))}
+
+
+def default(value):
+    def function(item, value=value):
+        return {"y": np.int64(1)}
+
+    return function
+
+
+def first_of(item):
+    return {"y": 1}
+
+
+LARGE = np.zeros(10_000)
+CHANGED = np.where(np.arange(10_000) == 5_000, 1.0, 0.0)  # of which repr shows the ends
+TWO, THREE = (functools.partial(scaled, by=by) for by in (2, 3))
+OTHER = {
+    "object": (Loader(1), Loader(2), "attribute scale of .*Loader differs"),
+    "method": (Loader(1).load, Loader(2).load, "attribute scale of .*Loader differs"),
+    "array": (Loader(LARGE), Loader(CHANGED), "attribute scale of .*Loader differs"),
+    "closure": (closed(LARGE), closed(CHANGED), "scale of .*closed.* differs"),
+    "default": (default(1), default(2), "default value of .*function differs"),
+    "partial": (TWO, THREE, r"argument by of partial\(.*scaled\) differs"),
+    "lambda": (
+        eval("lambda i: {'y': 1}"),
+        eval("lambda i: {'y': 2}"),
+        "code of .*<lambda> diff",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_a_function_of_other_values_does_not_continue(kind, tmp_path, monkeypatch):
+    before, after, says = OTHER[kind]
+    left(tmp_path / "set.h5", monkeypatch, before, schema=None)
+    with pytest.raises(TargetError, match=says):
+        write(tmp_path / "set.h5", after, schema=None)
+    report = write(tmp_path / "set.h5", before, schema=None)
+    assert report.notes[0].startswith(CONTINUED.format(60))
+
+
+@pytest.mark.parametrize("make", [lambda v: (1, v), Loader, lambda v: {"x": v}])
+def test_other_items_are_not_continued(make, tmp_path, monkeypatch):
+    before, after = ([make(values)] for values in (LARGE, CHANGED))
+    left(tmp_path / "set.h5", monkeypatch, first_of, items=before, schema=None)
+    with pytest.raises(TargetError, match="items differs"):
+        write(tmp_path / "set.h5", first_of, items=after, schema=None)
+    report = write(tmp_path / "set.h5", first_of, items=before, schema=None)
+    assert report.notes[0].startswith("continued: 1 of 1 items")
+
+
+@pytest.mark.parametrize("function", [scaled, through])
+def test_a_call_with_another_global_does_not_continue(function, tmp_path, monkeypatch):
+    left(tmp_path / "set.h5", monkeypatch, function, schema=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "SCALE", 2)
+        with pytest.raises(TargetError, match=r"global SCALE of .*scaled differs.*restart="):
+            write(tmp_path / "set.h5", function, schema=None)
+    write(tmp_path / "set.h5", function, schema=None)
+
+
+def test_what_cannot_be_told_is_noted(tmp_path, monkeypatch):
+    function = Loader(1, threading.Lock())
+    left(tmp_path / "set.h5", monkeypatch, function, schema=None)
+    report = write(tmp_path / "set.h5", Loader(1, threading.Lock()), schema=None)
+    assert len(report.notes) >= 2
+    assert "cannot be told by attribute lock of" in report.notes[1]
+    assert "(a lock): if it is not, restart=True" in report.notes[1]
 
 
 @pytest.mark.parametrize("damage", ["data", "part.json", "rename", "gone", "known.json"])

@@ -3,8 +3,8 @@
 The samples are written to parts beside the target first, by whoever calls the function
 (`dsprep.writing.items`); when all are there, a job writes the output from these as from any
 dataset.
-Both happen in the target's working directory, locked throughout: ``items/`` has the parts, and
-``plan.json`` what was planned for them.
+Both happen in the target's working directory, locked throughout: ``items/`` has the parts,
+``call.json`` what the function refers to, and ``plan.json`` what was planned for them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,17 @@ from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
 from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import RepackOptions, plan_repack
-from dsprep.writing.items.calls import Call, Calls, NoSampleError, Summary, Teller, Telling
+from dsprep.writing.items.calls import (
+    CONTINUED,
+    Call,
+    Calls,
+    NoSampleError,
+    Summary,
+    Teller,
+    Telling,
+)
 from dsprep.writing.items.parts import Failed, LostError, PartsSource
-from dsprep.writing.items.tasks import SHOWN, Function, Threads, check_main, cut, name_of
+from dsprep.writing.items.tasks import Function, Threads, check_main, show_function
 from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
 from dsprep.writing.run import Output, make_in
 from dsprep.writing.shards import START
@@ -125,8 +133,9 @@ def write_items(
     Notes
     -----
     The samples come in the order of the items, and the bytes do not depend on who calls the
-    function. An interrupted, killed or failed run is continued by the same call: the same function,
-    by its name, items, by their `repr`, fields and options. Parts beside the target then have the
+    function. An interrupted, killed or failed run is continued by the same call: of a function of
+    the same name that refers to the same values (`dsprep.writing.items.identity`), the same items,
+    fields and options. A note says how much is taken over. Parts beside the target then have the
     samples that were made; a worker loses about two seconds of work, or the item that it is at.
 
     A worker holds 2 MiB of samples, and the sample that it packs, besides what the function itself
@@ -140,7 +149,7 @@ def write_items(
     check_main()
     began, run = time.monotonic(), how.run
     options = {k: str(v) for k, v in asdict(how.repack).items()}
-    identity = {"version": dsprep.__version__, **call.identity(), "options": options}
+    identity = {"version": dsprep.__version__, **call.job(), "options": options}
     if run.overwrite:
         check_replaceable(target)
     with (
@@ -153,6 +162,7 @@ def write_items(
             durable=run.durable,
         ) as staging,
     ):
+        call.check_same(staging.root, target, durable=run.durable)
         if published(target):
             earlier = _published(target, staging)
             staging.discard()
@@ -167,7 +177,12 @@ def write_items(
             raise
         report, summary = output.publish(), calls.summary()
         notes = (*calls.notes, *report.notes, *output.discard(), *_notes(summary))
-        facts = {**vars(report), "notes": notes, "seconds": time.monotonic() - began}
+        facts = {
+            **vars(report),
+            "notes": notes,
+            "seconds": time.monotonic() - began,
+            "resumed": max(report.resumed, calls.samples),
+        }
         return _reported(facts, summary)
 
 
@@ -221,7 +236,7 @@ def _called(call: Call, how: ItemsOptions, staging: Staging, executor: Executor)
     return calls
 
 
-_KEPT = ("items", "job.json", "state.json", "plan.json", "data", *KEPT)
+_KEPT = ("items", "job.json", "call.json", "state.json", "plan.json", "data", *KEPT)
 
 
 def _bind(staging: Staging, job: Job, source: Source) -> bool:
@@ -255,7 +270,7 @@ def _lineage(call: Call, summary: Summary) -> dict[str, Any]:
     """Return what the sidecar says of the origin of the samples."""
     return {
         "command": "dsprep.write",
-        "function": cut(name_of(call.function), SHOWN),
+        "function": show_function(call.function),
         "items": summary.items,
         "left_out": summary.none,
         "failures": summary.failures,
@@ -297,7 +312,7 @@ def _published(target: Path, staging: Staging) -> ItemsReport:
         "bytes_out": nbytes,
         "seconds": 0.0,
         "resumed": samples,
-        "notes": staging.notes,
+        "notes": (*staging.notes, CONTINUED.format(f"{summary.items:,}", f"{summary.items:,}")),
     }
     return _reported(facts, summary)
 

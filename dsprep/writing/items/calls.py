@@ -7,26 +7,24 @@ that are there.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from dsprep import executors
 from dsprep.core.schema import Schema
 from dsprep.core.storage import node, remove, wait_for
-from dsprep.errors import UsageError
+from dsprep.errors import TargetError, UsageError
 from dsprep.sidecar.spec import write_json
+from dsprep.writing.items.identity import Identity, identify, name_of
 from dsprep.writing.items.parts import LISTED, Failed, Part, PartsSource, found_parts
 from dsprep.writing.items.tasks import (
     Function,
@@ -35,7 +33,6 @@ from dsprep.writing.items.tasks import (
     Threads,
     check_function,
     do,
-    name_of,
     show_item,
 )
 
@@ -54,6 +51,10 @@ OFTEN = 0.5
 REASONS = 3
 """Errors that are shown when all items failed."""
 
+SHOWN_NAMES = 5
+"""Names that are shown of what cannot be told."""
+
+_CALL = "call.json"
 _KNOWN = "known.json"
 _RUN = "run-"
 
@@ -153,44 +154,60 @@ class Call:
                 fix="give a list, such as sorted(items)",
             )
 
-    def identity(self) -> dict[str, Any]:
-        """Return what a rerun must have in common to continue, as JSON."""
+    @cached_property
+    def identity(self) -> Identity:
+        """What the function and the items are."""
+        return identify(self.function, self.items)
+
+    def job(self) -> dict[str, Any]:
+        """Return what a rerun must have in common to continue, as JSON; `check_same` has more."""
         declared = self.declared
         return {
             "function": name_of(self.function),
             "items": {
                 "number": len(self.items),
                 "first": show_item(self.items[0]) if len(self.items) else "",
-                "digest": _digest(self.items),
+                "digest": self.identity.items,
             },
             "fields declared": None if declared is None else declared.to_json(),
         }
 
+    def check_same(self, directory: Path, target: Path, *, durable: bool) -> None:
+        """Keep what the function refers to in a new directory; compare it in an old one.
 
-def _digest(items: Sequence[Any]) -> str:
-    """Return a digest of what items are, by the bytes of arrays and the `repr` of all else."""
-    state = hashlib.sha256()
-    several: Iterable[Any] = (items,) if isinstance(items, range | np.ndarray) else items
-    for item in several:
-        if isinstance(item, np.ndarray) and not item.dtype.hasobject:
-            text = f"{item.dtype.str} {item.shape} ".encode() + item.tobytes()
-        else:
-            text = repr(item).encode("utf-8", "surrogatepass")
-        state.update(b"%d " % len(text) + text)
-    return state.hexdigest()
+        Raises
+        ------
+        TargetError
+            If it is not the function of the interrupted run.
+        """
+        identity, path = self.identity, directory / _CALL
+        with suppress(FileNotFoundError, ValueError):
+            differing = identity.differing(json.loads(path.read_bytes())["values"])
+            if differing:
+                raise TargetError(
+                    "an interrupted run was making it by a function of other values: "
+                    f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}",
+                    where=target,
+                    fix="give them as they were to continue it (what the function itself changes "
+                    "is as it was in a new process); or restart=True to discard what it left",
+                )
+            return
+        write_json({"values": identity.values}, path, durable=durable)
 
 
-def _code(function: Function) -> str:
-    """Return a digest of the text of a function; empty if that is not to be had."""
-    inner = getattr(function, "func", function)
-    with suppress(OSError, TypeError):
-        return hashlib.sha256(inspect.getsource(inner).encode()).hexdigest()
-    return ""
-
+CONTINUED = (
+    "continued: {} of {} items are of an interrupted run of the same call; restart=True makes them "
+    "again"
+)
 
 EDITED = (
     "the function was edited since an interrupted run: {} items were made by it as it was; "
     "restart=True makes them again"
+)
+
+UNKNOWN = (
+    "whether the call is the one that was interrupted cannot be told by {}: if it is not, "
+    "restart=True makes all items again"
 )
 
 
@@ -288,6 +305,8 @@ class Calls:
         Those that are there, in order.
     schema
         The fields of all samples; None as long as there is none.
+    resumed, samples
+        The items that earlier runs have done, and their samples.
     notes
         What is worth knowing.
     """
@@ -301,19 +320,31 @@ class Calls:
         self.schema = self._known_schema()
         self.parts, self._failed = list[Part](), list[Failed]()
         self._find(released)
-        done = sum(part.stop - part.start for part in self.parts)
-        if done and self._changed:
-            self.notes = (EDITED.format(f"{done:,}"),)
-        self.resumed = done
+        self.resumed = sum(part.stop - part.start for part in self.parts)
+        self.samples = sum(part.samples for part in self.parts)
+        self.notes = self._continued()
+
+    def _continued(self) -> tuple[str, ...]:
+        """Return notes of what earlier runs have done."""
+        if not self.resumed:
+            return ()
+        identity, total = self._call.identity, len(self._call.items)
+        notes = [CONTINUED.format(f"{self.resumed:,}", f"{total:,}")]
+        edited = sum(p.stop - p.start for p in self.parts if p.code != identity.code)
+        if edited:
+            notes.append(EDITED.format(f"{edited:,}"))
+        if identity.unknown:
+            unknown = [f"{name} ({why})" for name, why in identity.unknown.items()]
+            more = f" and {len(unknown) - SHOWN_NAMES:,} more" * (len(unknown) > SHOWN_NAMES)
+            notes.append(UNKNOWN.format(", ".join(unknown[:SHOWN_NAMES]) + more))
+        return tuple(notes)
 
     def _known_schema(self) -> Schema | None:
         """Return the fields that an earlier run found, with the attributes that are declared."""
         try:
             known = json.loads((self._directory / _KNOWN).read_bytes())
             schema = Schema.from_json(known["schema"])
-            self._changed = known["code"] != _code(self._call.function)
         except (OSError, ValueError, KeyError, TypeError):
-            self._changed = False
             return None
         declared = self._call.declared or Schema(())
         fields = (declared[f.name] if f.name in declared.names else f for f in schema)
@@ -324,7 +355,8 @@ class Calls:
         stop = 0
         for part in found_parts(self._directory, released):
             unknown = part.samples and self.schema is None
-            failing = part.failures and not self._call.skip
+            edited = part.code != self._call.identity.code
+            failing = part.failures and (edited or not self._call.skip)
             if unknown or failing or not stop <= part.start <= part.stop <= len(self._call.items):
                 remove(self._directory / part.name)
             else:
@@ -412,6 +444,7 @@ class Calls:
                     durable=self._durable,
                     apart=call is self._call,
                     node=node(),
+                    code=self._call.identity.code,
                 )
                 start, left = start + size, left - size
 
@@ -425,7 +458,7 @@ class Calls:
         wait_for(self._directory / outcome.part.name / "part.json", outcome.node)
         if self.schema is None and outcome.schema is not None:
             self.schema = outcome.schema
-            known = {"schema": self.schema.to_json(), "code": _code(self._call.function)}
+            known = {"schema": self.schema.to_json()}
             write_json(known, self._directory / _KNOWN, durable=self._durable)
         self._add(outcome.part)
 

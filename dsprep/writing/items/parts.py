@@ -95,6 +95,8 @@ class Part:
         Items that failed.
     failed
         The first `LISTED` of them.
+    code
+        A digest of the code of the function that made it.
     """
 
     start: int
@@ -104,6 +106,7 @@ class Part:
     none: int
     failures: int
     failed: tuple[Failed, ...] = ()
+    code: str = ""
 
     @property
     def name(self) -> str:

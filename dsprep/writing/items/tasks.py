@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -30,6 +31,7 @@ from dsprep.core.storage import node, remove, sync_directory, wait_for
 from dsprep.errors import ExecutorError, ItemError, SchemaError, UsageError, describe
 from dsprep.writing.given.assemble import Assembler
 from dsprep.writing.given.values import infer
+from dsprep.writing.items.identity import name_of
 from dsprep.writing.items.parts import BLOCK_NBYTES, LISTED, Failed, Part, PartWriter, read_part
 
 Function: TypeAlias = Callable[[Any], Any]
@@ -62,6 +64,8 @@ class Task:
         Whether another process does it, so that what is raised there has to travel.
     node
         Where the directories were made; see `storage.node`.
+    code
+        A digest of the function's code.
     losses
         How many workers have ended over it: it is done again in halves, of one item once more.
     """
@@ -77,6 +81,7 @@ class Task:
     durable: bool
     apart: bool
     node: str
+    code: str
     losses: int = 0
 
     def again(self, error: BaseException, schema: Callable[[], Schema | None]) -> Iterator[Task]:
@@ -284,6 +289,7 @@ class _Making:
             none=self._none,
             failures=self._failures,
             failed=tuple(self._failed),
+            code=self._task.code,
         )
         self._writer = self._writer or PartWriter(self._directory, Schema(()))
         return self._writer.finish(part, self._task.durable)
@@ -379,7 +385,7 @@ def check_function(function: Function) -> None:
     if reason:
         raise UsageError(
             f"the function cannot be called by other processes: {reason}",
-            found=name_of(function),
+            found=show_function(function),
             fix="define it at the top level of a module, or take executor='threads'",
         )
 
@@ -393,11 +399,8 @@ def check_main() -> None:
         )
 
 
-def name_of(function: Function) -> str:
-    """Return the module and qualified name of a function; of a `partial` also its arguments."""
-    inner = getattr(function, "func", None)
-    if callable(inner):
-        given = f"{getattr(function, 'args', ())!r}, {getattr(function, 'keywords', {})!r}"
-        return f"partial({name_of(inner)}, {given})"
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+def show_function(function: Function) -> str:
+    """Return the name of a function, of a `partial` with its arguments, cut to `SHOWN`."""
+    arguments = getattr(function, "args", ()), getattr(function, "keywords", {})
+    more = f" of {show_item(arguments)}" if isinstance(function, partial) else ""
+    return cut(f"{name_of(function)}{more}", SHOWN)
