@@ -180,8 +180,9 @@ _WEIGHTS = re.compile(r"(?:.*\.)?(?:weight|bias|running_mean|running_var|num_bat
 
 def _weights(tree: Tree, found: Stated) -> None:
     """Do not take the rows of the parameters of a model for samples."""
-    names = [path.rpartition("/")[2] for path in tree.datasets]
-    last = {m[0].rpartition(".")[2] for m in map(_WEIGHTS.fullmatch, names) if m}
-    if {"weight", "bias"} <= last and all(map(_WEIGHTS.fullmatch, names)):
+    names = (path.rpartition("/")[2] for path in tree.datasets)
+    if all(map(_WEIGHTS.fullmatch, names)) and {"weight", "bias"} <= {
+        path.rpartition("/")[2].rpartition(".")[2] for path in tree.datasets
+    }:
         found.refused = "these are the weights of a model, not samples", "name the array"
         found.grouped = False

@@ -178,12 +178,12 @@ def beside(found: Samples, contents: Contents) -> list[str]:
     """Return the datasets beside numbered groups that have as many rows, one for each of them."""
     if not found.numbered:
         return []
-    near = {found.parent, found.parent.rpartition("/")[0]}
+    near, groups = {found.parent, found.parent.rpartition("/")[0]}, set(found.groups)
     return [
         path
         for group in sorted(near)
         for path in contents.inside(group)
-        if path not in found.groups
+        if path not in groups
         and contents.datasets[path].shape[:1] == (len(found.groups),)
         and (len(contents.datasets[path].shape) == 1 or not contents.datasets[path].vlen)
     ]
