@@ -429,3 +429,21 @@ def test_shards_by_braces(tmp_path):
         values(str(tmp_path / "s-{000000..000003}.tar"))
     (tmp_path / "{a,b}.tar").write_bytes((tmp_path / "s-000001.tar").read_bytes())
     assert values(str(tmp_path / "{a,b}.tar")) == [{"txt": b"1"}]
+
+
+@pytest.mark.parametrize("fields", [(), ("jpg", "cls")], ids=len)
+def test_members_that_are_apart_are_brought_together_as_advised(tmp_path, fields):
+    path = tmp_path / "by kind.tar"
+    members = [
+        (f"{i:03}.{kind}", f"{kind}{i}".encode()) for kind in ("jpg", "cls") for i in range(5)
+    ]
+    pack(path, members)
+    specs = tuple(map(dsprep.FieldSpec.parse, fields))
+    with pytest.raises(SchemaError, match="do not follow one another") as caught:
+        values(path, fields=specs)
+    command = caught.value.fix.partition(": ")[2]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    with dsprep.open(tmp_path / "NEW.tar", OpenOptions(fields=specs)) as source:
+        assert [(s["jpg"], s["cls"]) for s in source] == [
+            (f"jpg{i}".encode(), f"cls{i}".encode()) for i in range(5)
+        ]

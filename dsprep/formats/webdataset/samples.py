@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -217,6 +218,8 @@ class Samples:
         found = sorted({_name(field, self._where) for field in sample.fields})
         for name in sorted(self._wanted):
             if name not in found:
+                if (apart := self._apart(sample, found)) is not None:
+                    raise apart
                 raise missing_field(name, found, f"{self._where}, sample {show(sample.keys[0])}")
         self._names = sorted(self._wanted) or found
         self._columns = [(Numbers(), Numbers()) for _ in self._names]
@@ -244,6 +247,8 @@ class Samples:
                 found=twice[0],
                 fix="every member needs a name of its own",
             )
+        if (apart := self._apart(sample, names)) is not None:
+            return apart
         if self._wanted:
             return SchemaError(
                 "a sample lacks a field",
@@ -256,8 +261,27 @@ class Samples:
             where=where,
             expected=listed(self._names),
             found=listed(names),
-            fix="choose the fields that all samples have (--field NAME); the members of a sample "
-            "must follow one another",
+            fix="choose the fields that all samples have (--field NAME)",
+        )
+
+    def _apart(self, sample: _Batch, names: Sequence[str]) -> SchemaError | None:
+        """Return the error for a sample that has more members elsewhere in the archive."""
+        every = {
+            _name(name, self._where)
+            for members in Archive(self._archive.file).members()
+            for key, name in _PARTS.findall(b"\0".join((b"", *members.names, b"")), 1)
+            if key == sample.keys[0]
+        }
+        if every <= set(names):
+            return None
+        path = shlex.quote(str(self._where))
+        return SchemaError(
+            "the members of a sample do not follow one another",
+            where=f"{self._where}, sample {show(sample.keys[0])}",
+            expected=listed(sorted(every)),
+            found=listed([*names]) + ", and the others elsewhere in the archive",
+            fix=f"write the archive again in the order of names: mkdir NEW && tar -xf {path} -C NEW "
+            "&& tar --sort=name -cf NEW.tar -C NEW .",
         )
 
 
