@@ -280,8 +280,8 @@ class Samples:
             where=f"{self._where}, sample {show(sample.keys[0])}",
             expected=listed(sorted(every)),
             found=listed([*names]) + ", and the others elsewhere in the archive",
-            fix=f"write the archive again in the order of names: mkdir NEW && tar -xf {path} -C NEW "
-            "&& tar --sort=name -cf NEW.tar -C NEW .",
+            fix="write the archive again in the order of names: mkdir NEW && tar -xf "
+            f"{path} -C NEW && tar --sort=name -cf NEW.tar -C NEW .",
         )
 
 
