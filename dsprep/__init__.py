@@ -28,6 +28,8 @@ The public interface, imported when it is first used:
     Samples that a program makes, as such a dataset; `Writer` takes them one by one.
 `inspect`
     What a source holds and how it is stored.
+`errors`, `executors`, `torch`, `tf`, `jax`
+    Modules, imported when they are first used, too; the last three need their framework.
 
 >>> import dsprep
 >>> with dsprep.open("train.h5") as source:  # doctest: +SKIP
@@ -42,7 +44,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dsprep import errors as errors
+    from dsprep import executors as executors
+    from dsprep import jax as jax
     from dsprep import repeats as repeats
+    from dsprep import tf as tf
+    from dsprep import torch as torch
     from dsprep.core.schema import Arena as Arena
     from dsprep.core.schema import Field as Field
     from dsprep.core.schema import FieldSpec as FieldSpec
@@ -80,6 +87,11 @@ _WHERE = {
     "stage": "dsprep.verbs.stage:stage",
     "Reader": "dsprep.reader.loader:Reader",
     "repeats": "dsprep.repeats",
+    "errors": "dsprep.errors",
+    "executors": "dsprep.executors",
+    "torch": "dsprep.torch",
+    "tf": "dsprep.tf",
+    "jax": "dsprep.jax",
     "inspect": "dsprep.verbs.inspect:inspect",
     "write": "dsprep.verbs.write:write",
     "Writer": "dsprep.verbs.write:Writer",
@@ -117,6 +129,8 @@ __all__ = [
     "audit",
     "check",
     "convert",
+    "errors",
+    "executors",
     "inspect",
     "open",
     "provenance",

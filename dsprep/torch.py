@@ -137,8 +137,20 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         self._shared = _Shared()
 
     def __len__(self) -> int:
-        """Return the steps of the loop that is under way, or else of the next one."""
-        return self.reader.steps_of(self.epoch) if self._shared.loops() else len(self.reader)
+        """Return the steps of a whole epoch, also of one that is resumed."""
+        return self.reader.steps_of(self.epoch) if self._shared.loops() else super().__len__()
+
+    @property
+    def remaining(self) -> int:
+        """Steps that are left of the epoch: those that the next loop delivers, if it begins now.
+
+        Raises
+        ------
+        UsageError
+            In a program whose workers read: only they know.
+        """
+        self._check_known()
+        return super().remaining
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""
@@ -201,13 +213,17 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         UsageError
             In a program whose workers read: only they know.
         """
+        self._check_known()
+        return super().state_dict()
+
+    def _check_known(self) -> None:
+        """Raise `UsageError` if only workers know where the loop is."""
         if self._worker is None and self._shared.loops():
             raise UsageError(
                 "the batches are read by the workers of a DataLoader, so this process does not "
                 "know where they are",
                 fix="use num_workers=0, which is faster, or torchdata's StatefulDataLoader",
             )
-        return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:
         """Continue where `state_dict` was called: before the loop, before workers are started."""

@@ -199,6 +199,29 @@ class LoopsContract(AdapterContract):
         assert [s.epoch for s in batches.stats] == [0, 1]
         batches.close()
 
+    def test_the_length_is_that_of_the_whole_epoch(self, plain):
+        """Wherever the loop is; also of one that was begun on more ranks, whose steps count."""
+        batches = self.batches(plain[0], epochs=3, **ALONE)
+        for count, _ in enumerate(epochs(batches, 2), 1):
+            assert len(batches) == STEPS
+            assert batches.remaining in (-count % STEPS, -count % STEPS or STEPS)
+            if count == 5:
+                state = batches.state_dict()
+                resumed = self.batches(plain[0], **ALONE)
+                resumed.load_state_dict(state)
+                assert (len(resumed), resumed.remaining) == (STEPS, STEPS - 5)
+                assert [len(resumed) for _ in resumed] == [STEPS] * (STEPS - 5)
+                assert (len(resumed), resumed.remaining) == (STEPS, STEPS)
+        first = self.batches(plain[0], rank=0, world_size=2)
+        loop = iter(first)
+        next(loop), next(loop)
+        resumed = self.batches(plain[0], **ALONE)
+        resumed.load_state_dict(first.state_dict())
+        left = -(-(COUNT - 2 * 2 * 8) // 8)
+        assert (len(resumed), resumed.remaining) == (2 + left, left)
+        assert len(labels(resumed)) == left
+        assert len(resumed) == resumed.steps_per_epoch == STEPS
+
     def test_values_that_it_lacks_are_refused(self, tmp_path):
         path, _ = made(tmp_path, Schema((self.lacking, PLAIN["x"])), 20)
         with pytest.raises(UnsupportedError, match="no dtype"):

@@ -192,6 +192,18 @@ def test_public_names_exist():
         dsprep.nosuch  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["errors", "executors", "repeats", "torch", "tf", "jax"])
+def test_public_modules_are_there_after_the_import_of_dsprep(name):
+    """Whatever else was imported; one that lacks its framework says so."""
+    code = (
+        f"import dsprep\ntry: assert dsprep.{name}.__name__ == 'dsprep.{name}'\n"
+        "except dsprep.errors.MissingExtra as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout or f"dsprep.{name} needs" in done.stdout
+
+
 def test_only_storage_reads_by_pread():
     """A bare call may return fewer bytes than it was asked for: `dsprep.core.storage` loops."""
     for name, path in modules():

@@ -199,6 +199,8 @@ from dataclasses import replace
 from pathlib import Path
 from dsprep.cli.ending import plainly
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGTERM, signal.SIGHUP):  # which nohup has let be ignored
+    signal.signal(number, signal.SIG_DFL)
 def work():
     made = Path({str(tmp_path / "made")!r})
     with plainly():

@@ -98,11 +98,16 @@ class Ahead(Iterator[Any]):
         self._given += 1
         return self._begun.pop(0)
 
+    @property
+    def pending(self) -> int:
+        """Batches that the reader gave and that were not delivered."""
+        return self._taken - self._given
+
     def state(self) -> dict[str, Any]:
         """Return the state of the reader, without the batches that were not delivered."""
         state = self._reader.state_dict()
         last = state["stages"][-1]
-        last[2] = max(0, last[2] - (self._taken - self._given))
+        last[2] = max(0, last[2] - self.pending)
         return state
 
     def close(self) -> None:
@@ -110,7 +115,7 @@ class Ahead(Iterator[Any]):
         state = self.state()
         self._batches.close()
         self._begun.clear()
-        if self._taken > self._given:
+        if self.pending:
             self._reader.load_state_dict(state)
             self._taken = self._given
 
@@ -128,12 +133,22 @@ class ReaderLoops:
     _ahead: Ahead | None = None  # of the loop that is under way, if it is one batch ahead
 
     def __len__(self) -> int:
-        """Return the steps of the loop that is under way, or else of the next one."""
-        return len(self.reader)
+        """Return the steps of a whole epoch, also of one that is resumed.
+
+        Those that were done count, on however many ranks: trainers that continue, such as that of
+        Lightning, compare the steps of the epoch with it, not those of the loop.
+        """
+        return self.reader.steps_done + self.reader.remaining
+
+    @property
+    def remaining(self) -> int:
+        """Steps that are left of the epoch: those that the next loop delivers, if it begins now."""
+        ahead = 0 if self._ahead is None else self._ahead.pending
+        return self.reader.remaining + ahead
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
+        """Steps of a whole epoch of as many ranks and samples a step as now."""
         return self.reader.steps_of(self.epoch)
 
     @property

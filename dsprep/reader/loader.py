@@ -406,6 +406,18 @@ class Reader(ReaderOptions):
         return leg.stop - leg.first
 
     @property
+    def remaining(self) -> int:
+        """Steps that are left of the epoch, after the last batch."""
+        if self._looping is not None and self._is_looping():
+            return self._looping.stop - self._done
+        return len(self)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that were done of the epoch, also on other ranks or in batches of other sizes."""
+        return sum(stage.steps for stage in self._stages) + self._steps + self._done
+
+    @property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch: what ``len`` is but for an epoch that is resumed."""
         return self.steps_of(self.epoch)
