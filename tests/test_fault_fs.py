@@ -37,12 +37,14 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
+from dsprep.core import storage
 from dsprep.core.storage import soon
 from dsprep.errors import ReadError
 from dsprep.reader.cached import CacheWarning
 from dsprep.reader.engines import EngineWarning
 from dsprep.verbs.stage import Outcome
 from dsprep.writing import shuffle, staging
+from dsprep.writing.staging import Staging
 
 TARGETS = (".h5", ".lmdb", ".tfrecord", ".zarr", ".zarr.zip")
 ENGINES = ("buffered", "direct", "mapped")
@@ -324,7 +326,7 @@ def _two(item: int) -> list[dict[str, Any]]:
     return [{"x": np.full(2000, item), "y": k} for k in range(2)]
 
 
-def _interrupt(_: Path) -> bool:
+def _interrupt(_: object) -> bool:
     raise KeyboardInterrupt
 
 
@@ -338,14 +340,38 @@ def replaced_while_read(here: Here, kind: str) -> None:
         try:
             report = dsprep.convert(here.source, made, overwrite=True)
             assert [n for n in report.notes if "still open" in n and str(at / ".made.zarr") in n]
-            with pytest.raises(dsprep.DsprepError, match="still open"):
-                dsprep.convert(here.source, made, overwrite=True)
+            report = dsprep.convert(here.source, made, overwrite=True)
+            assert [n for n in report.notes if "still open" in n and str(at / ".made.zarr") in n]
+            same(here.source, made)
         finally:
             for file in held:
                 file.close()
         assert not dsprep.convert(here.source, made, overwrite=True).notes
         assert [p.name for p in sorted(at.iterdir())] == ["made.zarr", "made.zarr.dsprep.json"]
         same(here.source, made)
+
+
+def directories_that_hide_files(here: Here) -> None:
+    """A directory that readdir shows empty and rmdir does not is left, with a note."""
+    fs, at = here.mounted(""), here.folder("hiding")
+    made, root = at / "made.h5", at / ".made.h5.dsprep-partial"
+    calls: list[Callable[[], Any]] = [
+        lambda: dsprep.convert(here.source, made, overwrite=True, samples_per_file=10),
+        lambda: dsprep.write(made, range(9), function=_two, overwrite=True),
+    ]
+    with fs.armed("unseen"), pytest.MonkeyPatch.context() as quick:
+        quick.setattr(storage, "SOON", 0.05)
+        for call, inside in itertools.product(calls, ("apart-1/2-3", "items/run-1", "data", "x/y")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Staging, "publish", _interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    call()
+            (root / inside).mkdir(parents=True, exist_ok=True)
+            (root / inside / "unseen-7").touch()
+            for _ in range(2):
+                assert [note for note in call().notes if str(root) in note]
+            shutil.rmtree(fs.backing / "hiding" / root.name)
+    assert not calls[0]().notes
 
 
 def interrupted_reader(here: Here) -> None:
@@ -573,6 +599,10 @@ def test_times_of_what_was_written_may_move(worker, target):
 @pytest.mark.parametrize("kind", [".nfs", ".fuse_hidden"])
 def test_files_that_are_read_while_they_are_replaced(worker, kind):
     worker("replaced_while_read", kind)
+
+
+def test_directories_that_do_not_show_what_they_have(worker):
+    worker("directories_that_hide_files")
 
 
 def test_an_interrupt_leaves_a_loop_whose_read_hangs(worker):

@@ -436,7 +436,7 @@ def remove(path: Path) -> bool:
     Returns
     -------
     Whether it is gone: files that are open may stay as `HIDDEN`, and then the directories they
-    are in.
+    are in; so do directories in which this client does not see all that its server has.
     """
     if not path.is_dir() or path.is_symlink():
         return _unlinked(path)
@@ -454,7 +454,7 @@ SOON = 1.0
 
 
 def soon(gone: Callable[[], bool]) -> bool:
-    """Whether files that are `HIDDEN` are gone; waits a moment for those of this process.
+    """Whether what cannot be removed yet is gone; waits a moment for files of this process.
 
     Clients over FUSE may tell their server that a file was closed when `close` has long returned.
     """
@@ -475,7 +475,12 @@ def _remove_around(path: Path) -> bool:
             _unlinked(each)
     if any(name.startswith(HIDDEN) for _, _, names in os.walk(path) for name in names):
         return False
-    path.rmdir()
+    try:
+        path.rmdir()
+    except OSError as error:  # of a node that was lost a server may have what no client sees
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
     return True
 
 

@@ -25,6 +25,7 @@ import errno
 import json
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -63,9 +64,12 @@ UNSYNCED = (
 AGAIN = "run the same command again to continue"
 
 LEFT = (
-    "files that were replaced are still open in another process, and stay until it ends; then "
-    "remove"
+    "some of what runs left or replaced cannot be removed yet: it is still open in another "
+    "process, or the file system does not show all that it has; later remove"
 )
+
+_ASIDE = "left-"
+"""How the names begin of what could not be removed, and is in nobody's way."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -197,12 +201,8 @@ class Staging:
         directory = self._directory()
         for name in directory.names():
             kept = name in atomic.KEPT or name.startswith(HIDDEN)
-            if not kept and not directory.remove(name):
-                raise TargetError(
-                    "files that an earlier run left or replaced are still open",
-                    where=self.root / name,
-                    fix="repeat the command when the processes that read them have ended",
-                )
+            if not (kept or directory.remove(name) or name.startswith(_ASIDE)):
+                directory.rename(name, f"{_ASIDE}{secrets.token_hex(4)}")
         self.data.mkdir()
         write_json(job, self.root / "job.json", durable=self.durable)
 

@@ -114,6 +114,10 @@ FAULTS: dict[str, tuple[Callable[[str], Any], str]] = {
     "stale": (_number(3600.0), "the kernel keeps attributes and entries for so many seconds"),
     "blksize": (_whole(4 << 20), "st_blksize"),
     "silly": (lambda text: text or ".fuse_hidden", "a removed file that is open stays, renamed"),
+    "unseen": (
+        lambda text: text or "unseen*",
+        "directories do not show such names",
+    ),
     "late-release": (_number(0.05), "that a file was closed is heard so many seconds later"),
     "enospc": (_whole(0), "writes fail with ENOSPC after so many more bytes"),
     "enospc-close": (_errno(errno.ENOSPC), "close fails, with this error, after a write"),
@@ -719,6 +723,8 @@ class FaultFS:
             handle.entries = [(".", number, 4), ("..", number, 4)]
             with os.scandir(node.path) as found:
                 for entry in found:
+                    if fnmatch.fnmatch(entry.name, self.faults.get("unseen") or ""):
+                        continue
                     kind = stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode) >> 12
                     handle.entries.append((entry.name, entry.inode(), kind))
         answer = bytearray()
