@@ -393,3 +393,16 @@ def test_what_a_kill_leaves_of_making_or_removing_is_removed(origin, tmp_path, m
                 assert len(list(cache.iterdir())) == 2
         epoch(origin, cache)
         assert sorted(p.name for p in cache.iterdir()) == [LOCK, the_copy(cache).name]
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
+def test_no_umask_makes_a_cache_that_others_may_write_to(origin, tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        assert epoch(origin, tmp_path / "a" / "cache").copied_nbytes
+        assert epoch(origin, tmp_path / "a" / "cache").copied_nbytes == 0
+    finally:
+        os.umask(before)
+    made_here = [tmp_path / "a" / "cache", *(tmp_path / "a" / "cache").rglob("*")]
+    assert not [p for p in made_here if p.stat().st_mode & directory.OTHERS]
+    assert the_copy(tmp_path / "a" / "cache").parent == tmp_path / "a" / "cache"
