@@ -189,7 +189,15 @@ def restore(target: Path) -> None:
             return
         if not pause:
             continue  # between two renames of a run there is just a moment
-        working(target)
+        try:
+            working(target)
+        except TargetError as error:
+            raise TargetError(
+                f"it is not there, and what a killed run has left is not used: {error.what}",
+                where=target,
+                found=old.parent,
+                fix="have the user who made it repeat the command that was killed",
+            ) from error
         try:
             held = lock(old.parent)
         except BlockingIOError as error:
