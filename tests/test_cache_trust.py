@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
+from random import Random
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -406,3 +410,41 @@ def test_no_umask_makes_a_cache_that_others_may_write_to(origin, tmp_path, mask)
     made_here = [tmp_path / "a" / "cache", *(tmp_path / "a" / "cache").rglob("*")]
     assert not [p for p in made_here if p.stat().st_mode & directory.OTHERS]
     assert the_copy(tmp_path / "a" / "cache").parent == tmp_path / "a" / "cache"
+
+
+@pytest.mark.filterwarnings("ignore::dsprep.reader.cached.CacheWarning")
+def test_names_that_are_swapped_between_look_and_open(origin, tmp_path):
+    """By one who may write to a shared cache: what is read is right, what links lead to stays."""
+    victim, cache, ended, draw = tmp_path / "victim", tmp_path / "cache", Event(), Random(1)
+    victim.mkdir()
+    cache.mkdir()
+    cache.chmod(0o775)
+    for name in (*NAMES, LOCK, "synced"):
+        (victim / name).write_text("precious")
+    before = tree(victim)
+
+    def swap(path: Path) -> None:
+        aside = tmp_path / "aside"
+        path.rename(aside)
+        path.symlink_to(victim / path.name if aside.is_file() else victim)
+        time.sleep(0.002)
+        path.unlink()
+        aside.rename(path)
+
+    def attack() -> None:
+        while not ended.wait(0.0005):
+            with contextlib.suppress(OSError):
+                swap(draw.choice([*cache.iterdir(), *cache.glob("*/*"), cache / "none"]))
+
+    attacker = Thread(target=attack)
+    attacker.start()
+    try:
+        for options in [{}, {"mini_epochs": 4}, {"cache_size": "300kB"}] * 2:
+            with dsprep.Reader(origin, 8, cache=cache, cache_shared=True, **options) as reader:
+                assert sum(checked(reader) for _ in range(4)) in (COUNT, 4 * COUNT)
+            with contextlib.suppress(OSError):
+                purge(cache, shared=True, everything=True)
+    finally:
+        ended.set()
+        attacker.join()
+    assert tree(victim) == before
