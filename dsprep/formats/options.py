@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -42,11 +43,14 @@ class OpenOptions:
     check_crc
         tfrecord: compare the CRCs of all that is read.
     labels
-        images: what labels them: ``"folders"``, ``"none"``, or the name of a CSV in the folder or
-        beside it; ``"auto"``: folders, or else the only CSV.
+        images: what labels them: ``"folders"``, ``"none"``, the name of a table in the folder or
+        beside it, or the path of one elsewhere (with a slash; kept as an absolute one);
+        ``"pairs"``: folders are fields, and files of equal names one sample; ``"auto"``: the only
+        one of these that is not doubtful.
     nulls
         parquet: what is done about columns with nulls: ``"refuse"`` them; ``"drop-columns"``;
-        ``"drop-rows"``, those that have a null in any of the fields.
+        ``"drop-rows"``, those that have a null in any of the fields. images: likewise about fields
+        of which some samples have no file.
     nested
         parquet: columns of lists of strings, structs or lists are ``"ragged"`` fields with their
         lengths; or their ``"json"``, as all columns are that are no fields otherwise.
@@ -67,6 +71,10 @@ class OpenOptions:
     nulls: Literal["refuse", "drop-columns", "drop-rows"] = "refuse"
     nested: Literal["ragged", "json"] = "ragged"
     follow_external: bool = False
+
+    def __post_init__(self) -> None:
+        if "/" in self.labels:
+            object.__setattr__(self, "labels", os.path.abspath(self.labels))  # noqa: PTH100
 
     @property
     def meaning(self) -> OpenOptions:

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -196,6 +196,8 @@ def _check_dimension(axis: str, count: int, names: Sequence[str], where: object)
 
 _LONG = 64
 
+_FORM = bytes(ord("0" if 48 <= c < 58 else "a" if c < 128 else "?") for c in range(256))
+
 
 def check_axis(arrays: Mapping[str, Sized], axis: SampleAxis, where: object) -> None:
     """Raise `SchemaError` if shapes speak against what `choose` found.
@@ -303,6 +305,20 @@ def natural_key(path: str | Path) -> list[tuple[int, int, str]]:
     """Return a sort key by which ``part2`` comes before ``part10``."""
     words = re.split(r"(\d+)", str(path))
     return [(1, int(w), w) if w.isdecimal() else (0, 0, w) for w in words]
+
+
+def natural_order(names: list[bytes]) -> list[int]:
+    """Return the numbers of names in natural order, as `natural_key` gives it."""
+    if _plain_digits(names):
+        return sorted(range(len(names)), key=names.__getitem__)
+    keys = [natural_key(os.fsdecode(name)) for name in names]
+    return sorted(range(len(names)), key=keys.__getitem__)
+
+
+def _plain_digits(names: Iterable[bytes]) -> bool:
+    """Whether all names are ASCII, with digits at the same places: their bytes sort them."""
+    forms = {name.translate(_FORM) for name in names}
+    return len(forms) <= 1 and not any(b"?" in form for form in forms)
 
 
 def listed(names: list[str], most: int = 4) -> str:

@@ -1,13 +1,16 @@
-"""Folders of images: a file per sample, and a folder per class or a table of labels.
+"""Folders of images: files per sample, and a folder per class or a table of labels.
 
 ``root/cat/1.png`` and ``root/dog/2.jpg`` are two samples of two classes, numbered as
 ``torchvision.datasets.ImageFolder`` numbers them: by the names of the folders in the order of their
-characters. Images are never decoded.
+characters. ``root/images/1.png`` and ``root/masks/1.png`` are two fields of one sample. Images are
+never decoded.
 
 `folder`
     The files and classes of a folder.
+`pairs`
+    Which files are fields of one sample.
 `table`
-    A CSV of labels.
+    Tables of labels.
 `source`
     A folder opened for reading.
 """
@@ -29,7 +32,7 @@ class Images(Format):
 
     name = "images"
     suffixes = ()
-    open_options = frozenset({"fields", "follow_external", "labels"})
+    open_options = frozenset({"fields", "follow_external", "labels", "nulls"})
     infers = True
     named_only = True
 

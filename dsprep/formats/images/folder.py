@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,36 @@ from dsprep import formats
 from dsprep.core.schema import Ints
 from dsprep.core.storage import HIDDEN, SIDECARS, Inside
 from dsprep.errors import FormatError, UsageError
+from dsprep.formats.images import pairs
+from dsprep.formats.images.pairs import Joined, Part, Selection
 from dsprep.formats.images.recognise import has_suffix
-from dsprep.formats.samples import listed, natural_key
+from dsprep.formats.samples import listed, natural_order
 from dsprep.formats.splits import parts_of, parts_of_many
 from dsprep.layout.words import Words
 
-_FORM = bytes(ord("0" if 48 <= c < 58 else "a" if c < 128 else "?") for c in range(256))
+IMAGE = "image"
+"""The field of the only file that a sample has."""
+
+METADATA = ("metadata.csv", "metadata.jsonl")
+"""Tables that label images whatever their folders are called, as Hugging Face has it."""
+
+TABLES = (".csv", ".tsv", ".jsonl")
+"""Endings of the names of tables, in small letters."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The images of a folder.
+    """The samples of a folder.
 
     Attributes
     ----------
     names
-        Their paths in the folder, class by class, in natural order.
-    sizes
-        Bytes of each, int64.
+        What they are called: the paths of their images in the folder, class by class, in natural
+        order; or what the names of their files have in common.
+    parts
+        Their files, by field. If there is only one, they are in the order of the samples.
+    joined
+        Which files each sample has, where there are several; else None.
     classes
         The names of the classes, in the order of their numbers; None: there are none.
     counts
@@ -46,7 +58,8 @@ class Folder:
     """
 
     names: Words
-    sizes: Ints
+    parts: tuple[Part, ...]
+    joined: Joined | None
     classes: tuple[bytes, ...] | None
     counts: Ints
     newest: int
@@ -55,15 +68,23 @@ class Folder:
 
 @dataclass
 class _Walk:
-    """What has been found so far, besides images."""
+    """What has been found so far, besides images.
+
+    `skipped` are files that are no images and are not left out either; with `selections`, their
+    files are taken, whatever they are, and no others.
+    """
 
     inside: Inside
     root: Path
+    skipped: frozenset[bytes]
+    selections: Sequence[Selection] = ()
     newest: int = 0
     empty: int = 0
     linked: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    others: list[bytes] = field(default_factory=list)
 
     def leave(self, why: str, name: bytes) -> None:
         """Count a file that is left out."""
@@ -73,7 +94,8 @@ class _Walk:
             examples.append(shown(name))
 
     def notes(self) -> Iterator[str]:
-        """Yield what was left out."""
+        """Yield what was left out, and what else is worth a note."""
+        yield from self.remarks
         for why, count in self.left_out.items():
             names = self.examples[why]
             more = f" and {count - len(names):,} more" if count > len(names) else ""
@@ -88,13 +110,21 @@ def shown(name: bytes) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def read_folder(root: Path, labels: str, tables: Mapping[str, Path], inside: Inside) -> Folder:
-    """Return the images below `root`.
+def read_folder(
+    root: Path,
+    labels: str,
+    selections: Sequence[Selection],
+    tables: Mapping[str, Path],
+    inside: Inside,
+) -> Folder:
+    """Return the samples below `root`.
 
     Parameters
     ----------
     labels
         As `OpenOptions.labels`.
+    selections
+        The fields that are asked for by their files; none: what the names of folders say.
     tables
         What `tables_of` found.
     inside
@@ -105,67 +135,97 @@ def read_folder(root: Path, labels: str, tables: Mapping[str, Path], inside: Ins
     FormatError
         If a folder is a link, a file leads nowhere, or a file of another format is among them.
     UsageError
-        If it is doubtful what the classes are.
+        If it is doubtful what the classes are, or which files are one sample.
     """
-    walk = _Walk(inside, root)
-    top, folders = _listing(walk, b"", frozenset(map(os.fsencode, tables)))
+    skipped = frozenset(map(os.fsencode, tables))
+    walk = _Walk(inside, root, skipped)
+    (top, sizes), folders = _listing(walk, b"")
     folders.sort(key=os.fsdecode)
-    found = [_tree(walk, folder) for folder in folders]
+    paired = selections or _selected(root, labels, folders)
+    if paired:
+        found = _read_pairs(_Walk(inside, root, skipped, paired), not selections)
+        if found is not None:
+            return found
+    trees = [_tree(walk, folder) for folder in folders]
     if walk.linked:
         inside.check_tree(root)
-    counts = [len(names) for names, _ in found]
+    counts = [len(names) for names, _ in trees]
     classed = labels == "folders"
     if labels == "auto":
-        classed = _has_classes(root, len(top[0]), folders, counts, tables)
+        filled = {f: names for f, (names, _) in zip(folders, trees, strict=True) if names}
+        images = [*top, *(name for names in filled.values() for name in names)]
+        pairs.check_beside(images, walk.others, root)
+        pairs.check_inside(images, root)
+        classed = _has_classes(walk, top, filled, tables)
     if classed and not any(counts):
         raise UsageError("there are no folders with images: --labels folders", where=root)
     if classed:
-        for name in top[0]:
+        for name in top:
             walk.leave("not in a folder of a class", name)
-        blocks = [_sorted(*each) for each in found]
+        blocks = [_sorted(*each) for each in trees]
         empty = [shown(f) for f, n in zip(folders, counts, strict=True) if not n]
         notes = [f"no images in {listed(empty)}, each of which keeps its number"] * bool(empty)
     else:
-        every = [top, *found]
+        every = [(top, sizes), *trees]
         names = [name for each, _ in every for name in each]
         if labels == "auto":
             _check_one_part(root, names)
         blocks = [_sorted(names, np.concatenate([sizes for _, sizes in every]))]
         notes = []
-    sizes = np.concatenate([np.zeros(0, np.int64), *(s for _, s in blocks)])
-    if not len(sizes):
+    nbytes = np.concatenate([np.zeros(0, np.int64), *(s for _, s in blocks)])
+    if not len(nbytes):
         raise FormatError("the folder holds no images", where=root)
+    words = Words(b"".join(data for data, _ in blocks))
     return Folder(
-        Words(b"".join(data for data, _ in blocks)),
-        sizes,
+        words,
+        (Part(Selection(IMAGE, ""), words, nbytes),),
+        None,
         tuple(folders) if classed else None,
-        np.array(counts if classed else [len(sizes)], np.int64),
+        np.array(counts if classed else [len(nbytes)], np.int64),
         walk.newest,
         (*notes, *walk.notes()),
     )
 
 
 def _has_classes(
-    root: Path, loose: int, folders: list[bytes], counts: list[int], tables: Mapping[str, Path]
+    walk: _Walk,
+    loose: Sequence[bytes],
+    filled: Mapping[bytes, Sequence[bytes]],
+    tables: Mapping[str, Path],
 ) -> bool:
     """Whether the folders are classes; `UsageError` if that is doubtful."""
-    filled = [f for f, n in zip(folders, counts, strict=True) if n]
-    if not filled:
+    folders = [os.fsdecode(folder) for folder in filled]
+    if not folders:
         return False
-    names = listed([shown(f) for f in filled])
+    alike = len(folders) > 1 and pairs.are_alike(filled)
     choices = ["--labels folders takes the folders as classes", "--labels none reads no labels"]
     choices += [f"--labels {name} reads that table" for name in sorted(tables)]
     what, fix = "", "say what labels the images: " + ", ".join(choices)
-    if all(parts_of(os.fsdecode(f)) for f in filled):
+    if all(map(parts_of, folders)):
         what = "the folders are named as parts of a dataset, not as classes"
-        first = root / os.fsdecode(filled[0])
-        fix = f"name one of them, such as {first}; or {fix}"
+        fix = f"name one of them, such as {walk.root / folders[0]}; or {fix}"
+    elif any(name in tables for name in METADATA):
+        return False
     elif loose:
-        what = f"{loose:,} images are beside folders with images"
+        what = f"{len(loose):,} images are beside folders with images"
+    elif len(folders) == 1 and pairs.role_of(folders[0]):
+        if tables or not any(name.count(b"/") > 1 for names in filled.values() for name in names):
+            return False
+        what = f"{folders[0]} is no class, but its folders may be"
+        fix = f"name it, to have its folders as classes: {walk.root / folders[0]}; or {fix}"
+    elif alike and all(folder.lower() in pairs.EITHER for folder in folders):
+        what = "the folders may be classes, or fields of one sample: their files have equal names"
+        fix = f"say which: --labels pairs makes files of equal names one sample, {choices[0]}"
     elif tables:
         what = f"both folders and a table may label the images: {listed(sorted(tables))}"
     if what:
-        raise UsageError(what, where=root, found=f"folders {names}", fix=fix)
+        names = listed([shown(folder) for folder in filled])
+        raise UsageError(what, where=walk.root, found=f"folders {names}", fix=fix)
+    if alike:
+        walk.remarks.append(
+            "files have the same names in all folders, which are taken as classes (--labels pairs "
+            "makes files of equal names one sample)"
+        )
     return True
 
 
@@ -182,32 +242,115 @@ def _check_one_part(root: Path, names: list[bytes]) -> None:
         )
 
 
-def tables_of(root: Path) -> dict[str, Path]:
-    """Return the tables that may label the images: by name, CSV files in the folder, and beside it.
+# --- fields that are folders -------------------------------------------------------------------
 
-    Beside the folder ``NAME`` only ``NAME.csv`` counts.
+
+def _selected(root: Path, labels: str, folders: Sequence[bytes]) -> list[Selection]:
+    """Return the folders whose files are fields of one sample, by what they are called.
+
+    Raises
+    ------
+    UsageError
+        If they are those of several parts of a dataset as well.
+    """
+    names = [os.fsdecode(folder) for folder in folders]
+    if labels == "pairs":
+        if len(names) < 2:
+            raise UsageError("there are no folders to pair: --labels pairs", where=root)
+        return [Selection(name, name) for name in names]
+    roles = pairs.roles_of(names)
+    if labels in ("folders", "none") or len(frozenset().union(*roles.values())) < 2:
+        return []
+    chosen = sorted(roles, key=lambda name: "image" not in roles[name])
+    pairs.check_splits({name: name for name in chosen}, root)
+    return [Selection(name, name) for name in chosen] if len(chosen) > 1 else []
+
+
+def _read_pairs(walk: _Walk, auto: bool) -> Folder | None:
+    """Return the samples that the files of several fields make up.
+
+    None where these fields follow from the names of folders alone (`auto`), and only one of them
+    has files of samples.
+    """
+    names, sizes = _tree(walk, b"")
+    if walk.linked:
+        walk.inside.check_tree(walk.root)
+    which: dict[str, list[int]] = {s.path: [] for s in walk.selections}
+    for i, name in enumerate(names):
+        selection = pairs.chosen_for(name, walk.selections)
+        assert selection is not None  # see `_listing`
+        which[selection.path].append(i)
+    for s in (s for s in walk.selections if s.pattern == "*"):
+        images = [i for i in which[s.path] if has_suffix(names[i])]
+        if images and len(images) < len(which[s.path]):
+            for i in sorted({*which[s.path]} - {*images}):
+                walk.leave("not the name of an image", names[i])
+            which[s.path] = images
+    parts = [
+        Part(s, Words.of(names[i] for i in which[s.path]), sizes[which[s.path]])
+        for s in walk.selections
+    ]
+    notes = []
+    if auto:
+        for part in [p for p in parts if len(p.names) and not pairs.belongs(p, parts)]:
+            parts.remove(part)
+            notes.append(
+                f"left out {part.selection.path}: none of its {len(part.names):,} files is called "
+                "as an image is"
+            )
+        parts = [part for part in parts if len(part.names)]
+        if len(parts) < 2:
+            return None
+        pairs.check_splits_within(parts, walk.root)
+    for part in parts:
+        if not len(part.names):
+            raise UsageError(f"there are no files: --field {part.selection.path}", where=walk.root)
+    joined = pairs.join(parts, walk.root)
+    return Folder(
+        Words.of(joined.keys),
+        tuple(parts),
+        joined,
+        None,
+        np.array([len(joined.keys)], np.int64),
+        walk.newest,
+        (*joined.notes, *notes, *walk.notes()),
+    )
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def tables_of(root: Path) -> dict[str, Path]:
+    """Return the tables that may label the images: by name, those in the folder, and beside it.
+
+    Beside the folder ``NAME`` only ``NAME.csv`` and the like count.
     """
     found = {}
     with os.scandir(root) as entries:
-        for entry in entries:
-            if entry.name.lower().endswith(".csv") and not entry.name.startswith("."):
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            hidden = entry.name.startswith(".")
+            if entry.name.lower().endswith(TABLES) and not hidden and entry.is_file():
                 found[entry.name] = Path(entry.path)
-    beside = root.absolute().with_name(f"{root.absolute().name}.csv")
-    if beside.is_file() and beside.name not in found:
-        found[beside.name] = beside
+    for suffix in TABLES:
+        beside = root.absolute().with_name(root.absolute().name + suffix)
+        if beside.is_file() and beside.name not in found:
+            found[beside.name] = beside
     return found
 
 
 def facts(root: Path) -> dict[str, Any]:
-    """Return what changes when other images are there, or tables say something else."""
-    state = hashlib.blake2b(digest_size=8)
+    """Return what changes when other files are there, or tables say something else."""
+    state, others = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
     for directory, folders, names in os.walk(os.fsencode(root)):
         folders[:] = sorted(f for f in folders if not f.startswith(b"."))
-        state.update(os.path.relpath(directory, os.fsencode(root)) + b"\0/")
-        kept = sorted(n for n in names if has_suffix(n) and not n.startswith(b"."))
-        state.update(b"".join(n + b"\0" for n in kept))
-    found = {"names": state.hexdigest()}
-    for name, path in sorted(tables_of(root).items()):
+        below = os.path.relpath(directory, os.fsencode(root))
+        state.update(below + b"\0/")
+        seen = sorted(n for n in names if not n.startswith(b"."))
+        state.update(b"".join(n + b"\0" for n in seen if has_suffix(n)))
+        kept = [n for n in seen if not has_suffix(n)] if below != b"." else []
+        others.update(b"".join(below + b"/" + n + b"\0" for n in kept))
+    found = {"names": state.hexdigest(), "other_names": others.hexdigest()}
+    for name, path in tables_of(root).items():
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8))
         found[f"table {name}"] = digest.hexdigest()
@@ -217,12 +360,10 @@ def facts(root: Path) -> dict[str, Any]:
 # --- files -----------------------------------------------------------------------------------
 
 
-def _listing(
-    walk: _Walk, below: bytes, tables: frozenset[bytes] = frozenset()
-) -> tuple[tuple[list[bytes], Ints], list[bytes]]:
+def _listing(walk: _Walk, below: bytes) -> tuple[tuple[list[bytes], Ints], list[bytes]]:
     """Return the images in a folder with their sizes, and its folders, all by paths from the root.
 
-    `tables` are files that are no images and are not left out either.
+    Where the walk has selections, it is their files.
     """
     names: list[bytes] = []
     sizes: list[int] = []
@@ -242,9 +383,13 @@ def _listing(
                     fix="name the folder that it leads to, or make a copy of hard links: "
                     "cp -rlL FROM TO",
                 )
-            elif has_suffix(entry.name):
+            elif name in walk.skipped or os.fsdecode(entry.name).endswith(SIDECARS):
+                continue
+            elif walk.selections and pairs.chosen_for(name, walk.selections) is None:
+                walk.leave("in none of the fields", name)
+            elif walk.selections or has_suffix(entry.name):
                 _image(walk, entry, name, names, sizes)
-            elif name not in tables and not os.fsdecode(entry.name).endswith(SIDECARS):
+            else:
                 _other(walk, name)
     return (names, np.array(sizes, np.int64)), folders
 
@@ -279,6 +424,7 @@ def _other(walk: _Walk, name: bytes) -> None:
             where=path,
             fix="name that file, or a folder with images alone",
         )
+    walk.others.append(name)
     walk.leave("not the name of an image", name)
 
 
@@ -299,17 +445,3 @@ def _sorted(names: list[bytes], sizes: Ints) -> tuple[bytes, Ints]:
     """Return names in natural order, each with a NUL behind it, and their sizes."""
     order = natural_order(names)
     return b"".join([names[i] + b"\0" for i in order]), sizes[np.array(order, np.int64)]
-
-
-def natural_order(names: list[bytes]) -> list[int]:
-    """Return the numbers of names in natural order, as `natural_key` gives it."""
-    if _plain_digits(names):
-        return sorted(range(len(names)), key=names.__getitem__)
-    keys = [natural_key(os.fsdecode(name)) for name in names]
-    return sorted(range(len(names)), key=keys.__getitem__)
-
-
-def _plain_digits(names: Iterable[bytes]) -> bool:
-    """Whether all names are ASCII, with digits at the same places: their bytes sort them."""
-    forms = {name.translate(_FORM) for name in names}
-    return len(forms) <= 1 and not any(b"?" in form for form in forms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.core.marks import changed
-from dsprep.core.schema import Attrs, Field
+from dsprep.core.schema import Attrs, Field, Ints
 from dsprep.core.storage import Inside
 from dsprep.errors import UsageError
-from dsprep.formats.images.folder import Folder, read_folder, tables_of
+from dsprep.formats.images.folder import METADATA, Folder, read_folder, tables_of
+from dsprep.formats.images.pairs import complete, selections
 from dsprep.formats.images.table import Table, read_table
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
@@ -22,6 +24,9 @@ from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import FileLayout, Given, OwnFiles
 from dsprep.layout.words import Words
 from dsprep.reading.files import File, Files
+
+LABELS = ("auto", "folders", "none", "pairs")
+"""What labels images, if no table does."""
 
 LISTED = 32 << 10
 """Bytes of the names of classes up to which they are an attribute of the labels."""
@@ -33,22 +38,20 @@ class ImageSource(LocatedSource):
     def __init__(self, path: Path, options: OpenOptions) -> None:
         inside = Inside(path, options.follow_external)
         tables = tables_of(path)
-        if options.labels not in ("auto", "folders", "none", *tables):
-            raise UsageError(
-                f"there is no table {options.labels}",
-                where=path,
-                expected="auto, folders, none, or a CSV in the folder, or beside it and named as "
-                "it is" + (f": {', '.join(sorted(tables))}" if tables else ""),
-            )
-        folder = read_folder(path, options.labels, tables, inside)
-        table = None
-        chosen = _table(options.labels, tables, folder)
-        if chosen is not None:
-            paths = [os.fsdecode(folder.names[i]) for i in range(len(folder.names))]
-            table = read_table(chosen, paths)
-            folder = _those(folder, table)
+        chosen = _named_table(options.labels, tables, path)
+        if chosen is not None and chosen not in tables.values():
+            tables = {**tables, os.path.relpath(chosen, path): chosen}
+        folder = read_folder(path, options.labels, selections(options.fields, path), tables, inside)
+        chosen = chosen or _only_table(options.labels, tables, folder)
+        table = None if chosen is None else _read_table(chosen, path, folder)
+        samples = np.arange(len(folder.names)) if table is None else table.files
+        if folder.joined is not None:
+            found = complete(folder.joined, folder.parts, samples, options.nulls, path)
+            notes = (*folder.notes, *found.notes)
+            folder, samples = replace(folder, parts=found.parts, notes=notes), samples[found.kept]
+            table = None if table is None else table.of(np.flatnonzero(found.kept))
         self._files, self._newest = Files(inside, most=1), folder.newest
-        parsed = _parsed(folder, table)
+        parsed = _parsed(folder, table, samples)
         super().__init__(path, parsed, options, self._open)
         for f in self.schema:
             if f.kind != parsed.fields[self.names[f.name]].kind:
@@ -82,34 +85,81 @@ class ImageSource(LocatedSource):
         self._files.close()
 
 
-def _table(labels: str, tables: Mapping[str, Path], folder: Folder) -> Path | None:
+def _named_table(labels: str, tables: Mapping[str, Path], path: Path) -> Path | None:
+    """Return the table that is asked for: by its name, or elsewhere by its path."""
+    if labels in tables or labels in LABELS:
+        return tables.get(labels)
+    named = Path(labels)
+    if named.is_dir():
+        inside = tables_of(named)
+        if len(inside) == 1:
+            return next(iter(inside.values()))
+        parent = Path(os.path.commonpath([path.absolute(), named.absolute()]))
+        fields = [os.path.relpath(p.absolute(), parent) for p in (path, named)]
+        options = " ".join(f"--field {shlex.quote(f)}" for f in fields)
+        raise UsageError(
+            "a folder of files is a field, not a table",
+            where=named,
+            expected="a table, or a folder with one",
+            found=", ".join(sorted(inside)) or "no table",
+            fix=f"name the folder that has both, and these as fields: {parent} {options}",
+        )
+    if "/" in labels and named.is_file():
+        return named
+    raise UsageError(
+        f"there is no table {labels}",
+        where=path,
+        expected=f"{', '.join(LABELS)}, a table in the folder, or beside it and named as it is"
+        + (f": {', '.join(sorted(tables))}" if tables else "")
+        + "; of one elsewhere, its path: ./labels.csv",
+    )
+
+
+def _only_table(labels: str, tables: Mapping[str, Path], folder: Folder) -> Path | None:
     """Return the table that labels the images; `UsageError` if several may."""
-    if labels in tables:
-        return tables[labels]
     if labels != "auto" or folder.classes is not None or not tables:
         return None
-    if len(tables) > 1:
+    chosen = [name for name in METADATA if name in tables] or [*tables]
+    if len(chosen) > 1:
         raise UsageError(
             "several tables may label the images",
-            found=", ".join(sorted(tables)),
+            found=", ".join(chosen),
             fix="say which: --labels NAME.csv, or --labels none",
         )
-    return next(iter(tables.values()))
+    return tables[chosen[0]]
 
 
-def _those(folder: Folder, table: Table) -> Folder:
-    """Return the images that a table names."""
-    if len(table.files) == len(folder.sizes):
-        return folder
-    names = Words.of(folder.names[i] for i in table.files.tolist())
-    return replace(folder, names=names, sizes=folder.sizes[table.files])
+def _read_table(chosen: Path, path: Path, folder: Folder) -> Table:
+    """Return what a table says of the samples of a folder, by whatever it calls them."""
+    names = [_texts(folder.names)]
+    if folder.joined is not None:
+        names = []
+        for part in folder.parts:
+            numbers = folder.joined.numbers[part.selection.path].tolist()
+            paths = _texts(part.names)
+            below = len(part.selection.folder) + 1 if part.selection.folder else 0
+            called = [paths[i] if i >= 0 else "" for i in numbers]
+            names += [called, [name[below:] for name in called]]
+        names.insert(0, _texts(folder.names))
+    taken = {"name", *(part.selection.path for part in folder.parts)}
+    return read_table(chosen, path.absolute().name, names, taken)
 
 
-def _parsed(folder: Folder, table: Table | None) -> Parsed:
+def _texts(words: Words) -> list[str]:
+    return [os.fsdecode(word) for word in words.data.split(b"\0")[:-1]]
+
+
+def _parsed(folder: Folder, table: Table | None, samples: Ints) -> Parsed:
     """Return what every sample has, and where."""
-    count = len(folder.sizes)
-    own = OwnFiles(folder.names, Explicit(folder.sizes))
-    fields = {"image": Field.opaque("image")}
+    count, joined = len(samples), folder.joined
+    fields: dict[str, Field] = {}
+    files: dict[str, OwnFiles] = {}
+    for part in folder.parts:
+        name = part.selection.path
+        numbers = samples if joined is None else joined.numbers[name][samples]
+        files[name] = OwnFiles(_some(part.names, numbers), Explicit(part.sizes[numbers]))
+        fields[name] = Field.opaque(name)
+    names = _some(folder.names, samples)
     given: dict[str, Given] = {}
     every, notes = Affine(count, 0, 1), [*folder.notes]
     if folder.classes is not None:
@@ -119,23 +169,32 @@ def _parsed(folder: Folder, table: Table | None) -> Parsed:
         fields["label"] = Field("label", np.dtype(np.int64), (), attrs=attrs)
         fields["class"] = _text("class", classes, notes)
         given = {"label": label, "class": Given(label.which, classes)}
-    elif table is None:
-        notes.append("the images have no labels: there are neither folders nor a table")
-    else:
+    elif table is not None:
         notes += table.notes
         fields |= {f.name: f for f, _ in table.fields}
         given = {f.name: one for f, one in table.fields}
-    fields["name"] = _text("name", folder.names, notes)
-    given["name"] = Given(every, folder.names)
+    elif joined is None:
+        notes.append("the images have no labels: there are neither folders nor a table")
+    fields["name"] = _text("name", names, notes)
+    given["name"] = Given(every, names)
     version = "image folder"
     if folder.classes is not None:
         version += f", {len(folder.classes):,} {'class' if len(folder.classes) == 1 else 'classes'}"
+    elif joined is not None:
+        version += f", {len(folder.parts)} {'file' if len(folder.parts) == 1 else 'files'} a sample"
     return Parsed(
         version=version,
         fields=fields,
-        layout=FileLayout(count, files={"image": own}, given=given),
+        layout=FileLayout(count, given=given, files=files),
         notes=tuple(notes),
     )
+
+
+def _some(words: Words, numbers: Ints) -> Words:
+    """Return some strings, or all as they are."""
+    if len(numbers) == len(words) and bool((numbers == np.arange(len(words))).all()):
+        return words
+    return Words.of(words[i] for i in numbers.tolist())
 
 
 def _classes(names: tuple[bytes, ...]) -> Attrs:
