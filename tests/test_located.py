@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar, StaleError, StaleWarning
 from dsprep.source.dataset import open_dataset
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
 from dsprep.writing.create_sidecar import describe
 
@@ -362,6 +364,65 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
         except (DsprepError, FileNotFoundError, IsADirectoryError, NotADirectoryError):
             refused += 1
     assert refused > 100
+
+
+def numbers(node, path=()):
+    """Where a JSON tree has numbers, or laws that give some."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(value, int) or (isinstance(value, dict) and "law" in value):
+            yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from numbers(value, (*path, key))
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "chunks", "lmdb", "tfrecord", "zarr"])
+def test_numbers_are_compared_with_the_files_before_checksums_are(kind, tmp_path):
+    """Whatever stands for a number of a layout, with a checksum of every block."""
+    format = "hdf5" if kind == "chunks" else kind
+    options = {"chunk": 7, "compress": Compression("gzip")} if kind == "chunks" else {}
+    path = written(format, tmp_path, MIXED, random_batch(MIXED, 20, seed=11), 20, **options)
+    provenance(path, checksums=True)
+    where = spec.sidecar_path(path)
+    good = where.read_text()
+    refused = 0
+    for steps in numbers(json.loads(good)["layouts"]):
+        for value in (1 << 40, 1 << 62, -1, 0):
+            content = json.loads(good)
+            node = content["layouts"]
+            for step in steps[:-1]:
+                node = node[step]
+            node[steps[-1]] = value
+            where.write_text(json.dumps(content))
+            with contextlib.suppress(DsprepError, FileNotFoundError):
+                with Sidecar.open(path, check=False) as opened:
+                    opened.read(slice(None), verify="full")
+                    opened.read([7], verify="full")
+                refused -= 1
+            refused += 1
+    assert refused > 10
+    content = json.loads(good)
+    layout = content["layouts"][0]
+    (layout.get("records") or layout["columns"]["label"])["offsets"] = 1 << 40
+    where.write_text(json.dumps(content))
+    assert any("not in the file" in str(p) for p in check([path], full=True))
+
+
+@pytest.mark.parametrize("change", [("shape", [None, 0]), ("filters", [{"id": []}])])
+def test_what_else_a_damaged_sidecar_says(change, tmp_path):
+    """Rows without bytes that have some; a filter that is not named."""
+    key, value = change
+    path = written("hdf5", tmp_path, MIXED, random_batch(MIXED, 20, seed=11), 20)
+    where = spec.sidecar_path(path)
+    content = json.loads(where.read_text())
+    if key == "shape":
+        next(f for f in content["schema"] if f["name"] == "points")[key] = value
+    else:
+        content["layouts"][0]["columns"]["image"][key] = value
+    where.write_text(json.dumps(content))
+    with Sidecar.open(path) as opened, pytest.raises(FormatError):
+        opened.read(slice(None), verify="full")
+    with pytest.raises(FormatError), dsprep.Reader(path, 5) as reader:
+        list(reader)
 
 
 @pytest.mark.parametrize("format", FORMATS)

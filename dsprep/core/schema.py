@@ -258,6 +258,11 @@ class Field:
         """Bytes of one sample's value, or of one row along the varying axis when ragged."""
         return math.prod(self.inner) * self.dtype.itemsize
 
+    def excess(self, nbytes: Ints) -> Ints:
+        """Return, of the bytes that values of a ragged field have, those beyond whole rows."""
+        row = self.row_nbytes
+        return nbytes % row if row else nbytes
+
     def __str__(self) -> str:
         if self.kind != "array":
             return f"{self.name}: {self.kind}"

@@ -356,7 +356,10 @@ def _filters(json: Mapping[str, Any], tables: Tables) -> tuple[Mapping[str, Any]
     found = json.get("filters", [])
     if not isinstance(found, list) or len(found) > 16:
         raise damaged("the filters of an array are damaged", tables, found=found)
-    return tuple(_object(f, "a filter", tables) for f in found)
+    filters = tuple(_object(f, "a filter", tables) for f in found)
+    if not all(isinstance(f.get("id"), str) for f in filters):
+        raise damaged("a filter has no name", tables, found=found)
+    return filters
 
 
 def _fill(text: Any, itemsize: int, tables: Tables) -> bytes:

@@ -420,12 +420,13 @@ class Filler:
         whole = plan.nbytes
         for number, chosen, found in located:
             count = np.bincount(found.request, found.length, len(chosen)).astype(np.int64)
-            if (count % width).any():
+            excess = f.excess(count)
+            if excess.any():
                 raise FormatError(
                     f"a value does not fit {f}",
                     where=self.sidecar.root(number),
-                    expected=f"a multiple of {width} bytes",
-                    found=f"{int(count[count % width != 0][0])} bytes",
+                    expected=f"a multiple of {f.row_nbytes} bytes",
+                    found=f"{int(count[excess != 0][0])} bytes",
                 )
             sizes[chosen] = count
             opened = self.opened(fill)

@@ -139,13 +139,13 @@ class ColumnReader:
         if grid is None and count.any():
             raise misfit("gives samples rows of an array that has none", f"field {field.name}")
         nbytes, row = count * (0 if grid is None else grid.row_nbytes), max(1, field.row_nbytes)
-        if (nbytes % row).any():
-            found = f"{int(nbytes[nbytes % row != 0][0])} bytes"
+        excess = field.excess(nbytes)
+        if excess.any():
             raise misfit(
                 f"does not give whole values of {field}",
                 self.field.name,
-                f"a multiple of {row}",
-                found,
+                f"a multiple of {field.row_nbytes}",
+                f"{int(nbytes[excess != 0][0])} bytes",
             )
         values = out.view(field.dtype).reshape(-1, *field.inner)
         return Ragged.from_lengths(values, nbytes // row, field.kind)
@@ -187,6 +187,7 @@ class ColumnReader:
         if chunks.side == len(lines) == 1 and not chunks.has(line):
             path, offset, length, _ = chunks.where(line)
             if length:
+                self._open(path).check(np.array([offset]), np.array([length]), "a chunk")
                 extent = np.array([[offset], [length], [0]], np.int64)
                 return Wanted(length, [(self._open, path, *extent)], decode)
         return Wanted(0, [], lambda _: decode(None))

@@ -422,9 +422,9 @@ def take_field(
             raise _unfit(field, field.row_nbytes, sizes, uneven, label)
         return _fixed(taken, field, at, sizes)
     width = max(1, field.row_nbytes)
-    uneven = sizes % width != 0
+    uneven = field.excess(sizes) != 0
     if uneven.any():
-        raise _unfit(field, f"a multiple of {width}", sizes, uneven, label)
+        raise _unfit(field, f"a multiple of {field.row_nbytes}", sizes, uneven, label)
     flat = _packed(taken, at, sizes)
     rows = flat.view(field.dtype).reshape(-1, *field.inner)
     return Ragged.from_lengths(rows, sizes // width, field.kind)

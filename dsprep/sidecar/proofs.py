@@ -402,6 +402,7 @@ class Proofs:
         """Compare the members or blocks that hold a field, unless that was done before."""
         sums = self._sums(number)
         for path, offsets, lengths in stored_ranges(self._sidecar.layout(number), name, local):
+            self._sidecar.open_file(number, path).check(offsets, lengths, f"field {name}")
             if kind == "member" and sums.members is not None:
                 ends = sums.members.offsets + sums.members.nbytes
                 first = np.searchsorted(ends, offsets, "right")
