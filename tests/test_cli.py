@@ -614,7 +614,7 @@ def test_messages_name_options_that_exist():
     commands = [c for command in top for c in getattr(command, "commands", {"": command}).values()]
     known = {o for c in commands for p in c.params for o in (*p.opts, *p.secondary_opts)}
     known |= {"--help", "--version"}
-    known |= {"--yaml", "--reflink", "--parents"}  # of lfs and cp
+    known |= {"--yaml", "--reflink", "--parents", "--sort"}  # of lfs, cp and tar
     root = Path(dsprep.__file__).parent
     for path in root.rglob("*.py"):
         if path.parent.name == "page":  # style sheets have names of that form

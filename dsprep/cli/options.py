@@ -171,6 +171,16 @@ class Reading:
         default="ragged",
         panel=PARQUET,
     )
+    file_field: str | None = value(
+        "NAME",
+        "Also the number of each sample's file, as a field.",
+        panel=READING,
+    )
+    join: bool = switch(
+        "Take the fields of all sources, or files, together.",
+        "--join",
+        panel=READING,
+    )
     follow_external: bool = switch(
         "Also read what the source refers to outside of it.",
         "--follow-external",
@@ -270,9 +280,9 @@ class Running(Executing):
     overwrite: bool = switch("Replace DST once the new one is complete.", "--overwrite")
     restart: bool = switch("Discard what an interrupted run left; start over.", "--restart")
     workers: Workers = None
-    memory: str | None = value("SIZE", "Memory for buffers; by default a quarter of what is free.")
+    memory: str | None = value("SIZE", "Memory for buffers (a quarter of what is free).")
     sync: bool = switch(
-        "Wait for the disk, so that a crash of the machine loses nothing.",
+        "Wait for the disk: no loss if the machine crashes.",
         "--sync/--no-sync",
         default=True,
     )

@@ -87,6 +87,7 @@ def _known(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
 
     Left out are those that its format does not know, and all if dsprep wrote it.
     """
+    from contextlib import suppress
     from dataclasses import fields as attributes
     from dataclasses import replace
 
@@ -98,14 +99,15 @@ def _known(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
 
     specs = (*options.fields, *map(FieldSpec.parse, fields))
     files = find_files([path])[0]
-    try:
-        ours = spec.find([f for f, _ in files]) is not None
-    except FormatError:
-        ours = False
-    if ours:
-        return OpenOptions(fields=specs)
+    number = options.file_field
+    with suppress(FormatError):
+        if (found := spec.find([f for f, _ in files])) is not None:
+            if number is None or number not in found[0].schema.names:
+                return OpenOptions(fields=specs, file_field=number)
+            return OpenOptions(fields=(*specs, FieldSpec(number, number)) if specs else ())
     known = files[0][1].open_options
     default = OpenOptions()
+    known |= {"file_field", "join"} if len(files) > 1 else {"file_field"}
     foreign = {f.name: getattr(default, f.name) for f in attributes(default) if f.name not in known}
     return replace(options, **foreign, fields=specs)
 

@@ -102,7 +102,7 @@ class Source(ABC):
     named: tuple[str, ...] = ()
     opening: Opening | None = None
     dropped: int = 0
-    random_access: ClassVar[bool] = False
+    random_access: bool = False
     repeatable: bool = True
 
     @abstractmethod

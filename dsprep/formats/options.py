@@ -54,6 +54,12 @@ class OpenOptions:
     nested
         parquet: columns of lists of strings, structs or lists are ``"ragged"`` fields with their
         lengths; or their ``"json"``, as all columns are that are no fields otherwise.
+    file_field
+        Also give the number of the file that each sample is from, from 0 on in the order of the
+        files, as an int64 field of this name.
+    join
+        Read several datasets as one, whose samples have the fields of all of them: each path is a
+        dataset; of only one path, each file. All have as many samples, in the same order.
     follow_external
         hdf5, images, numpy, zarr: also read what the dataset refers to outside of its directory.
     """
@@ -70,6 +76,8 @@ class OpenOptions:
     labels: str = "auto"
     nulls: Literal["refuse", "drop-columns", "drop-rows"] = "refuse"
     nested: Literal["ragged", "json"] = "ragged"
+    file_field: str | None = None
+    join: bool = False
     follow_external: bool = False
 
     def __post_init__(self) -> None:
@@ -126,7 +134,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 """What those of `OpenOptions` may be that have one of few values."""
 
-UNRECORDED = frozenset({"check_crc", "follow_external"})
+OF_DATASETS = frozenset({"file_field", "join"})
+"""Options about the files of a dataset, which all formats have in common."""
+
+UNRECORDED = frozenset({"check_crc", "follow_external", "join"})
 """Options that no sidecar keeps: what is checked and allowed is decided by whoever reads."""
 
 
@@ -252,7 +263,7 @@ def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], fo
     default = type(options)()
     for f in fields(options):
         value = getattr(options, f.name)
-        if f.name not in known and value != getattr(default, f.name):
+        if f.name not in known | OF_DATASETS and value != getattr(default, f.name):
             raise UsageError(
                 f"{flag(f.name)} does not apply to {format}",
                 expected="only " + ", ".join(sorted(map(flag, known))),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -18,11 +19,13 @@ from dsprep.core.schema import Field, FieldSpec, Schema, with_others
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import Format, Opening, Source
 from dsprep.formats.fields import wanted
-from dsprep.formats.options import UNRECORDED, OpenOptions, check_options
+from dsprep.formats.options import OF_DATASETS, UNRECORDED, OpenOptions, check_options
 from dsprep.sidecar import sidecar, spec
-from dsprep.source.files import find_dataset
+from dsprep.source.files import find_dataset, find_files
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.source.joined import JoinedSource, assign_fields, check_lengths, joined_names
 from dsprep.source.many import open_native
+from dsprep.source.numbered import without
 
 Progress: TypeAlias = Callable[[int, int], None]
 Through: TypeAlias = Literal["sidecar", "library", "strict"]
@@ -71,6 +74,10 @@ def open_dataset(
         ``"sidecar"``, `options` do not say how to read and the format does not keep the types.
     """
     named = [paths] if isinstance(paths, str | Path) else paths
+    if options is not None and options.join:
+        if at is not None:
+            raise UsageError("--sidecar does not go together with --join")
+        return _open_joined(named, options, progress, through, marked)
     format, names, notes = find_dataset(named)
     if options is not None:
         check_options(options, format.open_options, format.name)
@@ -84,6 +91,49 @@ def open_dataset(
     if source is None:
         source = _by_library(files, known, lost, options, progress, marks)
     source.named = tuple(map(str, named))
+    return source
+
+
+def _open_joined(
+    named: Sequence[str | Path],
+    options: OpenOptions,
+    progress: Progress | None,
+    through: Through,
+    marked: bool,
+) -> JoinedSource:
+    """Return several datasets as one with the fields of all: see `OpenOptions.join`."""
+    if options.file_field is not None:
+        raise UsageError("--file-field does not go together with --join")
+    datasets = [*named]
+    if len(datasets) == 1:
+        datasets = [path for path, _ in find_files(named)[0]]
+    if len(datasets) < 2:
+        raise UsageError(
+            "--join needs more than one dataset", expected="two paths or more", found=named[0]
+        )
+    formats = [find_dataset([path])[0] for path in datasets]
+    every: frozenset[str] = frozenset().union(*(f.open_options for f in formats))
+    check_options(
+        options, every | OF_DATASETS, " and ".join(dict.fromkeys(f.name for f in formats))
+    )
+
+    def opened(number: int, fields: tuple[FieldSpec, ...]) -> Source:
+        own = {name: getattr(options, name) for name in formats[number].open_options}
+        reading = OpenOptions(**{**own, "fields": fields})
+        return open_dataset(datasets[number], reading, progress, through=through, marked=marked)
+
+    with ExitStack() as stack:
+        parts = [stack.enter_context(opened(i, ())) for i in range(len(datasets))]
+        check_lengths(parts)
+        names = joined_names([(part.path, part.schema) for part in parts])
+        specs, order = assign_fields(options.fields, names, parts[0].path)
+        for i, fields in enumerate(specs):
+            if fields != tuple(FieldSpec(name, name) for name in parts[i].schema.names):
+                parts[i].close()
+                parts[i] = stack.enter_context(opened(i, fields)) if fields else parts[i]
+        source = JoinedSource([p for p, own in zip(parts, specs, strict=True) if own], order)
+        source.named = tuple(map(str, named))
+        stack.pop_all()
     return source
 
 
@@ -373,7 +423,10 @@ def _through_sidecar(
         if recorded.fields or any(s.dtype is not None or s.index for s in options.fields):
             return None
         available = {f.name: f for f in content.schema}
-        specs = with_others(options.fields, available)
+        specs = with_others(options.fields, without(content.schema, recorded.file_field).names)
+        number = recorded.file_field
+        if number is not None and all(s.path != number for s in specs):
+            specs = (*specs, FieldSpec(number, number))
         if any(s.path not in available for s in specs):
             return None
         chosen = wanted(specs, available)

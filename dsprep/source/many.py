@@ -38,6 +38,7 @@ from dsprep.formats.fields import MissingField
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
+from dsprep.source.numbered import NumberedSource, without
 
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""
@@ -53,16 +54,20 @@ class NativeOpening(Opening):
         The files, how they are read, and the name of their format.
     hint
         Types that the format does not keep.
+    first
+        The number of the first file among those of the dataset.
     """
 
     paths: tuple[Path, ...]
     options: OpenOptions
     format: str
     hint: Schema | None = None
+    first: int = 0
 
     def open(self) -> Source:
         """Open the source."""
-        return open_native(formats.load(self.format), self.paths, self.options, self.hint)
+        format = formats.load(self.format)
+        return open_native(format, self.paths, self.options, self.hint, first=self.first)
 
 
 def open_native(
@@ -74,6 +79,7 @@ def open_native(
     progress: Callable[[int, int], None] | None = None,
     *,
     marks: tuple[Mark, ...] = (),
+    first: int = 0,
 ) -> Source:
     """Open files of one format by its own library.
 
@@ -83,37 +89,41 @@ def open_native(
         Types that the format does not keep.
     marks
         What the files were before; empty: not looked at.
+    first
+        The number of the first file among those of the dataset.
     """
+    schema = None if schema is None else without(schema, options.file_field)
     if any(s.name == OTHERS for s in options.fields):
         every = replace(options, fields=())
         with open_native(format, paths, every, schema, progress=progress) as all_of_them:
-            names, notes = all_of_them.schema.names, (*notes, *all_of_them.notes)
-            options = replace(options, fields=with_others(options.fields, names))
-            settled = _settled(format, (all_of_them.schema,), options, schema)
+            found = without(all_of_them.schema, options.file_field)
+            notes = (*notes, *all_of_them.notes)
+            options = replace(options, fields=with_others(options.fields, found.names))
+            settled = _settled(format, (found,), options, schema)
             options, schema = settled.options, settled.hint
     source: Source
     if len(paths) == 1:
-        source = _open_file(format, paths[0], options, schema)
+        source = _open_file(format, paths[0], options, schema, first)
         source.notes = (*notes, *source.notes)
         if schema is not None:
             source.schema = _with_hinted_attrs(source.schema, schema)
         else:
-            found = own_names(source.schema, options)
+            found = own_names(without(source.schema, options.file_field), options)
             settled = _settled(format, (found,), options, None)
             options, schema = settled.options, settled.hint
             seen = (*source.notes, *settled.notes)
             if settled.recount or settled.schema.names != found.names:
                 source.close()
-                source = _open_file(format, paths[0], options, schema)
+                source = _open_file(format, paths[0], options, schema, first)
             source.notes = (*seen, *source.notes)
     else:
-        source = many = MultiSource(format, paths, options, schema, notes, progress)
+        source = many = MultiSource(format, paths, options, schema, notes, progress, first)
         options, schema = many.options, many.hint
     if source.dropped:
         samples = len(source) + source.dropped
         source.notes = (*source.notes, f"left out {source.dropped:,} of {samples:,} samples")
     source.notes = tuple(dict.fromkeys(source.notes))
-    source.opening = _opening(format, paths, options, schema, marks)
+    source.opening = _opening(format, paths, options, schema, marks, first)
     return source
 
 
@@ -123,10 +133,15 @@ def _opening(
     options: OpenOptions,
     hint: Schema | None,
     marks: tuple[Mark, ...],
+    first: int,
 ) -> NativeOpening:
-    absolute = tuple(p.absolute() for p in paths)
     return NativeOpening(
-        paths=absolute, options=options, format=format.name, hint=hint, marks=marks
+        paths=tuple(p.absolute() for p in paths),
+        options=options,
+        format=format.name,
+        hint=hint,
+        first=first,
+        marks=marks,
     )
 
 
@@ -146,12 +161,17 @@ def own_names(schema: Schema, options: OpenOptions) -> Schema:
     return Schema(tuple(replace(f, name=name) for name, f in fields.items()), schema.attrs)
 
 
-def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+def _open_file(
+    format: Format, path: Path, options: OpenOptions, hint: Schema | None, number: int
+) -> Source:
+    """Open a file, the one of this number among those of the dataset."""
+    name, options = options.file_field, replace(options, file_field=None)
     try:
-        return format.open(path, options, hint)
+        source = format.open(path, options, hint)
     except FormatError as error:  # in directories, files are taken for what their names end in
         known = None if format.recognises(path) else foreign.certain(path, tuple(formats.FORMATS))
         raise known or error from error
+    return source if name is None else NumberedSource(source, name, number)
 
 
 def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
@@ -187,8 +207,9 @@ class MultiSource(Source):
         hint: Schema | None = None,
         notes: Sequence[str] = (),
         progress: Callable[[int, int], None] | None = None,
+        first: int = 0,
     ) -> None:
-        self.format, self.paths = format, list(paths)
+        self.format, self.paths, self.first = format, list(paths), first
         self.options, self.hint = options, hint
         self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
         self._lock = threading.Lock()
@@ -231,13 +252,14 @@ class MultiSource(Source):
         known: Schema | None = None
         for i, source in self._each(progress):
             counts[i] = len(source)
+            schema = without(source.schema, options.file_field)
             if known is None or not len(source):
-                known = source.schema if len(source) else known
+                known = schema if len(source) else known
                 continue
-            merged = self.format.settle((known, source.schema), self.options, None)
+            merged = self.format.settle((known, schema), self.options, None)
             if merged is None:
                 self.schema = known
-                raise self._disagree(self.paths[i], source.schema)
+                raise self._disagree(self.paths[i], schema)
             known = merged.schema
         self.options, self._inferring = options, False
         settled = None
@@ -282,7 +304,8 @@ class MultiSource(Source):
             f"its fields differ from those of {self.paths[0]}: "
             + "; ".join(differences(self.schema, found)[:3]),
             where=path,
-            fix="name the fields that all files have with --field, or leave the file out"
+            fix="name the fields that all files have with --field, or leave the file out; if the "
+            "files hold fields of the same samples, take them together with --join"
             + (", or take the records whole with --raw-records" if whole else ""),
         )
 
@@ -307,21 +330,21 @@ class MultiSource(Source):
         """Open a file: the same one as before, if it was opened before."""
         path = self.paths[index]
         if path.is_dir():
-            return self._open_path(path)
+            return self._open_path(path, self.first + index)
         before = self._status.setdefault(index, status(path.stat()))
-        source = self._open_path(path)
+        source = self._open_path(path, self.first + index)
         now = status(path.stat())
         if not same_file(path, before, now):
             source.close()
             raise changed(path, before, now)
         return source
 
-    def _open_path(self, path: Path) -> Source:
+    def _open_path(self, path: Path, number: int) -> Source:
         """Open a file; while fields are inferred, those that only other files have are left out."""
         options, missing = self.options, None
         while True:
             try:
-                return _open_file(self.format, path, options, self.hint)
+                return _open_file(self.format, path, options, self.hint, number)
             except MissingField as error:
                 fields = tuple(s for s in options.fields if s.path != error.path)
                 if not self._inferring or len(fields) == len(options.fields):
@@ -356,8 +379,8 @@ class MultiSource(Source):
         return (self._opening(slice(i, i + 1)) for i in range(len(self.paths)))
 
     def _opening(self, some: slice) -> NativeOpening:
-        marks = self.marks()[some]
-        return _opening(self.format, self.paths[some], self.options, self.hint, marks)
+        paths, marks, first = self.paths[some], self.marks()[some], self.first + some.start
+        return _opening(self.format, paths, self.options, self.hint, marks, first)
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
         """See `Source.part`; only the files that hold some of the samples are opened."""

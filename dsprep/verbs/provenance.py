@@ -18,6 +18,7 @@ from dsprep.sidecar import identity, spec
 from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
 from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_dataset, find_files
+from dsprep.source.joined import refuse_join
 from dsprep.source.many import open_native
 from dsprep.writing.create_sidecar import Looks, Made, Progress, Subject, dataset_of, made_by, make
 
@@ -70,9 +71,10 @@ def provenance(
     """
     if isinstance(paths, str | Path):
         paths = [paths]
+    options = options or OpenOptions()
+    refuse_join(options.join, "provenance")
     format, found, notes = find_dataset(paths)
     names = [path.absolute() for path in found]
-    options = options or OpenOptions()
     check_options(options, format.open_options, format.name)
     dataset = dataset_of(names)
     path = Path(out) if out is not None else spec.sidecar_path(dataset)

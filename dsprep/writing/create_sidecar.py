@@ -366,7 +366,7 @@ def _look_apart(task: _FileTask) -> Looked:
     (path,) = opening.paths
     return _looked(
         replace(task, path=path),
-        lambda: open_native(format, [path], opening.options, opening.hint),
+        lambda: open_native(format, [path], opening.options, opening.hint, first=opening.first),
     )
 
 

@@ -46,8 +46,8 @@ class Chosen:
 
     strategies: list[str] = opt.value(
         "NAME",
-        "A way of reading, or a set: async-io, lmdbio, samples, cache, peers, all. Repeat for "
-        "more; by default those that suit the data.",
+        "A way of reading, or a set: async-io, lmdbio, samples, cache, peers, all. "
+        "Repeatable; default: what suits.",
         "--strategy",
         "--set",
         "-s",
@@ -93,8 +93,7 @@ class Chosen:
     )
     sweep: str | None = opt.value(
         "NAME=VALUES",
-        "Vary one option: threads=1,2,4, engine=buffered,direct, repeats=1..16, "
-        "buffer-size=1MiB..64MiB.",
+        "Vary one option: threads=1,2,4, repeats=1..16, buffer-size=1MiB..64MiB.",
         panel=HOW,
     )
     limit: str = opt.value(

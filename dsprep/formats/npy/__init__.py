@@ -107,7 +107,8 @@ class Numpy(Format):
                     "the arrays of files that are samples of one field differ in more than their "
                     "first axis",
                     found=f"{schema} before {own}",
-                    fix="name those that are alike, or the directory, in which files are fields",
+                    fix="name those that are alike; if the files hold fields of the same samples, "
+                    "take them together with --join",
                 )
             if merged is None:
                 return None

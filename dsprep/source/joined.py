@@ -1,0 +1,231 @@
+"""Several datasets with the fields of the same samples, read as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dsprep.core.marks import Mark
+from dsprep.core.schema import OTHERS, Arena, Batch, FieldSpec, Ints, Schema, with_others
+from dsprep.errors import SchemaError, UsageError
+from dsprep.formats.base import Opening, Source
+from dsprep.formats.fields import missing_field
+from dsprep.layout.describe import FieldStorage
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedOpening(Opening):
+    """Datasets that are joined.
+
+    Attributes
+    ----------
+    names
+        The fields, in their order.
+    parts
+        How each is opened, and how many of its samples come before those of all.
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[tuple[Opening, int], ...]
+
+    def open(self) -> Source:
+        """Open the source."""
+        sources: list[Source] = []
+        try:
+            for opening, _ in self.parts:
+                sources.append(opening.open())
+            return JoinedSource(sources, self.names, [skipped for _, skipped in self.parts])
+        except BaseException:
+            for source in sources:
+                source.close()
+            raise
+
+
+class JoinedSource(Source):
+    """Datasets whose samples of the same number are one sample, with the fields of all.
+
+    Parameters
+    ----------
+    parts
+        The datasets, which are closed with this source.
+    names
+        Their fields, in the order that they are to have.
+    skipped
+        Samples of each that come before those that are read; None: none.
+    """
+
+    def __init__(
+        self, parts: Sequence[Source], names: Sequence[str], skipped: Sequence[int] | None = None
+    ) -> None:
+        self.parts, self._skipped = list(parts), skipped or [0] * len(parts)
+        self._count = min(len(p) - n for p, n in zip(self.parts, self._skipped, strict=True))
+        self.path = parts[0].path
+        attrs = {name: value for p in reversed(parts) for name, value in p.schema.attrs.items()}
+        fields = {f.name: f for p in parts for f in p.schema}
+        self.schema = Schema(tuple(fields[name] for name in names), attrs)
+        self.version = ", ".join(dict.fromkeys(p.version for p in parts))
+        self.notes = tuple(f"{_name(p)}: {note}" for p in parts for note in p.notes)
+        self.random_access = all(p.random_access for p in parts)
+        self.repeatable = all(p.repeatable for p in parts)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        """Return samples ``start <= i < stop``; see `Source.read`."""
+        batch: Batch = {}
+        for k, (part, skipped) in enumerate(zip(self.parts, self._skipped, strict=True)):
+            own = None if arena is None else arena.part(f"joined.{k}")
+            batch |= part.read(start + skipped, stop + skipped, own)
+        return {name: batch[name] for name in self.schema.names}
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the payload bytes of each sample; see `Source.sizes`."""
+        total: Ints = np.zeros(stop - start, np.int64)
+        for part, skipped in zip(self.parts, self._skipped, strict=True):
+            sizes = part.sizes(start + skipped, stop + skipped)
+            if sizes is None:
+                return None
+            total += sizes
+        return total
+
+    def rows(self, name: str) -> Ints | None:
+        """Return the rows of a ragged field in every sample; see `Source.rows`."""
+        pairs = zip(self.parts, self._skipped, strict=True)
+        part, skipped = next(pair for pair in pairs if name in pair[0].schema.names)
+        rows = part.rows(name)
+        return None if rows is None else rows[skipped : skipped + len(self)]
+
+    def files(self) -> list[Path]:
+        """Return the files of all."""
+        return [path for part in self.parts for path in part.files()]
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Return what the files were; see `Source.marks`."""
+        return tuple(mark for part in self.parts for mark in part.marks())
+
+    def part(self, start: int, stop: int) -> tuple[Opening, int]:
+        """See `Source.part`."""
+        found = [
+            part.part(start + skipped, stop + skipped)
+            for part, skipped in zip(self.parts, self._skipped, strict=True)
+        ]
+        before = [offset - n for (_, offset), n in zip(found, self._skipped, strict=True)]
+        first = max(before)
+        parts = tuple((o, first - n) for (o, _), n in zip(found, before, strict=True))
+        marks = tuple(mark for opening, _ in found for mark in opening.marks)
+        return JoinedOpening(names=self.schema.names, parts=parts, marks=marks), first
+
+    def confirm(self) -> None:
+        """See `Source.confirm`."""
+        for part in self.parts:
+            part.confirm()
+
+    def resident_nbytes(self) -> int:
+        """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
+        return sum(part.resident_nbytes() for part in self.parts)
+
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return how each field is stored."""
+        found = {name: s for part in self.parts for name, s in part.storage().items()}
+        return {name: found[name] for name in self.schema.names}
+
+    def loading_code(self) -> str:
+        """Return the programs that load sample 0 of each dataset, one after another."""
+        return "\n".join(part.loading_code() for part in self.parts)
+
+    def release(self, first: int) -> None:
+        """See `Source.release`."""
+        for part, skipped in zip(self.parts, self._skipped, strict=True):
+            part.release(first + skipped)
+
+    def close(self) -> None:
+        """Close all."""
+        for part in self.parts:
+            part.close()
+
+
+def _name(source: Source) -> str:
+    return source.path.name
+
+
+def joined_names(parts: Sequence[tuple[Path, Schema]]) -> list[dict[str, str]]:
+    """Return what the fields of each dataset are called when they are joined: to its own name.
+
+    A name that several have is that of the file, where it has no other field, or stands behind it.
+
+    Raises
+    ------
+    SchemaError
+        If names are the same even so.
+    """
+    every = Counter(name for _, schema in parts for name in schema.names)
+    found: list[dict[str, str]] = []
+    for path, schema in parts:
+        stem = path.name.partition(".")[0]
+        called = {n: n if every[n] == 1 else stem for n in schema.names}
+        if len(schema) > 1:
+            called = {n: n if every[n] == 1 else f"{stem}_{n}" for n in schema.names}
+        found.append({new: name for name, new in called.items()})
+    again = Counter(name for names in found for name in names)
+    twice = [name for name, count in again.items() if count > 1]
+    if twice:
+        paths = [path for path, _ in parts]
+        where = [str(p) for p, names in zip(paths, found, strict=True) if twice[0] in names]
+        raise SchemaError(
+            f"the datasets that are to be joined have the field {twice[0]} more than once",
+            found=", ".join(where),
+            fix="give the files different names, or join converted datasets with renamed fields: "
+            "dsprep convert FILE OUT --field NEW=OLD",
+        )
+    return found
+
+
+def assign_fields(
+    specs: Sequence[FieldSpec], names: Sequence[dict[str, str]], where: object
+) -> tuple[list[tuple[FieldSpec, ...]], list[str]]:
+    """Return the fields that are wanted of each dataset, all if none is named, and their order.
+
+    Parameters
+    ----------
+    specs
+        The fields by their joined names.
+    names
+        What `joined_names` gives.
+    """
+    owner = {new: (k, old) for k, own in enumerate(names) for new, old in own.items()}
+    found: list[list[FieldSpec]] = [[] for _ in names]
+    every = with_others(specs or (FieldSpec(OTHERS, OTHERS),), owner)
+    for spec in every:
+        if spec.path not in owner:
+            raise missing_field(spec.path, owner, where)
+        k, old = owner[spec.path]
+        found[k].append(replace(spec, path=old))
+    return [tuple(own) for own in found], [spec.name for spec in every]
+
+
+def check_lengths(parts: Sequence[Source]) -> None:
+    """Raise `SchemaError` unless all datasets have as many samples."""
+    first = parts[0]
+    for part in parts[1:]:
+        if len(part) != len(first):
+            raise SchemaError(
+                "the datasets that are to be joined differ in their number of samples",
+                where=part.path,
+                expected=f"{len(first)} as {first.path}",
+                found=len(part),
+                fix="leave it out, or name those that belong together",
+            )
+
+
+def refuse_join(joined: bool, verb: str) -> None:
+    """Raise `UsageError` where datasets cannot be joined."""
+    if joined:
+        raise UsageError(
+            f"{verb} does not apply to joined datasets: each has a sidecar of its own",
+            fix="make one dataset of them: dsprep repack SRC... DST --join, or leave out --join",
+        )

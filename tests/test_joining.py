@@ -1,0 +1,274 @@
+"""Fields in several files are joined, and the file of a sample is a field, where that is asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from typer.testing import CliRunner, Result
+
+import dsprep
+from dsprep.cli import app
+from dsprep.core.schema import FieldSpec
+from dsprep.errors import DsprepError, SchemaError, UsageError
+from dsprep.formats.base import Source
+from dsprep.formats.options import OpenOptions
+
+N = 30
+X = np.random.default_rng(0).integers(0, 255, (N, 4, 5), np.uint8)
+Y = np.arange(N)
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def done(*words: object) -> str:
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def program(code: str, directory: Path) -> list[str]:
+    """Run what --code printed, without the notes before it; return the lines that it prints."""
+    lines = [line for line in code.splitlines() if not line.startswith("dsprep: note: ")]
+    path = directory / "program.py"
+    path.write_text("\n".join(lines))
+    return subprocess.check_output([sys.executable, path], text=True).splitlines()
+
+
+def hdf5(path: Path, **arrays: np.ndarray) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return path
+
+
+def joined(paths: object, *fields: str) -> Source:
+    specs = tuple(map(FieldSpec.parse, fields))
+    return dsprep.open(paths, OpenOptions(join=True, fields=specs))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pcam(tmp_path: Path) -> Path:
+    """PatchCamelyon's files: one of images, one of labels."""
+    data = tmp_path / "pcam"
+    data.mkdir()
+    hdf5(data / "train_x.h5", x=X)
+    hdf5(data / "train_y.h5", y=Y[:, None, None, None])
+    return data
+
+
+# --- joining -----------------------------------------------------------------------------------
+
+
+def test_files_of_fields_become_one_dataset(pcam: Path, tmp_path: Path) -> None:
+    """As a directory, a glob and one by one; by every command that reads."""
+    every = (pcam, f"{pcam}/train_*.h5", [pcam / "train_x.h5", pcam / "train_y.h5"])
+    for paths in every:
+        with joined(paths) as source:
+            assert source.schema.names == ("x", "y")
+            np.testing.assert_array_equal(source[3:9]["x"], X[3:9])
+            np.testing.assert_array_equal(source[3:9]["y"][:, 0, 0, 0], Y[3:9])
+            assert len(source.files()) == 2
+    text = done("inspect", pcam, "--join", "--head", 2)
+    assert "x: uint8[4,5]" in text
+    assert "y: int64[1,1,1]" in text
+    shown = program(done("inspect", pcam, "--join", "--code"), tmp_path)
+    assert shown == ["x uint8 (4, 5)", "y int64 (1, 1, 1)"]
+    for verb, target in (("convert", "a.tfrecord"), ("repack", "b.h5"), ("convert", "c.lmdb")):
+        done(verb, pcam, tmp_path / target, "--join", *(("-b", 8) if verb == "repack" else ()))
+        done("verify", pcam, tmp_path / target, "--join")
+        with h5py.File(pcam / "train_y.h5", "r+") as file:
+            file["y"][7] += 1
+        assert "y" in run("verify", pcam, tmp_path / target, "--join").output
+        with h5py.File(pcam / "train_y.h5", "r+") as file:
+            file["y"][7] -= 1
+    with dsprep.Reader(tmp_path / "b.h5", 7) as reader:
+        for batch in reader:
+            np.testing.assert_array_equal(batch["x"], X[batch["y"].reshape(-1)])
+
+
+def test_what_several_processes_write_of_joined_files(pcam: Path, tmp_path: Path) -> None:
+    words = ("--join", "--samples-per-file", 7, "--to", "zarr")
+    done("convert", pcam, tmp_path / "one", *words)
+    done("convert", pcam, tmp_path / "two", *words, "--executor", "processes", "-j", 2)
+    done("verify", tmp_path / "one", tmp_path / "two")
+    done("repack", pcam, tmp_path / "c.h5", "--join", "--shuffle", 1, "-b", 4)
+    with dsprep.open(tmp_path / "c.h5") as source:
+        batch = source[0:N]
+        np.testing.assert_array_equal(batch["x"], X[batch["y"].reshape(-1)])
+
+
+def test_datasets_of_several_files_and_formats_are_joined(tmp_path: Path) -> None:
+    for i in range(3):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        hdf5(tmp_path / "x" / f"{i}.h5", x=X[10 * i : 10 * i + 10])
+    np.save(tmp_path / "label.npy", Y)
+    zarr.save_group(str(tmp_path / "w.zarr"), w=Y / 2)
+    dsprep.provenance(tmp_path / "x")
+    paths = [tmp_path / "x", tmp_path / "label.npy", f"{tmp_path}/w.zarr"]
+    with joined(paths, "label", "weight=w", "x") as source:
+        assert source.schema.names == ("label", "weight", "x")
+        for k, (start, stop) in enumerate(((0, 30), (5, 25), (12, 13))):
+            batch = source[start:stop]
+            np.testing.assert_array_equal(batch["x"], X[start:stop], err_msg=str(k))
+            np.testing.assert_array_equal(batch["weight"], Y[start:stop] / 2)
+        opening, offset = source.part(14, 18)
+        with opened(opening) as part:
+            np.testing.assert_array_equal(part[14 - offset : 18 - offset]["x"], X[14:18])
+            np.testing.assert_array_equal(part[14 - offset : 18 - offset]["label"], Y[14:18])
+    with joined(paths, "label", "x") as source:
+        assert len(source.files()) == 4
+    with joined(paths, "*", "weight=w") as source:
+        assert set(source.schema.names) == {"x", "label", "weight"}
+    with pytest.raises(SchemaError, match="there is no field z"):
+        joined(paths, "z")
+
+
+def opened(opening: object) -> Source:
+    source: Source = opening.open()  # type: ignore[attr-defined]
+    return source
+
+
+def test_fields_of_one_name_are_called_as_their_files(tmp_path: Path) -> None:
+    hdf5(tmp_path / "images.h5", data=X)
+    hdf5(tmp_path / "labels.h5", data=Y)
+    with joined(tmp_path) as source:
+        assert source.schema.names == ("images", "labels")
+        np.testing.assert_array_equal(source[4]["images"], X[4])
+    with joined(tmp_path, "y=labels", "images") as source:
+        assert source.schema.names == ("y", "images")
+        assert source[4]["y"] == 4
+    hdf5(tmp_path / "more.h5", data=Y, w=Y)
+    with joined(tmp_path) as source:
+        assert source.schema.names == ("images", "labels", "more_data", "w")
+
+
+def test_what_cannot_be_joined_is_refused(pcam: Path, tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="together with --join"):
+        dsprep.open(pcam)
+    hdf5(pcam / "train_z.h5", z=Y[:-1])
+    with pytest.raises(SchemaError, match=r"train_z.h5: .*expected 30 as .*train_x.h5, found 29"):
+        joined(pcam)
+    with pytest.raises(UsageError, match="more than one dataset"):
+        joined(pcam / "train_x.h5")
+    with pytest.raises(UsageError, match="values does not apply"):
+        dsprep.open(pcam, OpenOptions(join=True, values="datum"))
+    with pytest.raises(UsageError, match="--file-field"):
+        dsprep.open(pcam, OpenOptions(join=True, file_field="f"))
+    result = run("provenance", pcam, "--join")
+    assert result.exit_code == 2
+    assert "dsprep repack SRC... DST --join" in result.stderr
+
+
+# --- the file of a sample ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> Path:
+    """Slices of three volumes, a file each, of which the second has none."""
+    data = tmp_path / "volumes"
+    data.mkdir()
+    for name, (first, last) in {"1": (0, 12), "2": (12, 12), "10": (12, N)}.items():
+        hdf5(data / f"{name}.h5", slice=X[first:last], y=Y[first:last])
+    return data
+
+
+NUMBERS = np.repeat([0, 2], [12, N - 12])
+
+
+def test_the_file_is_a_field(volumes: Path, tmp_path: Path) -> None:
+    with dsprep.open(volumes, OpenOptions(file_field="volume")) as source:
+        assert str(source.schema["volume"]) == "volume: int64"
+        np.testing.assert_array_equal(source[0:N]["volume"], NUMBERS)
+        assert source[12]["volume"] == 2
+        opening, offset = source.part(20, 25)
+        with opened(opening) as part:
+            assert part[20 - offset : 25 - offset]["volume"].tolist() == [2] * 5
+    assert "volume: int64" in done("inspect", volumes, "--file-field", "volume")
+    shown = program(done("inspect", volumes, "--file-field", "volume", "--code", "-q"), tmp_path)
+    assert shown == ["slice uint8 (4, 5)", "y int64 ()", "volume int64 ()"]
+    for target, more in (("a.tfrecord", ()), ("b.zarr", ("--field", "slice"))):
+        done("convert", volumes, tmp_path / target, "--file-field", "volume", *more)
+        with dsprep.open(tmp_path / target) as source:
+            np.testing.assert_array_equal(source[0:N]["volume"], NUMBERS)
+        done("verify", volumes, tmp_path / target, "--file-field", "volume", *more)
+    words = ("--file-field", "volume", "--samples-per-file", 7, "--to", "hdf5")
+    done("convert", volumes, tmp_path / "one", *words)
+    done("convert", volumes, tmp_path / "two", *words, "--executor", "processes", "-j", 2)
+    done("verify", tmp_path / "one", tmp_path / "two")
+    done("repack", volumes, tmp_path / "set", "--file-field", "volume", "-b", 4, "--shuffle", 1,
+         "--split", "a=0.5,b=0.5", "--group-by", "volume", "--to", "hdf5")  # fmt: skip
+    parts = []
+    for part in ("a", "b"):
+        with dsprep.open(tmp_path / f"set-{part}.h5") as source:
+            parts.append({s["volume"] for s in source})
+    assert not parts[0] & parts[1]
+
+
+def test_a_sidecar_has_the_file_as_a_field(volumes: Path) -> None:
+    done("provenance", volumes, "--file-field", "volume")
+    done("provenance", volumes, "--check", "full")
+    located = json.loads(done("provenance", volumes, "--locate", 5, "--json"))
+    assert located
+    with dsprep.Reader(volumes, 7) as reader:
+        for batch in reader:
+            np.testing.assert_array_equal(batch["volume"], NUMBERS[batch["y"]])
+    for options in (None, OpenOptions(file_field="volume"), OpenOptions(fields=(spec("y"),))):
+        with dsprep.open(volumes, options, through="strict") as source:
+            np.testing.assert_array_equal(source[0:N]["volume"], NUMBERS)
+    done("provenance", volumes)  # again, as the sidecar states
+    with dsprep.Sidecar.open(volumes) as sidecar:
+        assert sidecar.read([3, 29], ["volume"])["volume"].tolist() == [0, 2]
+    path = volumes.with_name("volumes.dsprep.json")
+    content = json.loads(path.read_text())
+    assert content["reading"] == {"file_field": "volume"}
+    last = content["layouts"][-1]
+    assert last["given"] == {"volume": {"which": 2}}
+    last["given"] = {"volume": {"which": 1}}
+    path.write_text(json.dumps(content))
+    assert "volume" in run("provenance", volumes, "--check", "full").output
+
+
+def spec(text: str) -> FieldSpec:
+    return FieldSpec.parse(text)
+
+
+@pytest.mark.parametrize("kind", ["npy", "zarr", "tfrecord", "lmdb"])
+def test_every_format_has_the_file_as_a_field(tmp_path: Path, kind: str) -> None:
+    names = []
+    for i in range(3):
+        path = hdf5(tmp_path / f"{i}.h5", x=X[10 * i : 10 * i + 10])
+        names.append(tmp_path / f"v{i}.{kind}")
+        if kind == "npy":
+            np.save(names[-1], X[10 * i : 10 * i + 10])
+        else:
+            dsprep.convert(path, names[-1])
+    reading = OpenOptions(file_field="file", sample_axis="first" if kind == "npy" else "auto")
+    with dsprep.open(names, reading) as source:
+        assert source[0:N]["file"].tolist() == np.repeat([0, 1, 2], 10).tolist()
+        assert source.schema.names[-1] == "file"
+        assert len(source.schema) == 2
+    with dsprep.open(names[1], reading) as source:
+        assert source[0]["file"] == 0
+    made = dsprep.provenance(names, reading)
+    with dsprep.Sidecar.open(made.path, data=tmp_path) as sidecar:
+        assert sidecar.read([29, 0], ["file"])["file"].tolist() == [2, 0]
+
+
+def test_a_name_that_is_taken_is_refused(volumes: Path) -> None:
+    with pytest.raises(DsprepError, match="--file-field y: there is a field of this name"):
+        dsprep.open(volumes, OpenOptions(file_field="y"))
+
+
+def test_without_these_options_sidecars_are_as_they_were(volumes: Path) -> None:
+    made = dsprep.provenance(volumes)
+    assert made.content.reading == {}
+    assert "given" not in json.dumps(made.content.layouts)
