@@ -28,14 +28,26 @@ checkpoint=${4:-/scratch/$USER/checkpoint.pt}
 per_node=4
 
 # One process a node, which takes its number from SLURM. The options are those of SCRIPT's Reader.
+# Where a node is lost, srun may end with 0: each says at its end what was needed.
 if [[ -z ${STAGED:-} ]]; then
-  srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+  staged=$(srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
     dsprep stage "$data" --to "$cache" --ranks $((SLURM_NNODES * per_node)) \
-    --ranks-per-node $per_node --batch-size 8 --seed 1 --remainder drop --epochs 2
+    --ranks-per-node $per_node --batch-size 8 --seed 1 --remainder drop --epochs 2 |
+    tee >(cat >&2) | grep -c '^needed ' || true)
+  if ((staged != SLURM_NNODES)); then
+    echo "$staged of $SLURM_NNODES nodes have staged: submit the job again, which continues" >&2
+    exit 1
+  fi
 fi
+# The other job has the limits of this one; sbatch would take those of the #SBATCH lines above.
 if [[ -n ${THEN:-} ]]; then
   exec sbatch --dependency=afterok:"$SLURM_JOB_ID" --nodelist="$SLURM_JOB_NODELIST" \
-    --nodes="$SLURM_NNODES" --ntasks-per-node=$per_node --export=ALL,THEN=,STAGED=1 "$0" "$data" "$cache" "${@:3}"
+    --nodes="$SLURM_NNODES" --ntasks-per-node=$per_node \
+    ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
+    ${SLURM_JOB_PARTITION:+--partition="$SLURM_JOB_PARTITION"} \
+    ${SLURM_JOB_ACCOUNT:+--account="$SLURM_JOB_ACCOUNT"} ${SLURM_JOB_QOS:+--qos="$SLURM_JOB_QOS"} \
+    --time="$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l)" \
+    --export=ALL,THEN=,STAGED=1 "$0" "$data" "$cache" "${@:3}"
 fi
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))

@@ -252,3 +252,49 @@ def test_links_lead_somewhere(path):
             headings = re.findall(r"^#+ (.*)$", there.read_text(), re.M) if anchor else []
             slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
             assert not anchor or anchor in slugs, target
+
+
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for ((node = 0; node < ${NODES_LEFT}; node++)); do "$@" || exit; done  # 0, as if no node was lost
+"""
+STAGE_JOB = {
+    "SLURM_JOB_ID": "7", "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_PARTITION": "debug", "SLURM_JOB_ACCOUNT": "physics",
+    "USER": "me", "THEN": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("left", [3, 2])
+def test_staging_in_a_job_of_its_own(tmp_path, left):
+    """The job after it has its limits; it is not submitted where a node was lost."""
+    programs = {
+        "srun": SRUN,
+        "squeue": "#!/bin/bash\necho 1:30:00\n",
+        "dsprep": f'#!/bin/bash\necho "$@" >> {tmp_path}/staged; echo "needed   3 groups"\n',
+        "sbatch": f'#!/bin/bash\nprintf "%s\\n" "$@" > {tmp_path}/submitted\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", str(FOLDER / "slurm_stage.sh"), "data", "cache", "train.py", "a b.pt", "--lr=1"],
+        env={**os.environ, **STAGE_JOB, "PATH": path, "NODES_LEFT": str(left)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "--ranks 12 --ranks-per-node 4" in (tmp_path / "staged").read_text()
+    submitted = tmp_path / "submitted"
+    if left < 3:
+        assert done.returncode == 1
+        assert "2 of 3 nodes have staged" in done.stderr
+        assert not submitted.exists()
+        return
+    assert done.returncode == 0, done.stderr
+    words = submitted.read_text().splitlines()
+    assert {"--cpus-per-task=2", "--partition=debug", "--account=physics"} < set(words)
+    assert {"--time=1:30:00", "--nodes=3", "--dependency=afterok:7"} < set(words)
+    assert not [word for word in words if word.startswith("--qos")]
+    assert words[-5:] == ["data", "cache", "train.py", "a b.pt", "--lr=1"]
