@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cluster import batch, jobs, losses, readers, table, trials
+from cluster import batch, jobs, losses, readers, table, tiers, trials
 from cluster.cases import Cases
 from cluster.lab import NODES, Lab
 from cluster.spaces import be_patient
@@ -21,6 +21,7 @@ TRIALS = {
     "readers": readers.trying,
     "batch": batch.trying,
     "losses": losses.trying,
+    "tiers": tiers.trying,
 }
 """What is tried on a lab, by the name on the command line."""
 

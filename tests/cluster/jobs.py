@@ -26,6 +26,7 @@ MAKE = (
     f"{DSPREP} synth -q cosmoflow-h5 {{i}}/cosmo --samples 96",
     f"{DSPREP} synth -q cosmic-tagger {{i}}/cosmic.h5 --samples 40 --scale 0.05",
     f"{DSPREP} convert -q {{i}}/cosmic.h5 {{i}}/cosmic --to tfrecord --samples-per-file 9",
+    f"python {HERE / 'rank.py'} pages {{i}}/pages.h5",
 )
 """What makes the data of the jobs."""
 
@@ -42,16 +43,17 @@ VERBS = {
     "repack --split": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/set --to lmdb -b 8 --stripe-size 4KiB"
     " --samples-per-file 16 --shuffle 2 --split train=0.7,val=0.3 --no-measure",
     **{
-        f"convert, one file, {to}": f"{SLOWER} convert -q {{i}}/cosmo {{o}}/{to}-one --to {to}"
+        f"convert, one file, {to}": f"{SLOWER} convert -q {{i}}/pages.h5 {{o}}/{to}-one --to {to}"
         for to in ("hdf5", "lmdb", "tfrecord", "zarr")
     },
     **{
-        f"repack, one file, {to}": f"{SLOWER} repack -q {{i}}/cosmo {{o}}/{to}-groups --to {to}"
+        f"repack, one file, {to}": f"{SLOWER} repack -q {{i}}/pages.h5 {{o}}/{to}-groups --to {to}"
         " -b 8 --stripe-size 64KiB --no-measure"
         for to in ("hdf5", "lmdb", "tfrecord", "zarr")
     },
     "provenance": f"{DSPREP} provenance -q {{i}}/neuron {NEURON} --checksums"
     " --out {{o}}/neuron.dsprep.json",
+    "write, function=": "python -m tests.cluster.items {o}/items.h5",
     "verify": f"{DSPREP} verify {{i}}/cosmo {{o}}/tf",
 }
 
@@ -159,6 +161,7 @@ def written(lab: Lab, way: Way, verb: str, root: Path) -> dict[str, str]:
     before = seen(lab, node, out, root)
     done = way.run(lab, VERBS[verb].format(i=root / "in", o=out))
     assert not done.returncode, f"exit status {done.returncode}: {done.stdout}"
+    assert way.name == "one" or "by this process alone" not in done.stdout, done.stdout
     printed = [x for x in done.stdout.splitlines() if not x.startswith("dsprep: note:")]
     if verb == "verify":
         assert "same: all 96 samples, bit for bit" in printed, done.stdout

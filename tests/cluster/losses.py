@@ -23,10 +23,14 @@ PAUSE = "0.4"
 """Seconds for each of 24 tasks."""
 SLOWER = f"python {HERE / 'slower.py'}"
 VERBS = {
-    "repack": "repack -q {i}/cosmo {o} --to hdf5 -b 4 --stripe-size 64KiB --samples-per-file 4"
+    "repack": f"{DSPREP} repack -q {{i}}/cosmo {{o}} --to hdf5 -b 4 --stripe-size 64KiB --samples-per-file 4"
     " --shuffle 1 --no-measure",
-    "convert": "convert -q {i}/cosmo {o} --to zarr --samples-per-file 4",
-    "provenance": "provenance -q {i}/parts --checksums --out {o}.dsprep.json",
+    "convert": f"{DSPREP} convert -q {{i}}/cosmo {{o}} --to zarr --samples-per-file 4",
+    "provenance": f"{DSPREP} provenance -q {{i}}/parts --checksums --out {{o}}.dsprep.json",
+    "parts of one file": f"{DSPREP} convert -q {{i}}/pages.h5 {{o}} --to hdf5",
+    "parts of one store": f"{DSPREP} repack -q {{i}}/pages.h5 {{o}} --to zarr -b 16"
+    " --stripe-size 64KiB --no-measure",
+    "write": "python -m tests.cluster.items {o}",
 }
 PARTS = "convert -q {i}/cosmo {i}/parts --to tfrecord --samples-per-file 4"
 
@@ -48,18 +52,20 @@ class Trial:
         for command in (
             f"mkdir -p {self.folder}",
             MAKE[1].format(i=self.folder),
+            MAKE[-1].format(i=self.folder),
             f"{DSPREP} {PARTS.format(i=self.folder)}",
             f"python {RANK} make {self.folder}/data.h5",
         ):
             self.first.run(command, env=env, check=True, timeout=TIMEOUT)
         for verb in VERBS:
-            name = f"{verb}-one"
-            self.first.run(f"{DSPREP} {self.line(verb, name)}", env=env, check=True)
+            name = f"{verb.replace(' ', '')}-one"
+            self.first.run(self.line(verb, name), env=env, check=True)
             self.expected[verb] = self.written(name)
 
-    def line(self, verb: str, name: str) -> str:
+    def line(self, verb: str, name: str, *, slower: bool = False) -> str:
         """Return the words of a command whose output has a name."""
-        return VERBS[verb].format(i=self.folder, o=self.folder / name)
+        words = VERBS[verb].format(i=self.folder, o=self.folder / name)
+        return words.replace(DSPREP, SLOWER) if slower else words
 
     def written(self, name: str) -> dict[str, str]:
         """Return the digests of an output and its sidecar."""
@@ -93,10 +99,10 @@ class Trial:
             return
         lab, names = self.lab, self.lab.names[:3]
         login = lab.nodes[lab.names[3]]
-        name = f"{verb}-{which}-{way}"
+        name = f"{verb.replace(' ', '')}-{which}-{way}"
         with self.cases.case(what) as notes:
             where: Space = login if way == "srun" else lab.fabric
-            job = self.start(where, mpi(lab, way, names), f"{SLOWER} {self.line(verb, name)}")
+            job = self.start(where, mpi(lab, way, names), self.line(verb, name, slower=True))
             try:
                 self.begun(job)
                 lab.nodes[names[which]].end()
@@ -104,7 +110,7 @@ class Trial:
                 rest = [n for n in lab.names if n != names[which]][:2]
                 login = lab.nodes[lab.names[3]]
                 where = login if way == "srun" else lab.fabric
-                again = self.start(where, mpi(lab, way, rest), f"{DSPREP} {self.line(verb, name)}")
+                again = self.start(where, mpi(lab, way, rest), self.line(verb, name))
                 notes.append("again: " + ended(again, 0, TIMEOUT))
             finally:
                 stop(job)
@@ -119,11 +125,11 @@ class Trial:
         what = f"{verb}: a node lost, Dask workers, {self.system}"
         if not self.cases.wanted(what):
             return
-        lab, name = self.lab, f"{verb}dask"
+        lab, name = self.lab, f"{verb.replace(' ', '')}dask"
         slow = {"DSPREP_LAB_PAUSE": PAUSE, "DSPREP_LAB_MARK": str(self.mark)}
         with self.cases.case(what) as notes, workers(lab, slow=slow) as address:
             lost = lab.names[-1]
-            words = f"{DSPREP} {self.line(verb, name)} --executor dask --scheduler {address}"
+            words = f"{self.line(verb, name)} --executor dask --scheduler {address}"
             job = self.start(self.first, (), words)
             try:
                 self.begun(job)
@@ -175,9 +181,9 @@ class Trial:
         what = f"{verb}: the server is away for {away:.0f} s, {self.system}"
         if not self.cases.wanted(what):
             return
-        name = f"{verb}-away-{away:.0f}"
+        name = f"{verb.replace(' ', '')}-away-{away:.0f}"
         with self.cases.case(what) as notes:
-            job = self.start(self.first, (), f"{SLOWER} {self.line(verb, name)}")
+            job = self.start(self.first, (), self.line(verb, name, slower=True))
             try:
                 self.begun(job)
                 self.lab.store.end()
@@ -188,7 +194,7 @@ class Trial:
                 stop(job)
             self.mounted_again()
             if job.returncode:
-                again = self.start(self.first, (), f"{DSPREP} {self.line(verb, name)}")
+                again = self.start(self.first, (), self.line(verb, name))
                 notes.append("again: " + ended(again, 0, TIMEOUT))
             check_same(self.written(name), self.expected[verb])
 
@@ -293,10 +299,17 @@ def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
         with cases.case(f"data for losses, {system}"):
             trial.make()
         for way in ("srun", "hydra"):
-            for verb in ("repack", "provenance"):
+            for verb in (
+                "repack",
+                "provenance",
+                "parts of one file",
+                "parts of one store",
+                "write",
+            ):
                 for which in (1, 0) if verb == "repack" else (1,):
                     trial.node_lost(way, verb, which)
-        trial.dask_lost("repack")
+        for verb in ("repack", "parts of one file", "write"):
+            trial.dask_lost(verb)
         if not number:
             for launcher in launchers(lab, lab.names[:2]):
                 lost = lab.names[1]
@@ -308,6 +321,6 @@ def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
                     trial.reader_lost(launcher, lost, torch=True)
         if lab.systems[system].network:
             for away in (5, 50):
-                for verb in ("convert", "repack"):
+                for verb in ("convert", "repack", "parts of one file", "write"):
                     trial.server_lost(verb, away)
                 trial.server_lost_reading(away)

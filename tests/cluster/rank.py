@@ -3,8 +3,9 @@
 ``python rank.py DATA FOLDER OPTIONS``: options of the Reader as JSON, and of this program:
 ``epochs``; ``comm``: whether those of MPI stagger together; ``torch``: whether torch.distributed
 is initialised; ``stop``: the step after which the state is noted; ``state``: a file from which to
-continue; ``pause``: seconds per step; ``job``: the name of what is noted.
-``python rank.py make DATA``: makes the data.
+continue; ``pause``: seconds per step; ``job``: the name of what is noted; ``go``: a file that is
+awaited after the first epoch. ``python rank.py make DATA``: makes the data; ``python rank.py pages
+DATA``: makes samples of a page each, so that one file is written in parts in every format.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import socket
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,15 @@ def make(data: Path) -> None:
     dsprep.repack(plain, data, buffer_size=16, stripe_size="4KiB")
 
 
+def make_pages(data: Path) -> None:
+    """Write 24 MB of samples of 4 KiB."""
+    import h5py
+
+    values = np.random.default_rng(1).integers(0, 255, (6000, 4096), np.uint8)
+    with h5py.File(data, "w") as file:
+        file["x"] = values
+
+
 def fetched() -> int:
     """Return the bytes that this process has read by system calls."""
     return int(Path("/proc/self/io").read_text().split()[1])
@@ -54,7 +65,7 @@ def main() -> None:
     """Do what is asked; an error of dsprep is a line, as in a program of a user."""
     try:
         run()
-    except dsprep.errors.DsprepError as error:
+    except (dsprep.errors.DsprepError, OSError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
@@ -63,13 +74,22 @@ def run() -> None:
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]))
         return
+    if sys.argv[1] == "pages":
+        make_pages(Path(sys.argv[2]))
+        return
+    with warnings.catch_warnings(record=True, action="always") as noted:
+        read(noted)
+
+
+def read(noted: list[warnings.WarningMessage]) -> None:
+    """Read as one of the ranks."""
     data, folder, options = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     epochs, stop, pause = (
         options.pop("epochs", 1),
         options.pop("stop", None),
         options.pop("pause", 0),
     )
-    state, job = options.pop("state", None), options.pop("job", "rank")
+    state, job, go = options.pop("state", None), options.pop("job", "rank"), options.pop("go", None)
     barrier = None
     if options.pop("torch", False):
         import torch.distributed as dist
@@ -103,7 +123,17 @@ def run() -> None:
             if done == stop:
                 saved = reader.state_dict()
                 break
+        if go is not None and reader.epoch == 1:
+            meet(folder, job, place, "waits")
+            while not Path(go).exists():
+                time.sleep(0.05)
+    total = {
+        name: sum(getattr(epoch, name) for epoch in reader.stats)
+        for name in ("nbytes", "cache_nbytes", "copied_nbytes")
+    }
     notes = {
+        **total,
+        "warnings": [str(w.message) for w in noted if w.category.__name__ == "CacheWarning"],
         "rank": place.rank,
         "world_size": place.world_size,
         "local_rank": place.local_rank,
