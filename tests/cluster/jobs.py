@@ -38,7 +38,7 @@ VERBS = {
     "repack": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/grouped --to hdf5 -b 8 --stripe-size 64KiB"
     " --samples-per-file 16 --no-measure",
     "repack --shuffle, buckets": f"{SLOWER} repack -q {{i}}/neuron {{o}}/shuffled --to hdf5"
-    " {NEURON}"
+    f" {NEURON}"
     " -b 512KiB --stripe-size 64KiB --samples-per-file 300 --shuffle 1 --memory 72MB --no-measure",
     "repack --split": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/set --to lmdb -b 8 --stripe-size 4KiB"
     " --samples-per-file 16 --shuffle 2 --split train=0.7,val=0.3 --no-measure",
@@ -52,7 +52,7 @@ VERBS = {
         for to in ("hdf5", "lmdb", "tfrecord", "zarr")
     },
     "provenance": f"{DSPREP} provenance -q {{i}}/neuron {NEURON} --checksums"
-    " --out {{o}}/neuron.dsprep.json",
+    " --out {o}/neuron.dsprep.json",
     "write, function=": "python -m tests.cluster.items {o}/items.h5",
     "verify": f"{DSPREP} verify {{i}}/cosmo {{o}}/tf",
 }

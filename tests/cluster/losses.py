@@ -23,8 +23,8 @@ PAUSE = "0.4"
 """Seconds for each of 24 tasks."""
 SLOWER = f"python {HERE / 'slower.py'}"
 VERBS = {
-    "repack": f"{DSPREP} repack -q {{i}}/cosmo {{o}} --to hdf5 -b 4 --stripe-size 64KiB --samples-per-file 4"
-    " --shuffle 1 --no-measure",
+    "repack": f"{DSPREP} repack -q {{i}}/cosmo {{o}} --to hdf5 -b 4 --stripe-size 64KiB"
+    " --samples-per-file 4 --shuffle 1 --no-measure",
     "convert": f"{DSPREP} convert -q {{i}}/cosmo {{o}} --to zarr --samples-per-file 4",
     "provenance": f"{DSPREP} provenance -q {{i}}/parts --checksums --out {{o}}.dsprep.json",
     "parts of one file": f"{DSPREP} convert -q {{i}}/pages.h5 {{o}} --to hdf5",

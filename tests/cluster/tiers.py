@@ -176,7 +176,7 @@ class Trial:
     def shared(self) -> None:
         """Stage to one directory that both nodes share: it is copied once."""
         what = f"stage --all by two nodes, {self.system}"
-        if not self.cases.wanted(what):
+        if not (self.cases.wanted(what) and self.lab.systems[self.system].locks):
             return
         with self.cases.case(what) as told:
             tier = self.root / "tier"
