@@ -30,7 +30,7 @@ STORES = (".zgroup", ".zarray", "zarr.json", "data.mdb")
 MOST = 200
 """Samples that are compared value by value."""
 
-OPTION = re.compile(r"--(?:sample-axis|field|values|raw-records|skip-key|order|db|no-crc|to|follow-external)(?:[ =][^\s;,()]+)?")  # fmt: skip # noqa: E501
+OPTION = re.compile(r"--(?:sample-axis|nulls|field|values|raw-records|skip-key|order|db|no-crc|to|follow-external)(?:[ =][^\s;:,()]+)?")  # fmt: skip # noqa: E501
 
 
 def found(folder: Path) -> list[Path]:
@@ -158,7 +158,7 @@ def compare_arrays(root: Any, batch: dict, count: int) -> str:
         node = root if not hasattr(root, "keys") else node
         if node is None or not hasattr(node, "shape"):
             continue
-        if isinstance(column, Ragged) and node.shape[0] != count:  # rows of a sparse matrix
+        if isinstance(column, Ragged) and node.shape and node.shape[0] != count:  # rows of a sparse matrix
             parent, _, _ = name.rpartition("/")
             ends = root[f"{parent}/indptr"][: len(column) + 1]
             values = [node[a:b] for a, b in pairwise(ends)]
