@@ -158,7 +158,9 @@ def compare_arrays(root: Any, batch: dict, count: int) -> str:
         node = root if not hasattr(root, "keys") else node
         if node is None or not hasattr(node, "shape"):
             continue
-        if isinstance(column, Ragged) and node.shape and node.shape[0] != count:  # rows of a sparse matrix
+        if (
+            isinstance(column, Ragged) and node.shape and node.shape[0] != count
+        ):  # rows of a sparse matrix
             parent, _, _ = name.rpartition("/")
             ends = root[f"{parent}/indptr"][: len(column) + 1]
             values = [node[a:b] for a, b in pairwise(ends)]

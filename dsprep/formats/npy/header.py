@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,9 @@ MAX_AXES = 32
 
 _FIRST = 4096
 _STRING = r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\""
-_LITERAL = re.compile(rf"(?:{_STRING}|[0-9]++L?|True|False|[ \n{{}}()\[\],:])*+")
-_LONG = re.compile(rf"({_STRING})|([0-9]++)L")
+_NUMBER = r"[0-9]{1,20}+(?![0-9])"  # of 64 bits at most
+_LITERAL = re.compile(rf"(?:{_STRING}|{_NUMBER}L?|True|False|[ \n{{}}()\[\],:])*+")
+_LONG = re.compile(rf"({_STRING})|({_NUMBER})L")
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,20 @@ def parse(read: Callable[[int], bytes], where: object) -> Header:
 def _values(text: bytes, version: int, where: object) -> dict[str, Any]:
     """Return the dictionary that a header spells."""
     try:
-        words = text.decode("utf-8" if version == 3 else "latin-1")
-        if _LITERAL.fullmatch(words) is None:
-            raise ValueError("it is not a literal")
-        values = ast.literal_eval(_LONG.sub(lambda m: m[1] or m[2], words).strip())
+        values = _evaluate(text, "utf-8" if version == 3 else "latin-1")
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise _damaged(where, text) from error
     if not isinstance(values, dict) or set(values) != {"descr", "fortran_order", "shape"}:
         raise _damaged(where, text)
     return values
+
+
+@lru_cache(64)  # the members of an archive mostly have the same few
+def _evaluate(text: bytes, encoding: str) -> Any:
+    words = text.decode(encoding)
+    if _LITERAL.fullmatch(words) is None:
+        raise ValueError("it is not a literal")
+    return ast.literal_eval(_LONG.sub(lambda m: m[1] or m[2], words).strip())
 
 
 def _damaged(where: object, found: object) -> FormatError:
