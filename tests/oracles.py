@@ -25,9 +25,9 @@ def as_field(values: np.ndarray, attrs: Any, field: Field) -> np.ndarray:
         kept = attrs["dsprep_dtype"]  # HDF5: JSON as text; Zarr: JSON itself
         dtype = decode_dtype(kept if "zarr" in type(attrs).__module__ else json.loads(kept))
         assert dtype == field.dtype
-        bits = np.ascontiguousarray(values)
-        extra = 1 if bits.dtype.itemsize != dtype.itemsize else 0
-        shape = bits.shape[: bits.ndim - extra]
+        order = "<>"[dtype.str[0] == ">"]  # zarr-python gives integers in the machine's order
+        bits = np.ascontiguousarray(values, values.dtype.newbyteorder(order))
+        shape = bits.shape[: len(field.shape) + (not field.ragged)]  # bytes have one axis more
         return np.frombuffer(bits.tobytes(), dtype).reshape(shape)
     if values.dtype != field.dtype and values.dtype == field.dtype.newbyteorder("="):
         return values.astype(field.dtype)  # zarr-python gives values in the machine's order

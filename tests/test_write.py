@@ -517,6 +517,13 @@ def test_what_an_interrupted_conversion_left_is_not_discarded(tmp_path, train):
         assert len(source) == 100
 
 
+def test_rows_of_no_bytes_are_refused(tmp_path):
+    for options in ({}, {"schema": {"x": "float32[None,0,3]"}}):
+        with pytest.raises(SchemaError, match="field x has rows of no bytes"):
+            dsprep.write(tmp_path / "out", [{"x": [np.zeros((0, 3), "f4")]}], **options)
+    nothing_left(tmp_path)
+
+
 def test_ragged_columns_of_batches(tmp_path):
     rows = Ragged.from_lengths(np.arange(6, dtype=np.float32).reshape(6, 1), [1, 0, 3, 2])
     batch = {"rows": rows, "n": np.arange(4), "name": ["a", "bb", "", "d"]}

@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]  # in place of this folder
 
-NAMES = ("kills", "caches", "replacements", "mutants", "faults", "flips", "real")
+NAMES = ("kills", "caches", "replacements", "mutants", "faults", "flips", "values", "real")
 
 
 def numbers(options: argparse.Namespace, job: int) -> Iterator[int]:

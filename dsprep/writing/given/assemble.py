@@ -18,6 +18,8 @@ from dsprep.core.schema import (
     Ragged,
     Schema,
     new_array,
+    show_dtype,
+    show_shape,
 )
 from dsprep.errors import SchemaError
 from dsprep.writing.given.values import checked, checked_column, misnamed, told
@@ -38,6 +40,11 @@ class Assembler:
     count
         For how many samples there is room at first; it grows when more come.
 
+    Raises
+    ------
+    SchemaError
+        If rows of a ragged field have no bytes.
+
     Examples
     --------
     >>> from dsprep.writing.given.values import infer
@@ -48,6 +55,13 @@ class Assembler:
     """
 
     def __init__(self, schema: Schema, count: int = FIRST) -> None:
+        for f in schema:
+            if f.ragged and not f.row_nbytes:
+                raise SchemaError(
+                    f"field {f.name} has rows of no bytes, whose number would be lost",
+                    expected="inner axes above zero",
+                    found=f"{show_dtype(f.dtype)}{show_shape(f.shape)}",
+                )
         self.schema, self.ragged, self._room = schema, schema.ragged, max(1, count)
         self._names = frozenset(schema.names)
         self._fixed = [_Fixed(f, self._room) for f in schema if not f.ragged]
