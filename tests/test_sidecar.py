@@ -16,6 +16,7 @@ from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
 from dsprep.sidecar import identity, sidecar, spec
 from dsprep.sidecar.spec import Content, FileEntry, Identity, decode_attr, encode_attr
+from dsprep.verbs.check import check
 
 ATTRS = {
     "text": "naïve",
@@ -212,6 +213,20 @@ def test_damage_is_one_clear_error(text, tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(text)
     with pytest.raises(FormatError, match="sidecar"):
         spec.read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "entry", [b'{"path": ".", "samples": 1, "nbytes": 1}', b"{}", b"[]", b'"x"'], ids=str
+)
+def test_more_than_a_sidecar_lists_is_refused_before_it_is_parsed(entry, tmp_path, monkeypatch):
+    """Three million files took 39 s and 1.5 GB; as small ones, here."""
+    monkeypatch.setattr(spec, "_MOST", tuple((mark, most >> 10) for mark, most in spec._MOST))
+    path, count = tmp_path / "x.dsprep.json", 13 << 10
+    path.write_bytes(b'{"dsprep_sidecar": 1, "files": [' + b",".join([entry] * count) + b"]}")
+    monkeypatch.setattr(json, "loads", lambda text: pytest.fail("it was parsed"))
+    with pytest.raises(FormatError, match=r"more than 1,048,576 files.*dsprep repack"):
+        spec.read(path)
+    assert len(check([path])) == 1
 
 
 def test_sidecars_written_at_the_same_time_are_whole(tmp_path):

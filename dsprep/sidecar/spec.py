@@ -118,6 +118,10 @@ PAUSES = (0.0, 0.1, 0.3, 1.2)
 """Seconds before each look at a sidecar that ends too early."""
 MAX_NBYTES = 256 << 20
 """No sidecar is larger; a larger file is not read into memory."""
+MOST_FILES = 1 << 20
+"""Files that a sidecar lists at most."""
+_MOST = ((b'"path"', MOST_FILES), (b"{", 4 << 20), (b"[", 4 << 20), (b",", 12 << 20))
+"""What the text of a sidecar has at most of, as values take far more memory than their text."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ class Identity:
     def from_json(cls, json: Mapping[str, Any]) -> Self:
         """Return what `to_json` wrote; `TypeError` or `KeyError` if it is something else."""
         times = {k: json.get(k) for k in ("mtime_ns", "inode")}
-        known = (value for value in times.values() if value is not None)
+        known = [value for value in times.values() if value is not None]
         for value in (json["nbytes"], json.get("files", 1), *known):
             if type(value) is not int or not 0 <= value < 1 << 64:  # inodes have 64 bits
                 raise TypeError(f"{value!r} is not a size, a time or an inode")
@@ -383,13 +387,29 @@ def beside(dataset: Path) -> Path:
 
 def read(path: Path) -> Content:
     """Read a sidecar; `FormatError` if it is not one."""
+    return Content.from_json(read_json(path), path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a sidecar as JSON; `FormatError` if it is none, or would take too much memory."""
+    text = _read_whole(path)
+    for mark, most in _MOST:
+        count = text.count(mark)
+        if count > most:
+            raise FormatError(
+                f"the sidecar lists more than {MOST_FILES:,} files, or is damaged",
+                where=path,
+                expected=f"{mark.decode()} at most {most:,} times",
+                found=f"{count:,} times",
+                fix="put the samples into fewer files with dsprep repack",
+            )
     try:
-        content = json.loads(_read_whole(path))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError("the sidecar is not JSON", where=path, found=error) from error
     if not isinstance(content, dict):
         raise FormatError("the sidecar is not a JSON object", where=path)
-    return Content.from_json(content, path)
+    return content
 
 
 def _read_whole(path: Path) -> bytes:

@@ -9,7 +9,6 @@ problem.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from typing import TypeAlias
 
 from dsprep import formats
 from dsprep.core.schema import Schema
-from dsprep.errors import UsageError
+from dsprep.errors import FormatError, UsageError
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
@@ -137,7 +136,7 @@ def _content(path: Path) -> tuple[Content | None, list[Problem]]:
         OpenOptions.from_json(content.reading)
     except CAUGHT as error:
         problems.append(problem(error, path))
-    said = json.loads(path.read_bytes()).get("samples")
+    said = spec.read_json(path).get("samples")
     if said != content.samples:
         text = "it has another number of samples than its files"
         problems.append(Problem(str(path), text, content.samples, str(said)))
@@ -147,10 +146,8 @@ def _content(path: Path) -> tuple[Content | None, list[Problem]]:
 def _salvaged(path: Path, dataset: Path) -> list[Problem]:
     """Return what else is wrong with a sidecar that cannot be read as a whole."""
     try:
-        top = json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError):
-        return []
-    if not isinstance(top, dict):
+        top = spec.read_json(path)
+    except (FormatError, OSError):
         return []
     missing = [k for k in ("format", "schema", "files", "lineage") if k not in top]
     problems = [Problem(str(path), f"it has no {key}") for key in missing]
