@@ -5,17 +5,22 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import os
+import re
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
+import google_crc32c
 import h5py
 import numpy as np
 import pytest
 
 import dsprep
 from dsprep.errors import FormatError
-from dsprep.formats.tfrecord import framing
+from dsprep.formats.tfrecord import example, framing
 
 BOMB = 128 << 20
 ROOM = 48 << 20
@@ -131,6 +136,131 @@ def test_tfrecord(bombs, tmp_path):
             dsprep.open(path)
 
     assert peak_nbytes(look) < ROOM
+
+
+# --- --memory, of whole commands ---
+
+MB = 1 << 20
+PROGRAM = """
+import resource, sys
+from dsprep.cli import app
+try:
+    app(sys.argv[1:], standalone_mode=True)
+finally:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print("peak", peak * 1024, file=sys.stderr)
+"""
+
+
+def command(*words):
+    """The exit status, the output and the peak memory of a command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "MALLOC_ARENA_MAX": "2"},
+    )
+    said, peak = done.stderr.rsplit("peak ", 1)
+    return done.returncode, done.stdout + said, int(peak)
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory):
+    """Files of a few kB in which a column has far more, with one that has little."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path_factory.mktemp("parquet")
+
+    def write(name, x, **options):
+        table = pa.table({"little": pa.array(range(len(x))), "x": x})
+        pq.write_table(table, folder / f"{name}.parquet", compression="zstd", **options)
+
+    def lists(items, count):
+        edges = pa.array(np.linspace(0, len(items), count + 1).astype("i4"))
+        return pa.ListArray.from_arrays(edges, items)
+
+    values = [bytes([i]) * (16 * MB) for i in range(8)]
+    write("page", pa.array(values, pa.binary()), use_dictionary=False)
+    write("dictionary", pa.array(values, pa.binary()))
+    word = pa.array([b"1" * (5 * MB)])
+    many = pa.DictionaryArray.from_arrays(pa.array(np.zeros(50, "i4")), word)
+    write("stated", many)
+    write("numbers", lists(pa.array(np.zeros(20_000_000, "i8")), 100))
+    write("strings", lists(pa.array([b"2" * (3 * MB)] * 60, pa.binary()), 20))
+    write("small", pa.array([b"3"]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def usual(parquet):
+    """What a command takes whatever it reads."""
+    return command("inspect", parquet / "small.parquet")[2]
+
+
+@pytest.mark.parametrize("name", ["stated", "numbers", "strings"])
+def test_little_is_decoded_at_a_time(name, parquet, usual, tmp_path):
+    path, out = parquet / f"{name}.parquet", tmp_path / "x.h5"
+    commands = [("inspect", path, "--head", "2")]
+    if name != "numbers":  # which would take long to write
+        commands += [("convert", path, out, "--no-sync", "-j", 2), ("verify", path, out)]
+    for words in commands:
+        memory = 100 if words[0] == "inspect" else 180
+        status, said, peak = command(*words, "--memory", f"{memory}MiB")
+        assert status == 0, said
+        assert peak < usual + memory * MB, (words, peak)
+
+
+@pytest.mark.parametrize("name", ["page", "dictionary"])
+def test_pages_beyond_the_memory_are_refused(name, parquet, usual):
+    path = parquet / f"{name}.parquet"
+    for verb in ("inspect", "verify" if name == "page" else "convert"):
+        others = {"verify": [path], "convert": [parquet / "out.h5"]}.get(verb, [])
+        status, said, peak = command(verb, path, *others, "--memory", "100MiB")
+        assert status == 2
+        assert "row group 0, column x: a row group cannot be decoded in the memory allowed" in said
+        assert said.count("\n") == 1
+        assert peak < usual + 20 * MB
+    needed = re.search(r"--memory of at least ([\d.]+ \w+)", said)[1].replace(" ", "")
+    status, said, peak = command("inspect", path, "--memory", needed)
+    assert status == 0, said
+    assert peak < usual + 300 * MB
+    status, said, peak = command("inspect", path, "--field", "little", "--memory", "64MiB")
+    assert status == 0, said
+    assert peak < usual + 20 * MB
+
+
+def test_long_records_of_a_compressed_file(tmp_path, usual):
+    """Two records of 48 MiB that are compressed 100 times."""
+    size, path, rng = 48 * MB, tmp_path / "x.tfrecord", np.random.default_rng(0)
+    block = rng.integers(0, 2, MB // 16, "u1").tobytes().ljust(MB, b"\0")
+    head = example.entry_head(b"x", example.BYTES, size)
+    head = example.example_head(len(head) + size) + head
+    crc = masked_crc([head, *[block] * (size // MB)])
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(2):
+            file.write(framing.headers(np.array([len(head) + size])).tobytes())
+            file.write(head)
+            for _ in range(size // MB):
+                file.write(block)
+            file.write(crc)
+    status, said, peak = command("inspect", path, "--memory", "60MiB")
+    assert status == 2
+    assert "sample 0 cannot be read in the memory allowed" in said
+    assert peak < usual + 40 * MB
+    status, said, peak = command("inspect", path, "--memory", "101MB", "--head", "2")
+    assert status == 0, said
+    assert peak < usual + 100 * MB
+    status, said, peak = command("convert", path, tmp_path / "x.h5", "--memory", "60MiB")
+    assert (status, "one worker does not fit" in said) == (2, True)
+    assert peak < usual + 40 * MB
+
+
+def masked_crc(parts):
+    """The masked CRC-32C of some bytes."""
+    crc = 0
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    return framing.mask(np.array([crc], np.uint32)).astype("<u4").tobytes()
 
 
 @pytest.mark.parametrize("dtype", [">u1", "<u1", "|u1", ">u2", "<f4"])

@@ -8,7 +8,6 @@ from dsprep.cli import options as opt
 from dsprep.cli.report import Voice, note, print_json, print_rows, say, voice
 
 if TYPE_CHECKING:
-    from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
     from dsprep.verbs.inspect import FieldFacts, Inspection
 
@@ -27,9 +26,11 @@ def inspect(
     head: int = opt.value("K", "Show the first K samples.", default=0, min=0),
     code: bool = opt.switch("Print a program that loads this dataset.", "--code"),
     sidecar: opt.At = None,
+    memory: int | None = None,
     json: opt.Json = False,
 ) -> None:
     """Show what a dataset holds, how it is stored, and what reading it will cost."""
+    from dsprep.verbs.inspect import first_samples
     from dsprep.verbs.inspect import inspect as look
 
     with opt.opened(paths, reading, not json, sidecar) as source:
@@ -38,14 +39,16 @@ def inspect(
                 note(line)
             say(*source.loading_code().rstrip().split("\n"))
             return
-        found = look(source)
+        found = look(source, memory)
         if json:
             content = found.to_json()
-            content["head"] = [_plain(source[i]) for i in range(min(head, len(source)))]
+            content["head"] = [_plain(sample) for sample in first_samples(source, head, memory)]
             print_json(content)
             return
         _print(found)
-        _print_head(source, head)
+        for i, sample in enumerate(first_samples(source, head, memory)):
+            say("", f"sample {i}")
+            print_rows([(f"  {name}", text) for name, text in _plain(sample).items()])
 
 
 def _print(found: Inspection) -> None:
@@ -106,14 +109,6 @@ def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
 def _short(value: object) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= 100 or voice() >= Voice.verbose else f"{text[:97]}..."
-
-
-def _print_head(source: Source, head: int) -> None:
-    from dsprep.verbs.inspect import preview
-
-    for i in range(min(head, len(source))):
-        say("", f"sample {i}")
-        print_rows([(f"  {name}", preview(value)) for name, value in source[i].items()])
 
 
 def _plain(sample: dict[str, object]) -> dict[str, str]:

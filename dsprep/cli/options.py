@@ -196,7 +196,28 @@ class Reading:
         taken["fields"] = tuple(map(FieldSpec.parse, self.fields))
         taken["skip_keys"] = tuple(k.encode("utf-8", "surrogateescape") for k in self.skip_keys)
         taken["records"] = "opaque" if taken.pop("raw_records") else "auto"
+        taken["memory"] = nbytes_of(given.get("memory"))
         return OpenOptions(**taken)
+
+
+def nbytes_of(size: str | None) -> int | None:
+    """Return the bytes that a size means, None if none was given."""
+    from dsprep.writing.plan import as_nbytes
+
+    return None if size is None else as_nbytes(size)
+
+
+@dataclass
+class Memory:
+    """The memory that is taken."""
+
+    memory: str | None = value(
+        "SIZE", "Memory for what is read and decoded; by default a quarter of what is free."
+    )
+
+    def made(self, given: dict[str, Any], stack: ExitStack) -> int | None:
+        """Return the bytes."""
+        return nbytes_of(self.memory)
 
 
 @dataclass
@@ -314,6 +335,7 @@ class Talking:
 SHARED: dict[str, Callable[..., Options]] = {
     "writing": Writing,
     "reading": Reading,
+    "memory": Memory,
     "run": Running,
     "executor": Executing,
 }

@@ -109,6 +109,7 @@ def provenance(
         panel=USING,
         autocompletion=opt.completing("dsprep.sidecar.export:KINDS"),
     ),
+    memory: int | None = None,
     json: opt.Json = False,
 ) -> None:
     """Write a small sidecar from which the location of every sample is computed, or use it."""

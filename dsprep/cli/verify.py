@@ -43,6 +43,7 @@ def verify(
     seed: int = opt.value("N", "Chooses the samples for --sample.", default=0),
     limit: int = opt.value("N", "Differing samples to show.", "--limit", "-k", default=10, min=0),
     workers: opt.Workers = None,
+    memory: int | None = None,
     json: opt.Json = False,
 ) -> None:
     """Compare two datasets sample by sample, bit for bit, whatever their formats.
@@ -71,6 +72,7 @@ def verify(
                 seed=seed,
                 limit=limit,
                 workers=workers or min(8, len(os.sched_getaffinity(0))),
+                memory=memory,
                 progress=update,
                 executor=executor,
             )
@@ -93,19 +95,20 @@ def _known(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
 
     from dsprep.core.schema import FieldSpec
     from dsprep.errors import FormatError
-    from dsprep.formats.options import OpenOptions
+    from dsprep.formats.options import OF_ALL, OpenOptions
     from dsprep.sidecar import spec
     from dsprep.source.files import find_files
 
     specs = (*options.fields, *map(FieldSpec.parse, fields))
     files = find_files([path])[0]
-    number = options.file_field
+    number, memory = options.file_field, options.memory
     with suppress(FormatError):
         if (found := spec.find([f for f, _ in files])) is not None:
             if number is None or number not in found[0].schema.names:
-                return OpenOptions(fields=specs, file_field=number)
-            return OpenOptions(fields=(*specs, FieldSpec(number, number)) if specs else ())
-    known = files[0][1].open_options
+                return OpenOptions(fields=specs, file_field=number, memory=memory)
+            specs = (*specs, FieldSpec(number, number)) if specs else ()
+            return OpenOptions(fields=specs, memory=memory)
+    known = files[0][1].open_options | OF_ALL
     default = OpenOptions()
     known |= {"file_field", "join"} if len(files) > 1 else {"file_field"}
     foreign = {f.name: getattr(default, f.name) for f in attributes(default) if f.name not in known}

@@ -611,6 +611,15 @@ def total_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+LEAST_MEMORY = 256 << 20
+"""Bytes that may be taken where nothing is said, however little is free."""
+
+
+def allowed_memory(memory: int | None) -> int:
+    """Return the bytes that may be taken: those that somebody chose, else a quarter of the free."""
+    return max(LEAST_MEMORY, free_memory() // 4) if memory is None else memory
+
+
 def free_memory() -> int:
     """Return the bytes of memory that can be taken without swapping, within the cgroup's limit."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -257,6 +257,13 @@ class Source(ABC):
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
         return 0
 
+    def idle_nbytes(self) -> int:
+        """Return how many of these bytes it still holds after `rest`."""
+        return self.resident_nbytes()
+
+    def rest(self) -> None:  # noqa: B027  (most hold little)
+        """Let go of what is kept for later reads, since other files are being read now."""
+
     def close(self) -> None:
         """Release files; the source cannot be used afterwards. Closing twice is allowed."""
         return

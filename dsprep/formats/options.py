@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from dsprep.core.schema import FieldSpec
+from dsprep.core.storage import allowed_memory
 from dsprep.errors import FormatError, UsageError
+from dsprep.layout.describe import show_asked, show_nbytes
 
 Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
 FeatureType: TypeAlias = Literal["bytes", "float", "int64"]
@@ -62,6 +64,9 @@ class OpenOptions:
         dataset; of only one path, each file. All have as many samples, in the same order.
     follow_external
         hdf5, images, numpy, zarr: also read what the dataset refers to outside of its directory.
+    memory
+        Bytes that decoding may take; None: a quarter of what is free. What cannot be decoded in
+        as many is refused before it is tried, as far as the file states sizes.
     """
 
     fields: tuple[FieldSpec, ...] = ()
@@ -79,6 +84,12 @@ class OpenOptions:
     file_field: str | None = None
     join: bool = False
     follow_external: bool = False
+    memory: int | None = None
+
+    @property
+    def limit(self) -> int:
+        """The bytes that decoding may take."""
+        return allowed_memory(self.memory)
 
     def __post_init__(self) -> None:
         if "/" in self.labels:
@@ -137,8 +148,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 OF_DATASETS = frozenset({"file_field", "join"})
 """Options about the files of a dataset, which all formats have in common."""
 
-UNRECORDED = frozenset({"check_crc", "follow_external", "join"})
+UNRECORDED = frozenset({"check_crc", "follow_external", "join", "memory"})
 """Options that no sidecar keeps: what is checked and allowed is decided by whoever reads."""
+
+OF_ALL = frozenset({"memory"})
+"""Options that apply to every format."""
 
 
 @dataclass(frozen=True)
@@ -258,12 +272,26 @@ def flag(name: str) -> str:
     return FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
+def not_enough(
+    what: str, least: int, memory: int, *, where: object = None, fix: str = "raise --memory"
+) -> UsageError:
+    """Return the error for what takes at least so many bytes, of which fewer are allowed."""
+    step = 10 ** max(0, (len(str(least)) - 1) // 3 * 3 - 1)  # as many digits as are shown
+    return UsageError(
+        what,
+        where=where,
+        expected=f"--memory of at least {show_nbytes(-(-least // step) * step)}",
+        found=show_asked(memory),
+        fix=fix,
+    )
+
+
 def check_options(options: OpenOptions | WriteOptions, known: frozenset[str], format: str) -> None:
     """Raise `UsageError` if an option is set that `format` does not know, or to no such value."""
     default = type(options)()
     for f in fields(options):
         value = getattr(options, f.name)
-        if f.name not in known | OF_DATASETS and value != getattr(default, f.name):
+        if f.name not in known | OF_DATASETS | OF_ALL and value != getattr(default, f.name):
             raise UsageError(
                 f"{flag(f.name)} does not apply to {format}",
                 expected="only " + ", ".join(sorted(map(flag, known))),

@@ -330,6 +330,18 @@ def show_nbytes(nbytes: float) -> str:
     return f"{nbytes:.1f} PB"
 
 
+def show_asked(nbytes: float) -> str:
+    """Return a size that somebody chose, in the units in which people choose them.
+
+    >>> show_asked(64 << 20), show_asked(1536 << 20), show_asked(64_000_000)
+    ('64 MiB', '1536 MiB', '64.0 MB')
+    """
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size and nbytes % size == 0 and nbytes % 1000:
+            return f"{nbytes // size:.0f} {unit}"
+    return show_nbytes(nbytes)
+
+
 def _times(factor: float) -> str:
     return f"{factor:,.0f}x" if factor >= 10 or factor == int(factor) else f"{factor:.1f}x"
 

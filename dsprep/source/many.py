@@ -43,6 +43,9 @@ from dsprep.source.numbered import NumberedSource, without
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""
 
+RECENT = 1
+"""Those of them that are expected to be read again at once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NativeOpening(Opening):
@@ -357,6 +360,10 @@ class MultiSource(Source):
 
     def _close_some(self) -> None:
         idle = [i for i, slot in self._open.items() if not slot.users]
+        for index in idle[: max(0, len(idle) - RECENT)]:
+            source = self._open[index].source
+            if source is not None:
+                source.rest()
         for index in idle[: max(0, len(self._open) - MAX_OPEN)]:
             self._close(index)
 
@@ -441,8 +448,10 @@ class MultiSource(Source):
 
     def resident_nbytes(self) -> int:
         """Return what reading holds in all files that are open at once; see `Source`."""
+        files = min(len(self.paths), MAX_OPEN)
+        busy = min(files, 1 + RECENT)
         with self.file(0) as source:
-            return source.resident_nbytes() * min(len(self.paths), MAX_OPEN)
+            return busy * source.resident_nbytes() + (files - busy) * source.idle_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how the fields lie in the first file."""

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from dsprep import formats
-from dsprep.core.schema import DType, FieldSpec, Schema, parse_dtype
+from dsprep.core.schema import DType, FieldSpec, parse_dtype
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
 from dsprep.source.dataset import open_dataset
-from dsprep.source.derived import SelectedSource, probe_nbytes
+from dsprep.source.derived import SelectedSource
 from dsprep.verbs.verify import Verdict, verify
 from dsprep.writing.job import Job, Progress, Report, RunOptions, count_workers
 from dsprep.writing.plan import (
@@ -25,6 +25,7 @@ from dsprep.writing.plan import (
     make_casts,
     one_each,
     parse_range,
+    payload_nbytes,
     shard_names,
     shards_by_bytes,
     shards_by_samples,
@@ -99,7 +100,9 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         start, stop = parse_range(options.samples, len(source))
     format.plan(schema, options.write)  # before sizes are looked at, which may take reading
     shards = _shards(source, start, stop, target, format, options.cut)
-    payload, largest = _measure(source, schema, start, stop)
+    payload, largest = payload_nbytes(source, start, stop)
+    if not schema.ragged:
+        payload = schema.fixed_nbytes * (stop - start)  # after casts
     plan = format.plan(schema, options.write, stop - start, payload, shards[0].name)
     return Job(
         target=target,
@@ -159,21 +162,6 @@ def _shards(
         ranges = shards_by_bytes(source, start, stop, cut.shard_nbytes or 0)
     names = shard_names(*stem_of(target, format), len(ranges))
     return tuple(Shard(n, a, b) for n, (a, b) in zip(names, ranges, strict=True))
-
-
-def _measure(source: Source, schema: Schema, start: int, stop: int) -> tuple[int, int]:
-    """Return the payload bytes after casts, and those of the largest sample."""
-    if not schema.ragged:
-        return schema.fixed_nbytes * (stop - start), source.schema.fixed_nbytes
-    payload = largest = 0
-    for at in range(start, stop, 1 << 18):
-        sizes = source.sizes(at, min(stop, at + (1 << 18)))
-        if sizes is None:
-            mean = probe_nbytes(source, start, stop)
-            return mean * (stop - start), mean
-        payload += int(sizes.sum())
-        largest = max(largest, int(sizes.max()))
-    return payload, largest
 
 
 def convert(
@@ -269,13 +257,17 @@ def convert(
         durable=durable,
         executor=executor,
     )
-    with open_dataset(source, reading(open_options, fields), marked=True) as opened:
+    with open_dataset(source, reading(open_options, fields, run.memory), marked=True) as opened:
         return run_job(plan_job(opened, Path(target), options), opened, run, progress)
 
 
-def reading(options: OpenOptions | None, fields: Sequence[str]) -> OpenOptions:
-    """Return how to read; `fields` take precedence over those of `options`."""
+def reading(
+    options: OpenOptions | None, fields: Sequence[str], memory: int | None = None
+) -> OpenOptions:
+    """Return how to read; `fields` and `memory` take precedence over those of `options`."""
     options = options or OpenOptions()
+    if memory is not None:
+        options = replace(options, memory=memory)
     return replace(options, fields=tuple(map(FieldSpec.parse, fields))) if fields else options
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Field, Ragged, batch_nbytes, encode_dtype
-from dsprep.core.storage import tree_nbytes
+from dsprep.core.schema import Array, Batch, Field, Ragged, batch_nbytes, encode_dtype
+from dsprep.core.storage import allowed_memory, tree_nbytes
 from dsprep.formats.base import Source
+from dsprep.formats.options import not_enough
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
@@ -20,6 +21,9 @@ SAMPLED = 256
 
 MOST_NBYTES = 64 << 20
 """Bytes that are read at most to see whether the types asked for fit."""
+
+COPIES = 2
+"""How often a sample that is looked at is in memory: as stored, and as read."""
 
 EXACT = 4096
 """Datasets with fewer samples, of a moderate size, are looked at as a whole."""
@@ -151,13 +155,15 @@ def _field_json(facts: FieldFacts) -> dict[str, Any]:
     }
 
 
-def inspect(source: Source) -> Inspection:
+def inspect(source: Source, memory: int | None = None) -> Inspection:
     """Return what a dataset holds and how it is stored, without reading all of it.
 
     Parameters
     ----------
     source
         The opened dataset.
+    memory
+        Bytes that a sample which is looked at may take; None: a quarter of what is free.
 
     Returns
     -------
@@ -167,17 +173,17 @@ def inspect(source: Source) -> Inspection:
     Raises
     ------
     DsprepError, OSError
-        If the dataset is damaged or gone.
+        If the dataset is damaged or gone, or a sample is larger than the memory allows.
     """
-    storage = source.storage()
+    storage, limit = source.storage(), allowed_memory(memory)
     if len(source.files()) > 1:  # these are of the first file; the others may differ
         storage = {
             name: replace(found, storage=f"{found.storage} (first file)", stored_nbytes=None)
             for name, found in storage.items()
         }
-    spread = ragged_lengths(source)
+    spread = ragged_lengths(source, limit)
     if not spread:
-        check_types(source)
+        check_types(source, limit)
     facts = []
     for f in source.schema:
         lengths = spread.get(f.name)
@@ -212,19 +218,41 @@ def _groups(source: Source) -> tuple[int, int] | None:
     return (count, most) if count else None
 
 
-def check_types(source: Source) -> None:
+def first_samples(source: Source, count: int, memory: int | None) -> Iterator[dict[str, Any]]:
+    """Yield samples ``0 .. count``, of as many as there are, each within the memory."""
+    for i in range(min(count, len(source))):
+        batch = _one(source, i, allowed_memory(memory))
+        yield {name: column[0] for name, column in batch.items()}
+
+
+def _one(source: Source, i: int, limit: int) -> Batch:
+    """Return one sample; refused where it is known to be too large."""
+    sizes = source.sizes(i, i + 1)
+    needed = 0 if sizes is None else COPIES * int(sizes[0])
+    if needed > limit:
+        raise not_enough(
+            f"sample {i} cannot be read in the memory allowed",
+            needed,
+            limit,
+            where=source.path,
+            fix="raise --memory, or name smaller fields with --field",
+        )
+    return source.read(i, i + 1)
+
+
+def check_types(source: Source, limit: int) -> None:
     """Read some samples of all files if types were asked for; what does not fit is an error."""
     options, count = getattr(source.opening, "options", None), len(source)
     if options is None or all(s.dtype is None for s in options.fields):
         return
     done = 0
     for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)).tolist():
-        done += batch_nbytes(source.read(i, i + 1))
+        done += batch_nbytes(_one(source, i, limit))
         if done > MOST_NBYTES:
             return
 
 
-def ragged_lengths(source: Source) -> dict[str, Lengths]:
+def ragged_lengths(source: Source, limit: int) -> dict[str, Lengths]:
     """Return how the lengths of the ragged fields spread, by field name."""
     ragged = [f for f in source.schema if f.ragged]
     count = len(source)
@@ -235,10 +263,11 @@ def ragged_lengths(source: Source) -> dict[str, Lengths]:
     exact = sizes is not None and int(sizes.sum()) <= 64 << 20
     looked_at = count if exact else min(count, SAMPLED)
     for i in range(looked_at):
-        at = count * i // looked_at
-        for name, column in source.read(at, at + 1).items():
-            if isinstance(column, Ragged):
-                seen[name].append(column.lengths)
+        columns = _one(source, count * i // looked_at, limit).items()
+        found = {name: column.lengths for name, column in columns if isinstance(column, Ragged)}
+        del columns  # before the next ones take as much memory
+        for name, lengths in found.items():
+            seen[name].append(lengths)
     exact = exact or looked_at == count
     result = {}
     for name, parts in seen.items():

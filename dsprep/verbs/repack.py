@@ -23,7 +23,7 @@ from dsprep.core.atomic import partial_path
 from dsprep.core.groups import Grouping, GroupPlan, even
 from dsprep.core.marks import sole_writer
 from dsprep.core.schema import Array, Batch, Ints, Ragged
-from dsprep.core.storage import free_memory, total_memory
+from dsprep.core.storage import allowed_memory, total_memory
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
@@ -256,7 +256,7 @@ def _outputs(
     source: Source, target: Path, format: WritableFormat, options: RepackOptions, run: RunOptions
 ) -> Iterator[_Output]:
     """Yield the outputs: the whole, or its splits, of which only the training set is changed."""
-    memory = run.memory if run.memory is not None else max(256 << 20, free_memory() // 4)
+    memory = allowed_memory(run.memory)
     asked = {"split": options.split, "group_by": options.group_by}
     words = " ".join(map(str, (*asked.values(), options.duplicate)))
     for name, chosen, where in _splits(source, target, format, options):
@@ -651,5 +651,5 @@ def repack(
         durable=durable,
         executor=executor,
     )
-    with open_dataset(source, reading(open_options, fields), marked=True) as opened:
+    with open_dataset(source, reading(open_options, fields, run.memory), marked=True) as opened:
         return run_repack(plan_repack(opened, Path(target), options, run), run, measure=measure)

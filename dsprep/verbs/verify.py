@@ -15,11 +15,21 @@ import numpy as np
 from dsprep import executors
 from dsprep.core.marks import unchanged
 from dsprep.core.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
+from dsprep.core.storage import allowed_memory
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
+from dsprep.formats.options import not_enough
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
-from dsprep.writing.plan import Cast, Shard, apply_casts, cast_schema, pieces
+from dsprep.writing.plan import (
+    PIECE_NBYTES,
+    Cast,
+    Shard,
+    apply_casts,
+    cast_schema,
+    payload_nbytes,
+    pieces,
+)
 
 BLOCK = 8
 """Consecutive samples that are looked at together when only a share of them is."""
@@ -107,6 +117,7 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
     executor: Executor | None = None,
     casts: Mapping[str, Cast] | None = None,
+    memory: int | None = None,
 ) -> Verdict:
     """Compare two datasets: number of samples, schema, and every value bit for bit.
 
@@ -132,6 +143,8 @@ def verify(
         Who compares (see `dsprep.executors`); None: threads of this process.
     casts
         Applied to the fields of `a` that they name, before these are compared.
+    memory
+        Bytes that the samples being compared may take; None: a quarter of what is free.
 
     Returns
     -------
@@ -154,6 +167,7 @@ def verify(
         problems.append(f"{len(a):,} samples in {a.path}, {len(b):,} in {b.path}")
     if problems:
         return Verdict(len(a), len(b), 0, tuple(problems), (), 0)
+    workers = count_threads(a, b, workers, allowed_memory(memory))
     found: list[Difference] = []
     compared = nbytes = differing = 0
     ranges = _ranges(a, share, seed)
@@ -180,6 +194,20 @@ def verify(
     damaged = _damaged_groups(a) + _damaged_groups(b) if share is None else []
     return Verdict(len(a), len(b), compared, tuple(damaged), tuple(found), differing)
 
+
+def count_threads(a: Source, b: Source, workers: int, memory: int) -> int:
+    """Return how many threads may compare samples at once; `UsageError` if not even one."""
+    largest = max(payload_nbytes(source, 0, len(source))[1] for source in (a, b))
+    each, taken = COPIES * max(PIECE_NBYTES, largest), a.resident_nbytes() + b.resident_nbytes()
+    if each + taken > memory:
+        raise not_enough(
+            "two samples cannot be compared in the memory allowed", each + taken, memory
+        )
+    return min(workers, (memory - taken) // each)
+
+
+COPIES = 6
+"""How often a range of samples is in memory: stored, read and what is compared, of both."""
 
 Compared: TypeAlias = tuple[int, int, list[Difference], int]
 """Samples, payload bytes, the first samples that differ, and how many differ."""

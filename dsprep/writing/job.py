@@ -21,12 +21,12 @@ from dsprep.core.atomic import partial_path
 from dsprep.core.groups import Grouping
 from dsprep.core.marks import Mark, sample
 from dsprep.core.schema import Schema
-from dsprep.core.storage import data_files, free_memory, free_nbytes, tree_nbytes
+from dsprep.core.storage import allowed_memory, data_files, free_nbytes, tree_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source, WritableFormat
-from dsprep.formats.options import WriteOptions
+from dsprep.formats.options import WriteOptions, not_enough
 from dsprep.writing.create_sidecar import made_by
-from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard, as_nbytes, show_asked, show_nbytes
+from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard, as_nbytes, show_nbytes
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import STATUS
 
@@ -208,8 +208,7 @@ def count_workers(
         raise UsageError(f"{workers} workers are not possible", expected="at least 1")
     if workers is None:
         workers = min(8, len(os.sched_getaffinity(0)))
-    if memory is None:
-        memory = max(256 << 20, free_memory() // 4)
+    memory = allowed_memory(memory)
     unit = 0
     if not job.groupings:
         unit = min(job.unit, max(map(len, job.shards)))
@@ -217,11 +216,10 @@ def count_workers(
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:
         least = each + max(resident, min(each, most))
-        step = 10 ** max(0, (len(str(least)) - 1) // 3 * 3 - 1)  # as many digits as are shown
-        raise UsageError(
+        raise not_enough(
             "one worker does not fit in the memory allowed",
-            expected=f"--memory of at least {show_nbytes(-(-least // step) * step)}",
-            found=show_asked(memory),
+            least,
+            memory,
             fix="raise --memory, or make chunks smaller with --chunk"
             if not job.groupings
             else "raise --memory, or lower --buffer-size",

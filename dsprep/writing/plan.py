@@ -18,6 +18,7 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema, show_dtype
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
+from dsprep.layout.describe import show_asked as show_asked
 from dsprep.layout.describe import show_nbytes as show_nbytes
 from dsprep.source.derived import probe_nbytes
 
@@ -187,6 +188,21 @@ def pieces(
         whole = range(first + step, shard.stop, step)
         ends = itertools.chain(whole, [shard.stop] if first < shard.stop else [])
     yield from itertools.pairwise(itertools.chain([first], ends))
+
+
+def payload_nbytes(source: Source, start: int, stop: int) -> tuple[int, int]:
+    """Return the payload bytes of some samples, and those of the largest, as far as known."""
+    if not source.schema.ragged:
+        return source.schema.fixed_nbytes * (stop - start), source.schema.fixed_nbytes
+    payload = largest = 0
+    for at in range(start, stop, 1 << 18):
+        sizes = source.sizes(at, min(stop, at + (1 << 18)))
+        if sizes is None:
+            mean = probe_nbytes(source, start, stop)
+            return mean * (stop - start), mean
+        payload += int(sizes.sum())
+        largest = max(largest, int(sizes.max()))
+    return payload, largest
 
 
 def group_pieces(
@@ -406,18 +422,6 @@ def parse_rate(text: str) -> float:
 def as_nbytes(size: int | str) -> int:
     """Return the bytes of a size in words, or of a number, which counts bytes in Python."""
     return parse_nbytes(f"{size}B" if isinstance(size, int) else size)
-
-
-def show_asked(nbytes: float) -> str:
-    """Return a size that somebody chose, in the units in which people choose them.
-
-    >>> show_asked(64 << 20), show_asked(1536 << 20), show_asked(64_000_000)
-    ('64 MiB', '1536 MiB', '64.0 MB')
-    """
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size and nbytes % size == 0 and nbytes % 1000:
-            return f"{nbytes // size:.0f} {unit}"
-    return show_nbytes(nbytes)
 
 
 def one_each(shards: Sequence[Shard]) -> list[str]:

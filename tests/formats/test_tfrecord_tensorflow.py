@@ -20,6 +20,7 @@ from dsprep.formats import load
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
+from dsprep.source.dataset import open_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -229,9 +230,13 @@ def test_several_byte_strings_are_read_with_their_lengths(
             assert any("left out" in note and "image/height" in note for note in source.notes)
     with pytest.raises(UsageError, match="leave the type out"):
         dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(f"{text}:S3[None]"),)))
-    dsprep.convert(path, tmp_path / "a.h5")
-    with dsprep.open(path) as a, dsprep.open(tmp_path / "a.h5") as b:
-        assert dsprep.verify(a, b).same
+    for other in ("a.h5", "b.tfrecord"):
+        dsprep.convert(path, tmp_path / other)
+        with dsprep.open(path) as a, dsprep.open(tmp_path / other) as b:
+            assert dsprep.verify(a, b).same
+    with open_dataset(tmp_path / "b.tfrecord", through="library") as source:
+        assert_same_batch(source[:], batch, source.schema)
+        source.confirm()
     if not codec:
         dsprep.provenance(path)
         with dsprep.open(path) as source:

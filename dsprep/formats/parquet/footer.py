@@ -25,6 +25,8 @@ _END = 8
 _DEEP = 16
 _CODECS = ("none", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 _BYTE_ARRAY, _DICTIONARIES = 6, {2, 8}
+_WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
+_DICTIONARY_PAGE = 2
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class Chunk:
         Whether its values are of any length.
     dictionary
         Whether some of its pages refer to a dictionary.
+    width
+        Bytes of a value; 0: that is not said here.
+    decoded
+        Bytes of all its values, if they are text and the file states it; else None.
+    first
+        The offset of its first page.
     """
 
     name: str
@@ -57,6 +65,18 @@ class Chunk:
     nulls: int | None
     text: bool
     dictionary: bool
+    width: int
+    decoded: int | None
+    first: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the header of a page states: its bytes in memory, and those from its header on."""
+
+    nbytes: int
+    stored: int
+    is_dictionary: bool
 
 
 @dataclass(frozen=True)
@@ -150,7 +170,23 @@ def _chunk(facts: dict[int, Any]) -> Chunk:
         nulls=nulls,
         text=facts[1] == _BYTE_ARRAY,
         dictionary=not _DICTIONARIES.isdisjoint(facts[2]),
+        width=_WIDTHS.get(facts[1], 0),
+        decoded=facts.get(16, {}).get(1),
+        first=min(int(facts[9]), int(facts.get(11) or facts[9])),
     )
+
+
+def page(data: bytes, where: object) -> Page:
+    """Return what the header of a page states, with which `data` begins; `FormatError` if none."""
+    try:
+        compact = _Compact(data)
+        head = compact.struct(0)
+        nbytes, stored = int(head[2]), int(head[3])
+        if min(nbytes, stored) < 0:
+            raise ValueError(f"{min(nbytes, stored)} is no size")
+        return Page(nbytes, compact.at + stored, head[1] == _DICTIONARY_PAGE)
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise FormatError("the header of a page is damaged", where=where) from error
 
 
 class _Compact:
@@ -160,7 +196,7 @@ class _Compact:
     """
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self.at = data, 0
 
     def struct(self, depth: int) -> dict[int, Any]:
         """Return the structure that comes next."""
@@ -193,21 +229,21 @@ class _Compact:
         head = self._byte()
         size = head >> 4 if head >> 4 < 15 else self._varint()
         kind = head & 15
-        if size > len(self._data) - self._at:
+        if size > len(self._data) - self.at:
             raise ValueError("a list is longer than the footer")
         if kind in (1, 2):
             return [self._byte() == 1 for _ in range(size)]
         return [self._value(kind, depth + 1) for _ in range(size)]
 
     def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
+        self.at += 1
+        return self._data[self.at - 1]
 
     def _bytes(self, size: int) -> bytes:
-        self._at += size
-        if self._at > len(self._data):
+        self.at += size
+        if self.at > len(self._data):
             raise ValueError("a string is longer than the footer")
-        return self._data[self._at - size : self._at]
+        return self._data[self.at - size : self.at]
 
     def _varint(self) -> int:
         number = shift = 0

@@ -6,37 +6,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from dsprep.errors import FormatError
+from dsprep.formats.parquet.costs import KEPT, Costs, RowGroup
 from dsprep.formats.parquet.guard import arrow, library
 from dsprep.reading.files import File
 
-SMALL = 64 << 20
-"""Bytes of a row group, as far as its footer tells, up to which all of it is decoded at once."""
-
-KEPT = 4
-"""Decoded row groups that are kept, and large ones that are being read forward."""
-
-STEP_NBYTES = 8 << 20
-"""Bytes of a step in a large row group."""
-
-
-@dataclass(frozen=True)
-class RowGroup:
-    """A row group: its number in the file, rows, and about its bytes decoded."""
-
-    number: int
-    rows: int
-    nbytes: int
-
-    @property
-    def step(self) -> int:
-        """Rows that are decoded at once."""
-        if self.nbytes <= SMALL:
-            return max(1, self.rows)
-        return max(1, STEP_NBYTES * self.rows // self.nbytes)
+BUFFER = 256 << 10
+"""Bytes of a large row group that are read at once."""
 
 
 class _Stream:
@@ -87,16 +65,17 @@ class RowGroups:
         Its footer.
     columns
         Names of the columns wanted.
-    dictionaries
-        Those that are left as they are, small dictionaries and numbers in them.
+    costs
+        How each row group is decoded.
     """
 
-    def __init__(
-        self, file: File, metadata: Any, columns: list[str], dictionaries: list[str]
-    ) -> None:
+    def __init__(self, file: File, metadata: Any, columns: list[str], costs: Costs) -> None:
         self._file, self._metadata = file, metadata
-        self._columns, self._dictionaries = columns, dictionaries
+        self._columns, self._costs = columns, costs
+        self._dictionaries = costs.dictionaries()
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._busy = 0  # large row groups of which a step is being decoded
         self._decoded: OrderedDict[int, Future[Any]] = OrderedDict()
         self._streams: list[_Stream] = []
 
@@ -110,7 +89,7 @@ class RowGroups:
         """
         where = f"{self._file.path}, row group {group.number}"
         with library(where, "the row group cannot be decoded"):
-            if group.nbytes <= SMALL:
+            if group.whole:
                 return self._whole(group, where).slice(start, stop - start)
             return self._forward(group, start, stop, where)
 
@@ -126,7 +105,7 @@ class RowGroups:
         if not mine:
             return future.result()
         try:
-            with self._opened() as opened:
+            with self._opened(0) as opened:
                 table = opened.read_row_group(group.number, self._columns, use_threads=False)
             if len(table) != group.rows:
                 raise _other_rows(where, group.rows, len(table))
@@ -139,31 +118,43 @@ class RowGroups:
         return table
 
     def _forward(self, group: RowGroup, start: int, stop: int, where: str) -> Any:
-        with self._lock:
+        most, stream = self._costs.streams(group), None
+        with self._room:
+            self._room.wait_for(lambda: self._busy < most)
+            self._busy += 1
             known = [s for s in self._streams if s.group == group and s.at <= start]
-            stream = max(known, key=lambda s: s.at, default=None)
-            if stream is not None:
+            if known:
+                stream = max(known, key=lambda s: s.at)
                 self._streams.remove(stream)
-        if stream is None:
-            stream = _Stream(group, self._tables(group), where)
-        found = stream.rows(start, stop)
-        with self._lock:
-            self._streams = [stream, *self._streams][:KEPT]
+            del self._streams[max(0, most - self._busy) :]
+        try:
+            if stream is None:
+                stream = _Stream(group, self._tables(group), where)
+            found = stream.rows(start, stop)
+        except BaseException:
+            stream = None
+            raise
+        finally:
+            with self._room:
+                self._busy -= 1
+                self._streams[:0] = [] if stream is None else [stream]
+                self._room.notify()
         return found
 
     def _tables(self, group: RowGroup) -> Iterator[Any]:
-        with self._opened() as opened:
+        with self._opened(BUFFER) as opened:
             for batch in opened.iter_batches(
                 group.step, [group.number], self._columns, use_threads=False
             ):
                 yield arrow().Table.from_batches([batch])
 
-    def _opened(self) -> Any:
+    def _opened(self, buffer: int) -> Any:
         parquet = arrow().parquet
         return parquet.ParquetFile(
             f"/proc/self/fd/{self._file.fd}",
             metadata=self._metadata,
             read_dictionary=self._dictionaries,
+            buffer_size=buffer,
             pre_buffer=False,
             page_checksum_verification=True,
         )

@@ -32,9 +32,9 @@ from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, retype, wanted
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.parquet import PARTITION, types
-from dsprep.formats.parquet.footer import Footer
+from dsprep.formats.parquet.costs import Costs
 from dsprep.formats.parquet.footer import read as read_footer
-from dsprep.formats.parquet.groups import KEPT, SMALL, STEP_NBYTES, RowGroup, RowGroups
+from dsprep.formats.parquet.groups import RowGroups
 from dsprep.formats.parquet.guard import arrow, library
 from dsprep.formats.parquet.nulls import with_nulls
 from dsprep.formats.parquet.types import Leaf
@@ -50,9 +50,6 @@ AS_JSON = "--nested json reads it as the text of its JSON"
 
 MAX_FEATURES = 64 << 10
 """Bytes of what Hugging Face's datasets keep of their features, up to which it is an attribute."""
-
-SMALL_DICTIONARY = 4 << 20
-"""Bytes of an encoded column up to which its dictionaries are left as they are."""
 
 
 class ParquetSource(Source):
@@ -92,22 +89,21 @@ class ParquetSource(Source):
         self._paths = [name for name, _ in chosen]
         self.schema, self.notes = Schema(tuple(f for _, f in chosen), _attrs(arrows)), tuple(notes)
         used = [leaf for leaf, _ in self._columns if leaf is not None]
-        self._groups = _row_groups(footer, used, self.schema)
-        self._rows = self._rows_of(used)
-        self._kept: list[Ints | None] = [None] * len(self._groups)
+        self._costs = Costs(self._file, footer, used, options)
+        self._rows = self._rows_of(used, self._costs)
+        self._kept: list[Ints | None] = [None] * len(footer.rows)
         if options.nulls == "drop-rows" and hint is not None:
-            self._kept = self._complete_rows(used)
+            self._kept = self._complete_rows(used, options)
         counts = [
-            group.rows if kept is None else len(kept)
-            for group, kept in zip(self._groups, self._kept, strict=True)
+            rows if kept is None else len(kept)
+            for rows, kept in zip(footer.rows, self._kept, strict=True)
         ]
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.dropped = sum(footer.rows) - len(self)
 
-    def _rows_of(self, leaves: Sequence[Leaf]) -> RowGroups:
+    def _rows_of(self, leaves: Sequence[Leaf], costs: Costs) -> RowGroups:
         names = list(dict.fromkeys(leaf.column for leaf in leaves))
-        dictionaries = _dictionaries(self._footer, names)
-        return RowGroups(self._file, self._metadata, names, dictionaries)
+        return RowGroups(self._file, self._metadata, names, costs)
 
     def _chosen(
         self,
@@ -205,7 +201,7 @@ class ParquetSource(Source):
             elif any(counts):
                 found[name] = sum(counts), self._group(int(np.flatnonzero(counts)[0]))
         if unknown and options.nulls != "refuse":
-            for number, masks in self._masks(unknown):
+            for number, masks in self._masks(unknown, options):
                 for leaf, mask in zip(unknown, masks, strict=True):
                     count, where = found.get(leaf.name, (0, self._group(number)))
                     count += len(mask) - int(np.count_nonzero(mask))
@@ -227,25 +223,27 @@ class ParquetSource(Source):
             counts.append(sum(n or 0 for n in nulls))
         return counts
 
-    def _masks(self, leaves: Sequence[Leaf]) -> Iterator[tuple[int, list[NDArray[np.bool_]]]]:
+    def _masks(
+        self, leaves: Sequence[Leaf], options: OpenOptions
+    ) -> Iterator[tuple[int, list[NDArray[np.bool_]]]]:
         """Yield the numbers of row groups, some rows at a time: which of these have values."""
-        groups, rows = _row_groups(self._footer, leaves, None), self._rows_of(leaves)
-        with closing(rows):
-            for group in groups:
+        costs = Costs(self._file, self._footer, leaves, options)
+        with closing(self._rows_of(leaves, costs)) as rows:
+            for group in map(costs.group, range(len(self._footer.rows))):
                 for start in range(0, group.rows, group.step):
                     table = rows.read(group, start, min(group.rows, start + group.step))
                     with library(self._group(group.number), "nulls cannot be counted"):
                         yield group.number, [_complete(table, leaf) for leaf in leaves]
 
-    def _complete_rows(self, leaves: Sequence[Leaf]) -> list[Ints | None]:
+    def _complete_rows(self, leaves: Sequence[Leaf], options: OpenOptions) -> list[Ints | None]:
         """Return the numbers of the rows without nulls in each row group; None: all of them."""
         if any(value is None for _, value in self._chosen_partitions()):
-            return [np.zeros(0, np.int64)] * len(self._groups)
+            return [np.zeros(0, np.int64)] * len(self._footer.rows)
         doubtful = [x for x in leaves if (c := self._footer_nulls(x)) is None or any(c)]
         if not doubtful:
-            return [None] * len(self._groups)
-        parts: list[list[NDArray[np.bool_]]] = [[np.ones(0, np.bool_)] for _ in self._groups]
-        for number, masks in self._masks(doubtful):
+            return [None] * len(self._footer.rows)
+        parts: list[list[NDArray[np.bool_]]] = [[np.ones(0, np.bool_)] for _ in self._footer.rows]
+        for number, masks in self._masks(doubtful, options):
             parts[number].append(np.logical_and.reduce(masks))
         complete = [np.concatenate(found) for found in parts]
         return [None if mask.all() else np.flatnonzero(mask) for mask in complete]
@@ -305,7 +303,7 @@ class ParquetSource(Source):
         assert self._rows is not None  # it is open
         if not any(leaf is not None for leaf, _ in self._columns):
             return None
-        group, kept = self._groups[number], self._kept[number]
+        group, kept = self._costs.group(number), self._kept[number]
         if kept is None:
             return self._rows.read(group, start, stop)
         rows = kept[start:stop]
@@ -315,8 +313,16 @@ class ParquetSource(Source):
 
     def resident_nbytes(self) -> int:
         """Return the bytes of the row groups that are kept decoded."""
-        most = max((g.nbytes for g in self._groups), default=0)
-        return KEPT * (most if most <= SMALL else max(SMALL, 2 * STEP_NBYTES))
+        return self._costs.kept()
+
+    def idle_nbytes(self) -> int:
+        """See `Source.idle_nbytes`: little is kept."""
+        return 0 if self._costs.much() else self._costs.kept()
+
+    def rest(self) -> None:
+        """Let go of what is decoded, unless it is little."""
+        if self._rows is not None and self._costs.much():
+            self._rows.close()
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored."""
@@ -393,24 +399,6 @@ def _complete(table: Any, leaf: Leaf) -> NDArray[np.bool_]:
 def _is_of(path: str, names: Sequence[str]) -> bool:
     """Whether a column in the file belongs to one that is wanted: itself, or its items."""
     return path in names or any(path.startswith(f"{name}.") for name in names)
-
-
-def _row_groups(footer: Footer, leaves: Sequence[Leaf], schema: Schema | None) -> list[RowGroup]:
-    names = [leaf.column for leaf in leaves]
-    fields = [leaf.field for leaf in leaves if leaf.field is not None]
-    row = sum(f.row_nbytes for f in schema or fields if not f.ragged)
-    groups = []
-    for i, (rows, chunks) in enumerate(zip(footer.rows, footer.chunks, strict=True)):
-        encoded = sum(c.encoded for c in chunks if _is_of(c.name, names))
-        groups.append(RowGroup(i, rows, max(encoded, rows * row)))
-    return groups
-
-
-def _dictionaries(footer: Footer, names: Sequence[str]) -> list[str]:
-    """Return the columns of strings whose dictionaries stay: values may be few and very large."""
-    every = (c for chunks in footer.chunks for c in chunks if c.text and c.dictionary)
-    small = (c for c in every if c.encoded < SMALL_DICTIONARY + 8 * c.values)
-    return sorted({c.name for c in small}.intersection(names))
 
 
 def _attrs(arrows: Any) -> Attrs:

@@ -326,7 +326,8 @@ def complete(array: Any, leaf: Leaf) -> NDArray[np.bool_]:
 
 
 def _complete(array: Any, path: tuple[str, ...], inner: tuple[str, ...] = ()) -> NDArray[np.bool_]:
-    array = _plain(array)
+    if not isinstance(array, arrow().DictionaryArray):  # of which the values may be large
+        array = _plain(array)
     valid: NDArray[np.bool_] = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), np.bool_)
     if path:
         return valid & _complete(array.field(path[0]), path[1:], inner)

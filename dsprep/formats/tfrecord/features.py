@@ -330,6 +330,7 @@ def choose(
 def _known_strings(found: Mapping[str, Feature], typed: Iterable[Field]) -> dict[str, Feature]:
     """Return the features that the hint knows to have several byte strings in other records."""
     names = [str(f.attrs[LENGTHS_OF]) for f in typed if LENGTHS_OF in f.attrs]
+    names = [name for name in names if name + LENGTHS not in found]  # where it is a feature
     features = [f for name in names for f in of_strings(name)]
     return {f.key: f for f in features if found.get(f.name, f).type == BYTES}
 

@@ -396,8 +396,10 @@ def _even(buffer: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
 def gather(
     buffer: NDArray[np.uint8], places: Places, arena: Arena | None, key: str
 ) -> NDArray[np.uint8]:
-    """Return the bytes of all ranges, one after another."""
+    """Return the bytes of all ranges, one after another; of one range a view."""
     lengths = places.lengths
+    if len(lengths) == 1:
+        return buffer[int(places.starts[0]) :][: int(lengths[0])]
     out = new_array(arena, key, (int(lengths.sum()),), np.dtype(np.uint8))
     move_spans(buffer, places.starts, lengths, out, packed(lengths)[:-1])
     return out

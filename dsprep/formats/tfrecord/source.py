@@ -50,7 +50,7 @@ class TFRecordSource(Source):
         self._check_crc = options.check_crc
         if options.records == "opaque" and hint is not None and not features.is_opaque(hint):
             hint = Schema((), hint.attrs)  # it describes what is inside the records
-        self._stream = open_stream(path)
+        self._stream = open_stream(path, options.limit)
         try:
             opaque = options.records == "opaque" or (hint is not None and features.is_opaque(hint))
             every = not opaque and not hint

@@ -41,8 +41,9 @@ AHEAD = 3
 """Windows that are read, or being read, and not yet looked at."""
 INPUT = 64 << 10
 """Compressed bytes given to the decoder at a time."""
-KEPT = 64 << 20
-"""Bytes of a compressed record that is waited for; a larger one is looked at in a second pass."""
+KEPT, KEPT_SHARE = 64 << 20, 8
+"""Bytes of a compressed record that is waited for, and their share of the memory; a larger one is
+looked at in a second pass."""
 COPIES = 256
 """Decoder copies kept, about 48 KiB each."""
 LEAST_RECORD, UNPACKED = 64 << 20, 256
@@ -214,12 +215,13 @@ class _Cursor:
 class PackedFile(File):
     """A file compressed as a whole with GZIP or ZLIB; its offsets are those of the unpacked bytes.
 
-    `nbytes` are the bytes that it unpacks to, once its index has been read.
+    `nbytes` are the bytes that it unpacks to, once its index has been read, and `kept` those of a
+    record that is looked at in memory.
     """
 
-    def __init__(self, path: Path, codec: Packing) -> None:
+    def __init__(self, path: Path, codec: Packing, kept: int = KEPT) -> None:
         super().__init__(path)
-        self.codec = codec
+        self.codec, self._kept = codec, kept
         self.stored_nbytes, self.nbytes = self.nbytes, 0
         self._copies = [_Cursor(self)]  # by rising position, of the first pass
         self._between: list[tuple[int, int]] = [(0, 0)]  # (position, at) where a stream begins
@@ -245,7 +247,7 @@ class PackedFile(File):
             if look is not None and inside.any():
                 look.take(window, starts[inside] - at, lengths[inside], at)
             for record in zip(starts[~inside].tolist(), lengths[~inside].tolist(), strict=True):
-                (begun if record[1] <= KEPT else far).append(record)
+                (begun if record[1] <= self._kept else far).append(record)
 
         scan = Scan(self.path, taken=taken if look is not None else None)
         cursor = _Cursor(self)
@@ -341,12 +343,13 @@ class PackedFile(File):
         move_spans(window, offsets - begin, lengths, out, places)
 
 
-def open_stream(path: Path) -> File:
-    """Return the bytes of the file `path`, unpacked if need be."""
+def open_stream(path: Path, memory: int) -> File:
+    """Return the bytes of the file `path`, unpacked if need be, in so much memory."""
     file = File(path)
     head = pread_most(file.fd, 1024, 0)
     codec = None if is_header(head) else packing(head)
-    return file if codec is None else PackedFile(path, codec)
+    kept = min(KEPT, memory // KEPT_SHARE)
+    return file if codec is None else PackedFile(path, codec, kept)
 
 
 # --- members of groups ---------------------------------------------------------------------
