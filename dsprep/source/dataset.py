@@ -19,7 +19,7 @@ from dsprep.core.schema import Field, FieldSpec, Schema, with_others
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import Format, Opening, Source
 from dsprep.formats.fields import wanted
-from dsprep.formats.options import OF_DATASETS, UNRECORDED, OpenOptions, check_options
+from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
 from dsprep.sidecar import sidecar, spec
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.from_sidecar import SidecarSource
@@ -118,7 +118,8 @@ def _open_joined(
     )
 
     def opened(number: int, fields: tuple[FieldSpec, ...]) -> Source:
-        own = {name: getattr(options, name) for name in formats[number].open_options}
+        known = formats[number].open_options | OF_ALL
+        own = {name: getattr(options, name) for name in known}
         reading = OpenOptions(**{**own, "fields": fields})
         return open_dataset(datasets[number], reading, progress, through=through, marked=marked)
 
