@@ -434,7 +434,10 @@ def cached(here: Here, mode: str, fault: str) -> None:
             units = reader.stats[1].cache_units
     notes = [w for w in said if w.category is CacheWarning]
     works = mode != "calls-missing" and not fault
-    assert (units, len(notes)) == ((12, 0) if works else (0, 1))
+    assert (units, len(notes)) == ((12, 0) if works else (0, 1)), (
+        units,
+        [str(w.message) for w in notes],
+    )
 
 
 def staged_by_two(here: Here) -> None:

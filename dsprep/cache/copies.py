@@ -442,9 +442,9 @@ class Copy:
 
     def add_file(self, name: str, nbytes: int) -> None:
         """Note that there is one; called by who fills it."""
-        fd = self.open("files", os.O_WRONLY | os.O_APPEND)
+        fd = self.open("files", os.O_WRONLY)
         try:
-            os.write(fd, f"{name} {nbytes}\n".encode())
+            pwrite_all(fd, [f"{name} {nbytes}\n".encode()], os.fstat(fd).st_size)
         finally:
             let_go(fd)
 
