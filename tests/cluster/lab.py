@@ -137,6 +137,7 @@ class Lab:
             "OMP_NUM_THREADS": "1",  # all nodes share the cores of this machine
             "PYTHONDONTWRITEBYTECODE": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
+            "UCX_NET_DEVICES": "eth0",
             "UCX_TLS": "tcp,self",  # nodes share no memory, as UCX would have it of one machine
         }
         if self.slurm is not None:

@@ -35,6 +35,7 @@ class Trial:
         self.notes = lab.base / "tiers" / system
         self.notes.mkdir(parents=True)
         self.names, self.number = lab.names[:2], 0
+        self.mounted_again()  # the server was lost for others
         env = lab.env(self.names[0])
         make = f"mkdir -p {self.root} && python {RANK} make {self.data}"
         lab.nodes[self.names[0]].run(make, env=env, check=True)
@@ -117,7 +118,7 @@ class Trial:
         for name in self.lab.names:
             node, system = self.lab.nodes[name], self.lab.systems[self.system]
             with suppress(TimeoutError):
-                wait_for("it", lambda node=node: answers(node, self.root), 20)
+                wait_for("it", lambda node=node, at=system.root: answers(node, at), 20)
                 continue
             system.unmount(node)
             system.mount(node)
