@@ -1,4 +1,4 @@
-"""The trials of tests/adversarial run: one of each, so that they do not rot."""
+"""The trials of tests/lab/adversarial run: one of each, so that they do not rot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-TRIALS = Path(__file__).with_name("adversarial")
+TRIALS = Path(__file__).parent / "lab" / "adversarial"
 
 
 def test_one_of_each(tmp_path):

@@ -317,7 +317,7 @@ sys.exit(served.wait(10))
 @pytest.mark.parametrize(("faults", "keeps"), [(["eio-fsync"], True), (["no-mmap"], False)])
 def test_a_fuse_mount_without_a_device(file, tmp_path, faults, keeps):
     """Nothing is counted for the process there; past the page cache nothing is kept either."""
-    program = Path(__file__).parent / "cluster" / "faultfs.py"
+    program = Path(__file__).parent / "lab" / "cluster" / "faultfs.py"
     mount = tmp_path / "mount"
     mount.mkdir()
     command = [sys.executable, "-c", FUSE, str(program), str(file.parent), str(mount), *faults]

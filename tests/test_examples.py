@@ -201,7 +201,7 @@ def test_throughput_names_its_rows(tmp_path):
 
 README = FOLDER.parent / "README.md"
 JOBS = sorted(FOLDER.glob("*.sh"))
-PAGES = [README, *sorted(FOLDER.glob("*.md")), *sorted(FOLDER.parent.glob("tests/*/README.md"))]
+PAGES = [README, *sorted(FOLDER.glob("*.md")), *sorted(FOLDER.parent.glob("tests/lab/*/README.md"))]
 
 
 def options(command, name=()):

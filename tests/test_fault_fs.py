@@ -1,8 +1,8 @@
 """Every verb on file systems that do without something, and on one that fails at the wrong moment.
 
-The file system is `cluster.faultfs`, over FUSE. It is mounted by a process with mounts of its own,
-in which the tests below run: nothing is mounted for anybody else, and nothing stays when it ends,
-however that happens.
+The file system is `lab.cluster.faultfs`, over FUSE. It is mounted by a process with mounts of its
+own, in which the tests below run: nothing is mounted for anybody else, and nothing stays when it
+ends, however that happens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from cluster import faultfs
-from cluster.faultfs import Mounted
+from lab.cluster import faultfs
+from lab.cluster.faultfs import Mounted
 from typer.testing import CliRunner
 
 import dsprep

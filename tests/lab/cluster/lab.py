@@ -18,7 +18,7 @@ from .filesystems import PATH, STORE_ADDRESS, FileSystem, all_of
 from .slurm import Slurm
 from .spaces import Fabric, Node, patient
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STORE = "store"
 NODES = ("n1", "n2", "n3", "n4")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.lab import Lab, Worker
-from cluster.truth import COUNT
+from lab.cluster.lab import Lab, Worker
+from lab.cluster.truth import COUNT
 
 TARGETS = ("set.h5", "set.lmdb", "set.tfrecord", "set.zarr", "set.zarr.zip")
 OVER_NODES = ("set.h5", "set.tfrecord")

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from adversarial import judging, making
-from adversarial.judging import Tally
 from dsprep.core.atomic import KEPT, partial_path
 from dsprep.errors import DsprepError
 from dsprep.writing import plan, shards
+from lab.adversarial import judging, making
+from lab.adversarial.judging import Tally
 
 COUNT = 250
 Work = Callable[..., Callable[[], object]]

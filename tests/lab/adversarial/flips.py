@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 import dsprep
-from adversarial import judging, making
-from adversarial.judging import Tally
 from dsprep.errors import DsprepError, UsageError
 from dsprep.sidecar import identity
 from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
+from lab.adversarial import judging, making
+from lab.adversarial.judging import Tally
 
 COUNT = 40
 CHECKED = {

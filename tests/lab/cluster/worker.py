@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster import truth
+from lab.cluster import truth
 
 
 def dsprep(argv: Sequence[str]) -> dict[str, Any]:

@@ -34,13 +34,13 @@ from netcdf_files import Classic, Var
 from test_located import mutations
 
 import dsprep
-from adversarial import judging, making
-from adversarial.judging import Tally, Values
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import DsprepError
 from dsprep.formats.samples import natural_key
 from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
+from lab.adversarial import judging, making
+from lab.adversarial.judging import Tally, Values
 
 COUNT = 12
 SECONDS = 20.0

@@ -1,4 +1,4 @@
-"""Run one of the trials: ``python tests/adversarial kills --count 300``."""
+"""Run one of the trials: ``python tests/lab/adversarial kills --count 300``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]  # in place of this folder
 
 NAMES = ("kills", "caches", "replacements", "mutants", "faults", "flips", "values", "real")
@@ -44,9 +44,9 @@ def preload() -> None:
 
 def run(name: str, options: argparse.Namespace, folder: Path) -> int:
     """Do the trials in as many processes as asked; return the number of findings."""
-    from adversarial.judging import Tally
+    from lab.adversarial.judging import Tally
 
-    trials = import_module(f"adversarial.{name}").trials
+    trials = import_module(f"lab.adversarial.{name}").trials
     began = time.monotonic()
     pids = []
     for job in range(options.jobs):
@@ -92,7 +92,7 @@ def run(name: str, options: argparse.Namespace, folder: Path) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser("python tests/adversarial", description=__doc__)
+    found = argparse.ArgumentParser("python tests/lab/adversarial", description=__doc__)
     found.add_argument("name", choices=(*NAMES, "all"))
     found.add_argument("--count", type=int, default=100, help="how many trials")
     found.add_argument("--start", type=int, default=0, help="number of the first")

@@ -1,6 +1,6 @@
 """A file system that misbehaves as asked: a directory shown once more through FUSE, with faults.
 
-    python tests/cluster/faultfs.py BACKING MOUNTPOINT --fault short --fault hang=30 --only '*.h5'
+    python tests/lab/cluster/faultfs.py BACKING MOUNTPOINT --fault short --fault hang=30
 
 It answers the kernel on /dev/fuse itself (protocol 7.31 and newer) and needs no library: per open
 file, per attribute and per entry it says what network file systems say. `ready` on stdout means

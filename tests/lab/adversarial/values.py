@@ -27,10 +27,10 @@ from oracles import READ, SUFFIX
 from support import raw
 
 import dsprep
-from adversarial import judging
-from adversarial.judging import Tally
 from dsprep.core.storage import remove
 from dsprep.errors import DsprepError
+from lab.adversarial import judging
+from lab.adversarial.judging import Tally
 
 COUNT = 3
 FORMS = ("length", "iterator", "batch", "function", "later")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from adversarial import judging, making
-from adversarial.judging import Tally
 from dsprep.core.storage import remove
 from dsprep.writing import plan, shards, staging, transfer
+from lab.adversarial import judging, making
+from lab.adversarial.judging import Tally
 
 COUNT = 500
 SOURCES = ("hdf5", "hdf5-chunks", "lmdb", "tfrecord", "zarr-shards", "zarr-zip", "files")

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.filesystems import Faults
-from cluster.lab import Lab, Worker
-from cluster.truth import COUNT
-from cluster.verbs import TARGETS
+from lab.cluster.filesystems import Faults
+from lab.cluster.lab import Lab, Worker
+from lab.cluster.truth import COUNT
+from lab.cluster.verbs import TARGETS
 
 INJECTED = (
     *("eio=once", "eio=every:7", "estale=once", "hang=3", "slow=0.01", "short=0.5"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
-from cluster import verbs
-from cluster.lab import ROOT, Lab, Worker
+from lab.cluster import verbs
+from lab.cluster.lab import ROOT, Lab, Worker
 
 
 def table(lab: Lab, wanted: str | None, counts: list[int]) -> list[str]:

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from adversarial import judging, making
-from adversarial.judging import Tally
 from dsprep.core import pread
+from lab.adversarial import judging, making
+from lab.adversarial.judging import Tally
 
 COUNT = 200
 READS = ("pread", "preadv", "read", "readv", "open", "scandir", "listdir", "stat")

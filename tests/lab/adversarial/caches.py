@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from support import random_batch
 
-from adversarial import judging, making
-from adversarial.judging import Tally
 from dsprep.core.schema import Field, Schema
+from lab.adversarial import judging, making
+from lab.adversarial.judging import Tally
 
 COUNT = 240
 FIXED = Schema((Field("image", np.dtype("<f4"), (64, 32)), Field("label", np.dtype("<i8"))))

@@ -1,4 +1,4 @@
-"""``python tests/cluster check``: start the lab, ask whether all in it works, and end it."""
+"""``python tests/lab/cluster check``: start the lab, ask whether all in it works, and end it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster import batch, jobs, losses, readers, table, tiers, trials
-from cluster.cases import Cases
-from cluster.lab import NODES, Lab
-from cluster.spaces import be_patient
+from lab.cluster import batch, jobs, losses, readers, table, tiers, trials
+from lab.cluster.cases import Cases
+from lab.cluster.lab import NODES, Lab
+from lab.cluster.spaces import be_patient
 
 TRIALS = {
     "jobs": jobs.trying,
@@ -64,7 +64,7 @@ def check(lab: Lab) -> list[str]:
 
 def main() -> int:
     """Do what the command line says."""
-    parser = argparse.ArgumentParser(prog="python tests/cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tests/lab/cluster", description=__doc__)
     parser.add_argument("what", choices=("check", "shell", "table", "speeds", "trials", *TRIALS))
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(NODES) + 1))
     parser.add_argument("--systems", help="names, with commas between; all if not given")

@@ -21,10 +21,10 @@ import h5py
 import numpy as np
 import oracles
 
-from adversarial import judging
-from adversarial.judging import Ended, Tally
 from dsprep.core.schema import Ragged
 from dsprep.source.dataset import open_dataset
+from lab.adversarial import judging
+from lab.adversarial.judging import Ended, Tally
 
 STORES = (".zgroup", ".zarray", "zarr.json", "data.mdb")
 MOST = 200
