@@ -228,7 +228,7 @@ def commands(path: Path) -> list[list[str]]:
 def test_commands_in_documents_and_job_scripts_exist(path):
     known = dict(options(typer.main.get_command(app)))
     found = commands(path)
-    assert found or "tests" in path.parts
+    assert found or "tests" in path.parts or path.stem == "developing"  # for users it has none
     for words in found:
         name = tuple(words[: 2 if tuple(words[:2]) in known else 1])
         assert name in known, words
