@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Arena, Attrs, Batch, Field, Ints, Schema
 from dsprep.formats import decoders
@@ -85,13 +86,13 @@ class LocatedSource(Source):
     def __len__(self) -> int:
         return self._layout.count
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         indices = np.arange(start, stop, dtype=np.int64)
         return self._reader.read(indices, self.schema.names, arena=arena)
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         total = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
         for f in (f for f in self.schema if f.ragged):
             found = sizes(self._layout, f, np.arange(start, stop, dtype=np.int64))
@@ -100,16 +101,16 @@ class LocatedSource(Source):
             total += found
         return total
 
+    @override
     def resident_nbytes(self) -> int:
-        """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
         return self._reader.resident_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored."""
         return of_layout(self._layout, self.schema)
 
+    @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return where every sample is; see `Source.extents`."""
         return self._layout
 
     @abstractmethod

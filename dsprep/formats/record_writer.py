@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.checksums import Sums, read_crc32c
 from dsprep.core.groups import Grouping
@@ -66,8 +67,8 @@ class RecordWriter(Writer):
         """Make all that has been written durable."""
         sync(self.fd, data=True)
 
+    @override
     def start_sync(self) -> None:
-        """See `Writer.start_sync`."""
         start_sync(self.fd)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.gather import Assembly
 from dsprep.core.marks import Mark
@@ -78,8 +79,8 @@ class DerivedSource(Source):
             source = source.base
         return source, indices
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         wanted = self.numbers(np.arange(start, stop, dtype=np.int64))
         if not len(wanted):
             return empty_batch(self.schema)
@@ -117,8 +118,8 @@ class DerivedSource(Source):
             apart |= (np.diff(block) != 0) & (steps != 1)
         return np.concatenate([[0], np.flatnonzero(apart) + 1, [len(wanted)]])
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         if not self.schema.ragged:
             return super().sizes(start, stop)
         wanted = self.numbers(np.arange(start, stop, dtype=np.int64))
@@ -139,8 +140,9 @@ class DerivedSource(Source):
         """Return what the files of `base` were."""
         return self.base.marks()
 
+    @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        """See `Source.part`; only the numbers of the samples travel."""
+        # Only the numbers of the samples travel.
         base, indices = self.origin(np.arange(start, stop, dtype=np.int64))
         first = int(indices.min(initial=len(base)))
         opening, offset = base.part(first, int(indices.max(initial=first - 1)) + 1)

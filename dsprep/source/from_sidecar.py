@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.marks import Mark
 from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
@@ -61,8 +62,9 @@ class SidecarSource(Source):
         """Return the files of the data."""
         return self.paths
 
+    @override
     def marks(self) -> tuple[Mark, ...]:
-        """See `Source.marks`; those of the sidecar, by which the samples are found, come last."""
+        # Those of the sidecar, by which the samples are found, come last.
         if self.opening is not None and not self.opening.marks:
             marks = (*super().marks(), *self.beside())
             self.opening = replace(self.opening, marks=marks)
@@ -75,8 +77,9 @@ class SidecarSource(Source):
         if self.sidecar.content.companion is not None:
             yield Mark.of(path.with_name(spec.companion_name(path)).absolute())
 
+    @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        """See `Source.part`; of the data, only files that hold some of the samples are marked."""
+        # Of the data, only files that hold some of the samples are marked.
         opening, offset = super().part(start, stop)
         files = len(self.paths)
         first, last = (self.sidecar.file_of(i)[0] for i in (start, max(start, stop - 1)))
@@ -89,13 +92,13 @@ class SidecarSource(Source):
         file, local = self.sidecar.file_of(sample)
         return self.paths[file], local
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         batch = self.sidecar.read(slice(start, stop), self._names, verify=self._verify, arena=arena)
         return {self._new[name]: column for name, column in batch.items()}
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         if not self.schema.ragged:
             return super().sizes(start, stop)
         fixed = self.schema.fixed_nbytes
@@ -121,8 +124,8 @@ class SidecarSource(Source):
             parts.append(sizes // max(1, field.row_nbytes))
         return np.concatenate(parts)
 
+    @override
     def resident_nbytes(self) -> int:
-        """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
         return self.sidecar.resident_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
@@ -137,8 +140,8 @@ class SidecarSource(Source):
         with self._native() as source:
             return source.loading_code()
 
+    @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return what the file says, not the sidecar; see `Source.extents`."""
         with self._native() as source:
             return source.extents(progress)
 

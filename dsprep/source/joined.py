@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.marks import Mark
 from dsprep.core.schema import OTHERS, Arena, Batch, FieldSpec, Ints, Schema, with_others
@@ -75,16 +76,16 @@ class JoinedSource(Source):
     def __len__(self) -> int:
         return self._count
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         batch: Batch = {}
         for k, (part, skipped) in enumerate(zip(self.parts, self._skipped, strict=True)):
             own = None if arena is None else arena.part(f"joined.{k}")
             batch |= part.read(start + skipped, stop + skipped, own)
         return {name: batch[name] for name in self.schema.names}
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         total: Ints = np.zeros(stop - start, np.int64)
         for part, skipped in zip(self.parts, self._skipped, strict=True):
             sizes = part.sizes(start + skipped, stop + skipped)
@@ -93,8 +94,8 @@ class JoinedSource(Source):
             total += sizes
         return total
 
+    @override
     def rows(self, name: str) -> Ints | None:
-        """Return the rows of a ragged field in every sample; see `Source.rows`."""
         pairs = zip(self.parts, self._skipped, strict=True)
         part, skipped = next(pair for pair in pairs if name in pair[0].schema.names)
         rows = part.rows(name)
@@ -104,12 +105,12 @@ class JoinedSource(Source):
         """Return the files of all."""
         return [path for part in self.parts for path in part.files()]
 
+    @override
     def marks(self) -> tuple[Mark, ...]:
-        """Return what the files were; see `Source.marks`."""
         return tuple(mark for part in self.parts for mark in part.marks())
 
+    @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        """See `Source.part`."""
         found = [
             part.part(start + skipped, stop + skipped)
             for part, skipped in zip(self.parts, self._skipped, strict=True)
@@ -120,13 +121,13 @@ class JoinedSource(Source):
         marks = tuple(mark for opening, _ in found for mark in opening.marks)
         return JoinedOpening(names=self.schema.names, parts=parts, marks=marks), first
 
+    @override
     def confirm(self) -> None:
-        """See `Source.confirm`."""
         for part in self.parts:
             part.confirm()
 
+    @override
     def resident_nbytes(self) -> int:
-        """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
         return sum(part.resident_nbytes() for part in self.parts)
 
     def storage(self) -> dict[str, FieldStorage]:
@@ -138,8 +139,8 @@ class JoinedSource(Source):
         """Return the programs that load sample 0 of each dataset, one after another."""
         return "\n".join(part.loading_code() for part in self.parts)
 
+    @override
     def release(self, first: int) -> None:
-        """See `Source.release`."""
         for part, skipped in zip(self.parts, self._skipped, strict=True):
             part.release(first + skipped)
 

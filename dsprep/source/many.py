@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dsprep import formats
 from dsprep.core.gather import Assembly
@@ -375,8 +376,8 @@ class MultiSource(Source):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @override
     def confirm(self) -> None:
-        """See `Source.confirm`."""
         for i in range(len(self.paths)):
             with self.file(i) as source:
                 source.confirm()
@@ -389,8 +390,9 @@ class MultiSource(Source):
         paths, marks, first = self.paths[some], self.marks()[some], self.first + some.start
         return _opening(self.format, paths, self.options, self.hint, marks, first)
 
+    @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        """See `Source.part`; only the files that hold some of the samples are opened."""
+        # Only the files that hold some of the samples are opened.
         numbers = [i for i, _, _ in self._ranges(start, stop)] or [0]
         opening = self._opening(slice(numbers[0], numbers[-1] + 1))
         return opening, int(self._starts[numbers[0]])
@@ -414,8 +416,8 @@ class MultiSource(Source):
                 start = min(stop, end)
             index += 1
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         ranges = list(self._ranges(start, stop))
         if not ranges:
             return empty_batch(self.schema)
@@ -433,8 +435,8 @@ class MultiSource(Source):
             at += last - first
         return found.batch()
 
+    @override
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         if not self.schema.ragged:
             return super().sizes(start, stop)
         parts = [np.zeros(0, np.int64)]
@@ -446,8 +448,8 @@ class MultiSource(Source):
             parts.append(sizes)
         return np.concatenate(parts)
 
+    @override
     def resident_nbytes(self) -> int:
-        """Return what reading holds in all files that are open at once; see `Source`."""
         files = min(len(self.paths), MAX_OPEN)
         busy = min(files, 1 + RECENT)
         with self.file(0) as source:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Batch, Field, Ints, Schema
 from dsprep.errors import UsageError
@@ -48,26 +49,26 @@ class NumberedSource(Source):
     def __len__(self) -> int:
         return len(self.base)
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         numbers: Array = np.full(stop - start, self.number, np.int64)
         return {**self.base.read(start, stop, arena), self.name: numbers}
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         sizes = self.base.sizes(start, stop)
         return None if sizes is None else sizes + self.schema[self.name].row_nbytes
 
+    @override
     def rows(self, name: str) -> Ints | None:
-        """Return the rows of a ragged field in every sample; see `Source.rows`."""
         return self.base.rows(name)
 
+    @override
     def resident_nbytes(self) -> int:
-        """Return what reading holds besides the samples; see `Source.resident_nbytes`."""
         return self.base.resident_nbytes()
 
+    @override
     def confirm(self) -> None:
-        """See `Source.confirm`."""
         self.base.confirm()
 
     def files(self) -> list[Path]:
@@ -91,8 +92,8 @@ class NumberedSource(Source):
         shown = f"print({self.name!r}, value.dtype, value.shape)"
         return f"{self.base.loading_code()}\nimport numpy as np\n\n{number}\n{shown}\n"
 
+    @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return where every sample is; see `Source.extents`."""
         layout = self.base.extents(progress)
         number = Given(Affine(len(self), self.number))
         return replace(layout, given={**layout.given, self.name: number})

@@ -33,6 +33,7 @@ from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep import executors
 from dsprep.core.gather import LONG, Assembly, take
@@ -212,8 +213,8 @@ class BucketSource(Source):
     def __len__(self) -> int:
         return self._first_pass.samples
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop`` of the new order; see `Source.read`."""
         if start == stop:
             return empty_batch(self.schema)
         found = None
@@ -248,8 +249,8 @@ class BucketSource(Source):
             ]
         )
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         if not self.schema.ragged:
             return super().sizes(start, stop)
         with self._lock:
@@ -604,8 +605,8 @@ class ShuffledSource(DerivedSource):
             raise UsageError("the source is closed")
         return served
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop`` of the new order; see `Source.read`."""
         if start == stop:
             return empty_batch(self.schema)
         if self.how == "direct":
@@ -635,8 +636,9 @@ class ShuffledSource(DerivedSource):
             out[start:stop] = sizes
         return out
 
+    @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        """See `Source.part`; samples that were dealt into buckets are read from those."""
+        # Samples that were dealt into buckets are read from those.
         if self.how != "buckets":
             return super().part(start, stop)
         self.prepare()

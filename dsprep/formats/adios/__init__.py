@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typing_extensions import override
+
 from dsprep.core.packing import digest
 from dsprep.core.schema import Schema
 from dsprep.core.storage import pread_most
@@ -41,8 +43,9 @@ class Adios(Format):
     suffixes = (".bp",)
     open_options = frozenset({"fields", "follow_external", "sample_axis"})
 
+    @override
     def recognises(self, path: Path) -> bool:
-        """See `base.Format.recognises`; also of BP3, which `open` refuses with the way out."""
+        # Also of BP3, which `open` refuses with the way out.
         if path.is_dir():
             index = path / INDEX
             return index.is_file() and _read(index, len(MAGIC), 0) == MAGIC
@@ -63,8 +66,8 @@ class Adios(Format):
         ends = _read(index, FACTS, 0) + _read(index, FACTS, max(0, nbytes - FACTS))
         return Facts({"index": [nbytes, digest(ends)]})
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """See `base.Format.open`."""
         from dsprep.formats.adios.source import AdiosSource
 
         check_options(options, self.open_options, self.name)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Ints, Ragged
 from dsprep.core.storage import Inside
@@ -107,8 +108,8 @@ class AdiosSource(LocatedSource):
         assert not isinstance(column, Ragged)  # its shape is fixed
         return column.astype(np.int64)
 
+    @override
     def loading_code(self) -> str:
-        """Return a program that loads sample 0 with adios2; see `Source.loading_code`."""
         lines = [
             "import adios2",
             "import numpy as np",

@@ -20,6 +20,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from dsprep.core.groups import Grouping
 from dsprep.formats.base import Facts, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.hdf5.guard import signature, superblock
@@ -48,12 +50,13 @@ class Hdf5(WritableFormat):
         finally:
             os.close(fd)
 
+    @override
     def identity(self, path: Path) -> Facts:
-        """Return what the superblock states; see `Format.identity`."""
         return Facts(superblock(path))
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """Open `path`; see `Format.open`. HDF5 keeps all types itself, `hint` is not needed."""
+        # HDF5 keeps all types itself, `hint` is not needed.
         from dsprep.formats.hdf5.source import Hdf5Source
 
         check_options(options, self.open_options, self.name)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Attrs, DType, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
@@ -122,17 +123,17 @@ class Fixed(FieldColumn):
         """See `FieldColumn`."""
         return _chunks(self.dataset)
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
-        """See `FieldColumn.begin`."""
         first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
         return self.rows.begin(first, count, arena, key)
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """See `FieldColumn.sizes`."""
         return np.full(stop - start, self.rows.row_nbytes, np.int64)
 
+    @override
     def locate(self, field: Field, where: str, progress: Progress) -> Column:
-        """See `FieldColumn.locate`."""
         grid = self.rows.grid(progress)
         if grid is None or not field.row_nbytes:
             return Column(None)
@@ -166,21 +167,21 @@ class Member(FieldColumn):
         """See `FieldColumn`."""
         return self._rows
 
+    @override
     def pick(self, values: Values) -> Values:
-        """See `FieldColumn.pick`."""
         found: Any = values
         for name in self.names:
             found = found[name]
         chosen: Array = found
         return chosen
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
-        """See `FieldColumn.begin`."""
         wanted = self._rows.begin(start, stop, arena, key)
         return replace(wanted, done=lambda buffer: self.pick(wanted.done(buffer)))
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """See `FieldColumn.sizes`."""
         return np.full(stop - start, self.field.row_nbytes, np.int64)
 
     def locate(self, field: Field, where: str, progress: Progress) -> Column:
@@ -262,13 +263,13 @@ class Given(FieldColumn):
         self._values, self.field, self.dataset, self.place = values, field, dataset, place
         self.count = len(values)
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
-        """See `FieldColumn.begin`."""
         values = self._values[start:stop]
         return Wanted(0, [], lambda _: values)
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """See `FieldColumn.sizes`."""
         if isinstance(self._values, Ragged):
             sizes: Ints = self._values.lengths[start:stop] * self.field.row_nbytes
             return sizes
@@ -312,8 +313,8 @@ class Indexed(FieldColumn):
         """See `FieldColumn`."""
         return _chunks(self.dataset) + self.count
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
-        """See `FieldColumn.begin`."""
         found = locate(self.route.tables, self.rows.count, start, stop)
         wanted = self.rows.begin(found.lows, found.highs - found.lows, arena, key)
 
@@ -332,8 +333,8 @@ class Indexed(FieldColumn):
         sizes: Ints = np.diff(offsets) * self.rows.row_nbytes
         return sizes
 
+    @override
     def locate(self, field: Field, where: str, progress: Progress) -> Column:
-        """See `FieldColumn.locate`."""
         if self.route.rebase is not None:
             raise Unlocated(
                 "it counts rows of another dataset, and is made to begin at 0 in each sample"
@@ -453,8 +454,9 @@ class Sequences(FieldColumn):
         self._width = 0
         self._lock = threading.Lock()
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
-        """See `FieldColumn.begin`; what only the library could find is refused, as is damage."""
+        # What only the library could find is refused, as is damage.
         from h5py import h5t
 
         where = f"{self._where}, samples {start} to {stop - 1}"
@@ -482,8 +484,8 @@ class Sequences(FieldColumn):
         column = Ragged.from_lengths(values.view(self._dtype), lengths, self.held.kind)
         return Wanted(0, [], lambda _: column)
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """See `FieldColumn.sizes`."""
         rows = None if self.whole else self._descriptors(start, stop)
         if rows is None:
             return None
@@ -677,9 +679,9 @@ class PerGroup(FieldColumn):
         """See `FieldColumn`."""
         return self.count
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
-        """See `FieldColumn.begin`; one dataset is read after another."""
-
+        # One dataset is read after another.
         def rows(i: int) -> Array:
             column = fetch({key: self._part(i).begin(0, 1, None, key)}, None)[key]
             values: Array = column.values if isinstance(column, Ragged) else column[0]
@@ -698,8 +700,8 @@ class PerGroup(FieldColumn):
             values = Ragged.from_lengths(joined, lengths, self.field.kind)
         return Wanted(0, [], lambda _: values)
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """See `FieldColumn.sizes`."""
         if self.held.vlen:
             return None
         rows = self._shapes[start:stop, 0] if self._differ else np.ones(stop - start, np.int64)

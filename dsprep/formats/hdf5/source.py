@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, DType, Field, Ints, Schema, encode_dtype
 from dsprep.formats.base import Source
@@ -67,8 +68,8 @@ class Hdf5Source(Source):
     def __len__(self) -> int:
         return self._count
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         columns: dict[str, Wanted] = {}
         read_as: dict[FieldColumn, str] = {}  # members of a table are read as its rows, once
         for name, (column, _) in self._columns.items():
@@ -107,8 +108,8 @@ class Hdf5Source(Source):
                 name: _storage(column, self._count) for name, (column, _) in self._columns.items()
             }
 
+    @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """Return where every sample is; see `Source.extents`."""
         total, done = sum(column.steps for column, _ in self._columns.values()), 0
 
         def step(steps: int) -> None:

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.checksums import CRC32C, combine, crc32c, pwrite_crc32c, read_crc32c
 from dsprep.core.groups import seam
@@ -127,8 +128,9 @@ class PlacedWriter(Writer):
         if self._sums is not None and self._regular:
             self._sums.add(group, piece.samples, segments)
 
+    @override
     def skip(self, stop: int) -> int:
-        """See `Writer.skip`: all offsets are known."""
+        # All offsets are known.
         file = self._file
         samples = file.grouping if file.grouped else file.count
         return seam(stop, samples, [part.row_nbytes for part in file.parts])
@@ -146,12 +148,13 @@ class PlacedWriter(Writer):
         """Make what has been written durable."""
         sync(self._fd, data=True)
 
+    @override
     def start_sync(self) -> None:
-        """See `Writer.start_sync`."""
         start_sync(self._fd)
 
+    @override
     def finish(self) -> None:
-        """See `Writer.finish`; the file has been complete since the last piece."""
+        # The file has been complete since the last piece.
         if self.durable:
             sync(self._fd)
         if self._sums is not None:

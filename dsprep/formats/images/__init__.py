@@ -21,6 +21,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from typing_extensions import override
+
 from dsprep.core.schema import Schema
 from dsprep.errors import SchemaError
 from dsprep.formats.base import Facts, Format, Settled, Source
@@ -36,8 +38,8 @@ class Images(Format):
     infers = True
     named_only = True
 
+    @override
     def recognises(self, path: Path) -> bool:
-        """See `base.Format.recognises`."""
         from dsprep.formats.images.recognise import is_image_folder
 
         return path.is_dir() and is_image_folder(path)
@@ -48,17 +50,18 @@ class Images(Format):
 
         return Facts(facts(path))
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """See `base.Format.open`."""
         from dsprep.formats.images.source import ImageSource
 
         check_options(options, self.open_options, self.name)
         return ImageSource(path, options)
 
+    @override
     def settle(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
     ) -> Settled | None:
-        """See `base.Format.settle`; folders with other classes are not one dataset."""
+        # Folders with other classes are not one dataset.
         found = [f.attrs["classes"] for s in schemas for f in s if "classes" in f.attrs]
         for other in found[1:]:
             if other != found[0]:

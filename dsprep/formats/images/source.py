@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.marks import changed
 from dsprep.core.schema import Attrs, Field, Ints
@@ -63,8 +64,8 @@ class ImageSource(LocatedSource):
             raise changed(file.path, (*file.status[:3], self._newest), file.status)
         return file
 
+    @override
     def loading_code(self) -> str:
-        """Return a program that reads sample 0; see `Source.loading_code`."""
         sample = self[0]
         lines = ["from pathlib import Path", "", f"root = Path({str(self.path.absolute())!r})"]
         lines += ["sample = {"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.schema import Ints, Schema
@@ -57,10 +58,10 @@ class Lmdb(WritableFormat):
         with data_file(path).open("rb") as file:
             return looks_like(pread_most(file.fileno(), 32, 0))
 
+    @override
     def settle(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
     ) -> Settled | None:
-        """Return options by which all files have the keys if one has; see `Format.settle`."""
         schema = schemas[0]
         for other in schemas[1:]:
             more, less = (schema, other) if len(schema) > len(other) else (other, schema)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.pread import packed
 from dsprep.core.schema import Ints, Schema
@@ -218,8 +219,8 @@ class LmdbGroupSource(RecordsSource):
             for _, f in self._fields
         }
 
+    @override
     def loading_code(self) -> str:
-        """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""
         capacity = int(self._capacities[0])
         return group_loading_code(
             self.records.file.path, self._database, self._packing, capacity, self.records.key(0)

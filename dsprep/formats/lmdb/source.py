@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
@@ -409,8 +410,8 @@ class LmdbSource(RecordsSource):
         found = replace(found, access=access)
         return {f.name: key if p == self.key else found for p, f in self._fields}
 
+    @override
     def loading_code(self) -> str:
-        """Return a py-lmdb program that loads sample 0; see `Source.loading_code`."""
         file, database = self.records.file.path, self._options.database
         if self.families:
             keys = {

@@ -30,6 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.checksums import read_crc32c
 from dsprep.core.groups import Grouping, even, seam
@@ -369,8 +370,9 @@ class LmdbWriter(RecordWriter):
             sync_directory(self.path.parent)
         self.close()
 
+    @override
     def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
-        """See `RecordWriter.group_ranges`: the tree is read again."""
+        # The tree is read again.
         with closing(Records(self.path, file.path, OpenOptions())) as records:
             found = records.found()
         if self._packing is None:

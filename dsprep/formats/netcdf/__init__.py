@@ -15,6 +15,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from dsprep.core.storage import pread_most
 from dsprep.formats.base import Facts, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
@@ -41,8 +43,9 @@ class NetCdf(Format):
         head = _head(path, 12)
         return Facts({"version": head[3:4].hex(), "records": head[4:].hex()})
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """Open `path`; see `Format.open`. Files keep all types themselves, `hint` is not needed."""
+        # Files keep all types themselves, `hint` is not needed.
         from dsprep.formats.netcdf.source import NetCdfSource
 
         check_options(options, self.open_options, self.name)

@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from dsprep.core.schema import Field, Schema
 from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, SchemaError
@@ -59,8 +61,8 @@ class Numpy(Format):
             return False
         return bool(names) and all(name.endswith(arrays.SUFFIX) for name in names)
 
+    @override
     def identity(self, path: Path) -> Facts:
-        """Return the checksums of the members of a ZIP file; see `base.Format.identity`."""
         from dsprep.formats.npy import archive
 
         if path.is_dir():
@@ -69,8 +71,9 @@ class Numpy(Format):
             zipped = pread_most(file.fileno(), 2, 0) == b"PK"
         return Facts({}, partial(archive.checksums, path)) if zipped else Facts()
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """See `base.Format.open`; `hint` names the array of a file, and says what varies."""
+        # `hint` names the array of a file, and says what varies.
         from dsprep.formats.npy.source import NumpySource
 
         check_options(options, self.open_options, self.name)

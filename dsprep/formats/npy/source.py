@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from typing_extensions import override
+
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema, show_shape
 from dsprep.core.storage import Inside, pread_most
 from dsprep.errors import FormatError, SchemaError, UsageError
@@ -82,8 +84,8 @@ class NumpySource(LocatedSource):
     def _open(self, path: str) -> File:
         return self._file or self._files.get(0, path, lambda _: self.path)
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         if self._unproved and stop > start and self._file is not None:
             self._prove(self._file)
         return super().read(start, stop, arena)

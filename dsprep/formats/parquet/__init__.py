@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from dsprep.core.schema import Schema
 from dsprep.core.storage import pread_most
 from dsprep.formats.base import Format, Settled, Source
@@ -42,8 +44,9 @@ class Parquet(Format):
         with path.open("rb") as file:
             return pread_most(file.fileno(), len(MAGIC), 0) in (MAGIC, ENCRYPTED)
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """See `base.Format.open`; `hint` says of which type fields are that the path gives."""
+        # `hint` says of which type fields are that the path gives.
         from dsprep.formats.parquet.source import ParquetSource
 
         check_options(options, self.open_options, self.name)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dsprep.core.schema import (
     Arena,
@@ -259,8 +260,8 @@ class ParquetSource(Source):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         parts = [self._part(*some) for some in self._ranges(start, stop)]
         self._file.check_same()
         if not parts:
@@ -315,8 +316,9 @@ class ParquetSource(Source):
         """Return the bytes of the row groups that are kept decoded."""
         return self._costs.kept()
 
+    @override
     def idle_nbytes(self) -> int:
-        """See `Source.idle_nbytes`: little is kept."""
+        # Little is kept.
         return 0 if self._costs.much() else self._costs.kept()
 
     def rest(self) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema
 from dsprep.core.storage import pread_most
@@ -42,8 +44,8 @@ class TFRecord(WritableFormat):
             found = holds_records(pread_most(file.fileno(), 1024, 0))
         return path.name.lower().endswith(self.suffixes) if found is None else found
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """Open one file for reading; see `Format.open`."""
         from dsprep.formats.tfrecord.source import TFRecordSource
 
         return TFRecordSource(path, options, hint)
@@ -104,6 +106,7 @@ class TFRecord(WritableFormat):
             layout=extents.layout_of(arranged, samples),
         )
 
+    @override
     def create(
         self,
         path: Path,
@@ -112,7 +115,6 @@ class TFRecord(WritableFormat):
         options: WriteOptions,
         state: State | None,
     ) -> Writer:
-        """Start a file or continue one; see `Format.create`."""
         from dsprep.formats.tfrecord.writer import TFRecordWriter
 
         return TFRecordWriter(path, schema, samples, options, state)

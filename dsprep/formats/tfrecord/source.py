@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch
 from dsprep.errors import FormatError, UnsupportedError
@@ -237,8 +238,8 @@ class TFRecordSource(Source):
             return found
         return {n: replace(x, storage=f"{x.storage}, {types[n]}") for n, x in found.items()}
 
+    @override
     def loading_code(self) -> str:
-        """Return a tf.data program; see `Source.loading_code`."""
         return loading_code(self.path, self._codec, self._features, self._opaque)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping, seam
@@ -117,8 +118,9 @@ class TFRecordWriter(RecordWriter):
             self._ends[g] = end
         self._end = end
 
+    @override
     def skip(self, stop: int) -> int | None:
-        """See `Writer.skip`: the offsets of records of one size are known."""
+        # The offsets of records of one size are known.
         arrangement, grouping = self._arrangement, self.grouping
         if not arrangement.fixed:
             return None
@@ -159,8 +161,9 @@ class TFRecordWriter(RecordWriter):
             sync(self.fd)
         self.close()
 
+    @override
     def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
-        """See `RecordWriter.group_ranges`; those of an earlier run are found in the file."""
+        # Those of an earlier run are found in the file.
         if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
             return self._begins, self._ends
         arrangement, places = self._arrangement, np.zeros(len(edges), np.int64)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from dsprep.core.schema import Schema
 from dsprep.core.storage import pread_most
 from dsprep.formats.base import Format, Source
@@ -31,8 +33,8 @@ class WebDataset(Format):
         with path.open("rb") as file:
             return is_header(pread_most(file.fileno(), BLOCK, 0))
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """Open one archive for reading; see `Format.open`."""
         from dsprep.formats.webdataset.source import WebDatasetSource
 
         return WebDatasetSource(path, options)

@@ -20,6 +20,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from typing_extensions import override
+
 from dsprep.core.checksums import Members
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema, renamed
@@ -51,8 +53,8 @@ class Zarr(WritableFormat):
     open_options = frozenset({"fields", "follow_external", "sample_axis"})
     write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard"})
 
+    @override
     def recognises(self, path: Path) -> bool:
-        """See `base.Format.recognises`."""
         try:
             if path.is_dir():
                 return any((path / marker).is_file() for marker in MARKERS)
@@ -73,13 +75,14 @@ class Zarr(WritableFormat):
 
         return Facts(facts(path), partial(_members, path))
 
+    @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        """See `base.Format.open`."""
         from dsprep.formats.zarr.source import ZarrSource
 
         check_options(options, self.open_options, self.name)
         return ZarrSource(path, options)
 
+    @override
     def plan(
         self,
         schema: Schema,
@@ -88,7 +91,7 @@ class Zarr(WritableFormat):
         payload: int = 0,
         name: str = "",
     ) -> WritePlan:
-        """See `base.Format.plan`; what is compressed is collected until the end."""
+        # What is compressed is collected until the end.
         from dsprep.formats.zarr.group_plan import report
 
         check_options(options, self.write_options, self.name)

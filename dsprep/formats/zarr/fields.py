@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dsprep.core.filters import COMPRESSORS, unpack
 from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged, dtype_code
@@ -134,16 +135,16 @@ class Fixed(Reading):
                 fix="--sample-axis first takes the first axis as samples",
             )
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
-        """See `Reading.begin`."""
         field, (array,) = self.field, self.arrays
         first, count = (self._lines * np.array([n]) for n in (start, stop - start))
         rows = array.begin(first, count, arena, f"read.{field.name}")
         shape = (stop - start, *field.inner)
         return replace(rows, done=lambda held: view(rows.done(held), field.dtype, shape))
 
+    @override
     def located(self, field: Field, count: int, step: Step) -> Located:
-        """See `Reading.located`."""
         if not count or not field.row_nbytes:
             return Located(None)
         return self.arrays[0].column(step, self._lines)
@@ -205,8 +206,8 @@ class Parts(Reading):
             )
         return first[: stop - start], (ends - first)[: stop - start]
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
-        """See `Reading.begin`."""
         field = self.field
         first, count = self.rows(start, stop)
         rows = self._values.begin(first, count, arena, f"read.{field.name}")
@@ -218,8 +219,9 @@ class Parts(Reading):
 
         return replace(rows, done=column)
 
+    @override
     def located(self, field: Field, count: int, step: Step) -> Located:
-        """See `Reading.located`: rows of values, which may become samples of another type."""
+        # Rows of values, which may become samples of another type.
         for array in self.arrays:
             array.forget()
         firsts, counts = np.zeros((2, self.count), np.int64)
@@ -238,8 +240,8 @@ class Parts(Reading):
             grid = grid and _regrouped(grid, nbytes)
         return Located(grid, 1, Explicit(firsts), Explicit(counts))
 
+    @override
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        """See `Reading.sizes`."""
         sizes: Ints = self.rows(start, stop)[1] * self.field.row_nbytes
         return sizes
 
@@ -260,12 +262,12 @@ class Elements(Reading):
         self.arrays = (array,)
         self._block: LastBlock[list[Any] | None] = LastBlock()
 
+    @override
     def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
-        """See `Reading.begin`."""
         return Wanted(0, [], lambda _: self._read(start, stop))
 
+    @override
     def located(self, field: Field, count: int, step: Step) -> Located:
-        """See `Reading.located`."""
         raise Unlocated("only zarr reads elements of varying length")
 
     def _read(self, start: int, stop: int) -> Column:

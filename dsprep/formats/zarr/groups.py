@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.checksums import CRC32
 from dsprep.core.groups import Grouping
@@ -101,8 +102,8 @@ class GroupStore(StoreWriter):
 
     # --- files ---------------------------------------------------------------------------------
 
+    @override
     def slot(self, number: int, file: int) -> tuple[Path, int]:
-        """See `StoreWriter.slot`."""
         if self.grid.zipped:
             return self.root, int(self.grid.beside[number][file])
         return super().slot(number, file)
@@ -139,12 +140,12 @@ class GroupStore(StoreWriter):
 
     # --- durability ----------------------------------------------------------------------------
 
+    @override
     def checkpoint(self) -> State:
-        """See `base.Writer.checkpoint`."""
         return {"samples": self.samples, "shared": self.shared}
 
+    @override
     def finish(self) -> None:
-        """See `base.Writer.finish`."""
         self.complete_groups()
         if self.grid.zipped:
             self._finish_zip()
@@ -208,8 +209,9 @@ class GroupStore(StoreWriter):
 
     # --- groups --------------------------------------------------------------------------------
 
+    @override
     def groups(self) -> Groups:
-        """See `base.Writer.groups`: track 0."""
+        # Track 0.
         path, files = "", None
         starts = lengths = np.zeros(self.grouping.count, np.int64)
         if self.grid.tracks:

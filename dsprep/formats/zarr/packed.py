@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.checksums import CRC32, CRC32C
 from dsprep.core.groups import Grouping, round_up
@@ -75,8 +76,8 @@ class PackedGroups(GroupStore):
 
     # --- pieces --------------------------------------------------------------------------------
 
+    @override
     def encode(self, batch: Batch, start: int, arena: Arena) -> PackedPiece:
-        """See `base.Writer.encode`."""
         plain = super().encode(batch, start, arena)
         piece = PackedPiece(start, plain.count, group=self.grouping.of(start))
         if not piece.count:
@@ -114,8 +115,9 @@ class PackedGroups(GroupStore):
         self.chunks[number][2, chunk] = crc
         return local_header(self.key(number, chunk), len(data), crc)
 
+    @override
     def reserve(self, piece: PackedPiece) -> None:
-        """See `base.Writer.reserve`: behind the group before."""
+        # Behind the group before.
         for i, (parts, head) in enumerate(zip(piece.parts, piece.heads, strict=True)):
             track = self.grid.tracks[i]
             if not self.grid.zipped and piece.group % track.groups == 0:
@@ -135,8 +137,8 @@ class PackedGroups(GroupStore):
                         next(chunks)  # the header of the next one, or the end
         self.samples = piece.start + piece.count
 
+    @override
     def write(self, piece: PackedPiece) -> None:
-        """See `base.Writer.write`."""
         if not piece.count:
             return
         for number, rows in piece.rows.items():
@@ -187,10 +189,10 @@ class PackedGroups(GroupStore):
 
     # --- durability ----------------------------------------------------------------------------
 
+    @override
     def checkpoint(self) -> State:
-        """See `base.Writer.checkpoint`."""
         return {**super().checkpoint(), "ending": [list(pair) for pair in self._ending]}
 
+    @override
     def clean(self) -> None:
-        """See `base.Writer.clean`."""
         remove(self._index)

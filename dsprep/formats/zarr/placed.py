@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
 from dsprep.core.groups import Grouping, seam
@@ -92,8 +93,9 @@ class PlacedGroups(GroupStore):
 
     # --- pieces --------------------------------------------------------------------------------
 
+    @override
     def reserve(self, piece: Piece) -> None:
-        """See `base.Writer.reserve`: values follow those of the same group."""
+        # Values follow those of the same group.
         group = self.grouping.of(piece.start)
         begins = piece.start == int(self.grouping.edges[group])
         for name, counts in piece.counts.items():
@@ -113,13 +115,15 @@ class PlacedGroups(GroupStore):
     def _capacity(self, name: str) -> int:
         return int(np.max(self.grouping.rows[name]))
 
+    @override
     def skip(self, stop: int) -> int:
-        """See `base.Writer.skip`: all offsets are known."""
+        # All offsets are known.
         self.samples, self.shared = seam(stop, self.grouping, []), True
         return self.samples
 
+    @override
     def report(self) -> State:
-        """See `base.Writer.report`: the sums of groups, and of members of a ZIP file."""
+        # The sums of groups, and of members of a ZIP file.
         groups = np.flatnonzero(self._summed)
         members = [
             (cell.array, cell.chunk, int(self.chunks[cell.array][2, cell.chunk]))
@@ -128,19 +132,19 @@ class PlacedGroups(GroupStore):
         ]
         return {"sums": [groups.tolist(), self.crcs[groups].tolist()], "members": members}
 
+    @override
     def adopt(self, report: State) -> None:
-        """See `base.Writer.adopt`."""
         groups, crcs = np.array(report["sums"], np.int64)
         self.crcs[groups], self._summed[groups] = crcs, True
         for number, chunk, crc32 in report["members"]:
             self.chunks[number][2, chunk] = crc32
 
+    @override
     def checkpoint(self) -> State:
-        """See `base.Writer.checkpoint`."""
         return {**super().checkpoint(), "rows": dict(self._rows)}
 
+    @override
     def write(self, piece: Piece) -> None:
-        """See `base.Writer.write`."""
         if not piece.count:
             return
         group = self.grouping.of(piece.start)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Attrs, Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
@@ -127,8 +128,8 @@ class ZarrSource(Source):
     def __len__(self) -> int:
         return self._count
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """See `Source.read`."""
         try:
             wanted = {f.name: r.begin(start, stop, arena) for f, r in self._columns}
             found = fetch(wanted, arena)
@@ -144,8 +145,8 @@ class ZarrSource(Source):
                 array.release()
         return {f.name: retype(found[f.name], f, self.path, start) for f, _ in self._columns}
 
+    @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        """See `Source.extents`."""
         total = sum(r.arrays[0].meta.files() for _, r in self._columns)
         done = 0
 
@@ -166,8 +167,8 @@ class ZarrSource(Source):
             step(upto - done)
         return FileLayout(len(self), columns=found, unlocated=unlocated)
 
+    @override
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        """See `Source.sizes`."""
         total = np.zeros(stop - start, np.int64)
         for _, reading in self._columns:
             part = reading.sizes(start, stop)
@@ -185,16 +186,16 @@ class ZarrSource(Source):
             return 0
         return sum(a.resident_nbytes() for _, reading in self._columns for a in reading.arrays)
 
+    @override
     def storage(self) -> dict[str, FieldStorage]:
-        """See `Source.storage`."""
         return {field.name: reading.storage() for field, reading in self._columns}
 
+    @override
     def loading_code(self) -> str:
-        """See `Source.loading_code`."""
         return program(self.path, [(f, r) for f, r in self._columns])
 
+    @override
     def close(self) -> None:
-        """See `Source.close`."""
         self._store.close()
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.checksums import Members, check_member, read_crc32
 from dsprep.core.marks import status
@@ -155,21 +156,21 @@ class Directory(Store):
         self._inside = Inside(path, follow)
         self._files = Files(self._inside, most=KEPT)
 
+    @override
     def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
-        """See `Store.document`."""
         with self.chunk(key) as found:
             if found is None:
                 return None
             check_nbytes(found.nbytes, most, found.where)
             return pread_exact(found.fd, found.nbytes, 0, found.where)
 
+    @override
     def children(self, group: str) -> list[str]:
-        """See `Store.children`."""
         with os.scandir(self.path / group) as entries:
             return sorted(e.name for e in entries if e.is_dir())
 
+    @override
     def nbytes(self, node: str) -> int:
-        """See `Store.nbytes`."""
         total, todo = 0, [str(self.path / node)]
         while todo:
             with os.scandir(todo.pop()) as entries:
@@ -180,8 +181,8 @@ class Directory(Store):
                         total += entry.stat().st_size
         return total
 
+    @override
     def extent(self, key: str) -> tuple[int, int] | None:
-        """See `Store.extent`."""
         try:
             facts = (self.path / key).stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -191,13 +192,14 @@ class Directory(Store):
         self._files.recognise(0, key, self.path / key, status(facts))
         return 0, facts.st_size
 
+    @override
     def recognise(self, keys: Iterable[str]) -> None:
-        """See `Store.recognise`."""
         for key in keys:
             self.extent(key)
 
+    @override
     def count_missing(self, keys: Iterable[str]) -> int:
-        """See `Store.count_missing`: every directory is listed once."""
+        # Every directory is listed once.
         listed: dict[str, set[str]] = {}
         missing = 0
         for key in keys:
@@ -248,8 +250,8 @@ class Directory(Store):
         linked.add(target)
 
     @contextmanager
+    @override
     def chunk(self, key: str) -> Iterator[Chunk | None]:
-        """See `Store.chunk`."""
         path = f"{self.path}/{key}"
         try:  # without O_NONBLOCK, opening a pipe would wait for a writer
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -271,19 +273,19 @@ class Directory(Store):
         finally:
             let_go(fd)
 
+    @override
     def open(self, path: str) -> File:
-        """See `Store.open`."""
         return self._files.get(0, path, lambda _: self.path)
 
+    @override
     def library(self) -> tuple[Any, str]:
-        """See `Store.library`."""
         from zarr.storage import LocalStore
 
         self._inside.check_tree(self.path)
         return LocalStore(self.path, read_only=True), ""
 
+    @override
     def close(self) -> None:
-        """See `Store.close`."""
         self._files.close()
 
 
@@ -326,8 +328,8 @@ class Zip(Store):
                     fix="unpack the ZIP file",
                 )
 
+    @override
     def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
-        """See `Store.document`."""
         info = self._zip.NameToInfo.get(join(self._root, key))
         if info is None:
             return None
@@ -338,15 +340,15 @@ class Zip(Store):
         except ZIP_ERRORS as error:
             raise FormatError(f"the ZIP member is damaged: {error}", where=where) from error
 
+    @override
     def children(self, group: str) -> list[str]:
-        """See `Store.children`."""
         prefix = join(self._root, group)
         prefix = prefix and prefix + "/"
         below = (n[len(prefix) :] for n in self._zip.NameToInfo if n.startswith(prefix))
         return sorted({n.partition("/")[0] for n in below if "/" in n} - {""})
 
+    @override
     def nbytes(self, node: str) -> int:
-        """See `Store.nbytes`."""
         prefix = join(self._root, node)
         prefix = prefix and prefix + "/"
         return sum(
@@ -356,8 +358,8 @@ class Zip(Store):
             and info.filename.rpartition("/")[2] not in DOCUMENTS
         )
 
+    @override
     def extent(self, key: str) -> tuple[int, int] | None:
-        """See `Store.extent`."""
         info = self._zip.NameToInfo.get(join(self._root, key))
         return None if info is None else self._extent(info)
 
@@ -374,8 +376,8 @@ class Zip(Store):
             )
         return start, info.file_size
 
+    @override
     def count_missing(self, keys: Iterable[str]) -> int:
-        """See `Store.count_missing`."""
         return sum(not self.has(key) for key in keys)
 
     def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
@@ -394,8 +396,8 @@ class Zip(Store):
             yield name[len(prefix) :], *self._extent(info)
 
     @contextmanager
+    @override
     def chunk(self, key: str) -> Iterator[Chunk | None]:
-        """See `Store.chunk`."""
         info = self._zip.NameToInfo.get(join(self._root, key))
         if info is None or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             yield None
@@ -405,16 +407,17 @@ class Zip(Store):
         nbytes = max(0, min(info.file_size, self._size - start))
         yield Chunk(self._file.fileno(), start, nbytes, where)
 
+    @override
     def recognise(self, keys: Iterable[str]) -> None:
-        """See `Store.recognise`."""
         self._whole.check_same()
 
+    @override
     def open(self, path: str) -> File:
-        """See `Store.open`."""
         return self._whole
 
+    @override
     def prove(self, keys: Iterable[str]) -> None:
-        """See `Store.prove`: the CRC-32 of the member."""
+        # The CRC-32 of the member.
         for key in keys:
             name = join(self._root, key)
             info = self._zip.NameToInfo.get(name)
@@ -452,16 +455,16 @@ class Zip(Store):
         start = self._starts[info.filename] = begin(self._file.fileno(), info, where)
         return start
 
+    @override
     def library(self) -> tuple[Any, str]:
-        """See `Store.library`."""
         from zarr.storage import ZipStore
 
         if self._library is None:
             self._library = ZipStore(self.path, mode="r")
         return self._library, self._root
 
+    @override
     def close(self) -> None:
-        """See `Store.close`."""
         if self._library is not None and self._library._is_open:
             self._library.close()
         self._zip.close()

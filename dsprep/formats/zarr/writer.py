@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.groups import seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, without_padding
@@ -178,8 +179,8 @@ class StoreWriter(Writer):
         """Return the key of a file of an array."""
         return self.arrays[number].key(file, self.options.zarr_format)
 
+    @override
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
-        """See `base.Writer.encode`."""
         piece = Piece(start, len(next(iter(batch.values()))))
         for number, plan in enumerate(self.arrays):
             column = batch[plan.field.name]
@@ -245,16 +246,16 @@ class StoreWriter(Writer):
         if self.durable:
             sync_directory(self.root)
 
+    @override
     def start_sync(self) -> None:
-        """See `base.Writer.start_sync`."""
         self.files.start_sync()
 
+    @override
     def sync(self) -> None:
-        """See `base.Writer.sync`."""
         self.files.sync()
 
+    @override
     def close(self) -> None:
-        """See `base.Writer.close`."""
         return
 
 
@@ -284,8 +285,8 @@ class ZarrWriter(StoreWriter):
 
     # --- pieces --------------------------------------------------------------------------------
 
+    @override
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
-        """See `base.Writer.encode`."""
         piece = super().encode(batch, start, arena)
         for number, plan in enumerate(self.arrays):
             if plan.whole:
@@ -295,14 +296,15 @@ class ZarrWriter(StoreWriter):
                     piece.files.append((number, (start + at) // plan.file, chunks))
         return piece
 
+    @override
     def reserve(self, piece: Piece) -> None:
-        """See `base.Writer.reserve`: a piece's values begin where the previous piece's end."""
+        # A piece's values begin where the previous piece's end.
         for name, counts in piece.counts.items():
             piece.first_row[name] = self._rows[name]
             self._rows[name] += int(counts.sum())
 
+    @override
     def write(self, piece: Piece) -> None:
-        """See `base.Writer.write`."""
         if self._complete:
             return
         for number, i, chunks in piece.files:
@@ -332,18 +334,19 @@ class ZarrWriter(StoreWriter):
 
     # --- the end -------------------------------------------------------------------------------
 
+    @override
     def checkpoint(self) -> State:
-        """See `base.Writer.checkpoint`."""
         return {"rows": dict(self._rows), "shared": self._shared}
 
+    @override
     def skip(self, stop: int) -> int | None:
-        """See `base.Writer.skip`: rows of a ragged field are counted as they come."""
+        # Rows of a ragged field are counted as they come.
         self._shared = True
         rows = [plan.row_nbytes for plan in self.arrays]
         return None if self._rows else seam(stop, self._count, rows, self.unit)
 
+    @override
     def finish(self) -> None:
-        """See `base.Writer.finish`."""
         if not self._complete:
             rows = [
                 self._rows[p.field.name] if p.role == "values" else self._count for p in self.arrays
@@ -362,8 +365,9 @@ class ZarrWriter(StoreWriter):
         if self.root != self._path:
             pack(self.root, self._path, self.durable)
 
+    @override
     def clean(self) -> None:
-        """See `base.Writer.clean`: what was packed into a ZIP file is not needed any more."""
+        # What was packed into a ZIP file is not needed any more.
         if self.root != self._path:
             remove(self.root)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Ints
@@ -20,14 +21,14 @@ class Affine(Law):
     def __init__(self, count: int, base: int, stride: int = 0) -> None:
         self.count, self.base, self.stride = count, base, stride
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         out: Ints = indices * self.stride
         out += self.base
         return out
 
+    @override
     def one(self, index: int) -> int:
-        """See `Law.one`."""
         return self.base + index * self.stride
 
     def to_json(self, tables: Tables) -> Any:
@@ -37,17 +38,17 @@ class Affine(Law):
         return {"law": self.name, "base": self.base, "stride": self.stride}
 
     @classmethod
+    @override
     def from_json(
         cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
     ) -> Affine:
-        """See `Law.from_json`."""
         base, stride = integer(json, "base", tables), integer(json, "stride", tables)
         if abs(base) + abs(stride) * max(0, count - 1) > LARGEST:
             raise damaged("an affine law leaves all files", tables, found=json)
         return cls(count, base, stride)
 
+    @override
     def words(self) -> str:
-        """See `Law.words`."""
         return f"{self.base:,} + i * {self.stride:,}" if self.stride else f"{self.base:,}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Ints
@@ -90,8 +91,8 @@ class Unfitted(Law):
         """Not possible: no sidecar has them."""
         raise TypeError("explicit numbers are in no sidecar")
 
+    @override
     def words(self) -> str:
-        """See `Law.words`."""
         return f"{self.count} numbers"
 
 
@@ -102,16 +103,16 @@ class Explicit(Unfitted):
         self.values = values
         self.count = len(values)
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         return self.values[indices]
 
+    @override
     def one(self, index: int) -> int:
-        """See `Law.one`."""
         return int(self.values[index])
 
+    @override
     def span(self, start: int, stop: int) -> Ints:
-        """See `Law.span`."""
         return self.values[start:stop]
 
 
@@ -121,8 +122,8 @@ class Computed(Unfitted):
     def __init__(self, count: int, at: Callable[[Ints], Ints]) -> None:
         self.count, self._at = count, at
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         return self._at(indices)
 
 

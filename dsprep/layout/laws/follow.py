@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Array, Ints
@@ -44,16 +45,16 @@ class Follow(Law):
         self.lengths, self.rest, self.frame, self.align = lengths, rest, frame, align
         self._sums: tuple[Ints, Array] | None = None
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         coarse, fine = self._sums or self._add_up()
         out: Ints = coarse[indices // STEP]
         out += fine[indices]
         out += self.rest.at(indices)
         return out
 
+    @override
     def one(self, index: int) -> int:
-        """See `Law.one`."""
         coarse, fine = self._sums or self._add_up()
         return int(coarse[index // STEP]) + int(fine[index]) + self.rest.one(index)
 
@@ -87,10 +88,10 @@ class Follow(Law):
         return json
 
     @classmethod
+    @override
     def from_json(
         cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
     ) -> Follow:
-        """See `Law.from_json`."""
         if lengths is None or lengths.count != count:
             raise damaged("a law needs the lengths of blocks, of which there are none", tables)
         given = {"frame": 0, "align": 1, **json}
@@ -106,8 +107,8 @@ class Follow(Law):
             raise damaged("a law leaves all files", tables)
         return cls(lengths, laws.parse(json.get("rest"), count, tables), frame, align)
 
+    @override
     def words(self) -> str:
-        """See `Law.words`."""
         between = f" with {self.frame:,} bytes between" if self.frame else ""
         rounded = f" rounded up to {self.align:,}" if self.align > 1 else ""
         return f"one after another{between}{rounded}, from {self.rest.words()} on"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Ints
@@ -32,12 +33,12 @@ class Periodic(Law):
     def __init__(self, count: int, of: Law) -> None:
         self.count, self.period, self.of = count, of.count, of
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         return self.of.at(indices % self.period)
 
+    @override
     def one(self, index: int) -> int:
-        """See `Law.one`."""
         return self.of.one(index % self.period)
 
     def to_json(self, tables: Tables) -> Any:
@@ -45,18 +46,19 @@ class Periodic(Law):
         return {"law": self.name, "period": self.period, "of": self.of.to_json(tables)}
 
     @classmethod
+    @override
     def from_json(
         cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
     ) -> Periodic:
-        """See `Law.from_json`: a period is no longer than all, and not made of periods."""
+        # A period is no longer than all, and not made of periods.
         period = integer(json, "period", tables, 1, max(1, count))
         of = json.get("of")
         if isinstance(of, Mapping) and of.get("law") == cls.name:
             raise damaged("a period is made of periods", tables, found=of)
         return cls(count, laws.parse(of, period, tables))
 
+    @override
     def words(self) -> str:
-        """See `Law.words`."""
         return f"again every {self.period:,}: {self.of.words()}"
 
 

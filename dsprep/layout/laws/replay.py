@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Ints
@@ -68,16 +69,16 @@ class Replay(Law):
         """How many steps the replay takes, see `steps`."""
         return steps(self.shape, self._lengths, self.plan)
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         return self._replayed().at(indices)
 
+    @override
     def one(self, index: int) -> int:
-        """See `Law.one`."""
         return self._replayed().one(index)
 
+    @override
     def span(self, start: int, stop: int) -> Ints:
-        """See `Law.span`."""
         return self._replayed().span(start, stop)
 
     def _replayed(self) -> Law:
@@ -131,10 +132,10 @@ class Replay(Law):
         return {**json, "together": True} if self.together else json
 
     @classmethod
+    @override
     def from_json(
         cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
     ) -> Replay:
-        """See `Law.from_json`."""
         shape = parse(json, count, tables, lengths)
         assert lengths is not None
         commit = json.get("commit")
@@ -151,8 +152,8 @@ class Replay(Law):
             raise damaged("together of a law is wrong", tables, "true for a named one", together)
         return cls(shape, lengths, plan, together)
 
+    @override
     def words(self) -> str:
-        """See `Law.words`."""
         each = {records for _, records in self.plan[:-1]} or {self.plan[0][1]}
         often = f"{each.pop():,}" if len(each) == 1 else "varying numbers of"
         return f"an LMDB tree replayed, a commit every {often} records: {self.shape.words()}"

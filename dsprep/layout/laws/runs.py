@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.packing import Tables, from_varints, to_varints, unzigzag, zigzag
 from dsprep.core.schema import Ints
@@ -36,20 +37,20 @@ class Runs(Law):
         self.first, self.start, self.stride = first, start, stride
         self._base = start - first * stride
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         run = np.searchsorted(self.first, indices, "right") - 1
         out: Ints = indices * self.stride[run]
         out += self._base[run]
         return out
 
+    @override
     def one(self, index: int) -> int:
-        """See `Law.one`."""
         run = int(self.first.searchsorted(index, "right")) - 1
         return int(self._base[run]) + index * int(self.stride[run])
 
+    @override
     def span(self, start: int, stop: int) -> Ints:
-        """See `Law.span`."""
         if start >= stop:
             return np.empty(0, np.int64)
         low, high = np.searchsorted(self.first, [start, stop - 1], "right") - 1
@@ -74,10 +75,10 @@ class Runs(Law):
         return to_varints(rows.reshape(-1))
 
     @classmethod
+    @override
     def from_json(
         cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
     ) -> Runs:
-        """See `Law.from_json`."""
         try:
             numbers = from_varints(tables.get(json.get("data")))
         except ValueError as error:
@@ -101,8 +102,8 @@ class Runs(Law):
             raise damaged("the runs of a law leave all files", tables)
         return cls(count, np.cumsum(counts) - counts, start, stride)
 
+    @override
     def words(self) -> str:
-        """See `Law.words`."""
         return f"{len(self.first):,} affine runs"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.packing import Tables, from_planes, to_planes
 from dsprep.core.schema import Array, Ints
@@ -21,16 +22,16 @@ class Table(Law):
         self.count = len(values)
         self._values: Array = narrow(values)
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         return self._values[indices].astype(np.int64)
 
+    @override
     def one(self, index: int) -> int:
-        """See `Law.one`."""
         return int(self._values[index])
 
+    @override
     def span(self, start: int, stop: int) -> Ints:
-        """See `Law.span`."""
         return self._values[start:stop].astype(np.int64)
 
     def to_json(self, tables: Tables) -> Any:
@@ -42,10 +43,10 @@ class Table(Law):
         return to_planes(self._values.astype(np.int64))
 
     @classmethod
+    @override
     def from_json(
         cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
     ) -> Table:
-        """See `Law.from_json`."""
         try:
             values = from_planes(tables.get(json.get("data")))
         except ValueError as error:
@@ -56,8 +57,8 @@ class Table(Law):
             raise damaged("the table of a law leaves all files", tables)
         return cls(values)
 
+    @override
     def words(self) -> str:
-        """See `Law.words`."""
         if not self.count:
             return "a table of nothing"
         low, high = int(self._values.min()), int(self._values.max())

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Ints
@@ -86,8 +87,8 @@ class Tree(Law):
         pages = np.array([0, *(pages for _, pages in moved)], np.int64)
         self._by = pages * shape.psize
 
+    @override
     def at(self, indices: Ints) -> Ints:
-        """See `Law.at`."""
         out = np.empty(len(indices), np.int64)
         for start in range(0, len(indices), _SLICE):
             some = np.asarray(indices[start : start + _SLICE], np.int64)
@@ -99,8 +100,8 @@ class Tree(Law):
                 part += self._by[np.searchsorted(self._from, some, "right")]
         return out
 
+    @override
     def one(self, index: int) -> int:
-        """See `Law.one`."""
         out: int = (self._one if self.kind == "one" else self._compact)(index, _NUMBERS)
         if self.shape.big:
             out += self._before.one(index)
@@ -168,10 +169,10 @@ class Tree(Law):
         return json
 
     @classmethod
+    @override
     def from_json(
         cls, json: Mapping[str, Any], count: int, tables: Tables, lengths: Law | None
     ) -> Tree:
-        """See `Law.from_json`."""
         kind = json.get("kind")
         if kind not in ("one", "compact"):
             raise damaged("there is no such kind of tree", tables, "one or compact", kind)
@@ -192,8 +193,8 @@ class Tree(Law):
             raise damaged("moved of a law leaves the file", tables, found=given)
         return law
 
+    @override
     def words(self) -> str:
-        """See `Law.words`."""
         how = "written in one transaction" if self.kind == "one" else "copied compactly"
         besides = f", moved at {len(self.moved)} records" if self.moved else ""
         return f"an LMDB tree {how}: {self.shape.words()}{besides}"

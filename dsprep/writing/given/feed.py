@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from typing_extensions import override
+
 from dsprep.core.schema import Arena, Array, Batch, Schema, empty_batch, new_array
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Source
@@ -55,8 +57,8 @@ class FedSource(Source):
     def __len__(self) -> int:
         return self._count
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``, when they are there; see `Source.read`."""
         if start == stop:
             return empty_batch(self.schema)
         request = _Request(

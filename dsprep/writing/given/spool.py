@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.core.storage import pread_into, punch, pwrite_all, write_error
@@ -94,8 +95,8 @@ class Spool(Source):
     def __len__(self) -> int:
         return self._firsts[-1]
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         found: Batch = {}
         for f in self.schema:
             edges = self._edges.get(f.name)
@@ -124,12 +125,12 @@ class Spool(Source):
             pread_into(self._fd, out[done : done + nbytes], offset, f"{self.path}, temporary file")
             done, start, part = done + nbytes, end, part + 1
 
+    @override
     def rows(self, name: str) -> Ints | None:
-        """Return the rows of a ragged field in every sample; see `Source.rows`."""
         return np.diff(self._edges[name])
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         out = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
         for name, edges in self._edges.items():
             out += np.diff(edges[start : stop + 1]) * self.schema[name].row_nbytes

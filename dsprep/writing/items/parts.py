@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.checksums import crc32c, pwrite_crc32c
 from dsprep.core.gather import Assembly
@@ -290,8 +291,8 @@ class PartsSource(Source):
             yield self.path / self._parts[index].name, start - base, min(stop, end) - base
             start, index = min(stop, end), index + 1
 
+    @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        """Return samples ``start <= i < stop``; see `Source.read`."""
         if start == stop:
             return empty_batch(self.schema)
         found = Assembly(self.schema, stop - start, arena, "parts")
@@ -365,8 +366,8 @@ class PartsSource(Source):
                 let_go(fd)
         return out
 
+    @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; see `Source.sizes`."""
         if not self._ragged:
             return super().sizes(start, stop)
         out = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
@@ -374,8 +375,9 @@ class PartsSource(Source):
             out += rows * f.row_nbytes
         return out
 
+    @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        """See `Source.part`; only the parts that hold some of the samples are opened."""
+        # Only the parts that hold some of the samples are opened.
         first = max(0, min(bisect_right(self._starts, start), len(self._parts)) - 1)
         last = bisect_right(self._starts, max(start, stop - 1))
         opening = PartsOpening(
