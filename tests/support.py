@@ -246,3 +246,9 @@ def epochs(reader: Any, count: int | None = None) -> Iterator[Any]:
     """Batches of so many epochs of a reader, one loop after another; None: without end."""
     for _ in itertools.count() if count is None else range(count):
         yield from reader
+
+
+def commands_of(group):
+    """All commands of a group of the command line, loaded, by name; none of a plain command."""
+    names = group.list_commands(None) if hasattr(group, "list_commands") else ()
+    return {name: group.get_command(None, name) for name in names}

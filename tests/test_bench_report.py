@@ -20,7 +20,7 @@ from dsprep.bench.report import answer as answers
 from dsprep.bench.report import comparing, model, page, sweeping, tables
 from dsprep.bench.report.model import COLUMNS, MEASURES, BenchReport, Measure, Point, Row, Sweep
 from dsprep.bench.strategies import SETS, STRATEGIES
-from dsprep.cli.bench import app as bench
+from dsprep.cli import app as dsprep_app
 from dsprep.cli.bench import output
 from dsprep.errors import FormatError, UsageError
 from dsprep.writing.plan import parse_nbytes
@@ -147,7 +147,7 @@ def full():
 
 @pytest.fixture
 def app():
-    return lambda *args: CliRunner().invoke(bench, ["compare", *map(str, args)])
+    return lambda *args: CliRunner().invoke(dsprep_app, ["bench", "compare", *map(str, args)])
 
 
 def saved(path, one):

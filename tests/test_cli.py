@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from oracles import SUFFIX
+from support import commands_of
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -610,8 +611,8 @@ def test_the_program_itself(train, tmp_path):
 
 
 def test_messages_name_options_that_exist():
-    top = get_command(app).commands.values()
-    commands = [c for command in top for c in getattr(command, "commands", {"": command}).values()]
+    top = commands_of(get_command(app)).values()
+    commands = [c for command in top for c in commands_of(command).values() or [command]]
     known = {o for c in commands for p in c.params for o in (*p.opts, *p.secondary_opts)}
     known |= {"--help", "--version"}
     known |= {"--yaml", "--reflink", "--parents", "--sort"}  # of lfs, cp and tar

@@ -14,6 +14,7 @@ import lmdb
 import numpy as np
 import pytest
 from oracles import SUFFIX
+from support import commands_of
 from test_bench_report import hostile
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -128,8 +129,8 @@ def evil(tmp_path_factory):
 
 
 def test_every_command_is_tried():
-    top = get_command(app).commands
-    groups = {name: command.commands for name, command in top.items() if name in GROUPS}
+    top = commands_of(get_command(app))
+    groups = {name: commands_of(command) for name, command in top.items() if name in GROUPS}
     found = {f"{group} {n}" for group, inside in groups.items() for n in inside}
     assert found | set(top) - set(groups) == set(COMMANDS)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -20,14 +22,19 @@ from dsprep.layout.laws import LAWS
 from dsprep.synth import names as synth_names
 
 TOP = get_command(app)
-COMMANDS = {
-    **{n: c for n, c in TOP.commands.items() if not hasattr(c, "commands")},
-    **{
-        f"{group} {n}": c
-        for group, of in TOP.commands.items()
-        for n, c in getattr(of, "commands", {}).items()
-    },
-}
+
+
+def load(group, prefix=""):
+    """Yield all commands of a group, and the groups themselves, by name."""
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        yield f"{prefix}{name}", command, group.available[name].summary
+        if hasattr(command, "available"):
+            yield from load(command, f"{name} ")
+
+
+LOADED = list(load(TOP))
+COMMANDS = {name: command for name, command, _ in LOADED if not hasattr(command, "available")}
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +71,25 @@ def test_options_of_one_format_have_a_page_of_their_own(format):
 
 def test_only_the_names_of_formats_have_a_page():
     assert "Options for" not in run("repack", "--help", "and").out
+
+
+@pytest.mark.parametrize(("name", "command", "summary"), LOADED, ids=[n for n, *_ in LOADED])
+def test_a_group_says_of_a_command_what_its_own_page_says(name, command, summary):
+    assert summary == " ".join(command.help.split("\n\n")[0].split())
+
+
+def test_pydantic_is_imported_for_mistakes_alone(train):
+    code = f"""
+import sys
+from dsprep.cli import app
+try:
+    app(["inspect", {str(train)!r}, "--field", "x", "--memory", "1GiB", "--sample-axis", "first"])
+except SystemExit as left:
+    assert not left.code
+print("pydantic" in sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["False"]
 
 
 def test_no_arguments_are_answered_by_help():

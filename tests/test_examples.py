@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 import pytest
 import typer
+from support import commands_of
 
 import dsprep
 from dsprep.cli import app
@@ -206,7 +207,7 @@ PAGES = [README, *sorted(FOLDER.glob("*.md")), *sorted(FOLDER.parent.glob("tests
 
 def options(command, name=()):
     """Yield each command of dsprep with its options."""
-    for word, below in getattr(command, "commands", {}).items():
+    for word, below in commands_of(command).items():
         yield from options(below, (*name, word))
     yield name, {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
 

@@ -1,6 +1,7 @@
 """The command line: one file per command, each of which parses, makes one library call, prints.
 
-Only this package prints. Nothing heavy is imported before a command runs.
+Only this package prints. A command is imported when it runs: `--version` and the first page of
+help load none.
 """
 
 from __future__ import annotations
@@ -9,31 +10,67 @@ import io
 import os
 import sys
 import warnings
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 import typer
 
 from dsprep import __version__
-from dsprep.cli import (
-    audit,
-    bench,
-    convert,
-    demo,
-    inspect,
-    provenance,
-    repack,
-    synth,
-    tiers,
-    verify,
-)
-from dsprep.cli.options import register
 from dsprep.cli.report import say
-from dsprep.cli.tiers import stage
-from dsprep.cli.usage import Group
+from dsprep.cli.usage import Entry, Group
+
+
+class Commands(Group):
+    """All commands of dsprep."""
+
+    available: ClassVar[Mapping[str, Entry]] = {
+        "inspect": Entry(
+            "dsprep.cli.inspect:inspect",
+            "Show what a dataset holds, how it is stored, and what reading it will cost.",
+        ),
+        "convert": Entry(
+            "dsprep.cli.convert:convert", "Convert a dataset between HDF5, LMDB, TFRecord and Zarr."
+        ),
+        "repack": Entry(
+            "dsprep.cli.repack:repack",
+            "Rewrite a dataset so that one read fetches a whole group of samples.",
+        ),
+        "verify": Entry(
+            "dsprep.cli.verify:verify",
+            "Compare two datasets sample by sample, bit for bit, whatever their formats.",
+        ),
+        "provenance": Entry(
+            "dsprep.cli.provenance:provenance",
+            "Write a small sidecar from which the location of every sample is computed, or use it.",
+        ),
+        "audit": Entry(
+            "dsprep.cli.audit:audit",
+            "Prove that every sample comes once: compute what each rank delivers in each epoch.",
+        ),
+        "stage": Entry(
+            "dsprep.cli.tiers.stage:stage",
+            "Copy what a node will read in some epochs to its own storage, before the job.",
+        ),
+        "synth": Entry(
+            "dsprep.cli.synth:synth",
+            "Make a dataset with the record structure of a real one, at any size.",
+        ),
+        "demo": Entry(
+            "dsprep.cli.demo:demo",
+            "Convert small datasets to all four formats, repack them, and prove that no bit "
+            "changes.",
+        ),
+        "bench": Entry(
+            "dsprep.cli.bench:group", "Measure ways of reading here, and compare reports."
+        ),
+        "plan": Entry("dsprep.cli.tiers:planning", "Compute what training takes of a machine."),
+        "cache": Entry("dsprep.cli.tiers:caching", "List, check, remove copies on a fast tier."),
+    }
+
 
 app = typer.Typer(
     name="dsprep",
-    cls=Group,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -55,20 +92,6 @@ def dsprep(
     ] = False,
 ) -> None:
     """Prepare datasets for deep learning: HDF5, LMDB, TFRecord and Zarr."""
-
-
-register(app, inspect.inspect, inspect.EPILOG)
-register(app, convert.convert, convert.EPILOG)
-register(app, repack.repack, repack.EPILOG)
-register(app, verify.verify, verify.EPILOG)
-register(app, provenance.provenance, provenance.EPILOG, provenance.Command)
-register(app, audit.audit, audit.EPILOG)
-app.add_typer(bench.app, name="bench", help="Measure ways of reading here, and compare reports.")
-register(app, stage.stage, stage.EPILOG)
-app.add_typer(tiers.app, name="plan", help="Compute what training takes of a machine.")
-app.add_typer(tiers.caching, name="cache", help="List, check, remove copies on a fast tier.")
-register(app, synth.synth, synth.EPILOG)
-register(app, demo.demo, demo.EPILOG)
 
 
 def main() -> None:

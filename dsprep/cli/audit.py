@@ -34,6 +34,7 @@ Exit status: 0 the promise is kept, 1 it is broken, or bad data, 2 wrong usage.
 """
 
 
+@opt.command(EPILOG)
 def audit(
     data: Annotated[str, opt.argument("DATA", "A dataset with a sidecar, or the sidecar.")],
     ranks: Annotated[

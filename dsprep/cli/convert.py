@@ -41,6 +41,7 @@ dsprep convert train.h5 shards --to tfrecord --shard-size 1GiB --dry-run
 """
 
 
+@opt.command(EPILOG)
 def convert(
     paths: opt.SourcesAndTarget,
     writing: opt.Writing,

@@ -67,6 +67,7 @@ FIELDS = {MEASURED: ["train_frames", "train_phys_par", "train_unitStar_par", "tr
 """The fields of datasets that have those of several parts."""
 
 
+@opt.command(EPILOG)
 def demo(
     keep: Path | None = opt.value("DIR", "Leave the data in this new directory."),
     json: opt.Json = False,

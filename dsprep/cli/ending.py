@@ -19,7 +19,6 @@ from typing import Any
 
 from dsprep.cli.report import Voice, detail, fail, say, voice
 from dsprep.errors import DsprepError
-from dsprep.executors.mpi import leave
 
 INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -71,6 +70,8 @@ def plainly() -> Iterator[None]:
         try:
             fail("; ".join((what, *getattr(error, "__notes__", ()))), code)
         finally:
+            from dsprep.executors.mpi import leave
+
             leave(code)
 
 

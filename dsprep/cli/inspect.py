@@ -20,6 +20,7 @@ dsprep inspect train.zarr --code > load.py
 """
 
 
+@opt.command(EPILOG)
 def inspect(
     paths: opt.Dataset,
     reading: OpenOptions,

@@ -342,14 +342,34 @@ SHARED: dict[str, Callable[..., Options]] = {
 """Options of several commands, by the parameter that stands for them."""
 
 
-def register(
-    app: typer.Typer,
-    command: Callable[..., None],
-    epilog: str,
-    cls: type[Command] = Command,
-    **own: Callable[..., Options],
-) -> None:
-    """Add a command; `own` options are as `SHARED` ones."""
+@dataclass(frozen=True)
+class CommandSpec:
+    """A command before it is built."""
+
+    function: Callable[..., None]
+    epilog: str
+    cls: type[Command]
+    own: dict[str, Callable[..., Options]]
+
+    def build(self) -> Any:
+        """Return the command as the parser has it."""
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        name = self.function.__name__.rstrip("_")
+        app.command(name, epilog=self.epilog, cls=self.cls)(_runner(self.function, self.own))
+        return typer.main.get_command(app)
+
+
+def command(
+    epilog: str, cls: type[Command] = Command, **own: Callable[..., Options]
+) -> Callable[[Callable[..., None]], CommandSpec]:
+    """Make a function a command; `own` options are as `SHARED` ones."""
+    return lambda function: CommandSpec(function, epilog, cls, own)
+
+
+def _runner(
+    command: Callable[..., None], own: dict[str, Callable[..., Options]]
+) -> Callable[..., None]:
+    """Return a function that has all options as parameters, and calls the command."""
     plain = signature(command).parameters
     groups = {n: c for n, c in {**own, **SHARED}.items() if n in plain}
     types = dict.fromkeys(("OpenOptions", "RunOptions", "Executor"), object)
@@ -377,7 +397,7 @@ def register(
 
     run.__annotations__ = {p.name: p.annotation for p in taken}
     run.__signature__ = signature(command).replace(parameters=taken)  # type: ignore[attr-defined]
-    app.command(command.__name__.rstrip("_"), epilog=epilog, cls=cls)(run)
+    return run
 
 
 def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple[list[str], str]:

@@ -71,6 +71,7 @@ def _next(args: list[str], i: int, kinds: list[str]) -> bool:
     return i + 1 < len(args) and args[i + 1] in kinds
 
 
+@opt.command(EPILOG, Command)
 def provenance(
     paths: opt.Dataset,
     reading: OpenOptions,

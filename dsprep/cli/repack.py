@@ -43,6 +43,7 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 130 interrupted.
 """
 
 
+@opt.command(EPILOG)
 def repack(
     paths: opt.SourcesAndTarget,
     writing: opt.Writing,

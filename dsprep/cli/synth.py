@@ -20,6 +20,7 @@ dsprep synth cosmoflow-tfrecord cosmo --samples 64 --scale 0.25
 """
 
 
+@opt.command(EPILOG)
 def synth(
     executor: Executor | None,
     name: Annotated[

@@ -6,14 +6,19 @@ options by group. Of those of one format the page has the names; ``--help FORMAT
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
+from functools import partial
+from importlib import import_module
 from itertools import pairwise
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -38,6 +43,10 @@ _Mistake = cast("type[Exception]", typer.BadParameter.__mro__[1])
 class Command(TyperCommand):
     """A command that explains itself as `page` does."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all options and arguments."""
+        return _without_pydantic(super().get_params(ctx))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Explain the options of a format where ``--help`` is followed by its name."""
         for word, following in pairwise(args):
@@ -52,8 +61,38 @@ class Command(TyperCommand):
         formatter.write("\n".join(page(self, ctx)) + "\n")
 
 
+class Entry(NamedTuple):
+    """A command that is imported when it runs."""
+
+    location: str
+    """``module:attribute`` of what can be built (`dsprep.cli.options.command`), or of a group."""
+    summary: str
+    """The first paragraph of its help, shown by the page of its group."""
+
+
 class Group(TyperGroup):
-    """Several commands; mistakes of the user in any of them are one line and exit code 2."""
+    """Commands that are imported when they run; a mistake of the user is one line and exit code 2.
+
+    A group of its own is a subclass with its table `available`.
+    """
+
+    available: ClassVar[Mapping[str, Entry]] = {}
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all options."""
+        return _without_pydantic(super().get_params(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, without importing them."""
+        return list(self.available)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import one command."""
+        if cmd_name not in self.commands and cmd_name in self.available:
+            module, _, attribute = self.available[cmd_name].location.partition(":")
+            command = getattr(import_module(module), attribute)
+            self.commands[cmd_name] = command if isinstance(command, Group) else command.build()
+        return self.commands.get(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the page of the commands."""
@@ -61,8 +100,8 @@ class Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that is meant; near names are proposed for one that there is not."""
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            proposal = near(args[0], self.commands)
+        if args[0] not in self.available and not args[0].startswith("-"):
+            proposal = near(args[0], self.available)
             raise UsageError(
                 f"there is no command {args[0]!r}",
                 fix=proposal or f"{ctx.command_path} --help lists them",
@@ -93,6 +132,73 @@ class Group(TyperGroup):
             sys.exit(code if isinstance(code, int) else 0)
         say(f"dsprep: error: {message}", err=True)
         sys.exit(code)
+
+
+# --- values ----------------------------------------------------------------------------------
+
+_FOREIGN = object()
+"""Stands for a value that is left to typer, which also words the errors."""
+
+_WHOLE = re.compile("-?[0-9]{1,18}")
+_DECIMAL = re.compile("-?[0-9]{1,18}(\\.[0-9]{1,18})?")
+
+
+def _without_pydantic(params: Iterable[Any]) -> list[Any]:
+    """Return options and arguments that convert plain values themselves.
+
+    typer converts each value by pydantic, whose import takes longer than most commands.
+    """
+    params = list(params)
+    for param in params:
+        if "process_value" not in vars(param):
+            param.process_value = partial(_process_value, param, param.process_value)
+    return params
+
+
+def _process_value(param: Any, process: Any, ctx: Any, value: Any) -> Any:
+    """Convert the value of an option: a plain one at once, any other as typer does."""
+    descriptor: Any = getattr(param, "type_descriptor", None)
+    settings = getattr(descriptor, "parameter_info", None)  # other versions of typer lack it
+    if settings is None or settings.parser is not None:
+        return process(ctx, value)
+    annotation: Any = descriptor.annotation
+    if value is None:
+        converted: Any = () if param.multiple or param.nargs == -1 else None
+    elif get_origin(annotation) is list and isinstance(value, list | tuple):
+        (kind,) = get_args(annotation)
+        converted = [_plain(kind, item, settings) for item in value]
+        if _FOREIGN in converted:
+            converted = _FOREIGN
+    else:
+        converted = _plain(annotation, value, settings)
+    if converted is _FOREIGN or (param.required and param.value_is_missing(converted)):
+        return process(ctx, value)
+    return converted if param.callback is None else param.callback(ctx, param, converted)
+
+
+def _plain(kind: Any, value: Any, settings: Any) -> Any:
+    """Return a value of a simple type where it is written plainly, else `_FOREIGN`."""
+    if kind is bool and type(value) is bool:
+        return value
+    if kind is str and type(value) is str and value.isprintable():
+        return value
+    if kind is Path and isinstance(value, str | Path):
+        readable = os.access(value, os.R_OK) or not os.path.lexists(value)
+        return Path(value) if readable else _FOREIGN
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else _FOREIGN
+    number: Any = _FOREIGN
+    if kind in (int, float) and type(value) is kind:
+        number = value
+    elif type(value) is str and (
+        (kind is int and _WHOLE.fullmatch(value)) or (kind is float and _DECIMAL.fullmatch(value))
+    ):
+        number = kind(value)
+    if number is not _FOREIGN:
+        low, high = settings.min, settings.max
+        if (low is not None and number < low) or (high is not None and number > high):
+            return _FOREIGN
+    return number
 
 
 # --- mistakes --------------------------------------------------------------------------------
@@ -161,7 +267,7 @@ def page(command: Any, ctx: Any) -> list[str]:
     width = _width()
     arguments = [p for p in command.params if not p.opts[0].startswith("-")]
     options = [p for p in command.get_params(ctx) if p not in arguments and not p.hidden]
-    commands = getattr(command, "commands", {})
+    commands: Mapping[str, Entry] = getattr(command, "available", {})
     lines = [_usage(command, ctx), ""]
     for paragraph in textwrap.dedent(command.help or "").strip().split("\n\n"):
         lines += [*textwrap.wrap(paragraph, width), ""]
@@ -170,7 +276,7 @@ def page(command: Any, ctx: Any) -> list[str]:
     if examples:
         lines += ["Examples:", *examples, ""]
     if commands:
-        rows = [(f"  {n}", " ".join(c.help.split("\n\n")[0].split())) for n, c in commands.items()]
+        rows = [(f"  {name}", entry.summary) for name, entry in commands.items()]
         lines += ["Commands:", *_table(rows, width), ""]
     rows = [(f"  {p.metavar}", p.help) for p in arguments if p.help]
     panels = dict.fromkeys(["Options", *map(_panel, options)])
@@ -202,7 +308,7 @@ def page_of(command: Any, ctx: Any, panel: str) -> list[str]:
 def _usage(command: Any, ctx: Any) -> str:
     arguments = [p for p in command.params if not p.opts[0].startswith("-")]
     shown = [p.metavar if p.required else f"[{p.metavar}]" for p in arguments]
-    following = ["COMMAND ..."] if getattr(command, "commands", None) else []
+    following = ["COMMAND ..."] if isinstance(command, Group) else []
     return " ".join(["Usage:", ctx.command_path, *shown, "[OPTIONS]", *following])
 
 

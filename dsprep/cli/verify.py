@@ -26,6 +26,7 @@ Exit status: 0 the same, 1 a difference, 2 wrong usage.
 """
 
 
+@opt.command(EPILOG)
 def verify(
     a: Annotated[str, opt.argument("A", "A dataset.")],
     b: Annotated[str, opt.argument("B", "Another one.")],

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Mapping
+from typing import ClassVar
 
-from dsprep.cli.bench import compare, read
-from dsprep.cli.options import register
-from dsprep.cli.usage import Group
+from dsprep.cli.usage import Entry, Group
 
-app = typer.Typer(
-    cls=Group,
+
+class BenchCommands(Group):
+    """The commands of ``dsprep bench``."""
+
+    available: ClassVar[Mapping[str, Entry]] = {
+        "read": Entry(
+            "dsprep.cli.bench.read:read",
+            "Measure ways of reading a dataset, and show whether reading is slow.",
+        ),
+        "compare": Entry(
+            "dsprep.cli.bench.compare:compare",
+            "Put two reports side by side: what got faster or slower beyond the spread of repeats.",
+        ),
+    }
+
+
+group = BenchCommands(
+    name="bench",
+    help="Measure ways of reading here, and compare reports.",
     no_args_is_help=True,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
-register(app, read.read, read.EPILOG, chosen=read.Chosen)
-register(app, compare.compare, compare.EPILOG)

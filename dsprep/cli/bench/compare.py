@@ -28,6 +28,7 @@ SHOWN = 20
 """Differences of machine, dataset and settings that are printed."""
 
 
+@opt.command(EPILOG)
 def compare(
     old: Annotated[Path, opt.argument("OLD", "A report, from --json.")],
     new: Annotated[Path, opt.argument("NEW", "One made later.")],

@@ -163,6 +163,7 @@ class Chosen:
         return self
 
 
+@opt.command(EPILOG, chosen=Chosen)
 def read(
     chosen: Chosen,
     reading: OpenOptions,

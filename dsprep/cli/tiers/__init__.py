@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Mapping
+from typing import ClassVar
 
-from dsprep.cli.options import register
-from dsprep.cli.tiers import cache, plan
-from dsprep.cli.usage import Group
-
-
-def _group() -> typer.Typer:
-    return typer.Typer(
-        cls=Group,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+from dsprep.cli.usage import Entry, Group
 
 
-app, caching = _group(), _group()
+class PlanCommands(Group):
+    """The commands of ``dsprep plan``."""
+
+    available: ClassVar[Mapping[str, Entry]] = {
+        "tiers": Entry(
+            "dsprep.cli.tiers.plan:tiers",
+            "Plan mini-epoch training: parts that fit the fast tier, repeats that hide the slow "
+            "one.",
+        ),
+    }
 
 
-@app.callback()
-def planning() -> None:
-    """Compute what a way of training takes of a machine, before it is run."""
+class CacheCommands(Group):
+    """The commands of ``dsprep cache``."""
+
+    available: ClassVar[Mapping[str, Entry]] = {
+        "list": Entry(
+            "dsprep.cli.tiers.cache:list_",
+            "List the copies of a cache: what of which dataset, its size, who uses it.",
+        ),
+        "verify": Entry(
+            "dsprep.cli.tiers.cache:verify",
+            "Compare all copies of a cache with the checksums that they had when they were made.",
+        ),
+        "purge": Entry(
+            "dsprep.cli.tiers.cache:purge",
+            "Remove copies from a cache, but none that is in use, and nothing that is no copy.",
+        ),
+    }
 
 
-@caching.callback()
-def keeping() -> None:
-    """List, check and remove what Readers keep on a fast tier: Reader(cache=DIR)."""
-
-
-register(app, plan.tiers, plan.EPILOG)
-register(caching, cache.list_, cache.LIST)
-register(caching, cache.verify, cache.VERIFY)
-register(caching, cache.purge, cache.PURGE)
+planning = PlanCommands(
+    name="plan",
+    help="Compute what training takes of a machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+caching = CacheCommands(
+    name="cache",
+    help="List, check, remove copies on a fast tier.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)

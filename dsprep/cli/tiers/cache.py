@@ -50,6 +50,7 @@ Shared = Annotated[
 ]
 
 
+@opt.command(LIST)
 def list_(root: Root, shared: Shared = False, json: opt.Json = False) -> None:
     """List the copies of a cache: what of which dataset, its size, who uses it."""
     from dsprep.verbs.cache import list_copies
@@ -61,6 +62,7 @@ def list_(root: Root, shared: Shared = False, json: opt.Json = False) -> None:
         print_listing(found)
 
 
+@opt.command(VERIFY)
 def verify(
     root: Root,
     repair: bool = opt.switch("Copy what is wrong again.", "--repair"),
@@ -90,6 +92,7 @@ def verify(
         raise typer.Exit(1)
 
 
+@opt.command(PURGE)
 def purge(
     root: Root,
     dataset: str | None = opt.value("PATH", "Copies of this dataset."),

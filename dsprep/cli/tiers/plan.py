@@ -25,6 +25,7 @@ Exit status: 0 done, 1 bad data, 2 wrong usage.
 """
 
 
+@opt.command(EPILOG)
 def tiers(
     data: Annotated[str, opt.argument("DATA", "A dataset with a sidecar, or the sidecar.")],
     capacity: Annotated[

@@ -35,6 +35,7 @@ Exit status: 0 done, 1 bad data or no room, 2 wrong usage.
 """
 
 
+@opt.command(EPILOG)
 def stage(
     data: Annotated[str, opt.argument("DATA", "A dataset with a sidecar, or the sidecar.")],
     ranks: Annotated[
