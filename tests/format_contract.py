@@ -34,15 +34,15 @@ from support import (
 
 import dsprep
 from dsprep import core, formats
-from dsprep.core.checksums import crc32c
-from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
-from dsprep.core.storage import data_files, remove
 from dsprep.errors import DsprepError
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.sidecar.sidecar import StaleWarning
 from dsprep.source.dataset import open_dataset
+from dsprep.storage.checksums import crc32c
+from dsprep.storage.marks import ChangedError
+from dsprep.storage.trees import data_files, remove
 from dsprep.verbs.check import check
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack

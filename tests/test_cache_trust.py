@@ -21,9 +21,9 @@ from dsprep.cache.copies import Copy, Facts
 from dsprep.cache.folder import LOCK, CacheFolder
 from dsprep.cache.pieces import Pieces
 from dsprep.cli import app
-from dsprep.core import directory
-from dsprep.core.directory import Directory
 from dsprep.errors import UsageError
+from dsprep.storage import directory
+from dsprep.storage.directory import Directory
 from dsprep.verbs.cache import purge
 
 

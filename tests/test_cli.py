@@ -380,7 +380,7 @@ def test_no_space(train, tmp_path, monkeypatch):
 
 
 def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypatch):
-    from dsprep.core.atomic import partial_path
+    from dsprep.storage.atomic import partial_path
     from dsprep.writing import job
     from dsprep.writing.staging import Staging
 

@@ -15,10 +15,10 @@ from support import random_batch, write_batch
 from zarr.abc.store import SuffixByteRequest
 
 from dsprep import formats
-from dsprep.core import pread
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.source.dataset import open_dataset
+from dsprep.storage import scatter
 from dsprep.verbs.inspect import inspect
 
 COUNT, INNER = 600, (3, 32, 32)
@@ -185,13 +185,13 @@ def test_reads_of_our_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
             return done
 
         monkeypatch.setattr(os, call, counted)
-    call = pread._call
+    call = scatter._call
 
     def scattered(*args: Any) -> int:
         sizes.append(call(*args))
         return sizes[-1]
 
-    monkeypatch.setattr(pread, "_call", scattered)
+    monkeypatch.setattr(scatter, "_call", scattered)
     with open_dataset(path) as source:
         source.read(3, 4)
         for i in (60, 11, 35):

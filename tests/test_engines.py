@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsprep.core import pread
-from dsprep.core.ring import Ring
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
 from dsprep.reader.engines import EngineWarning, Fallback, Unavailable, copying, direct, mapped
 from dsprep.reader.memory import PAGE, anonymous
 from dsprep.reading.files import File
+from dsprep.storage import scatter
+from dsprep.storage.ring import Ring
 
 NAMES = engines.NAMES
 SIZE = 1_300_123
@@ -75,7 +75,7 @@ def scattered(spans, seed=0):
         assert all((out[e : e + 3] == 7).all() for e in ends), "something lies between the places"
         return [out[a : a + n].tobytes() for a, n in zip(at, lengths, strict=True)]
 
-    return list(pread.runs(offsets, lengths, at + out.ctypes.data)), arrived
+    return list(scatter.runs(offsets, lengths, at + out.ctypes.data)), arrived
 
 
 def read(engine, file, spans, seed=0):
@@ -118,7 +118,7 @@ def test_random_places(name, path):
 @pytest.mark.parametrize("name", NAMES)
 def test_few_and_many_places(name, path):
     engine, file = engines.make(name), File(path)
-    places = np.array([[pread.DROPPED, 0]], np.int64)
+    places = np.array([[scatter.DROPPED, 0]], np.int64)
     assert engine.name == name
     assert engine.read(file, SIZE, places)[1] == 0  # nothing is read for nothing
     for nbytes in (1, 100, 4096, 19_200):
@@ -132,36 +132,41 @@ def test_an_engine_that_does_not_exist():
         engines.make("io_uring")
 
 
-def scatter(file, spans, near=pread.NEAR):
+def scatter_spans(file, spans, near=scatter.NEAR):
     """Read spans one after another into memory; return calls, bytes asked for, and what came."""
     offsets, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
     out = np.zeros(int(lengths.sum()), np.uint8)
     to = np.cumsum(lengths) - lengths + out.ctypes.data
-    calls, nbytes = pread.scatter(file.fd, offsets, lengths, to, file.path, near)
+    calls, nbytes = scatter.scatter(file.fd, offsets, lengths, to, file.path, near)
     return calls, nbytes, out.tobytes()
 
 
 @pytest.mark.parametrize(
     ("spans", "near", "calls", "nbytes"),
     [
-        ([(i * 1000, 600) for i in range(200)], pread.NEAR, 1, 199 * 1000 + 600),
-        ([(0, 10), (pread.NEAR + 11, 10)], pread.NEAR, 2, 20),  # a gap that costs more than a call
-        ([(0, 10), (pread.NEAR + 10, 10)], pread.NEAR, 1, pread.NEAR + 20),
+        ([(i * 1000, 600) for i in range(200)], scatter.NEAR, 1, 199 * 1000 + 600),
+        (
+            [(0, 10), (scatter.NEAR + 11, 10)],
+            scatter.NEAR,
+            2,
+            20,
+        ),  # a gap of more than a call
+        ([(0, 10), (scatter.NEAR + 10, 10)], scatter.NEAR, 1, scatter.NEAR + 20),
         ([(0, 60_000), (100_000, 60_000), (250_000, 40_000)], 100_000, 1, 290_000),  # in a group
-        ([(0, 60_000), (100_000, 60_000), (250_000, 40_000)], pread.NEAR, 3, 160_000),
+        ([(0, 60_000), (100_000, 60_000), (250_000, 40_000)], scatter.NEAR, 3, 160_000),
         ([(0, 10), (100_000, 10), (250_000, 10)], 1 << 20, 3, 30),  # more gaps than bytes
     ],
 )
 def test_gaps_are_read_where_that_saves_calls(spans, near, calls, nbytes, path):
-    assert scatter(File(path), spans, near) == (calls, nbytes, b"".join(expected(spans)))
+    assert scatter_spans(File(path), spans, near) == (calls, nbytes, b"".join(expected(spans)))
 
 
 def test_places_are_counted_as_the_kernel_takes_them(path, monkeypatch):
     """At most `IOV_MAX` a call; neighbours that stay neighbours are one."""
-    counts, call = [], pread._call
-    monkeypatch.setattr(pread, "_call", lambda *a: counts.append(a[2]) or call(*a))
+    counts, call = [], scatter._call
+    monkeypatch.setattr(scatter, "_call", lambda *a: counts.append(a[2]) or call(*a))
     spans = [(i * 10, 10) for i in range(10_000)]
-    assert scatter(File(path), spans)[0] == 1
+    assert scatter_spans(File(path), spans)[0] == 1
     assert counts == [1]
     runs, _ = scattered([(i * 100, 100) for i in range(2500)])
     assert engines.make("buffered").read(File(path), *runs[0])[0] == 3
@@ -334,7 +339,7 @@ def test_many_ranges_by_one_call(name, path):
     spans = [(i * 9001, 5000) for i in range(140)]
     offsets, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
     out = np.zeros(700_000, np.uint8)
-    found = pread.runs(offsets, lengths, out.ctypes.data + np.arange(140) * 5000, near=0)
+    found = scatter.runs(offsets, lengths, out.ctypes.data + np.arange(140) * 5000, near=0)
     engine = engines.make(name)
     assert len(found.starts) == 140
     calls, nbytes = engine.read_runs(File(path), found)

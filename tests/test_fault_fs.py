@@ -37,11 +37,11 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
-from dsprep.core import storage
-from dsprep.core.storage import soon
 from dsprep.errors import ReadError
 from dsprep.reader.cached import CacheWarning
 from dsprep.reader.engines import EngineWarning
+from dsprep.storage import trees
+from dsprep.storage.trees import soon
 from dsprep.verbs.stage import Outcome
 from dsprep.writing import shuffle, staging
 from dsprep.writing.staging import Staging
@@ -360,7 +360,7 @@ def directories_that_hide_files(here: Here) -> None:
         lambda: dsprep.write(made, range(9), function=_two, overwrite=True),
     ]
     with fs.armed("unseen"), pytest.MonkeyPatch.context() as quick:
-        quick.setattr(storage, "SOON", 0.05)
+        quick.setattr(trees, "SOON", 0.05)
         for call, inside in itertools.product(calls, ("apart-1/2-3", "items/run-1", "data", "x/y")):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Staging, "publish", _interrupt)

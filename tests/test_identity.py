@@ -18,15 +18,15 @@ from typer.testing import CliRunner
 import dsprep
 from dsprep import formats
 from dsprep.cli import app
-from dsprep.core import marks
 from dsprep.core.schema import Field, FieldSpec, Schema
-from dsprep.core.storage import data_files
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.options import WriteOptions
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import StaleError, StaleWarning
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage import marks
+from dsprep.storage.trees import data_files
 from dsprep.verbs.provenance import provenance, refresh
 from dsprep.writing.create_sidecar import describe
 

@@ -20,10 +20,10 @@ from support import kill_at, written
 
 import dsprep
 from dsprep import formats
-from dsprep.core.atomic import partial_path
 from dsprep.core.schema import Field, Schema
-from dsprep.core.storage import data_files, remove
 from dsprep.sidecar import spec
+from dsprep.storage.atomic import partial_path
+from dsprep.storage.trees import data_files, remove
 from dsprep.writing import plan, shards, shuffle, staging, transfer
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (50, 10)), Field("y", np.dtype("<i8"))))

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep.core import atomic, locking
-from dsprep.core.locking import Owner, take
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.hdf5 import guard
+from dsprep.storage import atomic, locking
+from dsprep.storage.locking import Owner, take
 from dsprep.writing.staging import Staging
 
 

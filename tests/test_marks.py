@@ -14,12 +14,12 @@ from support import flip, random_batch, write_batch
 
 import dsprep
 from dsprep import executors, formats
-from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Schema
-from dsprep.core.storage import data_files
 from dsprep.errors import TargetError
 from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.spec import sidecar_path
+from dsprep.storage.marks import ChangedError
+from dsprep.storage.trees import data_files
 from dsprep.writing import shuffle, staging
 from dsprep.writing.create_sidecar import describe
 

@@ -20,15 +20,16 @@ from test_marks import COUNT, SCHEMA, SHARDS, Inline, data_file, interrupted, ma
 
 import dsprep
 from dsprep.bench import scratch
-from dsprep.core import marks, storage
-from dsprep.core.atomic import LOCK, partial_path
-from dsprep.core.marks import ChangedError, Mark, same_time
-from dsprep.core.storage import remove, wait_for
 from dsprep.errors import TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
+from dsprep.storage import marks, nodes
+from dsprep.storage.atomic import LOCK, partial_path
+from dsprep.storage.marks import ChangedError, Mark, same_time
+from dsprep.storage.nodes import wait_for
+from dsprep.storage.trees import remove, tree_nbytes
 from dsprep.writing import apart, run, shuffle, staging
 
 FORMATS = sorted(SUFFIX)
@@ -85,10 +86,10 @@ def mount(monkeypatch):
 
 def elsewhere(monkeypatch) -> None:
     """Be another node from now on, and wait for nothing."""
-    for module in (storage, marks, apart):
+    for module in (nodes, marks, apart):
         if hasattr(module, "node"):
             monkeypatch.setattr(module, "node", lambda: "another")
-    monkeypatch.setattr(storage, "PATIENCE", 0.0)
+    monkeypatch.setattr(nodes, "PATIENCE", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_attributes_that_a_client_has_kept_are_asked_for_anew(tmp_path, monkeypa
 
 def test_it_is_waited_for_what_another_node_has_written(tmp_path):
     path = tmp_path / "x"
-    wait_for(path, storage.node())  # of this node it is there, or never
+    wait_for(path, nodes.node())  # of this node it is there, or never
     threading.Timer(0.1, path.write_bytes, [b"12"]).start()
     threading.Timer(0.2, path.write_bytes, [b"1234"]).start()
     wait_for(path, "another", 4)
@@ -207,7 +208,7 @@ def test_it_is_waited_for_what_another_node_has_written(tmp_path):
 
 
 def test_what_is_never_seen_is_one_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "PATIENCE", 0.1)
+    monkeypatch.setattr(nodes, "PATIENCE", 0.1)
     for found, nbytes in (("nothing there", None), ("2 bytes", 4)):
         with pytest.raises(TargetError, match=rf"found {found}.*share.*actimeo=1"):
             wait_for(tmp_path / "x", "another", nbytes)
@@ -232,7 +233,7 @@ def test_shards_that_are_seen_late(format, tmp_path, monkeypatch):
     def _nbytes(path: Path) -> int:
         while not path.exists():
             time.sleep(0.01)
-        return storage.tree_nbytes(path)
+        return tree_nbytes(path)
 
     monkeypatch.setattr(apart, "_put", late)
     for options in ({}, {"buffer_size": 5, "stripe_size": "4KiB"}):

@@ -32,12 +32,12 @@ from test_reader import TARGETS, keys, time_limit
 from test_reader_memory import fds, threads
 
 import dsprep
-from dsprep.core import pread
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import StaleError
+from dsprep.storage import scatter
 
 COUNT = 100
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (300,)), Field("y", np.dtype("<i8"))))
@@ -163,14 +163,14 @@ def test_closing_within_the_loop(close, transform, made):
 
 def test_closing_while_another_thread_waits(made, monkeypatch):
     """A consumer that waits for a read learns that the reader was closed."""
-    real = pread._call
+    real = scatter._call
     gate = threading.Event()
 
     def slow(*args: Any) -> int:
         gate.wait(5)
         return real(*args)
 
-    monkeypatch.setattr(pread, "_call", slow)
+    monkeypatch.setattr(scatter, "_call", slow)
     for buffers in (1, 3):
         gate.clear()
         reader = dsprep.Reader(made["groups"], 7, epochs=None, buffers=buffers)
@@ -386,15 +386,15 @@ def test_the_interpreter_ends_while_a_loop_is_open(body, made):
 def test_an_interrupt_while_waiting(made):
     body = """
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-        from dsprep.core import pread
-        real = pread._call
+        from dsprep.storage import scatter
+        real = scatter._call
         def slow(*args):
             if threading.active_count() and reading.is_set():
                 os.write(1, b"waiting\\n")  # at once: print writes the line and its end apart
                 time.sleep(0.5)
             return real(*args)
         reading = threading.Event()
-        pread._call = slow
+        scatter._call = slow
         reader = dsprep.Reader(path, 7, epochs=None, buffers=1)
         taken = 0
         try:
@@ -540,7 +540,7 @@ def test_flipped_bits_are_found_by_verify(made, tmp_path, monkeypatch):
 
 def failing(monkeypatch, code: int, after: int, times: int = 1 << 60) -> list[int]:
     """Have ``preadv`` fail with an errno, from the call number `after` on."""
-    real, calls = pread._call, [0]
+    real, calls = scatter._call, [0]
 
     def call(*args: Any) -> int:
         calls[0] += 1
@@ -549,7 +549,7 @@ def failing(monkeypatch, code: int, after: int, times: int = 1 << 60) -> list[in
             return -1
         return real(*args)
 
-    monkeypatch.setattr(pread, "_call", call)
+    monkeypatch.setattr(scatter, "_call", call)
     return calls
 
 
@@ -590,7 +590,7 @@ def test_a_loop_goes_on_after_an_error_that_passes(made, monkeypatch):
 def test_short_reads_are_continued(how, made, monkeypatch):
     with dsprep.Reader(made["groups"], 7) as reader:
         expected = consumed(reader)
-    real = pread._call
+    real = scatter._call
     rng = np.random.default_rng(0)
     lock = threading.Lock()
 
@@ -613,7 +613,7 @@ def test_short_reads_are_continued(how, made, monkeypatch):
             some[-1, 1] -= int(ends[last]) - most
         return real(fd, some.ctypes.data, len(some), offset)
 
-    monkeypatch.setattr(pread, "_call", call)
+    monkeypatch.setattr(scatter, "_call", call)
     for io_threads in (1, 3):
         with dsprep.Reader(made["groups"], 7, io_threads=io_threads) as reader:
             assert consumed(reader) == expected

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
-from dsprep.core import pread
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.reader.units import group_edges
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage import scatter
 from dsprep.verbs import repack
 from dsprep.writing import run as making
 from dsprep.writing import shuffle
@@ -87,7 +87,7 @@ def test_one_read_fetches_a_group(target, origins, tmp_path, monkeypatch):
     calls = []
     with dsprep.Sidecar.open(out) as opened:
         opened.read(slice(0, 64))  # opens files and reads small tables
-        for module, name in ((os, "preadv"), (pread, "_call")):
+        for module, name in ((os, "preadv"), (scatter, "_call")):
             real = getattr(module, name)
             counted = lambda *a, real=real: calls.append(a) or real(*a)  # noqa: E731
             monkeypatch.setattr(module, name, counted)

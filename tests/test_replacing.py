@@ -17,9 +17,9 @@ import pytest
 from support import random_batch, written
 
 import dsprep
-from dsprep.core import atomic
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
+from dsprep.storage import atomic
 from dsprep.writing import staging
 from dsprep.writing.plan import Cut
 

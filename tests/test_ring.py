@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsprep.core import pread
-from dsprep.core import ring as module
-from dsprep.core.pread import Runs
-from dsprep.core.ring import Ring, RingError, ring
 from dsprep.errors import FormatError
+from dsprep.storage import ring as module
+from dsprep.storage import scatter
+from dsprep.storage.ring import Ring, RingError, ring
+from dsprep.storage.scatter import Runs
 
 SIZE = 1 << 20
 
@@ -46,12 +46,12 @@ def file(data, tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def by_a_ring():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pread, "SEVERAL", 0)
+        patch.setattr(scatter, "SEVERAL", 0)
         yield
 
 
 def read(fd, starts, edges, places, where="it"):
-    return pread.read_runs(fd, Runs(starts, edges, places), where)
+    return scatter.read_runs(fd, Runs(starts, edges, places), where)
 
 
 def asked(starts, counts, size, gap=0):
@@ -82,7 +82,7 @@ def test_what_it_reads(data, file, ranges, size, entries):
     starts, counts = [r[0] for r in ranges], [r[1] for r in ranges]
     starts, edges, places, out = asked(starts, counts or np.zeros(0, int), size, gap=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pread, "ring", lambda: Ring(entries))
+        patch.setattr(scatter, "ring", lambda: Ring(entries))
         calls, nbytes = read(file, starts, edges, places)
     np.testing.assert_array_equal(out, expected(data, starts, edges, out, size))
     assert nbytes == sum(counts) * size
@@ -167,7 +167,7 @@ def test_entering_that_fails(number, which, data, file, monkeypatch):
 
     monkeypatch.setattr(module, "_call", call)
     own = Ring()
-    monkeypatch.setattr(pread, "ring", lambda: own)
+    monkeypatch.setattr(scatter, "ring", lambda: own)
     for _ in range(2):
         starts, edges, places, out = asked(np.arange(900) * 1000, [1] * 900, 300)
         _, nbytes = read(file, starts, edges, places)
@@ -187,7 +187,7 @@ def test_a_kernel_that_takes_a_part(data, file, monkeypatch):
         return real(what, *rest)
 
     monkeypatch.setattr(module, "_call", call)
-    monkeypatch.setattr(pread, "fill", None)
+    monkeypatch.setattr(scatter, "fill", None)
     starts, edges, places, out = asked(np.arange(700) * 1000, [1] * 700, 300)
     read(file, starts, edges, places)
     np.testing.assert_array_equal(out, expected(data, starts, edges, out, 300))

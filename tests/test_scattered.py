@@ -15,8 +15,6 @@ from oracles import SUFFIX
 from support import MemorySource, assert_same_batch, random_batch
 
 import dsprep
-from dsprep.core import pread
-from dsprep.core import ring as module
 from dsprep.core.schema import Arena, Field, Schema, concatenate
 from dsprep.errors import FormatError, ReadError
 from dsprep.layout.locate import Stored
@@ -26,6 +24,8 @@ from dsprep.reading.files import File
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage import ring as module
+from dsprep.storage import scatter
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.job import RunOptions
 from dsprep.writing.plan import Cut
@@ -137,7 +137,7 @@ RESULTS = {
 
 def failing(monkeypatch, result):
     """Have a fifth of all reads come otherwise: of a ring, and one by one, each but once."""
-    ring_read, each, calls = module.Ring.read, pread._one_by_one, itertools.count()
+    ring_read, each, calls = module.Ring.read, scatter._one_by_one, itertools.count()
 
     def less(got):
         if next(calls) < 3:
@@ -149,7 +149,7 @@ def failing(monkeypatch, result):
         return made, less(got)
 
     monkeypatch.setattr(module.Ring, "read", by_ring)
-    monkeypatch.setattr(pread, "_one_by_one", lambda *args: less(each(*args)))
+    monkeypatch.setattr(scatter, "_one_by_one", lambda *args: less(each(*args)))
 
 
 @pytest.mark.parametrize("name", RESULTS)

@@ -13,10 +13,11 @@ from sample_files import BATCH, COUNT, FORMS, SCHEMA, make
 from support import assert_same_batch, take
 
 import dsprep
-from dsprep.core import pread as vectorised
-from dsprep.core import storage
+from dsprep.core import spans
 from dsprep.errors import UnsupportedError
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage import ranges
+from dsprep.storage import scatter as vectorised
 from dsprep.verbs.provenance import provenance
 
 
@@ -60,7 +61,7 @@ def most(request, monkeypatch):
         return come
 
     real_pread, real_preadv, real_call = os.pread, os.preadv, vectorised._call
-    monkeypatch.setattr(storage, "PAUSES", (0.0,))
+    monkeypatch.setattr(ranges, "PAUSES", (0.0,))
     monkeypatch.setattr(vectorised, "PAUSES", (0.0,))
     monkeypatch.setattr(os, "pread", pread)
     monkeypatch.setattr(os, "preadv", preadv)
@@ -100,7 +101,7 @@ def test_writes_that_the_kernel_cuts_short(most, tmp_path, monkeypatch):
     lengths = rng.integers(1, 900, 150) if most > 1 else rng.integers(1, 20, 30)
     memory = rng.integers(0, 256, int(lengths.sum()), np.uint8)
     order = rng.permutation(len(lengths))
-    starts = vectorised.packed(lengths)
+    starts = spans.offsets_of(lengths)
     places = np.stack([memory.ctypes.data + starts[:-1], lengths], axis=1)[order]
     calls, real = [0], vectorised._write
 

@@ -14,13 +14,13 @@ import pytest
 from support import MemorySource, assert_same_batch, random_batch, schemas, take, written
 
 import dsprep
-from dsprep.core import pread
 from dsprep.core.gather import take as gather
 from dsprep.core.permutation import SORTED, Permutation
 from dsprep.core.schema import Arena, Field, Schema, batch_nbytes, concatenate
 from dsprep.errors import FormatError
 from dsprep.formats.base import Opening
 from dsprep.sidecar.spec import sidecar_path
+from dsprep.storage import scatter
 from dsprep.writing import buckets, shuffle
 from dsprep.writing.shuffle import ShuffledSource
 
@@ -244,7 +244,7 @@ def test_what_was_read_stays_when_memory_is_used_again(name, tmp_path, tiny, mon
 
 def test_long_samples_are_scattered_by_the_kernel(tmp_path, monkeypatch):
     monkeypatch.setattr(buckets, "LONG", 8)
-    monkeypatch.setattr(pread, "IOV_MAX", 3)
+    monkeypatch.setattr(scatter, "IOV_MAX", 3)
     schema = SCHEMAS["mixed"]
     source = MemorySource(schema, random_batch(schema, 300, longest=50))
     want = expected(source, 3)

@@ -20,11 +20,11 @@ import dsprep
 from dsprep.cache import compared
 from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Field, Schema
-from dsprep.core.storage import file_system
 from dsprep.errors import TargetError
 from dsprep.reader import loader
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.order import REMAINDERS, Assignment, Start
+from dsprep.storage.nodes import file_system
 from dsprep.verbs.stage.needs import ranks_of, wanted
 
 COUNT, GROUP, RANKS, BATCH = 100, 8, 4, 5

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
-from dsprep.core import atomic
-from dsprep.core.atomic import partial_path
-from dsprep.core.directory import Directory
 from dsprep.errors import FormatError, TargetError
+from dsprep.storage import atomic
+from dsprep.storage.atomic import partial_path
+from dsprep.storage.directory import Directory
 from dsprep.writing.staging import Staging, discard
 
 JOB = {"format": "hdf5", "samples": [0, 3]}

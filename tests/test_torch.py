@@ -33,10 +33,10 @@ from support import epochs, raw
 
 import dsprep
 from dsprep.cache.folder import CacheFolder
-from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.reader.memory import anonymous
+from dsprep.storage.marks import ChangedError
 
 torch = pytest.importorskip("torch")
 

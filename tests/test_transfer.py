@@ -15,9 +15,10 @@ from support import MemorySource, random_batch, take
 
 import dsprep
 from dsprep import formats
-from dsprep.core import storage
 from dsprep.core.schema import Field, Schema
 from dsprep.formats.base import Writer
+from dsprep.storage import durable as disk
+from dsprep.storage.trees import data_files
 from dsprep.writing.plan import Shard, pieces
 from dsprep.writing.transfer import ShardCopy
 
@@ -133,7 +134,7 @@ def test_the_disk_begins_with_each_piece_where_it_will_be_waited_for():
 @pytest.mark.parametrize("to", formats.WRITTEN)
 def test_writers_of_all_formats_have_the_disk_begin(to, ragged, tmp_path, monkeypatch):
     begun = []
-    real = storage.start_sync
+    real = disk.start_sync
 
     def start(fd):
         begun.append(Path(f"/proc/self/fd/{fd}").readlink())
@@ -213,7 +214,7 @@ def test_space_that_was_reserved_and_not_used_is_released(verb, name, tmp_path, 
     with h5py.File(tmp_path / "in.h5", "w") as file:
         file["x"] = np.arange(3_000_000.0).reshape(3000, 1000)
     reserved = []
-    real = storage.preallocate
+    real = disk.preallocate
 
     def reserve(fd, offset, nbytes):
         path = Path(f"/proc/self/fd/{fd}").readlink()
@@ -227,6 +228,6 @@ def test_space_that_was_reserved_and_not_used_is_released(verb, name, tmp_path, 
     verb(tmp_path / "in.h5", tmp_path / name)
     if (verb, name) != (dsprep.convert, "out.zarr.zip"):
         assert max(nbytes for _, nbytes in reserved) >= 1000 * 8
-    for path in storage.data_files(tmp_path / name):
+    for path in data_files(tmp_path / name):
         found = path.stat()
         assert found.st_blocks * 512 <= found.st_size + 65536, path

@@ -17,8 +17,9 @@ from support import assert_same_batch, kill_at, random_batch, schemas, take, wri
 
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.core.storage import data_files, pwrite_all
 from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedError, UsageError
+from dsprep.storage.ranges import pwrite_all
+from dsprep.storage.trees import data_files
 from dsprep.writing import run
 from dsprep.writing.given.spool import Spool
 from dsprep.writing.staging import Staging

@@ -28,11 +28,11 @@ from test_executors import mpiexec, needs, swept  # noqa: F401 (a fixture)
 
 import dsprep
 from dsprep import executors, formats
-from dsprep.core.atomic import partial_path
-from dsprep.core.storage import remove
 from dsprep.errors import ExecutorError, ItemError, SchemaError, TargetError, UsageError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
+from dsprep.storage.atomic import partial_path
+from dsprep.storage.trees import remove
 from dsprep.writing import plan, shards, shuffle, staging, transfer
 from dsprep.writing.items import calls, parts, tasks
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping, GroupPlan, round_up
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, UnsupportedError
@@ -25,6 +24,7 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, FileLayout, Groups, Part, Records
 from dsprep.reading.files import File
+from dsprep.storage.checksums import crc32c
 
 MAGIC, HEADER, CRC = b"toy rows", 4096, 4
 

@@ -22,9 +22,10 @@ import numpy as np
 from dsprep.bench.counters import fetched
 from dsprep.bench.evidence import Seen
 from dsprep.bench.received import Received, mount_under, node, received, remote
-from dsprep.core.storage import data_files, is_cached, pread_most, preadv_most, preadv_once
 from dsprep.errors import UsageError
 from dsprep.reading.files import File
+from dsprep.storage.ranges import is_cached, pread_most, preadv_most, preadv_once
+from dsprep.storage.trees import data_files
 
 WINDOW = 4 << 30
 """Bytes that are looked at in one go, which takes a byte of memory per page."""

@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.ring import way
-from dsprep.core.storage import free_memory, total_memory
+from dsprep.core.memory import free_memory, total_memory
+from dsprep.storage.ring import way
 from dsprep.writing import stripes
 
 OPTIONS = re.compile(

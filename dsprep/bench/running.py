@@ -24,8 +24,8 @@ from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 from dsprep.bench.task import Failure, Result, Task
-from dsprep.core.storage import remove
 from dsprep.errors import MissingExtra
+from dsprep.storage.trees import remove
 
 TIMEOUT = 900.0
 """Seconds that a run may take."""

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from dsprep.cache.copies import COMPARED, Copy
 from dsprep.cache.root import Root
-from dsprep.core.marks import Mark, is_coarse
-from dsprep.core.storage import file_system, let_go, pwrite_all
+from dsprep.storage.marks import Mark, is_coarse
+from dsprep.storage.nodes import file_system
+from dsprep.storage.ranges import close_quietly, pwrite_all
 
 SETTLED = 10.0
 """Seconds after which a change time of whole seconds is surely another one, whatever the clock."""
@@ -33,7 +34,7 @@ def keep(copy: Copy, marks: Mapping[int, Mark]) -> None:
     try:
         pwrite_all(out, [json.dumps(found).encode()], 0)
     finally:
-        let_go(out)
+        close_quietly(out)
 
 
 def kept(root: Root, copy: str, path: Callable[[int], Path]) -> dict[int, Mark]:

@@ -14,10 +14,10 @@ import numpy as np
 from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy, Handle
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import PAGE, Pieces, Range, name_of
-from dsprep.core.checksums import pwrite_crc32c
 from dsprep.core.schema import Bytes
-from dsprep.core.storage import fstat, named, pread_into, truncate
 from dsprep.reading.files import File
+from dsprep.storage.checksums import pwrite_crc32c
+from dsprep.storage.ranges import fstat, named, pread_into, truncate
 
 BLOCK = 4 << 20
 """Bytes that are copied at a time."""

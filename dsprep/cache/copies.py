@@ -44,20 +44,14 @@ import numpy as np
 from dsprep.cache.locks import Lock
 from dsprep.cache.pieces import PAGE, Pieces, name_of
 from dsprep.cache.root import Root
-from dsprep.core.directory import Directory
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array, Ints
-from dsprep.core.storage import (
-    HIDDEN,
-    boot,
-    fstat,
-    let_go,
-    pread_exact,
-    pwrite_all,
-    soon,
-    sync,
-)
 from dsprep.reading.files import File
+from dsprep.storage.directory import Directory
+from dsprep.storage.durable import sync
+from dsprep.storage.nodes import boot
+from dsprep.storage.ranges import close_quietly, fstat, pread_exact, pwrite_all
+from dsprep.storage.trees import HIDDEN, soon
 
 VERSION = 2
 
@@ -158,7 +152,7 @@ class Handle:
         self.fd = fd
 
     def __del__(self) -> None:
-        let_go(self.fd)
+        close_quietly(self.fd)
 
 
 class _Table(Handle):
@@ -446,7 +440,7 @@ class Copy:
         try:
             pwrite_all(fd, [f"{name} {nbytes}\n".encode()], os.fstat(fd).st_size)
         finally:
-            let_go(fd)
+            close_quietly(fd)
 
     @property
     def is_intact(self) -> bool:
@@ -465,9 +459,9 @@ class Copy:
             try:
                 sync(out, data=True)
             finally:
-                let_go(out)
+                close_quietly(out)
         self._sync_names()
-        let_go(self.open(SYNCED, os.O_WRONLY | os.O_CREAT))
+        close_quietly(self.open(SYNCED, os.O_WRONLY | os.O_CREAT))
 
     def not_synced(self) -> None:
         """Note that more is to come; on the disk before any of that."""

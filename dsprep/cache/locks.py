@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from weakref import WeakSet
 
-from dsprep.core.storage import let_go, named
+from dsprep.storage.ranges import close_quietly, named
 
 PATIENCE = 60.0
 """Seconds that another process, which may have been stopped, is waited for."""
@@ -59,7 +59,7 @@ class Lock:
     def _forget(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            let_go(fd)
+            close_quietly(fd)
 
     def __del__(self) -> None:
         self.release()

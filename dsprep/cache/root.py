@@ -13,8 +13,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from dsprep.core.directory import Directory
 from dsprep.errors import UsageError
+from dsprep.storage.directory import Directory
 
 OWN = "dsprep-cache-"
 """How the name of a user's own directory begins, in one that others may write to."""

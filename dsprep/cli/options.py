@@ -406,7 +406,7 @@ def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple
     Leaves the command if there is no source, or the output exists beside sources of its kind and
     is not to be replaced: it is one of them where a pattern was not quoted and no output was named.
     """
-    from dsprep.core.atomic import partial_path
+    from dsprep.storage.atomic import partial_path
 
     if len(paths) < 2:
         fail(f"a source and a target are needed: dsprep {command} SRC... DST", 2)

@@ -207,7 +207,7 @@ def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
 
 def _lacking(plan: RepackPlan) -> list[str]:
     """Return whether there is too little space for all outputs."""
-    from dsprep.core.storage import free_nbytes
+    from dsprep.storage.trees import free_nbytes
     from dsprep.writing.plan import show_nbytes
 
     at = plan.parts[0].job.target.parent

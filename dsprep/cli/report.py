@@ -109,7 +109,7 @@ def step(name: str) -> Iterator[None]:
 
 def files_written(job: Job) -> None:
     """Tell of each output file what it holds, if that is asked for."""
-    from dsprep.core.storage import tree_nbytes
+    from dsprep.storage.trees import tree_nbytes
     from dsprep.writing.plan import show_nbytes
 
     if voice() < Voice.verbose:

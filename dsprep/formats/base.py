@@ -22,14 +22,14 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.checksums import Members
 from dsprep.core.groups import Grouping, GroupPlan
-from dsprep.core.marks import Mark, unchanged
 from dsprep.core.schema import Arena, Batch, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout, Groups
+from dsprep.storage.checksums import Members
+from dsprep.storage.marks import Mark, unchanged
 
 State: TypeAlias = dict[str, Any]
 

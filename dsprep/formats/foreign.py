@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
+from dsprep.storage.ranges import pread_most
 
 HEAD = 4096
 """Bytes of a file that are looked at."""

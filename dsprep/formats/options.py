@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import FieldSpec
-from dsprep.core.storage import allowed_memory
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.describe import show_asked, show_nbytes
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.checksums import Sums, read_crc32c
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints
-from dsprep.core.storage import close, fstat, preallocate, start_sync, sync
 from dsprep.formats.base import State, Writer
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 from dsprep.reading.files import File
+from dsprep.storage.checksums import Sums, read_crc32c
+from dsprep.storage.durable import close, preallocate, start_sync, sync
+from dsprep.storage.ranges import fstat
 
 THREADS = 2
 """Threads that read back; more wait for each other's turn at Python."""

@@ -9,8 +9,8 @@ import struct
 import zipfile
 import zlib
 
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
+from dsprep.storage.ranges import pread_most
 
 LOCAL_HEADER = 30
 """Bytes of a local header, less the name and the extra field."""

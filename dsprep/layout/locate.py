@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from dsprep.core.pread import ranges
 from dsprep.core.schema import Field, Ints
+from dsprep.core.spans import ranges
 from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine

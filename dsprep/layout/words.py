@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.packing import Tables
-from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Bytes, Ints
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.layout.laws.base import damaged, integer
 
 
@@ -66,7 +66,7 @@ class Words:
 
     def take(self, numbers: Ints) -> tuple[Bytes, Ints]:
         """Return some strings back to back, uint8, and where each begins and the last ends."""
-        places = packed(self.lengths(numbers))
+        places = offsets_of(self.lengths(numbers))
         out = np.empty(int(places[-1]), np.uint8)
         move_spans(self._flat, self._begins(numbers), np.diff(places), out, places[:-1])
         return out, places

@@ -37,13 +37,13 @@ from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
 from dsprep.cache.root import Root
-from dsprep.core.marks import Mark
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Stopped
 from dsprep.reader.order import Assignment, Leg, Sequence
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.marks import Mark
 
 CachePolicy: TypeAlias = Literal["epoch", "mini-epoch"]
 

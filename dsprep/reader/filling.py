@@ -23,18 +23,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dsprep.core.pread import (
-    APART_NEAR,
-    GROUP_NEAR,
-    SEVERAL,
-    RangeError,
-    Runs,
-    move_spans,
-    one_range,
-    packed,
-)
 from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, concatenate
-from dsprep.core.storage import as_bytes
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.reader.cached import Staged
@@ -42,6 +32,8 @@ from dsprep.reader.memory import Block
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import ReadPlan, shared, strided, woven
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.ranges import as_bytes
+from dsprep.storage.scatter import APART_NEAR, GROUP_NEAR, SEVERAL, RangeError, Runs, one_range
 
 Mode: TypeAlias = Literal["direct", "staged", "decoded"]
 
@@ -433,7 +425,7 @@ class Filler:
             whole += sum(opened.open_file(number, p).nbytes for p, _ in found.by_path())
         delivered = np.empty_like(sizes)
         delivered[fill.slots] = sizes
-        ends = packed(delivered)
+        ends = offsets_of(delivered)
         if int(ends[-1]) > whole * max(1, len(fill.samples) // max(1, len(self.sidecar)) + 1):
             raise FormatError(
                 f"the sidecar gives samples of field {name} that overlap",
@@ -547,7 +539,7 @@ def _joined(f: Field, fill: Fill, columns: list[tuple[Ints, Ragged]]) -> Ragged:
         lengths[chosen] = column.lengths
     order = np.empty_like(fill.slots)
     order[fill.slots] = np.arange(len(order))
-    width, edges = f.row_nbytes, packed(lengths[order])
+    width, edges = f.row_nbytes, offsets_of(lengths[order])
     out = np.empty((int(edges[-1]), *f.inner), f.dtype)
     to = edges[:-1][fill.slots] * width
     for chosen, column in columns:

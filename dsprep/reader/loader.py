@@ -17,7 +17,6 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from dsprep.core.marks import Mark
 from dsprep.core.schema import Batch, Ints, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
@@ -39,6 +38,7 @@ from dsprep.reader.units import cut_units, first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import WORDS, said
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorting_field
+from dsprep.storage.marks import Mark
 
 STATE_VERSION = 2
 """That of states which name their data. Those before it, version 1, drew another order in pools."""

@@ -21,8 +21,8 @@ from typing import Protocol
 import numpy as np
 
 from dsprep.core.permutation import Permutation
-from dsprep.core.pread import packed
 from dsprep.core.schema import Ints
+from dsprep.core.spans import offsets_of
 from dsprep.errors import UsageError
 
 MOST = 1 << 18
@@ -147,7 +147,7 @@ class MiniEpochs:
             known = repeats.known(passes=number + 1)
         else:
             known = repeats or decided
-        ends = packed(np.array(known, np.int64))
+        ends = offsets_of(np.array(known, np.int64))
         rest = number - int(ends[-1])
         if rest < 0:
             part = int(np.searchsorted(ends, number, "right")) - 1
@@ -180,7 +180,7 @@ class MiniEpochs:
         found = self._members(edges, seed, which, shuffled=shuffled)
         if not shuffled:
             return found
-        ends = packed(np.diff(edges)[found])
+        ends = offsets_of(np.diff(edges)[found])
         borders = borders_of(int(ends[-1]), self.pools)
         starts = np.searchsorted(ends, borders[:-1], "left").tolist()
         stops = (np.searchsorted(ends, borders[1:], "right") - 1).tolist()
@@ -195,7 +195,7 @@ class MiniEpochs:
     def pool(self, edges: Ints, seed: int, which: Pass, number: int, *, shuffled: bool) -> Ints:
         """Return the groups of which a pool has samples, in every pass, rising; see `groups`."""
         found = self._members(edges, seed, which, shuffled=shuffled)
-        ends = packed(np.diff(edges)[found])
+        ends = offsets_of(np.diff(edges)[found])
         low, high = borders_of(int(ends[-1]), self.pools)[number : number + 2].tolist()
         if low == high:
             return found[:0]
@@ -229,7 +229,7 @@ def _cuts(edges: Ints, groups: Ints, parts: int) -> Ints:
 
     Parts have about as many samples as each other, and at least one group, where there are enough.
     """
-    ends, count = packed(np.diff(edges)[groups]), len(groups)
+    ends, count = offsets_of(np.diff(edges)[groups]), len(groups)
     wanted = np.arange(parts + 1, dtype=np.int64) * int(ends[-1]) // parts
     least = np.arange(parts + 1, dtype=np.int64)
     near = np.searchsorted(ends, wanted, "left") - least

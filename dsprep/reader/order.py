@@ -36,8 +36,8 @@ import numpy as np
 
 from dsprep.core.packing import digest
 from dsprep.core.permutation import Permutation
-from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Ints
+from dsprep.core.spans import offsets_of, ranges
 from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of, derive
 
 Shuffle: TypeAlias = Literal["group", "global", "none"]
@@ -116,7 +116,7 @@ class Sequence:
         if groups is None and shuffle == "group" and len(edges) > 2:
             groups = Permutation(derive(seed, epoch, "groups"), len(edges) - 1).all()
         self.groups = groups
-        self.ends = edges if groups is None else packed(np.diff(edges)[groups])
+        self.ends = edges if groups is None else offsets_of(np.diff(edges)[groups])
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -283,7 +283,7 @@ class Epoch:
 
     def _take(self, spans: list[Span]) -> None:
         self.spans = spans
-        self._starts = packed(np.array([len(s) for s in spans], np.int64))
+        self._starts = offsets_of(np.array([len(s) for s in spans], np.int64))
 
     def __len__(self) -> int:
         return int(self._starts[-1])

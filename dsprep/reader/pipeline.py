@@ -28,7 +28,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from dsprep.cache.copies import CopyFile
-from dsprep.core.pread import SEVERAL, Runs
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Ragged
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.cached import ReaderCache, Reading, Staged
@@ -39,6 +38,7 @@ from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, Leg
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
+from dsprep.storage.scatter import SEVERAL, Runs
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come

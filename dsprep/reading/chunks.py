@@ -15,11 +15,11 @@ import numpy as np
 
 from dsprep.core import filters
 from dsprep.core.schema import Array, Bytes
-from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.model import Grid, misfit
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_exact
 
 DECODED = 64 << 20
 """Decoded bytes in the making at once: threads beyond wait, unless none is at work."""

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from dsprep.core import filters
-from dsprep.core.pread import GROUP_NEAR, NEAR, packed
 from dsprep.core.schema import Arena, Bytes, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
+from dsprep.core.spans import offsets_of
 from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_at, rows_of
 from dsprep.layout.model import Column, Grid, misfit
 from dsprep.reading.chunks import Chunks, fill_value
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import ReadPlan
+from dsprep.storage.scatter import GROUP_NEAR, NEAR
 
 _U8 = np.dtype(np.uint8)
 _ALIGN = 64
@@ -55,7 +56,8 @@ def fetch(
 
     All their bytes are fetched together, so fields that lie side by side, as in a group, take one
     ``preadv``. The values of fields that need nothing more from the files may be there already.
-    One file is open at a time, however many there are. `near` is as in `dsprep.core.pread.runs`.
+    One file is open at a time, however many there are. `near` is as in
+    `dsprep.storage.scatter.runs`.
     """
     bases = [0]
     for want in wanted.values():
@@ -151,7 +153,7 @@ class ColumnReader:
         return Ragged.from_lengths(values, nbytes // row, field.kind)
 
     def _begin_plain(self, grid: Grid, first: Ints, count: Ints) -> Wanted:
-        found, places = plain_rows(grid, first, count), packed(count * grid.row_nbytes)
+        found, places = plain_rows(grid, first, count), offsets_of(count * grid.row_nbytes)
         to, stored = found.addresses(places[:-1]), found.stored()
         there = to[(found.offset >= 0) & (found.length > 0)] if stored is not found else to
         spans = [
@@ -199,7 +201,7 @@ def _lines(per: int, first: Ints, count: Ints) -> dict[int, list[tuple[int, int,
         return {int(first[0]) // per: [(0, int(first[0]) % per, int(count[0]))]}
     request, done, inside, rows, lines = cut_lines(per, first, count)
     found: dict[int, list[tuple[int, int, int]]] = {}
-    to = packed(count)[request] + done
+    to = offsets_of(count)[request] + done
     every = zip(lines.tolist(), to.tolist(), inside.tolist(), rows.tolist(), strict=True)
     for line, *where in every:
         found.setdefault(line, []).append((where[0], where[1], where[2]))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dsprep.core.pread import packed
 from dsprep.core.schema import (
     Arena,
     Bytes,
@@ -18,6 +17,7 @@ from dsprep.core.schema import (
     concatenate,
     new_array,
 )
+from dsprep.core.spans import offsets_of
 from dsprep.layout.model import OwnFiles, misfit
 from dsprep.reading.files import File
 
@@ -82,7 +82,7 @@ def _read(
     arena: Arena | None,
 ) -> Ragged:
     """Return the field of samples whose bytes are taken together."""
-    places = packed(lengths)
+    places = offsets_of(lengths)
     out: Bytes = np.empty(0, np.uint8)
     for k, (i, nbytes) in enumerate(zip(indices.tolist(), lengths.tolist(), strict=True)):
         file = open_file(os.fsdecode(own.names[i]))

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.marks import ChangedError, Mark, Status, changed, is_coarse, same_file, status
-from dsprep.core.pread import NEAR, read_spans
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import Inside, fstat, let_go, pread_into
 from dsprep.layout.model import misfit
+from dsprep.storage.marks import ChangedError, Mark, Status, changed, is_coarse, same_file, status
+from dsprep.storage.ranges import close_quietly, fstat, pread_into
+from dsprep.storage.scatter import NEAR, read_spans
+from dsprep.storage.trees import DirectoryGuard
 
 KEPT = 64
 """Files that stay open at most."""
@@ -52,7 +53,7 @@ class File:
         """Close it at once; closing twice is allowed."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            let_go(fd)
+            close_quietly(fd)
 
     def __del__(self) -> None:
         self.close()
@@ -72,7 +73,7 @@ class File:
     def read_spans(
         self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = NEAR
     ) -> None:
-        """Read ranges into `out`; see `dsprep.core.pread.read_spans`."""
+        """Read ranges into `out`; see `dsprep.storage.scatter.read_spans`."""
         read_spans(self.fd, offsets, lengths, out, places, self.where, near)
         self.check_same(int(offsets[0]) if len(offsets) else None)
 
@@ -146,7 +147,7 @@ class Files:
 
     def __init__(
         self,
-        inside: Inside,
+        inside: DirectoryGuard,
         first: Callable[[int, str, File], None] | None = None,
         most: int | None = None,
     ) -> None:

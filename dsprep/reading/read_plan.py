@@ -13,12 +13,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsprep.core.pread import APART_NEAR, DROPPED, NEAR, Runs, read_files, runs, together
 from dsprep.core.schema import Field, Ints
 from dsprep.layout.laws import Affine
 from dsprep.layout.locate import Extents, Stored, rows_at
 from dsprep.layout.model import Column, FileLayout, Records
 from dsprep.reading.files import File
+from dsprep.storage.scatter import APART_NEAR, DROPPED, NEAR, Runs, read_files, runs, together
 
 LEAST = 2 << 20
 """Bytes of a part below which another thread would not pay."""
@@ -81,7 +81,7 @@ class ReadPlan:
         self._apart += [(file, runs) for runs in _side_by_side(found, to)]
 
     def read(self, near: int) -> None:
-        """Read all of it; see `dsprep.core.pread.read_files`."""
+        """Read all of it; see `dsprep.storage.scatter.read_files`."""
         parts = [*self._apart, *self.runs(near)]
         read_files([(file.fd, found, file.path) for file, found in parts])
         first = {file: int(r.starts[0]) for file, r in reversed(parts) if len(r.starts)}
@@ -94,7 +94,7 @@ class ReadPlan:
         return sum(file.nbytes for file, _ in self._files.values())
 
     def runs(self, near: int) -> Iterator[tuple[File, Runs]]:
-        """Yield what to read of each file, by rising offsets; see `dsprep.core.pread.runs`."""
+        """Yield what to read of each file, by rising offsets; see `dsprep.storage.scatter.runs`."""
         for file, columns in self._files.values():
             offsets, lengths, addresses = (
                 columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
@@ -232,7 +232,7 @@ def _of_part(
 def woven(
     fields: Sequence[Strided], addresses: Sequence[Ints | int], count: int
 ) -> list[tuple[int, Ints]] | None:
-    """Return what has to be read of one file, as `dsprep.core.pread.runs` does.
+    """Return what has to be read of one file, as `dsprep.storage.scatter.runs` does.
 
     Parameters
     ----------

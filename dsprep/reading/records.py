@@ -14,7 +14,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -27,6 +26,7 @@ from dsprep.core.schema import (
     Schema,
     new_array,
 )
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError
 from dsprep.layout.model import FileLayout, Part, Records, misfit
 from dsprep.reading.files import File
@@ -299,10 +299,10 @@ class RecordReader:
                 ends = offsets + lengths
                 pieces.append((ends, np.minimum(file.nbytes - ends, frame.after)))
         sizes = np.array([int(length.sum()) for _, length in pieces], np.int64)
-        bases = packed(sizes)
+        bases = offsets_of(sizes)
         out = new_array(arena, "sidecar.spans", (int(bases[-1]),), _U8)
         places = [
-            base + packed(length)[:-1]
+            base + offsets_of(length)[:-1]
             for base, (_, length) in zip(bases[:-1].tolist(), pieces, strict=True)
         ]
         file.read_spans(
@@ -460,7 +460,7 @@ def _fixed(taken: Taken, field: Field, at: int, sizes: Ints) -> Array:
 
 def _packed(taken: Taken, at: int, sizes: Ints) -> Bytes:
     """Return the bytes of a field of all records, one after another."""
-    places = packed(sizes)
+    places = offsets_of(sizes)
     if len(sizes) and bool((np.diff(taken.starts) == sizes[:-1]).all()):
         start = int(taken.starts[0]) + at
         return taken.buffer[start : start + int(places[-1])]

@@ -14,14 +14,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dsprep.core.pread import NEAR
 from dsprep.core.schema import Batch, Bytes, Field, Ragged
 from dsprep.core.schema import Column as Values
-from dsprep.core.storage import pread_into
 from dsprep.layout.locate import rows_at
 from dsprep.layout.model import Column, FileLayout, OwnFiles, Part, Records
 from dsprep.reading.files import File
 from dsprep.reading.records import Recipe
+from dsprep.storage.ranges import pread_into
+from dsprep.storage.scatter import NEAR
 
 Range: TypeAlias = tuple[str, int, int]
 """The path of a file, an offset in it, and a number of bytes."""

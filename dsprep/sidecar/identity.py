@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsprep import formats
-from dsprep.core.checksums import read_crc32c
-from dsprep.core.marks import DataFiles, Mark, same_time, sample
 from dsprep.errors import DsprepError
 from dsprep.sidecar.spec import Identity
+from dsprep.storage.checksums import read_crc32c
+from dsprep.storage.marks import DataFiles, Mark, same_time, sample
 
 WRITTEN = "it was written to (its time stamp changed)"
 

@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from dsprep import formats
-from dsprep.core.checksums import Members, read_crc32c
 from dsprep.core.packing import from_planes
-from dsprep.core.pread import ranges
 from dsprep.core.schema import Ints
-from dsprep.core.storage import data_files
+from dsprep.core.spans import ranges
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.laws import Explicit
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
 from dsprep.reading.files import File
+from dsprep.storage.checksums import Members, read_crc32c
+from dsprep.storage.trees import data_files
 
 if TYPE_CHECKING:
     from dsprep.sidecar.sidecar import Sidecar

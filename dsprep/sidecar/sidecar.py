@@ -22,13 +22,9 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from dsprep import formats
-from dsprep.core.atomic import restore
 from dsprep.core.gather import take
-from dsprep.core.marks import Mark, same_time
 from dsprep.core.packing import Tables, digest
-from dsprep.core.pread import APART_NEAR
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, concatenate, new_array
-from dsprep.core.storage import Inside
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
 from dsprep.layout.locate import Extents, locate, stored
@@ -41,6 +37,10 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, look
 from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content
+from dsprep.storage.atomic import restore
+from dsprep.storage.marks import Mark, same_time
+from dsprep.storage.scatter import APART_NEAR
+from dsprep.storage.trees import DirectoryGuard
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
 
@@ -240,7 +240,7 @@ class Sidecar:
             )
         self.marks: Mapping[int, Mark] = {}
         self._compared: Mapping[int, Mark] | None = None
-        self._files = Files(Inside(dataset, follow_external), self._check_first)
+        self._files = Files(DirectoryGuard(dataset, follow_external), self._check_first)
         self._open_file: Callable[[int, str], File] | None = None
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

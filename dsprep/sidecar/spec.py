@@ -103,11 +103,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from dsprep.core.atomic import partial_path
-from dsprep.core.marks import Mark, same_time
 from dsprep.core.schema import Schema, decode_dtype, encode_dtype
-from dsprep.core.storage import SIDECARS, revalidate, sync, sync_directory
 from dsprep.errors import FormatError
+from dsprep.storage.atomic import partial_path
+from dsprep.storage.durable import sync, sync_directory
+from dsprep.storage.marks import Mark, same_time
+from dsprep.storage.nodes import revalidate
+from dsprep.storage.trees import SIDECARS
 
 VERSION = 1
 NAMES = SIDECARS

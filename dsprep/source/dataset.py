@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from dsprep.core.marks import Mark
 from dsprep.core.schema import Field, FieldSpec, Schema, with_others
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import Format, Opening, Source
@@ -26,6 +25,7 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.joined import JoinedSource, assign_fields, check_lengths, joined_names
 from dsprep.source.many import open_native
 from dsprep.source.numbered import without
+from dsprep.storage.marks import Mark
 
 Progress: TypeAlias = Callable[[int, int], None]
 Through: TypeAlias = Literal["sidecar", "library", "strict"]

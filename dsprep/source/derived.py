@@ -13,11 +13,11 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.gather import Assembly
-from dsprep.core.marks import Mark
 from dsprep.core.schema import Arena, Batch, Ints, empty_batch
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
+from dsprep.storage.marks import Mark
 
 PROBE = 64
 """Samples that are read to estimate the size of ragged ones that only reading gives."""

@@ -13,7 +13,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from dsprep import formats
-from dsprep.core.atomic import restore
 from dsprep.errors import DsprepError, FormatError, TargetError, UsageError
 from dsprep.formats import foreign
 from dsprep.formats.base import Format, WritableFormat
@@ -21,6 +20,7 @@ from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import HINT, by_part
 from dsprep.sidecar import spec
 from dsprep.source.braces import expand
+from dsprep.storage.atomic import restore
 
 MAX_LIST_NBYTES = 256 << 20
 """No list of paths is larger."""

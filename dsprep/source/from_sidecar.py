@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.marks import Mark
 from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage, of_layout
@@ -18,6 +17,7 @@ from dsprep.layout.model import FileLayout
 from dsprep.reading.records import Verify
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.marks import Mark
 
 
 class SidecarSource(Source):

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.marks import Mark
 from dsprep.core.schema import OTHERS, Arena, Batch, FieldSpec, Ints, Schema, with_others
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.fields import missing_field
 from dsprep.layout.describe import FieldStorage
+from dsprep.storage.marks import Mark
 
 
 @dataclass(frozen=True, kw_only=True)

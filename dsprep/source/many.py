@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from dsprep import formats
 from dsprep.core.gather import Assembly
-from dsprep.core.marks import Mark, Status, changed, same_file, status
 from dsprep.core.schema import (
     OTHERS,
     Arena,
@@ -40,6 +39,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
 from dsprep.source.numbered import NumberedSource, without
+from dsprep.storage.marks import Mark, Status, changed, same_file, status
 
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""

@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsprep import executors
-from dsprep.core.atomic import put
-from dsprep.core.storage import remove, sync, sync_directory
 from dsprep.errors import TargetError, UsageError
 from dsprep.sidecar.spec import NAMES
 from dsprep.source.files import check_replaceable
+from dsprep.storage.atomic import put
+from dsprep.storage.durable import sync, sync_directory
+from dsprep.storage.trees import remove
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20  # noqa: F401
 from dsprep.synth.job import RECIPES, Hint, Progress, Recipe, SynthJob
 

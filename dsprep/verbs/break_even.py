@@ -12,11 +12,11 @@ import numpy as np
 
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena
-from dsprep.core.storage import data_files
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.reader.units import group_edges
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.trees import data_files
 
 SECONDS = 1.0
 """How long each of the two measurements takes, at most about."""

@@ -21,10 +21,10 @@ from dsprep.cache.copier import BLOCK, Copier, Throttle
 from dsprep.cache.copies import PLANNED, READY, REFUSED, Copy, remove_unfinished
 from dsprep.cache.folder import CacheFolder, CopyInfo, Size
 from dsprep.cache.pieces import Pieces, name_of
-from dsprep.core.checksums import read_crc32c
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import DsprepError, UsageError
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.checksums import read_crc32c
 
 Progress = Callable[[int, int], None]
 """Called with groups and bytes that were compared so far."""

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsprep.core.pread import packed
 from dsprep.core.schema import Array, Ints
+from dsprep.core.spans import offsets_of
 from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of
 from dsprep.reader.order import Assignment, Epoch, Remainder, Sequence, Share, Span, Stage
 
@@ -321,7 +321,7 @@ class Parts:
 
     def _read_in(self, groups: Ints) -> Iterator[Ints]:
         """Yield the groups that lie, in this order, between the borders of each pool."""
-        ends = packed(np.diff(self._order.edges)[groups])
+        ends = offsets_of(np.diff(self._order.edges)[groups])
         for low, high in pairwise(borders_of(int(ends[-1]), len(self._pools) or 1).tolist()):
             start, stop = np.searchsorted(ends, (low, high - 1), "right").tolist()
             yield np.sort(groups[start - 1 : stop] if low < high else groups[:0])

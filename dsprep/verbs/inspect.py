@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Array, Batch, Field, Ragged, batch_nbytes, encode_dtype
-from dsprep.core.storage import allowed_memory, tree_nbytes
 from dsprep.formats.base import Source
 from dsprep.formats.options import not_enough
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage.trees import tree_nbytes
 
 SAMPLED = 256
 """Samples looked at for the statistics of ragged fields in large datasets."""

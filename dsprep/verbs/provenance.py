@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.marks import Mark, unchanged
 from dsprep.core.schema import Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source
@@ -20,6 +19,7 @@ from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.joined import refuse_join
 from dsprep.source.many import open_native
+from dsprep.storage.marks import Mark, unchanged
 from dsprep.writing.create_sidecar import Looks, Made, Progress, Subject, dataset_of, made_by, make
 
 

@@ -19,11 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dsprep import formats
-from dsprep.core.atomic import partial_path
 from dsprep.core.groups import Grouping, GroupPlan, even
-from dsprep.core.marks import sole_writer
+from dsprep.core.memory import allowed_memory, total_memory
 from dsprep.core.schema import Array, Batch, Ints, Ragged
-from dsprep.core.storage import allowed_memory, total_memory
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
@@ -33,6 +31,8 @@ from dsprep.source.alike import LENGTH, sorted_by
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import DerivedSource, DuplicatedSource, SelectedSource
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage.atomic import partial_path
+from dsprep.storage.marks import sole_writer
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.convert import named_target, reading, stem_of, writing

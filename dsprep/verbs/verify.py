@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep import executors
-from dsprep.core.marks import unchanged
+from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
-from dsprep.core.storage import allowed_memory
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.options import not_enough
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
+from dsprep.storage.marks import unchanged
 from dsprep.writing.plan import (
     PIECE_NBYTES,
     Cast,

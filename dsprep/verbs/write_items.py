@@ -21,14 +21,14 @@ from typing import Any
 
 import dsprep
 from dsprep import executors
-from dsprep.core.atomic import KEPT
 from dsprep.core.schema import Schema
-from dsprep.core.storage import HIDDEN, remove, tree_nbytes
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
+from dsprep.storage.atomic import KEPT
+from dsprep.storage.trees import HIDDEN, remove, tree_nbytes
 from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing.items.calls import (

@@ -26,11 +26,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsprep import executors
-from dsprep.core.marks import sole_writer
-from dsprep.core.storage import node, remove, sync_directory, tree_nbytes, wait_for
 from dsprep.errors import DsprepError, ExecutorError, UsageError
 from dsprep.formats.base import Opening, Source, State, Writer
 from dsprep.sidecar.spec import write_json
+from dsprep.storage.durable import sync_directory
+from dsprep.storage.marks import sole_writer
+from dsprep.storage.nodes import node, wait_for
+from dsprep.storage.trees import remove, tree_nbytes
 from dsprep.writing.job import Job
 from dsprep.writing.plan import Shard
 from dsprep.writing.shards import (

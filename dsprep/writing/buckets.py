@@ -34,20 +34,13 @@ import numpy as np
 
 from dsprep.core.gather import LONG, take
 from dsprep.core.permutation import Permutation
-from dsprep.core.pread import drain, packed, scatter
 from dsprep.core.schema import Arena, Array, Batch, Bytes, DType, Field, Ints, Ragged, Schema
-from dsprep.core.storage import (
-    close,
-    fstat,
-    pread_into,
-    punch,
-    pwrite_all,
-    start_sync,
-    sync,
-    write_error,
-)
+from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError
 from dsprep.formats.base import Writer
+from dsprep.storage.durable import close, punch, start_sync, sync, write_error
+from dsprep.storage.ranges import fstat, pread_into, pwrite_all
+from dsprep.storage.scatter import drain, scatter
 
 _FEW = 1 << 20  # bytes up to which memory is not kept
 
@@ -129,7 +122,7 @@ class RunWriter(Writer):
         bucket, position = np.divmod(self._order.inverse(numbers), self._per_bucket)
         small = bucket.astype(np.uint16) if self._buckets <= 1 << 16 else bucket  # sorted faster
         sequence = np.argsort(small, kind="stable")
-        edges = packed(np.bincount(bucket, minlength=self._buckets))
+        edges = offsets_of(np.bincount(bucket, minlength=self._buckets))
         heads = [_Sorted.plain(position[sequence].astype(_POSITION))]
         fixed, ragged = [], []
         for f in self._schema:
@@ -266,7 +259,7 @@ class _Sorted:
             return cls(column, field.row_nbytes * np.arange(n + 1))
         if isinstance(column, Ragged):
             values = np.ascontiguousarray(column.values)
-            offsets = packed(column.lengths[sequence] * field.row_nbytes)
+            offsets = offsets_of(column.lengths[sequence] * field.row_nbytes)
             starts = column.offsets[sequence] * field.row_nbytes
         else:
             values = column if column[:1].flags.c_contiguous else np.ascontiguousarray(column)
@@ -345,7 +338,7 @@ class BucketReader:
                 self._data.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
                 self._tables.append(_Table(path.with_name("index"), row))
             sizes = [fstat(fd).st_size for fd in self._data]
-            self._begins = packed(np.array(sizes, np.int64))
+            self._begins = offsets_of(np.array(sizes, np.int64))
         except BaseException:
             self.close()
             raise
@@ -383,7 +376,7 @@ class BucketReader:
             raise self._damaged()
         runs = np.flatnonzero(counts)
         ends = edges[runs, 1, 1]
-        segments = _Segments(edges[runs, 1, 0], packed(counts[runs])[:-1], counts[runs])
+        segments = _Segments(edges[runs, 1, 0], offsets_of(counts[runs])[:-1], counts[runs])
         position = np.empty(n, _POSITION)
         lengths = {f.name: np.empty(n, np.int64) for f in self._schema if f.ragged}
         heads: list[Array] = [position, *lengths.values()]
@@ -611,14 +604,14 @@ class _Target:
             (count if rows is None else int(rows.sum()), *field.inner), field.dtype
         )
         self.column: Array | Ragged = self._values
-        self._edges = np.arange(count + 1) if rows is None else packed(rows)
+        self._edges = np.arange(count + 1) if rows is None else offsets_of(rows)
         self._to = target
         if rows is not None:
             offsets = self._edges
             if target is not None:
                 lengths = np.empty(count, np.int64)
                 lengths[target] = rows
-                offsets = packed(lengths)
+                offsets = offsets_of(lengths)
                 self._to = offsets[target]
             self.column = Ragged(self._values, offsets, field.kind)
 

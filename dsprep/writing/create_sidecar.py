@@ -23,10 +23,8 @@ import numpy as np
 
 from dsprep import __version__, executors, formats
 from dsprep.core.groups import Grouping
-from dsprep.core.marks import Mark, unchanged
 from dsprep.core.packing import Tables, digest, to_planes
 from dsprep.core.schema import Schema
-from dsprep.core.storage import data_files
 from dsprep.errors import TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -38,6 +36,8 @@ from dsprep.sidecar import identity, spec
 from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content, FileEntry, Identity
 from dsprep.source.many import MultiSource, NativeOpening, open_native
+from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.trees import data_files
 
 Progress: TypeAlias = Callable[[int, int], None]
 

@@ -14,12 +14,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsprep.core.atomic import working
-from dsprep.core.marks import Mark, unchanged
-from dsprep.core.storage import tree_nbytes
 from dsprep.formats.base import Source, State
 from dsprep.sidecar import spec
 from dsprep.source.files import check_replaceable
+from dsprep.storage.atomic import working
+from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.trees import tree_nbytes
 from dsprep.writing.apart import clean_apart, parts_of, write_apart, write_parts
 from dsprep.writing.create_sidecar import Made, describe
 from dsprep.writing.job import (

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.groups import Grouping
-from dsprep.core.storage import remove
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Source, State, Writer
 from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
 from dsprep.sidecar.spec import write_json
+from dsprep.storage.trees import remove
 from dsprep.writing.items.parts import PartsSource
 from dsprep.writing.job import Job
 from dsprep.writing.plan import group_pieces, pieces

@@ -39,12 +39,14 @@ from dsprep import executors
 from dsprep.core.gather import LONG, Assembly, take
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Batch, Ints, Schema, empty_batch
-from dsprep.core.storage import boot, node, remove, sync_directory, wait_for
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import write_json
 from dsprep.source.derived import DerivedSource, probe_nbytes
+from dsprep.storage.durable import sync_directory
+from dsprep.storage.nodes import boot, node, wait_for
+from dsprep.storage.trees import remove
 from dsprep.writing.buckets import (
     MOST,
     Bucket,

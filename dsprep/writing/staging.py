@@ -7,7 +7,7 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
 ``state.json``
     How far it has come: replaced as a whole after the data up to there are durable.
 ``dsprep.lock``, ``dsprep.lock.owner``
-    Held while a process works on it, and which process that is; see `dsprep.core.locking`. The
+    Held while a process works on it, and which process that is; see `dsprep.storage.locking`. The
     first also shows that the directory was made here: one without it is not used, and nothing in it
     is removed; nor in one of another user, or behind a symbolic link.
 ``data/``
@@ -33,15 +33,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dsprep.core import atomic
-from dsprep.core.atomic import made_path, partial_path
-from dsprep.core.directory import Directory
-from dsprep.core.locking import Lock
-from dsprep.core.marks import ChangedError, Mark, is_coarse, place, sample, sole_writer
-from dsprep.core.storage import HIDDEN, revalidate, soon, sync_directory
 from dsprep.errors import DsprepError, FormatError, TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, write_json
+from dsprep.storage import atomic
+from dsprep.storage.atomic import made_path, partial_path
+from dsprep.storage.directory import Directory
+from dsprep.storage.durable import sync_directory
+from dsprep.storage.locking import Lock
+from dsprep.storage.marks import ChangedError, Mark, is_coarse, place, sample, sole_writer
+from dsprep.storage.nodes import revalidate
+from dsprep.storage.trees import HIDDEN, soon
 
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run begins anew."""

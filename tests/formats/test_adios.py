@@ -12,11 +12,11 @@ import pytest
 from format_contract import ReadOnlyContract
 
 import dsprep
-from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError
 from dsprep.formats.options import OpenOptions
 from dsprep.source.dataset import open_dataset
+from dsprep.storage.marks import ChangedError
 
 adios2 = pytest.importorskip("adios2")
 

@@ -17,12 +17,12 @@ import pytest
 from hdf5_files import HDF5
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
-from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.hdf5 import create
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
+from dsprep.storage.checksums import crc32c
 
 SCHEMAS = dict(schemas())
 PLAIN = WriteOptions()

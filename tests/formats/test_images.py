@@ -16,7 +16,6 @@ from test_cli import fails, run
 
 import dsprep
 from dsprep import formats
-from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, UsageError
 from dsprep.formats.images.recognise import is_image
@@ -26,6 +25,7 @@ from dsprep.reading import each
 from dsprep.sidecar.export import KINDS, export
 from dsprep.sidecar.sidecar import StaleError
 from dsprep.source.dataset import open_dataset
+from dsprep.storage.marks import ChangedError
 from dsprep.verbs.check import check
 
 SCHEMA = Schema(

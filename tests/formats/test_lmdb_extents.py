@@ -11,8 +11,6 @@ from record_checks import assert_told_right as located
 from record_checks import decoded, frame_of, places, stored_at
 from support import random_batch, schemas, write_batch
 
-from dsprep.core import pread
-from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb import Lmdb
@@ -20,6 +18,8 @@ from dsprep.formats.lmdb import layout as recipe
 from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine, found_exact
+from dsprep.storage import scatter
+from dsprep.storage.marks import ChangedError
 
 LMDB = Lmdb()
 ALL = dict(schemas())
@@ -174,7 +174,7 @@ def test_the_leaves_alone_are_read(tmp_path, monkeypatch):
     schema = Schema((Field("x", np.dtype("u1"), (3072,)), Field("y", np.dtype("<i8"))))
     write_batch(LMDB, path, schema, random_batch(schema, 4000))
     read = []
-    for module, name in ((os, "preadv"), (pread, "_call")):
+    for module, name in ((os, "preadv"), (scatter, "_call")):
         real = getattr(module, name)
         counted = lambda *a, real=real: read.append(real(*a)) or read[-1]  # noqa: E731
         monkeypatch.setattr(module, name, counted)

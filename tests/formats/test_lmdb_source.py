@@ -11,11 +11,11 @@ import pytest
 from lmdb_builds import assert_same_records, put
 from support import assert_same_batch, random_batch, write_batch
 
-from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions
+from dsprep.storage.marks import ChangedError
 
 LMDB = Lmdb()
 

@@ -14,7 +14,6 @@ from record_checks import places as blocks
 from record_checks import write_records as write
 from support import assert_same_batch, random_batch, schemas, write_batch
 
-from dsprep.core import pread
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError, UnsupportedError
@@ -27,6 +26,7 @@ from dsprep.formats.tfrecord.recipe import example as recipe
 from dsprep.formats.tfrecord.source import TFRecordSource
 from dsprep.layout.model import FileLayout
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage import scatter
 from dsprep.verbs.provenance import provenance
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -209,7 +209,7 @@ def test_numbers_that_are_not_packed(tmp_path: Path) -> None:
 def counted_reads(monkeypatch: Any) -> list[int]:
     """The bytes of every read of a file from now on."""
     read: list[int] = []
-    for module, name in ((os, "preadv"), (pread, "_call")):
+    for module, name in ((os, "preadv"), (scatter, "_call")):
         real = getattr(module, name)
         counted = lambda *a, real=real: read.append(real(*a)) or read[-1]  # noqa: E731
         monkeypatch.setattr(module, name, counted)

@@ -15,13 +15,13 @@ import zarr
 from support import assert_same_batch, random_batch, raw, take
 from zarr_stores import SCHEMAS, ZARR, no_waiting_for_the_disk
 
-from dsprep.core import checksums
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Field, Ragged, Schema
-from dsprep.core.storage import data_files
 from dsprep.errors import UnsupportedError
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.layout.as_json import file_path
+from dsprep.storage import checksums
+from dsprep.storage.trees import data_files
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 

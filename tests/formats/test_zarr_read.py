@@ -31,13 +31,13 @@ from zarr_stores import (
 
 import dsprep
 from dsprep.core import filters
-from dsprep.core.marks import ChangedError
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats import recognise
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.fields import Elements
+from dsprep.storage.marks import ChangedError
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 

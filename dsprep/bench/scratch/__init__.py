@@ -13,9 +13,9 @@ from pathlib import Path
 
 from dsprep.bench.scratch.folder import check_free, locked, remove_outdated
 from dsprep.bench.scratch.planning import Preparation, plan
-from dsprep.core.storage import remove
 from dsprep.errors import UnsupportedError
 from dsprep.source.dataset import open_dataset
+from dsprep.storage.trees import remove
 from dsprep.writing.create_sidecar import dataset_of
 
 __all__ = ["Forms", "Preparation", "Prepared", "opened", "plan", "prepare"]

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.bench.machine import existing
-from dsprep.core.locking import take
-from dsprep.core.marks import Mark, sample
-from dsprep.core.storage import free_nbytes, remove, sync_directory
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source
 from dsprep.sidecar.spec import write_json
+from dsprep.storage.durable import sync_directory
+from dsprep.storage.locking import take
+from dsprep.storage.marks import Mark, sample
+from dsprep.storage.trees import free_nbytes, remove
 from dsprep.writing.plan import show_nbytes
 
 MADE = "made.json"

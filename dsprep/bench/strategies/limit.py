@@ -16,7 +16,6 @@ import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import pread_into
 from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
 from dsprep.reader.engines.direct import Opened
@@ -26,6 +25,7 @@ from dsprep.reader.units import group_edges
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import shared
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.ranges import pread_into
 
 _ALIGN = 64 << 10
 """Bytes at whose multiples buffers begin: whole blocks of direct reads."""

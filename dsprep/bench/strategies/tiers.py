@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.bench.strategies.dsprep_reader import DsprepReader
-from dsprep.core.storage import remove
+from dsprep.storage.trees import remove
 
 
 class CacheNext(DsprepReader):

@@ -21,10 +21,10 @@ from typing_extensions import override
 
 from dsprep.core.packing import digest
 from dsprep.core.schema import Schema
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.base import Facts, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
+from dsprep.storage.ranges import pread_most
 
 INDEX = "md.idx"
 MAGIC = b"ADIOS-BP v"

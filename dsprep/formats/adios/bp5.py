@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from dsprep.core.pread import ranges
 from dsprep.core.schema import DType, Ints
+from dsprep.core.spans import ranges
 from dsprep.errors import FormatError
 from dsprep.formats.adios.metadata import (
     HEADER,

@@ -9,7 +9,6 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Ints, Ragged
-from dsprep.core.storage import Inside
 from dsprep.errors import FormatError
 from dsprep.formats.adios import bp4, bp5
 from dsprep.formats.adios.columns import Found
@@ -29,13 +28,14 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.files import File, Files
+from dsprep.storage.trees import DirectoryGuard
 
 
 class AdiosSource(LocatedSource):
     """A BP dataset opened for reading; see `base.Source`."""
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
-        self._files = Files(Inside(path, options.follow_external))
+        self._files = Files(DirectoryGuard(path, options.follow_external))
         self._root = path
         try:
             metadata = self._checked(self._metadata())

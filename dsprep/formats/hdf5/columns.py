@@ -24,7 +24,6 @@ from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Attrs, DType, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
-from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.datasets import Held
@@ -39,6 +38,7 @@ from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.layout.words import Words
 from dsprep.reading.columns import ColumnReader, Wanted, fetch
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_exact
 
 _STEP = 1 << 20
 

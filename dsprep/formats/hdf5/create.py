@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import DType, Field, Ints, Schema
-from dsprep.core.storage import pread_most, pwrite_all, truncate
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.hdf5.attributes import (
     CAPACITY_ATTRIBUTE,
@@ -34,6 +33,7 @@ from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier
 from dsprep.formats.hdf5.grids import chunk_table
 from dsprep.formats.hdf5.guard import SIGNATURE, library
 from dsprep.formats.hdf5.plan import FieldPlan, FilePlan
+from dsprep.storage.ranges import pread_most, pwrite_all, truncate
 
 _ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
 _ALIGN_FROM = 1 << 20

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dsprep.core.schema import DType, Kind
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
 from dsprep.formats.hdf5.guard import library, open_file
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_most
 
 _DEEPEST = 8
 """Virtual datasets of virtual datasets: more is refused, as circles are."""

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from dsprep.core.filters import decode
 from dsprep.core.schema import Ints
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Grid
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_most
 
 # --- filters ---------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.storage import fstat, pread_most
 from dsprep.errors import DsprepError, FormatError, MissingExtra
+from dsprep.storage.ranges import fstat, pread_most
 
 _ERRNO = re.compile(r"\berrno = (\d+)")
 _NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, Ints
-from dsprep.core.storage import pread_exact, pread_into
 from dsprep.errors import FormatError
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_exact, pread_into
 
 _SIGNATURE = b"GCOL"
 _START = _SIGNATURE + b"\1\0\0\0"

@@ -167,7 +167,7 @@ class Hdf5Source(Source):
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            with suppress(OSError, RuntimeError):  # as `let_go`
+            with suppress(OSError, RuntimeError):  # as `close_quietly`
                 self._file.close()
             self._file = None
         self._disk.close()

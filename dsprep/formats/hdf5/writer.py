@@ -37,7 +37,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.checksums import CRC32C, combine, crc32c, pwrite_crc32c, read_crc32c
 from dsprep.core.groups import seam
 from dsprep.core.schema import (
     Arena,
@@ -50,20 +49,6 @@ from dsprep.core.schema import (
     has_padding,
     new_array,
 )
-from dsprep.core.storage import (
-    Buffer,
-    as_bytes,
-    close,
-    copy_range,
-    fstat,
-    pread_into,
-    preallocate,
-    pwrite_all,
-    remove,
-    start_sync,
-    sync,
-    truncate,
-)
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular, write_groups
@@ -71,6 +56,18 @@ from dsprep.formats.hdf5.guard import library
 from dsprep.formats.hdf5.plan import AllocatedDataset, FieldPlan, FilePlan
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
+from dsprep.storage.checksums import CRC32C, combine, crc32c, pwrite_crc32c, read_crc32c
+from dsprep.storage.durable import close, preallocate, start_sync, sync
+from dsprep.storage.ranges import (
+    Buffer,
+    as_bytes,
+    copy_range,
+    fstat,
+    pread_into,
+    pwrite_all,
+    truncate,
+)
+from dsprep.storage.trees import remove
 
 _INT = np.dtype("<i8")
 _MISSING = -1

@@ -15,7 +15,6 @@ import numpy as np
 
 from dsprep import formats
 from dsprep.core.schema import Ints
-from dsprep.core.storage import HIDDEN, SIDECARS, Inside
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.images import pairs
 from dsprep.formats.images.pairs import Joined, Part, Selection
@@ -23,6 +22,7 @@ from dsprep.formats.images.recognise import has_suffix
 from dsprep.formats.samples import listed, natural_order
 from dsprep.formats.splits import parts_of, parts_of_many
 from dsprep.layout.words import Words
+from dsprep.storage.trees import HIDDEN, SIDECARS, DirectoryGuard
 
 IMAGE = "image"
 """The field of the only file that a sample has."""
@@ -74,7 +74,7 @@ class _Walk:
     files are taken, whatever they are, and no others.
     """
 
-    inside: Inside
+    inside: DirectoryGuard
     root: Path
     skipped: frozenset[bytes]
     selections: Sequence[Selection] = ()
@@ -115,7 +115,7 @@ def read_folder(
     labels: str,
     selections: Sequence[Selection],
     tables: Mapping[str, Path],
-    inside: Inside,
+    inside: DirectoryGuard,
 ) -> Folder:
     """Return the samples below `root`.
 

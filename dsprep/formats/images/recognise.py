@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from dsprep import formats
-from dsprep.core.storage import pread_most
 from dsprep.errors import DsprepError
 from dsprep.formats.samples import is_file
+from dsprep.storage.ranges import pread_most
 
 SUFFIXES = frozenset(
     b"avif bmp dib exr gif heic heif j2k jfif jp2 jpe jpeg jpf jpg jpx jxl pbm pgm png pnm ppm qoi "

@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.marks import changed
 from dsprep.core.schema import Attrs, Field, Ints
-from dsprep.core.storage import Inside
 from dsprep.errors import UsageError
 from dsprep.formats.images.folder import METADATA, Folder, read_folder, tables_of
 from dsprep.formats.images.pairs import complete, selections
@@ -25,6 +23,8 @@ from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import FileLayout, Given, OwnFiles
 from dsprep.layout.words import Words
 from dsprep.reading.files import File, Files
+from dsprep.storage.marks import changed
+from dsprep.storage.trees import DirectoryGuard
 
 LABELS = ("auto", "folders", "none", "pairs")
 """What labels images, if no table does."""
@@ -37,7 +37,7 @@ class ImageSource(LocatedSource):
     """A folder of images opened for reading; see `base.Source`."""
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
-        inside = Inside(path, options.follow_external)
+        inside = DirectoryGuard(path, options.follow_external)
         tables = tables_of(path)
         chosen = _named_table(options.labels, tables, path)
         if chosen is not None and chosen not in tables.values():

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from dsprep.core.memory import free_memory
 from dsprep.core.schema import Field, Ints
-from dsprep.core.storage import free_memory
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.samples import listed
 from dsprep.layout.describe import show_nbytes

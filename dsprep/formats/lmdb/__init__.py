@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.schema import Ints, Schema
-from dsprep.core.storage import pread_most
 from dsprep.errors import UsageError
 from dsprep.formats.base import Facts, Settled, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.lmdb.families import KEY, VALUE
@@ -28,6 +27,7 @@ from dsprep.formats.lmdb.pages import HEADER, NODE, looks_like, read_meta
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Packing, Values
 from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.storage.ranges import pread_most
 
 DATA = "data.mdb"
 """The file in the directory of an environment."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Array, Batch, Bytes, Field, Ints, Ragged, Schema
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError
 from dsprep.formats.protobuf import WireError, read_field, read_varint
 
@@ -178,7 +178,7 @@ class Datum:
     def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
         """Return the samples whose messages follow one another in `data`; see `Values.decode`."""
         n = len(lengths)
-        offsets = packed(lengths)
+        offsets = offsets_of(lengths)
         starts, sizes = np.zeros(n, np.int64), np.zeros(n, np.int64)
         labels, sides = np.zeros(n, np.int32), np.zeros((n, 3), np.int32)
         floats: dict[int, tuple[Ints, Ints]] = {}
@@ -251,7 +251,7 @@ class Datum:
                 strides = (int(step[0]) if n > 1 else 0, 1)
                 rows = np.ndarray((n, self.nbytes), np.uint8, data, int(starts[0]), strides)
                 return rows.view(first.dtype).reshape(n, *first.inner)
-        places = packed(sizes)
+        places = offsets_of(sizes)
         out = np.empty(int(places[-1]), np.uint8)
         copied = np.ones(n, bool)
         for rows, where in floats.values():

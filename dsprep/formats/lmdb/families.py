@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Bytes, Ints
+from dsprep.core.spans import offsets_of, ranges
 
 DIGITS = 18
 """Digits of the largest number that a key may spell."""
@@ -98,7 +98,7 @@ def numbers(flat: Bytes, key_at: Ints, key_size: Ints) -> tuple[Ints, np.ndarray
     bad = (wrong > 0) | (key_size == 0)
     digits *= np.int64(10) ** np.minimum(power, DIGITS - 1)
     digits[power >= DIGITS] = 0
-    total = packed(digits)
+    total = offsets_of(digits)
     return total[ends] - total[ends - key_size], bad
 
 
@@ -340,7 +340,7 @@ def _templates(flat: Bytes, key_at: Ints, key_size: Ints, last: bool) -> _Templa
     has, and the offset of its number in `flat`; None if a key has no number or they are too many.
     """
     n, width = len(key_at), int(key_size.max())
-    places = packed(key_size)[:-1]
+    places = offsets_of(key_size)[:-1]
     text = flat[ranges(key_at, key_size)]
     rows = np.zeros((n, width), np.uint8)
     column = np.arange(len(text)) - np.repeat(places, key_size)

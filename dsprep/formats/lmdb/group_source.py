@@ -13,9 +13,8 @@ from functools import lru_cache
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.pread import packed
 from dsprep.core.schema import Ints, Schema
-from dsprep.core.storage import pread_exact, pread_most
+from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.fields import wanted
 from dsprep.formats.lmdb.records import Records
@@ -27,6 +26,7 @@ from dsprep.layout import model
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Affine, Computed, Explicit
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part
+from dsprep.storage.ranges import pread_exact, pread_most
 
 VARIES = "it is inside its group's value, at an offset that only the value states"
 
@@ -62,7 +62,7 @@ class LmdbGroupSource(RecordsSource):
         found = records.found()
         self._offsets, self._lengths = found.offsets, found.sizes
         self._counts, self._capacities = self._heads()
-        self._edges = packed(self._counts)
+        self._edges = offsets_of(self._counts)
         self._tables = lru_cache(maxsize=8)(self._read_tables)
         for name, field in self._fields:
             stored = model.Records(self._blocks(name), {field.name: Part(0)})
@@ -87,7 +87,7 @@ class LmdbGroupSource(RecordsSource):
         good &= (counts > 0) & (counts <= capacities) & (capacities <= MAX_VALUE)
         if not good.all():
             self._refuse(int((~good).argmax()), "does not begin like the others")
-        edges = packed(counts.astype(np.int64))
+        edges = offsets_of(counts.astype(np.int64))
         bodies = self._bodies(capacities.astype(np.int64))
         fits = bodies <= self._lengths if self._packing.ragged else bodies == self._lengths
         fits &= firsts == edges[:-1].astype(np.uint64)
@@ -165,7 +165,7 @@ class LmdbGroupSource(RecordsSource):
         widths = np.array([f.row_nbytes for f in ragged])
         if body + int(sizes.sum()) != length or bool((sizes % widths[:, None]).any()):
             self._refuse(group, "has lengths that do not add up to it")
-        places = start + body + packed(sizes.reshape(-1))[:-1]
+        places = start + body + offsets_of(sizes.reshape(-1))[:-1]
         return places.reshape(sizes.shape), sizes
 
     def sizes(self, start: int, stop: int) -> Ints:

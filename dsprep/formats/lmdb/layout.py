@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Arena, Batch, Bytes, Column, Field, Ints, Schema
-from dsprep.core.storage import pread_most
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.fields import retype
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
@@ -36,6 +35,7 @@ from dsprep.layout import model
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.records import damaged_recipe
+from dsprep.storage.ranges import pread_most
 
 KEYS = "keys are in the leaf pages of the tree, not in the values"
 _AT_ONCE = 1 << 16
@@ -222,7 +222,7 @@ class Recipe:
 
 def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Bytes:
     """Return the bytes of all values back to back; the buffer itself if they are contiguous."""
-    places = packed(lengths)
+    places = offsets_of(lengths)
     first = int(starts[0]) if len(starts) else 0
     if np.array_equal(starts, places[:-1] + first):
         return buffer[first : first + int(places[-1])]

@@ -34,10 +34,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.pread import ranges, read_spans
 from dsprep.core.schema import Array, Bytes, Ints
-from dsprep.core.storage import fstat, pread_most
+from dsprep.core.spans import ranges
 from dsprep.errors import FormatError
+from dsprep.storage.ranges import fstat, pread_most
+from dsprep.storage.scatter import read_spans
 
 MAGIC = 0xBEEFC0DE
 VERSION = 1

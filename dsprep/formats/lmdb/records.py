@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.pread import packed
 from dsprep.core.schema import Ints, Schema
-from dsprep.core.storage import pread_most
+from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import decoders
 from dsprep.formats.lmdb.families import DIGITS, Keys, fact, maybe_facts, numbers
@@ -29,6 +28,7 @@ from dsprep.layout import model
 from dsprep.layout.laws import Affine, Explicit, Law, Runs, Table, runs
 from dsprep.reading.files import File
 from dsprep.reading.layout_reader import LayoutReader
+from dsprep.storage.ranges import pread_most
 
 MOST_FACT = 4096
 """Bytes of a value that is looked at to see whether it is a number."""
@@ -132,7 +132,7 @@ class Records:
             if options.order == "numeric":
                 ranks.append(self._numbers(nodes, kept))
         self._check(record)
-        self._leaves, self._first = leaves, packed(counts)
+        self._leaves, self._first = leaves, offsets_of(counts)
         gone = np.concatenate(left_out)
         self._kept_before = gone - np.arange(len(gone))  # samples before each record left out
         self.offsets = _joined(offsets)
@@ -307,7 +307,7 @@ def _compact(values: Ints) -> Law:
 
 def _joined(parts: list[Law]) -> Law:
     """Return the numbers of all parts as one law: runs if all parts are."""
-    starts = packed(np.array([part.count for part in parts], np.int64))
+    starts = offsets_of(np.array([part.count for part in parts], np.int64))
     some = [part for part in parts if isinstance(part, Runs)]
     if len(some) < len(parts) or not parts:
         columns = [part.span(0, part.count) for part in parts]

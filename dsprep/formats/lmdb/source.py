@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
+from dsprep.core.spans import offsets_of, ranges
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype, wanted
@@ -337,7 +337,7 @@ class LmdbSource(RecordsSource):
             return self._numbers[start:stop]
         nodes = self.records.nodes(self.records.rows(start, stop))
         flat = nodes.pages.reshape(-1)[ranges(nodes.key_at, nodes.key_size)]
-        return retype(Ragged(flat, packed(nodes.key_size), "bytes"), field, self.path, start)
+        return retype(Ragged(flat, offsets_of(nodes.key_size), "bytes"), field, self.path, start)
 
     def sizes(self, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int64]] | None:
         """Return the payload bytes of each sample, from the tree alone."""

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.pread import packed
 from dsprep.core.schema import Ints
+from dsprep.core.spans import offsets_of
 from dsprep.formats.lmdb.pages import EMPTY, HEADER, NODE, Database
 
 PSIZE = 4096
@@ -56,7 +56,7 @@ def cut(sizes: Ints, used: int) -> Ints:
     if (sizes == sizes[0]).all():
         each = int(sizes[0]) + 2
         return np.arange((ROOM - used) // each, n, ROOM // each)
-    filled = packed(sizes + 2).tolist()
+    filled = offsets_of(sizes + 2).tolist()
     ends: list[int] = []
     start, end = -used, 0
     while (end := bisect_right(filled, start + ROOM, end) - 1) < n:
@@ -106,7 +106,7 @@ class Tree:
         Returns the first overflow page of each value, the page of each leaf, and the branches.
         """
         base, k = self.next_page, len(ends)
-        before = packed(runs)
+        before = offsets_of(runs)
         extra = np.zeros(k + 1, np.int64)  # branches before leaf j
         leaves = base + before[ends] + np.arange(k)
         branches: list[Branch] = []

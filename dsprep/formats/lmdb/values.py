@@ -41,7 +41,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dsprep.core.groups import Grouping
-from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -54,6 +53,7 @@ from dsprep.core.schema import (
     Schema,
     without_padding,
 )
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError, UnsupportedError
 
 MAX_VALUE = (1 << 32) - 1
@@ -111,7 +111,7 @@ class Values:
 
         Raises `FormatError` if value i does not fit the schema; ``label(i)`` is its name.
         """
-        offsets = packed(lengths)
+        offsets = offsets_of(lengths)
         sizes = self.ragged_sizes(data, offsets, label)
         heads = self._heads(data, offsets)
         columns: Batch = {}
@@ -121,7 +121,7 @@ class Values:
             at += f.row_nbytes
         starts = offsets[:-1] + self.head
         for f, length in zip(self.ragged, sizes, strict=True):
-            ends = packed(length)
+            ends = offsets_of(length)
             flat = np.empty(int(ends[-1]), np.uint8)
             move_spans(data, starts, length, flat, ends[:-1])
             starts = starts + length
@@ -198,7 +198,7 @@ def join(parts: list[ValuePart], sizes: Ints, arena: Arena) -> Bytes:
         if not n or (np.diff(part.starts) == part.lengths[:-1]).all():
             start = int(part.starts[0]) if n else 0
             return part.data[start : start + int(sizes.sum())]
-    places = packed(sizes)
+    places = offsets_of(sizes)
     out = arena.empty("write.values", (int(places[-1]),), np.dtype(np.uint8))
     at = places[:-1]
     for part in parts:

@@ -32,11 +32,9 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.checksums import read_crc32c
 from dsprep.core.groups import Grouping, even, seam
-from dsprep.core.pread import drain, move_spans, packed, ranges
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
-from dsprep.core.storage import CALL_NBYTES, pwrite_all, sync, sync_directory, truncate
+from dsprep.core.spans import move_spans, offsets_of, ranges
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import State
 from dsprep.formats.lmdb.keys import plan_keys
@@ -57,6 +55,10 @@ from dsprep.formats.lmdb.values import (
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.reading.files import File
+from dsprep.storage.checksums import read_crc32c
+from dsprep.storage.durable import sync, sync_directory
+from dsprep.storage.ranges import CALL_NBYTES, pwrite_all, truncate
+from dsprep.storage.scatter import drain
 
 SCATTERED = 1 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
@@ -158,7 +160,7 @@ class LmdbWriter(RecordWriter):
         widths, runs = node_sizes(self._keys.nbytes, sizes)
         if n and sizes.sum() < n * SCATTERED:
             data = join(parts, sizes, arena)
-            parts = [ValuePart(data, packed(sizes)[:-1], sizes)]
+            parts = [ValuePart(data, offsets_of(sizes)[:-1], sizes)]
         nodes = self._build_nodes(parts, sizes, widths, runs, start, arena)
         return Piece(start, start + n, arena, parts, sizes, widths, runs, nodes)
 
@@ -173,7 +175,7 @@ class LmdbWriter(RecordWriter):
     ) -> Bytes:
         """Return the nodes back to back, with zeros for the page numbers."""
         n, key = len(sizes), self._keys.nbytes
-        offsets = packed(widths)
+        offsets = offsets_of(widths)
         nodes = arena.empty("write.nodes", (int(offsets[-1]),), np.dtype(np.uint8))
         nodes[:] = 0
         at = offsets[:-1]
@@ -212,7 +214,7 @@ class LmdbWriter(RecordWriter):
             piece.runs, ends, firsts, to_come, last
         )
         self.allocate(tree.next_page * PSIZE)
-        offsets = packed(piece.node_sizes)
+        offsets = offsets_of(piece.node_sizes)
         self._fill_in_pages(piece, offsets)
         self._done = piece.stop
         left = int(ends[-1]) if len(ends) else 0
@@ -308,7 +310,7 @@ class LmdbWriter(RecordWriter):
         ends = piece.ends + carried  # from here on nodes count from the carried ones
         sizes = np.concatenate([piece.carried_sizes, piece.node_sizes[:n]]).astype(np.int64)
         counts = np.diff(ends, prepend=0)
-        offsets = packed(sizes)
+        offsets = offsets_of(sizes)
         leaf = np.repeat(np.arange(k), counts)
         slot = ranges(np.zeros(k), counts)
         begin = offsets[ends - counts]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from dsprep.core.storage import pread_most
 from dsprep.formats.base import Facts, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
+from dsprep.storage.ranges import pread_most
 
 if TYPE_CHECKING:
     from dsprep.core.schema import Schema

@@ -25,10 +25,10 @@ from typing import ClassVar
 from typing_extensions import override
 
 from dsprep.core.schema import Field, Schema
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.base import Facts, Format, Settled, Source
 from dsprep.formats.options import OpenOptions, check_options
+from dsprep.storage.ranges import pread_most
 
 _NUMBER = re.compile(r"[-_. ]*[0-9]+$")
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.checksums import Members
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
 from dsprep.reading.files import File
+from dsprep.storage.checksums import Members
+from dsprep.storage.ranges import pread_most
 
 MAX_INFLATED = 1 << 30
 """Bytes of the largest deflated member that is read: it is decoded as a whole."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import DType
-from dsprep.core.storage import HIDDEN, SIDECARS, pread_most
 from dsprep.errors import DsprepError, FormatError, UnsupportedError
 from dsprep.formats.npy import archive
 from dsprep.formats.npy.header import MAGIC, Header, parse
@@ -25,6 +24,8 @@ from dsprep.formats.splits import without_part
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_most
+from dsprep.storage.trees import HIDDEN, SIDECARS
 
 SUFFIX = ".npy"
 

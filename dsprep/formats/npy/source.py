@@ -12,7 +12,6 @@ from pathlib import Path
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema, show_shape
-from dsprep.core.storage import Inside, pread_most
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.fields import missing_field
 from dsprep.formats.index_tables import spell_rows
@@ -33,6 +32,8 @@ from dsprep.formats.samples import SampleAxis, check_share, choose, has_coordina
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import File, Files
+from dsprep.storage.ranges import pread_most
+from dsprep.storage.trees import DirectoryGuard
 
 PROVED = 64 << 20
 """Bytes of a stored ZIP member up to which its CRC-32 is compared when it is first read."""
@@ -48,7 +49,7 @@ class NumpySource(LocatedSource):
 
     def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
         self._file = None if path.is_dir() else File(path)
-        self._files = Files(Inside(path, options.follow_external))
+        self._files = Files(DirectoryGuard(path, options.follow_external))
         self.path = path
         try:
             found = self._arrays(options, hint)

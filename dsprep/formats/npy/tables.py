@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.checksums import check_member, read_crc32
 from dsprep.core.schema import Array, Attrs, DType, Field, FieldSpec
 from dsprep.errors import SchemaError
 from dsprep.formats.conventions import Stated, state_common
@@ -22,6 +21,7 @@ from dsprep.formats.samples import Sized, listed
 from dsprep.layout.laws import Explicit
 from dsprep.reading.columns import ColumnReader, fetch
 from dsprep.reading.files import File
+from dsprep.storage.checksums import check_member, read_crc32
 
 _STEP = 1 << 20
 

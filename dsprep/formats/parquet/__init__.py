@@ -19,9 +19,9 @@ from typing import ClassVar
 from typing_extensions import override
 
 from dsprep.core.schema import Schema
-from dsprep.core.storage import pread_most
 from dsprep.formats.base import Format, Settled, Source
 from dsprep.formats.options import OpenOptions, check_options
+from dsprep.storage.ranges import pread_most
 
 PARTITION = "partition"
 """The attribute of a field that is a part of the file's path."""

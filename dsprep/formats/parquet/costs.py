@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsprep.core.storage import pread_most
 from dsprep.errors import FormatError
 from dsprep.formats.options import OpenOptions, not_enough
 from dsprep.formats.parquet.footer import Chunk, Footer, page
 from dsprep.formats.parquet.types import Leaf
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_most
 
 SMALL, SMALL_SHARE = 64 << 20, 64
 """Bytes of a row group up to which all of it is decoded at once, and their share of the memory."""

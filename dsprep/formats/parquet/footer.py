@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dsprep.core.storage import pread_exact
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_exact
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 

@@ -16,11 +16,11 @@ from typing_extensions import override
 
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema
-from dsprep.core.storage import pread_most
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Settled, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.samples import listed
+from dsprep.storage.ranges import pread_most
 
 
 class TFRecord(WritableFormat):

@@ -15,7 +15,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -27,6 +26,7 @@ from dsprep.core.schema import (
     copy_members,
     has_padding,
 )
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import UnsupportedError
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.example import (
@@ -142,7 +142,7 @@ class Assembly:
             nbytes = nbytes + (ends - begins)
             if len(nbytes):
                 check_size(int(nbytes.max()), start + int(nbytes.argmax()))
-        places = packed(nbytes + framing.FRAME)
+        places = offsets_of(nbytes + framing.FRAME)
         out: Payload = arena.empty("write", (int(places[-1]),), U8)
         starts = at = places[:-1] + framing.HEADER
         for data, begins, ends in spans:
@@ -158,7 +158,7 @@ def _heads(nbytes: Ints, head: Callable[[int], bytes]) -> tuple[Payload, Ints, I
     """Return the heads of so many bytes each: all that there are, and which one each takes."""
     sizes, which = np.unique(nbytes, return_inverse=True)
     heads = [head(size) for size in sizes.tolist()]
-    edges = packed(np.array([len(each) for each in heads], np.int64))
+    edges = offsets_of(np.array([len(each) for each in heads], np.int64))
     return np.frombuffer(b"".join(heads), U8), edges[which], edges[which + 1]
 
 

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dsprep.core.groups import Grouping
-from dsprep.core.pread import packed, ranges
 from dsprep.core.schema import Bytes
+from dsprep.core.spans import offsets_of, ranges
 from dsprep.errors import FormatError
 from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, framing, recipe
@@ -275,7 +275,7 @@ def _rows(file: File, index: Index, spans: Ranges) -> Iterator[Bytes]:
             yield window[(starts - first)[:, None] + columns]
             continue
         offsets = (starts[:, None] + begins).reshape(-1)
-        places = packed(np.tile(widths, len(starts)))
+        places = offsets_of(np.tile(widths, len(starts)))
         lengths = np.minimum(np.diff(places), index.nbytes - offsets)
         rows = np.zeros(int(places[-1]), np.uint8)
         file.read_spans(offsets, lengths, rows, places[:-1], NEAR)

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.schema import Array, Bytes, Ints
-from dsprep.core.storage import preadv_most
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.laws.follow import Follow
+from dsprep.storage.ranges import preadv_most
 
 HEADER = 12
 FOOTER = 4

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsprep.core.groups import Grouping, GroupPlan, round_up
-from dsprep.core.pread import packed
 from dsprep.core.schema import Ints, Schema
+from dsprep.core.spans import offsets_of
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Assembly, Template
@@ -70,7 +70,7 @@ class Arrangement:
             different, which = np.unique(sizes[:-1], return_inverse=True)
             filled = [size + self.missing(size) for size in different.tolist()]
             sizes[:-1] = np.array(filled, np.int64)[which]
-        return packed(sizes)
+        return offsets_of(sizes)
 
 
 def arrange(

@@ -16,7 +16,6 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -30,6 +29,7 @@ from dsprep.core.schema import (
     empty_batch,
     new_array,
 )
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError
 from dsprep.formats.protobuf import WireError, read_varints
 from dsprep.formats.tfrecord import example as wire
@@ -401,5 +401,5 @@ def gather(
     if len(lengths) == 1:
         return buffer[int(places.starts[0]) :][: int(lengths[0])]
     out = new_array(arena, key, (int(lengths.sum()),), np.dtype(np.uint8))
-    move_spans(buffer, places.starts, lengths, out, packed(lengths)[:-1])
+    move_spans(buffer, places.starts, lengths, out, offsets_of(lengths)[:-1])
     return out

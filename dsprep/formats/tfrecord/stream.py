@@ -21,13 +21,13 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.pread import move_spans
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import pread_most
+from dsprep.core.spans import move_spans
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord.example import view
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
 from dsprep.reading.files import File
+from dsprep.storage.ranges import pread_most
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dsprep.core.checksums import crc32c
 from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
-from dsprep.core.storage import pwrite_all, sync, truncate
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.record_writer import RecordWriter
@@ -29,6 +27,9 @@ from dsprep.formats.tfrecord.example import padding_head, view
 from dsprep.formats.tfrecord.group import arrange
 from dsprep.formats.tfrecord.stream import member, nbytes_at, read_index
 from dsprep.reading.files import File
+from dsprep.storage.checksums import crc32c
+from dsprep.storage.durable import sync
+from dsprep.storage.ranges import pwrite_all, truncate
 
 
 @dataclass

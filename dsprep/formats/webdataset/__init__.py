@@ -12,9 +12,9 @@ from typing import ClassVar
 from typing_extensions import override
 
 from dsprep.core.schema import Schema
-from dsprep.core.storage import pread_most
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions
+from dsprep.storage.ranges import pread_most
 
 
 class WebDataset(Format):

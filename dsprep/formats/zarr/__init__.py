@@ -22,10 +22,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from dsprep.core.checksums import Members
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema, renamed
-from dsprep.core.storage import pread_most
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Facts, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
@@ -33,6 +31,8 @@ from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, Zip
 from dsprep.formats.zip_members import ZIP_ERRORS
+from dsprep.storage.checksums import Members
+from dsprep.storage.ranges import pread_most
 
 DOCUMENTS = 2048
 """Bytes allowed for the metadata of an array, for `Zarr.plan`."""

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dsprep.core.schema import Ints
-from dsprep.core.storage import pread_exact
 from dsprep.errors import DsprepError, FormatError
+from dsprep.storage.ranges import pread_exact
 
 if TYPE_CHECKING:
     from dsprep.formats.zarr.metadata import ArrayMeta

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, Schema, encode_dtype
-from dsprep.core.storage import as_bytes
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.attributes import DTYPE, FIELDS, KIND, to_json
 from dsprep.formats.zarr.plan import ArrayPlan
+from dsprep.storage.ranges import as_bytes
 
 LEVELS = {"gzip": 5, "zstd": 3, "blosc": 5}
 """Where the user names none."""

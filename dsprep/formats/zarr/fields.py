@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dsprep.core.filters import COMPRESSORS, unpack
+from dsprep.core.memory import free_memory
 from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged, dtype_code
-from dsprep.core.storage import free_memory
 from dsprep.errors import FormatError
 from dsprep.formats.index_tables import Route, locate, spell_rows
 from dsprep.formats.zarr.array import LastBlock, StoredArray

@@ -23,10 +23,8 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.checksums import CRC32
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints, Schema
-from dsprep.core.storage import fstat, pread_exact, pwrite_all, remove, sync, truncate
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.chunks import build_index
@@ -36,6 +34,10 @@ from dsprep.formats.zarr.plan import LARGEST, header_nbytes
 from dsprep.formats.zarr.writer import StoreWriter, is_zip
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
+from dsprep.storage.checksums import CRC32
+from dsprep.storage.durable import sync
+from dsprep.storage.ranges import fstat, pread_exact, pwrite_all, truncate
+from dsprep.storage.trees import remove
 
 BLOCK = 8 << 20
 

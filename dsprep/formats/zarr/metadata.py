@@ -23,9 +23,9 @@ import numpy as np
 from dsprep.core import filters
 from dsprep.core.packing import digest
 from dsprep.core.schema import DType, Kind, check_dtype, extension, is_extension
-from dsprep.core.storage import fstat, pread_exact
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, Store, join
+from dsprep.storage.ranges import fstat, pread_exact
 
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""

@@ -17,11 +17,9 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.checksums import CRC32, CRC32C
 from dsprep.core.groups import Grouping, round_up
-from dsprep.core.pread import packed
 from dsprep.core.schema import Arena, Batch, Ints, Schema
-from dsprep.core.storage import pread_into, pwrite_all, remove
+from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
@@ -30,6 +28,9 @@ from dsprep.formats.zarr.group_plan import PADDING
 from dsprep.formats.zarr.groups import GroupStore, local_header
 from dsprep.formats.zarr.plan import LARGEST
 from dsprep.formats.zarr.writer import Piece
+from dsprep.storage.checksums import CRC32, CRC32C
+from dsprep.storage.ranges import pread_into, pwrite_all
+from dsprep.storage.trees import remove
 
 
 @dataclass
@@ -63,7 +64,7 @@ class PackedGroups(GroupStore):
         self._encode = [encoder(options.compress, plan) for plan in self.arrays]
         self._first: dict[int, Ints] = {}
         for number in (p.number for t in tracks for p in t.places):
-            self._first[number] = packed(self.grid.chunks(number))
+            self._first[number] = offsets_of(self.grid.chunks(number))
             self.chunks[number] = np.zeros((3, int(self._first[number][-1])), np.int64)
         self.starts = [np.zeros(grouping.count, np.int64) for _ in tracks]
         self.used = self.ends = [np.zeros(grouping.count, np.int64) for _ in tracks]
@@ -129,7 +130,7 @@ class PackedGroups(GroupStore):
                 begin = at
             self._ending[i] = [begin + sum(map(len, parts)), padding + begin - at]
             self.starts[i][piece.group], self.ends[i][piece.group] = begin, self._ending[i][0]
-            chunks = iter(begin + packed(np.array([len(p) for p in parts], np.int64)))
+            chunks = iter(begin + offsets_of(np.array([len(p) for p in parts], np.int64)))
             for n in (place.number for place in track.places):
                 for number in range(*self._first[n][piece.group : piece.group + 2]):
                     self.chunks[n][0, number] = next(chunks)

@@ -18,16 +18,16 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
 from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Array, Schema
-from dsprep.core.storage import CALL_NBYTES, as_bytes, fstat, pwrite_all, truncate
 from dsprep.errors import TargetError
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.group_plan import GroupChunks, Track
 from dsprep.formats.zarr.groups import GroupStore, erase, local_header
 from dsprep.formats.zarr.writer import Piece
+from dsprep.storage.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
+from dsprep.storage.ranges import CALL_NBYTES, as_bytes, fstat, pwrite_all, truncate
 
 
 class Sum(NamedTuple):

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.checksums import Members, check_member, read_crc32
-from dsprep.core.marks import status
-from dsprep.core.storage import Inside, fstat, let_go, pread_exact
 from dsprep.errors import FormatError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
 from dsprep.reading.files import File, Files
+from dsprep.storage.checksums import Members, check_member, read_crc32
+from dsprep.storage.marks import status
+from dsprep.storage.ranges import close_quietly, fstat, pread_exact
+from dsprep.storage.trees import DirectoryGuard
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -153,7 +154,7 @@ class Directory(Store):
 
     def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
-        self._inside = Inside(path, follow)
+        self._inside = DirectoryGuard(path, follow)
         self._files = Files(self._inside, most=KEPT)
 
     @override
@@ -271,7 +272,7 @@ class Directory(Store):
             yield Chunk(fd, 0, facts.st_size, path)
             self._files.recognise(0, key, self.path / key, status(fstat(fd)))
         finally:
-            let_go(fd)
+            close_quietly(fd)
 
     @override
     def open(self, path: str) -> File:

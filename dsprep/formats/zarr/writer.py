@@ -30,21 +30,6 @@ from typing_extensions import override
 
 from dsprep.core.groups import seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, without_padding
-from dsprep.core.storage import (
-    CALL_NBYTES,
-    Buffer,
-    close,
-    fstat,
-    let_go,
-    pread_into,
-    preallocate,
-    pwrite_all,
-    remove,
-    start_sync,
-    sync,
-    sync_directory,
-    truncate,
-)
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.options import WriteOptions
@@ -52,6 +37,17 @@ from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import documents, encode_file, encoder, root_key
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays
 from dsprep.formats.zarr.store import Directory
+from dsprep.storage.durable import close, preallocate, start_sync, sync, sync_directory
+from dsprep.storage.ranges import (
+    CALL_NBYTES,
+    Buffer,
+    close_quietly,
+    fstat,
+    pread_into,
+    pwrite_all,
+    truncate,
+)
+from dsprep.storage.trees import remove
 
 SPOOL = ".dsprep-spool"
 """The directory, inside the output, of what `ZarrWriter.finish` is going to encode."""
@@ -98,7 +94,7 @@ class OutputFiles:
         for path in written:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             start_sync(fd)
-            let_go(fd)
+            close_quietly(fd)
 
     def sync(self) -> None:
         """Make all that has been written durable."""

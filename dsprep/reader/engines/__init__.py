@@ -20,11 +20,11 @@ from importlib import import_module
 from typing import Protocol
 from weakref import WeakSet
 
-from dsprep.core.pread import Runs, fill, read_runs
-from dsprep.core.ring import way
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.reading.files import File
+from dsprep.storage.ring import way
+from dsprep.storage.scatter import Runs, fill, read_runs
 
 NAMES = ("buffered", "direct", "mapped")
 """What ``engine=`` takes."""
@@ -48,7 +48,8 @@ class Engine(Protocol):
         Parameters
         ----------
         start, places
-            As `dsprep.core.pread.runs` returns them: int64, shape ``(m, 2)``, addresses and bytes.
+            As `dsprep.storage.scatter.runs` returns them: int64, shape ``(m, 2)``, addresses
+            and bytes.
 
         Returns
         -------

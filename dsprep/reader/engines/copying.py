@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Ints
-from dsprep.core.storage import IOV_MAX
+from dsprep.storage.ranges import IOV_MAX
 
 MOST = 1 << 30
 """Bytes that the kernel surely copies by one call (it stops short of 2 GiB)."""

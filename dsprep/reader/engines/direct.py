@@ -21,14 +21,22 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dsprep.core.pread import Runs, one_range, packed, read_runs
-from dsprep.core.ring import READ, Ring, ring
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import as_bytes, ends_early, fstat, let_go, pread_into, preadv_once
+from dsprep.core.spans import offsets_of
 from dsprep.reader.engines import Unavailable, copying
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
+from dsprep.storage.ranges import (
+    as_bytes,
+    close_quietly,
+    ends_early,
+    fstat,
+    pread_into,
+    preadv_once,
+)
+from dsprep.storage.ring import READ, Ring, ring
+from dsprep.storage.scatter import Runs, one_range, read_runs
 
 WINDOW = 4 << 20
 """Bytes read at a time, where the kernel refuses io_uring, and of memory of each thread."""
@@ -157,7 +165,7 @@ def _joined(parts: Sequence[tuple[int, Ints]]) -> Runs:
     """Return ranges of a file together."""
     places = [each for _, each in parts]
     starts = np.array([start for start, _ in parts])
-    return Runs(starts, packed(np.array([len(p) for p in places])), np.concatenate(places))
+    return Runs(starts, offsets_of(np.array([len(p) for p in places])), np.concatenate(places))
 
 
 def _check_size(file: File, runs: Runs) -> None:
@@ -193,7 +201,7 @@ class Opened:
 
     def __del__(self) -> None:
         if self.fd >= 0:
-            let_go(self.fd)
+            close_quietly(self.fd)
 
     def read(self, file: File, memory: Bytes, offset: int, least: int) -> int:
         """Read whole blocks from `offset` on, of which the first `least` bytes must come.

@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dsprep.core.pread import Runs
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import ends_early
 from dsprep.reader.engines import Unavailable, copying
 from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
+from dsprep.storage.ranges import ends_early
+from dsprep.storage.scatter import Runs
 
 STEP = 8 << 20
 """Bytes that the kernel is asked to read ahead, and then copied."""

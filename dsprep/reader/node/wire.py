@@ -25,8 +25,8 @@ import numpy as np
 
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array
-from dsprep.core.storage import truncate
 from dsprep.reader.memory import in_huge_pages
+from dsprep.storage.ranges import truncate
 
 VERSION = 2
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dsprep.core.schema import Ints
-from dsprep.core.storage import sync, sync_directory
 from dsprep.errors import TargetError, UsageError
 from dsprep.layout.model import misfit
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.durable import sync, sync_directory
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {

@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.core.schema import Field
-from dsprep.core.storage import pread_exact
 from dsprep.errors import UsageError
 from dsprep.sidecar.export import Output
 from dsprep.sidecar.export.zarr_arrays import (
@@ -49,6 +48,7 @@ from dsprep.sidecar.export.zarr_arrays import (
     zarr_dtype,
 )
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.ranges import pread_exact
 
 SUFFIX = ".kerchunk.json"
 DIMENSIONS = "_ARRAY_DIMENSIONS"

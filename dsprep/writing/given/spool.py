@@ -17,9 +17,10 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
-from dsprep.core.storage import pread_into, punch, pwrite_all, write_error
 from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage
+from dsprep.storage.durable import punch, write_error
+from dsprep.storage.ranges import pread_into, pwrite_all
 from dsprep.writing.given.feed import GIVEN
 
 WAITING = 2

@@ -21,9 +21,10 @@ from typing import Any, TypeAlias
 
 from dsprep import executors
 from dsprep.core.schema import Schema
-from dsprep.core.storage import node, remove, wait_for
 from dsprep.errors import TargetError, UsageError
 from dsprep.sidecar.spec import write_json
+from dsprep.storage.nodes import node, wait_for
+from dsprep.storage.trees import remove
 from dsprep.writing.items.identity import Identity, identify, name_of
 from dsprep.writing.items.parts import LISTED, Failed, Part, PartsSource, found_parts
 from dsprep.writing.items.tasks import (

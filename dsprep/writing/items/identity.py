@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array
-from dsprep.core.storage import as_bytes
 from dsprep.errors import describe
+from dsprep.storage.ranges import as_bytes
 
 CHUNK = 1 << 14
 """Items that are looked at together."""

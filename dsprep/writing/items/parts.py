@@ -31,7 +31,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.checksums import crc32c, pwrite_crc32c
 from dsprep.core.gather import Assembly
 from dsprep.core.schema import (
     Arena,
@@ -43,11 +42,15 @@ from dsprep.core.schema import (
     empty_batch,
     new_array,
 )
-from dsprep.core.storage import close, let_go, pread_into, remove, sync, truncate, wait_for
 from dsprep.errors import FormatError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import write_json
+from dsprep.storage.checksums import crc32c, pwrite_crc32c
+from dsprep.storage.durable import close, sync
+from dsprep.storage.nodes import wait_for
+from dsprep.storage.ranges import close_quietly, pread_into, truncate
+from dsprep.storage.trees import remove
 
 BLOCK_NBYTES = 1 << 20
 """Payload of a block, about: what is read of one to get a sample."""
@@ -320,7 +323,7 @@ class PartsSource(Source):
                 yield {name: column[low:high] for name, column in batch.items()}
         finally:
             for fd in fds:
-                let_go(fd)
+                close_quietly(fd)
 
     def _read_block(
         self, path: Path, fds: Sequence[int], table: _Table, block: int, arena: Arena | None
@@ -363,7 +366,7 @@ class PartsSource(Source):
                     out[:, at : at + high - low] = rows[:, low - begin : high - begin]
                     at += high - low
             finally:
-                let_go(fd)
+                close_quietly(fd)
         return out
 
     @override

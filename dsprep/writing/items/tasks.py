@@ -27,8 +27,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from dsprep.core.schema import Schema
-from dsprep.core.storage import node, remove, sync_directory, wait_for
 from dsprep.errors import ExecutorError, ItemError, SchemaError, UsageError, describe
+from dsprep.storage.durable import sync_directory
+from dsprep.storage.nodes import node, wait_for
+from dsprep.storage.trees import remove
 from dsprep.writing.given.assemble import Assembler
 from dsprep.writing.given.values import infer
 from dsprep.writing.items.identity import name_of

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core import pread
+from dsprep.storage import scatter
 from lab.adversarial import judging, making
 from lab.adversarial.judging import Tally
 
@@ -56,7 +56,7 @@ class Fault:
         if "open" in calls:
             io.open = self.wrapped("open", io.open)  # of Path.open; `open` stays
         if "preadv" in calls:
-            pread._call = self.scattered(pread._call)
+            scatter._call = self.scattered(scatter._call)
 
     def due(self, first: object) -> bool:
         if not self.concerns(first):

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.atomic import KEPT, partial_path
 from dsprep.errors import DsprepError
+from dsprep.storage.atomic import KEPT, partial_path
 from dsprep.writing import plan, shards
 from lab.adversarial import judging, making
 from lab.adversarial.judging import Tally

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.storage import remove
+from dsprep.storage.trees import remove
 from dsprep.writing import plan, shards, staging, transfer
 from lab.adversarial import judging, making
 from lab.adversarial.judging import Tally

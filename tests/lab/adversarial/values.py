@@ -27,8 +27,8 @@ from oracles import READ, SUFFIX
 from support import raw
 
 import dsprep
-from dsprep.core.storage import remove
 from dsprep.errors import DsprepError
+from dsprep.storage.trees import remove
 from lab.adversarial import judging
 from lab.adversarial.judging import Tally
 

@@ -32,8 +32,8 @@ from typing import Any, ClassVar
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.lmdbio.node import STEP_SECONDS, Member, Root
 from dsprep.bench.strategies.lmdbio.records import ComputedReads, Cursor, ExplicitReads, table
-from dsprep.core.pread import move_spans, packed
 from dsprep.core.schema import Batch, Bytes, Ints
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import DsprepError
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.values import Values
@@ -197,7 +197,7 @@ class Lmm(Strategy):
 
     def _batch(self, shared: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
         """Copy records out of the shared memory, and take them apart."""
-        offsets = packed(lengths)
+        offsets = offsets_of(lengths)
         total = int(offsets[-1])
         _, out = self._pool.take(total, lambda: True)
         move_spans(shared, starts, lengths, out, offsets[:-1])

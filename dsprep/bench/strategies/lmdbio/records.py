@@ -16,12 +16,12 @@ import numpy as np
 
 from dsprep.bench.strategies.lmdb_samples import opened
 from dsprep.core.schema import Bytes, Ints
-from dsprep.core.storage import as_bytes, pread_into
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.ranges import as_bytes, pread_into
 
 NEAR = 256 << 10
 """Bytes between two records that are read along, such as pages of the tree."""

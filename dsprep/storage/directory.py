@@ -19,7 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from dsprep.core.storage import fstat, let_go, remove
+from dsprep.storage.ranges import close_quietly, fstat
+from dsprep.storage.trees import remove
 
 ROOT = 0
 """The user who may change everything anyway."""
@@ -61,7 +62,7 @@ class Directory:
         return cls(Path(path), os.open(path, _FLAGS | flags), **more)
 
     def __del__(self) -> None:
-        let_go(self.fd)
+        close_quietly(self.fd)
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
@@ -233,6 +234,6 @@ def _plain(fd: int, flags: int) -> int:
             raise OSError(errno.EMLINK, "it has another name, by which somebody may use it")
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
     except BaseException:
-        let_go(fd)
+        close_quietly(fd)
         raise
     return fd

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, Bytes, Ints
-from dsprep.core.storage import CALL_NBYTES, Buffer, as_bytes, pread_into, pwrite_all
 from dsprep.errors import FormatError
+from dsprep.storage.ranges import CALL_NBYTES, Buffer, as_bytes, pread_into, pwrite_all
 
 _WINDOW = 4 << 20  # bytes read back at a time
 ONES = 0xFFFFFFFF

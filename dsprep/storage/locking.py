@@ -32,9 +32,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Self
 
-from dsprep.core.directory import Directory
-from dsprep.core.storage import boot, close, pread_most, pwrite_all
 from dsprep.errors import TargetError
+from dsprep.storage.directory import Directory
+from dsprep.storage.durable import close
+from dsprep.storage.nodes import boot
+from dsprep.storage.ranges import pread_most, pwrite_all
 
 BEAT = 5.0
 """Seconds after which a holder raises its count."""

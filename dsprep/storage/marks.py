@@ -13,7 +13,7 @@ On another node, or another mount, inodes, devices and on some file systems chan
 the same file. There sizes, time stamps and the digest are compared. The process that hands the work
 out compares all of it in the end. Clients keep attributes and missing names for a while, too: what
 seems to be changed or missing is opened first, which asks the server, and on another node it is
-given `storage.PATIENCE`.
+given `nodes.PATIENCE`.
 
 What this job itself writes, under its lock, is another matter: nobody else can write to it, and
 some clients and servers move its times by up to a second when it has long been closed. Of that,
@@ -36,8 +36,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias, overload
 
-from dsprep.core.storage import data_entries, node, pauses, pread_most, revalidate
 from dsprep.errors import DsprepError, FormatError
+from dsprep.storage.nodes import node, pauses, revalidate
+from dsprep.storage.ranges import pread_most
+from dsprep.storage.trees import data_entries
 
 Status: TypeAlias = tuple[int, int, int, int]
 """Inode, size, time stamp and change time of a file, both in ns."""

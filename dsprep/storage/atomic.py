@@ -15,10 +15,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from dsprep.core.directory import Directory
-from dsprep.core.locking import OWNER, Lock, take
-from dsprep.core.storage import HIDDEN, WORKING
 from dsprep.errors import TargetError
+from dsprep.storage.directory import Directory
+from dsprep.storage.locking import OWNER, Lock, take
+from dsprep.storage.trees import HIDDEN, WORKING
 
 LOCK = "dsprep.lock"
 """The lock of a working directory, and what shows that it is one: see `working`."""

@@ -1,0 +1,76 @@
+"""Spans of memory, ``(offset, length)``: packed back to back, and moved by few copies."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from dsprep.core.schema import Array, Bytes, Ints
+
+LONG = 128
+"""Mean bytes from which on one copy per span is faster than one index per byte."""
+
+_INDEXED = 1 << 16  # bytes copied per index array, which takes eight times as many, in the cache
+
+
+def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:
+    """Copy ``source[starts[i]:][:lengths[i]]`` to ``out[places[i]:]``, for all i.
+
+    Parameters
+    ----------
+    source, out
+        uint8, 1-D and contiguous.
+    starts, lengths, places
+        int64, shape ``(n,)``, in bytes, within `source` and `out`; the places do not overlap.
+    """
+    n = len(starts)
+    total = int(lengths.sum())
+    if not total:
+        return
+    width = int(lengths[0])
+    if (lengths == width).all():
+        step, pace = _common_step(starts), _common_step(places)
+        new = np.flatnonzero((np.diff(starts) != step) | (np.diff(places) != pace)) + 1
+        if len(new) * 8 < n:  # a few runs of even steps, such as the nodes of full pages
+            for a, b in pairwise([0, *new.tolist(), n]):
+                here, there = int(starts[a]), int(places[a])
+                rows = np.ndarray((b - a, width), np.uint8, source, here, (step, 1))
+                np.ndarray((b - a, width), np.uint8, out, there, (pace, 1))[:] = rows
+            return
+    if total >= n * LONG:
+        get, put = source.data, out.data  # slices of these cost half of what those of arrays do
+        columns = (starts, starts + lengths, places, places + lengths)
+        for a, b, c, d in zip(*(column.tolist() for column in columns), strict=True):
+            put[c:d] = get[a:b]
+        return
+    ends = np.cumsum(lengths)
+    i = 0
+    while i < n:  # as many spans at a time as keep the index small
+        j = max(i + 1, int(np.searchsorted(ends, ends[i] + _INDEXED, "right")))
+        out[ranges(places[i:j], lengths[i:j])] = source[ranges(starts[i:j], lengths[i:j])]
+        i = j
+
+
+def _common_step(starts: Ints) -> int:
+    """Return the distance between neighbours that is most common, judged by some of them."""
+    if len(starts) < 2:
+        return 0
+    some = np.linspace(0, len(starts) - 2, 33).astype(np.int64)
+    return int(np.sort(starts[some + 1] - starts[some])[16])
+
+
+def offsets_of(lengths: Ints) -> Ints:
+    """Return the offsets of spans that follow one another: int64, shape ``(n + 1,)``."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def ranges(starts: Array, counts: Array) -> Ints:
+    """Return ``starts[i], starts[i] + 1, ...``, ``counts[i]`` of them, for all i as one array."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    out: Ints = np.repeat(np.asarray(starts, np.int64) - (ends - counts), counts)
+    out += np.arange(total)
+    return out

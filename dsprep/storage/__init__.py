@@ -1,0 +1,1 @@
+"""Where files are: reading and writing ranges, listing, locking, replacing them at once."""

@@ -1,0 +1,193 @@
+"""Directories of datasets: the files in them, their bytes, and removing them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+
+from dsprep.errors import FormatError
+
+HIDDEN = (".nfs", ".fuse_hidden")
+"""How names begin under which clients of NFS and FUSE keep removed files that are still open."""
+
+
+def remove(path: Path) -> bool:
+    """Remove a file or a whole directory, if it is there.
+
+    Returns
+    -------
+    Whether it is gone: files that are open may stay as `HIDDEN`, and then the directories they
+    are in; so do directories in which this client does not see all that its server has.
+    """
+    if not path.is_dir() or path.is_symlink():
+        return _unlinked(path)
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        return soon(lambda: _remove_around(path))
+    return True
+
+
+SOON = 1.0
+"""Seconds that `soon` waits."""
+
+
+def soon(gone: Callable[[], bool]) -> bool:
+    """Whether what cannot be removed yet is gone; waits a moment for files of this process.
+
+    Clients over FUSE may tell their server that a file was closed when `close` has long returned.
+    """
+    until = time.monotonic() + SOON
+    while not gone():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _remove_around(path: Path) -> bool:
+    """Remove a directory, except for what is `HIDDEN` in it; return whether it is gone."""
+    for each in list(path.iterdir()):
+        if each.is_dir() and not each.is_symlink():
+            _remove_around(each)
+        else:
+            _unlinked(each)
+    if any(name.startswith(HIDDEN) for _, _, names in os.walk(path) for name in names):
+        return False
+    try:
+        path.rmdir()
+    except OSError as error:  # of a node that was lost a server may have what no client sees
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
+
+
+def _unlinked(path: Path) -> bool:
+    """Unlink a file, if it is there; return False if it is `HIDDEN` and still open."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.EBUSY or not path.name.startswith(HIDDEN):
+            raise
+        return False
+    return True
+
+
+SIDECARS = (".dsprep.json", ".dsprep.bin")
+"""How the names end of files that are beside datasets, and no part of them."""
+
+WORKING = ".dsprep-partial"
+"""How the names end of directories in which datasets are made."""
+
+
+class DirectoryGuard:
+    """The directory in which a dataset lies, out of which no symbolic link may lead.
+
+    Parameters
+    ----------
+    dataset
+        The file or directory, itself perhaps a link: it is the user who named it.
+    follow
+        Whether links may lead anywhere.
+    """
+
+    def __init__(self, dataset: Path, follow: bool) -> None:
+        named, real = dataset.absolute().parent, Path(os.path.realpath(dataset)).parent
+        self._roots = () if follow else tuple({os.path.realpath(named), str(real)})
+
+    def check(self, fd: int, where: object) -> None:
+        """Raise `FormatError` if an open file is outside."""
+        if self._roots:
+            self._check(os.readlink(f"/proc/self/fd/{fd}"), where)  # noqa: PTH115 (it is quick)
+
+    def check_tree(self, path: Path) -> None:
+        """Raise `FormatError` if a link at or below `path` leads outside."""
+        todo = [path] if self._roots else []
+        while todo:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        self._check(os.path.realpath(entry.path), entry.path)
+                    elif entry.is_dir():
+                        todo.append(Path(entry.path))
+
+    def _check(self, real: str, where: object) -> None:
+        if not any(real.startswith(f"{root.rstrip('/')}/") for root in self._roots):
+            raise FormatError(
+                "a symbolic link leads out of the directory of the dataset",
+                where=where,
+                expected=f"a file in {self._roots[0]}",
+                found=real,
+                fix="if it may be read, add --follow-external (follow_external=True)",
+            )
+
+
+def data_files(path: Path) -> Iterator[Path]:
+    """Yield the files that hold the data of `path`: itself, or all under a directory.
+
+    Not among them are LMDB's lock file, which readers create and change, what is beside datasets
+    that are parts of the directory, and removed files that are still open (`HIDDEN`).
+    """
+    if not path.is_dir():
+        yield path
+        return
+    for entry in data_entries(path):
+        yield Path(entry.path)
+
+
+def data_entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of `data_files` under a directory, in the order of their paths.
+
+    The entries of one directory are in memory at a time. Directories below that are gone, or may
+    not be read, count as empty; any other error is raised.
+    """
+    waiting = [_entries(directory)]
+    while waiting:
+        if not waiting[-1]:
+            waiting.pop()
+            continue
+        entry = waiting[-1].pop()
+        name = entry.name
+        if not _is_directory(entry):
+            if name != "lock.mdb" and not name.endswith(SIDECARS) and not name.startswith(HIDDEN):
+                yield entry
+        elif not name.endswith(WORKING) and not entry.is_symlink():
+            below: list[os.DirEntry[str]] = []
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                below = _entries(entry.path)
+            waiting.append(below)
+
+
+def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
+    """Return what is in a directory, the last name first."""
+    with os.scandir(directory) as found:
+        return sorted(found, key=attrgetter("name"), reverse=True)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def tree_nbytes(path: Path) -> int:
+    """Return the bytes of a file, or of all data files under a directory."""
+    return sum(p.stat().st_size for p in data_files(path))
+
+
+def free_nbytes(path: Path) -> int:
+    """Return the bytes that this user can still write to the file system of `path`."""
+    at = path.absolute()
+    while not at.exists():
+        at = at.parent
+    return shutil.disk_usage(at).free
