@@ -44,13 +44,12 @@ CASES = [
 """Target's format, source, options, and the way of shuffling."""
 
 ONE = {"buffer_size": 16, "stripe_size": "4KiB"}
-VALUES = {**ONE, "write_options": WriteOptions(group_values=True)}
 CHUNKS = {"chunk": 20, "write_options": WriteOptions(zarr_shard=0)}
 CASES += [
     ("hdf5", "fixed-files", {}, None),
     ("hdf5", "mixed.tfrecord", {**ONE, "shuffle": 3}, "buckets"),
     ("lmdb", "fixed.h5", {}, None),
-    ("lmdb", "mixed-files", {**VALUES, "duplicate": 2}, None),
+    ("lmdb", "mixed-files", {**ONE, "duplicate": 2}, None),
     ("tfrecord", "fixed-files", {"samples": "20:280"}, None),
     ("tfrecord", "fixed.h5", {**ONE, **SPLIT}, "direct"),
     ("zarr", "fixed.h5", {**CHUNKS, "compress": "zstd:1"}, None),

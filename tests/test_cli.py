@@ -287,7 +287,6 @@ def test_a_mistake_is_one_line_and_makes_nothing(train, tmp_path, monkeypatch):
     for line, code, word in MISTAKES:
         message = fails(*line.replace("SRC", "train.h5").split(), code=code)
         assert word in message, (line, message)
-        assert "--group-values" not in message
     assert sorted(p for p in tmp_path.rglob("*") if "OUT" in p.name) == before
     assert "not a path" in fails("convert", "", "OUT.h5", code=2)
 

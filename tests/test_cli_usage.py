@@ -63,7 +63,7 @@ def test_options_of_one_format_have_a_page_of_their_own(format):
     text = run("repack", "--help", format).out
     panel = {"lmdb": "LMDB", "tfrecord": "TFRecord"}.get(format, "HDF5 and Zarr")
     assert f"Options for {panel}:" in text
-    assert ("--group-values" in text) == (format == "lmdb")
+    assert ("--keys-as" in text) == (format == "lmdb")
     assert ("--raw-records" in text) == (format == "tfrecord")
     assert ("--sample-axis" in text) == (format in ("hdf5", "zarr"))
     assert "no options of its own" in run("audit", "-h", format).out

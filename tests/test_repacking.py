@@ -150,14 +150,6 @@ def test_compressed_groups_of_ragged_samples_are_refused(origins, tmp_path):
         repacked(origins["mixed"][2], tmp_path / "o.zarr", compress="gzip:1")
 
 
-def test_lmdb_with_a_value_per_group(origins, tmp_path):
-    schema, batch, origin = origins["mixed"]
-    repacked(origin, tmp_path / "o.lmdb", write_options=dsprep.WriteOptions(group_values=True))
-    with dsprep.open(tmp_path / "o.lmdb") as source:
-        assert_same_batch(source[:], batch, schema)
-    assert dsprep.check(tmp_path / "o.lmdb", full=True) == []
-
-
 @pytest.mark.parametrize("memory", ["64MB", "1.5MB"])
 def test_a_global_shuffle(memory, origins, tmp_path):
     schema, batch, origin = origins["fixed"]

@@ -20,7 +20,7 @@ from dsprep.cli.report import (
     say,
     voice,
 )
-from dsprep.cli.usage import HDF5_ZARR, LMDB
+from dsprep.cli.usage import HDF5_ZARR
 
 if TYPE_CHECKING:
     from dsprep.formats.options import OpenOptions
@@ -60,7 +60,6 @@ def repack(
     stripe_size: str | None = opt.value(
         "SIZE", "Groups begin at its multiples; detected by default.", panel=opt.WRITING
     ),
-    group_values: bool = opt.switch("Target: one value per group.", "--group-values", panel=LMDB),
     zipped: bool = opt.switch(
         "Target: one ZIP store of Zarr, one read per group.", "--zip", panel=HDF5_ZARR
     ),
@@ -123,7 +122,7 @@ def repack(
         ranks=ranks,
         epochs=epochs,
         check_order=check_order,
-        **writing.options(group_values=group_values),
+        **writing.options(),
     )
     with opt.opened(sources, reading, not json, marked=True) as source:
         plan = plan_repack(source, Path(target), options, run)

@@ -243,8 +243,6 @@ class WriteOptions:
         lmdb: a format string for the keys with the one field ``index``.
     features
         tfrecord: field name to the feature list that carries it.
-    group_values
-        lmdb, in groups: one value per group instead of one per sample.
     """
 
     compress: Compression | None = None
@@ -253,7 +251,6 @@ class WriteOptions:
     zarr_shard: int | None = None
     key_format: str = "{index:08d}"
     features: Mapping[str, FeatureType] = field(default_factory=dict)
-    group_values: bool = False
 
 
 FLAGS = {

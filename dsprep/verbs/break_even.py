@@ -51,7 +51,7 @@ def measure(
 ) -> BreakEven | None:
     """Return when the rewrite pays, or None if there is nothing to read.
 
-    None also where groups cannot be read through the sidecar: ragged samples in group values.
+    None also where groups cannot be read through the sidecar, as those of GZIP TFRecord.
 
     Parameters
     ----------

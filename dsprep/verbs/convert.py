@@ -90,7 +90,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
             + ", ".join(formats.load(n).suffixes[0] for n in formats.WRITTEN),
             fix="or name it with --to",
         )
-    check_options(options.write, format.write_options - {"group_values"}, format.name)
+    check_options(options.write, format.write_options, format.name)
     casts = make_casts(source.schema, options.casts)
     schema = cast_schema(source.schema, casts)
     if not schema.fields:

@@ -236,7 +236,7 @@ def _check(options: RepackOptions, format: WritableFormat) -> None:
             f"{format.name} is written without compression",
             fix="leave --compress out, or write hdf5, zarr or tfrecord",
         )
-    check_options(options.write, format.write_options | {"group_values"}, format.name)
+    check_options(options.write, format.write_options, format.name)
     if options.write.chunk is not None:
         raise UsageError("a group is a chunk: --chunk does not apply to repack")
     if options.group_by is not None and options.split is None:
@@ -443,7 +443,7 @@ def _plan_part(
     ]
     grouped = tuple(p.groups for p in plans if p.groups is not None)
     group = max((p.group_nbytes for p in grouped), default=0)
-    whole = write.compress is not None or schema.ragged or write.group_values
+    whole = write.compress is not None or schema.ragged
     scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
     job = Job(
         target=target,

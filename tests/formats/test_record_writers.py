@@ -26,7 +26,6 @@ from dsprep.formats.tfrecord import stream
 from dsprep.layout import as_json, fit
 
 GZIP = WriteOptions(compress=Compression("gzip", 1))
-VALUES = WriteOptions(group_values=True)
 
 
 class Way(NamedTuple):
@@ -44,7 +43,6 @@ PLAIN = {
 }
 GROUPED = {
     **PLAIN,
-    "lmdb-values": Way(load("lmdb"), VALUES),
     "tfrecord-aligned": Way(load("tfrecord"), align=512),
     "tfrecord-gzip-aligned": Way(load("tfrecord"), GZIP, 512),
 }
@@ -102,7 +100,7 @@ def test_groups_are_where_they_are_said_to_be(tmp_path, name, way):
         nbytes, longest = path.stat().st_size, int((ends - begins).max())
         assert plan.reads == 1
         assert nbytes <= plan.nbytes
-        if schema is not MIXED_SIZES or way.format.name != "lmdb" or way.options is VALUES:
+        if schema is not MIXED_SIZES or way.format.name != "lmdb":
             assert longest <= plan.group_nbytes  # small values are behind others' large ones
         if way.format.name == "tfrecord":
             assert plan.aligned
@@ -174,8 +172,6 @@ def test_resumed(name, way, edges, tmp_path):
     samples = 40
     if edges is not None:
         samples, cuts = with_rows(Grouping(edges, way.align), batch), edges
-    elif way.options is VALUES:
-        return
     writer = way.format.create(whole, schema, samples, way.options, None)
     feed(writer, batch, cuts.tolist())
     writer.finish()

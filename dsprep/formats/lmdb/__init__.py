@@ -19,13 +19,12 @@ from typing_extensions import override
 
 from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.schema import Ints, Schema
-from dsprep.errors import UsageError
 from dsprep.formats.base import Facts, Settled, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.lmdb.families import KEY, VALUE
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.pages import HEADER, NODE, looks_like, read_meta
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
-from dsprep.formats.lmdb.values import Packing, Values
+from dsprep.formats.lmdb.values import Values
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.storage.ranges import pread_most
 
@@ -46,7 +45,7 @@ class Lmdb(WritableFormat):
     open_options: ClassVar[frozenset[str]] = frozenset(
         {"fields", "order", "values", "database", "skip_keys", "keys_as"}
     )
-    write_options: ClassVar[frozenset[str]] = frozenset({"key_format", "group_values"})
+    write_options: ClassVar[frozenset[str]] = frozenset({"key_format"})
     infers: ClassVar[bool] = True
     keeps_types: ClassVar[bool] = False
     uneven_groups: ClassVar[bool] = True
@@ -76,13 +75,12 @@ class Lmdb(WritableFormat):
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""
-        from dsprep.formats.lmdb.group_source import grouped
         from dsprep.formats.lmdb.records import Records
         from dsprep.formats.lmdb.source import LmdbSource
 
         records = Records(path, data_file(path), options)
         try:
-            return grouped(records, options, hint) or LmdbSource(records, options, hint)
+            return LmdbSource(records, options, hint)
         except BaseException:
             records.close()
             raise
@@ -130,8 +128,6 @@ class Lmdb(WritableFormat):
         """Start or continue an environment: a single file if `path` ends in ``.mdb``."""
         from dsprep.formats.lmdb.writer import LmdbWriter
 
-        if options.group_values and not isinstance(samples, Grouping):
-            raise UsageError("one value per group needs groups", fix="dsprep repack writes them")
         file = path
         if path.suffix.lower() != ".mdb":
             path.mkdir(exist_ok=True)
@@ -146,8 +142,6 @@ def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
     """Return where each field is in a sample's value."""
     values = Values(schema)
     plan_keys(options.key_format, 1)
-    if options.group_values:
-        return {f.name: "a part of its group's value" for f in schema}
     if len(schema) == 1:
         return {f.name: "the value" for f in schema}
     at, plan = values.table, {}
@@ -188,36 +182,14 @@ def _estimate(schema: Schema, count: int, payload: int, options: WriteOptions) -
 def _groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
     """Return how groups will be laid out: contiguous, and where LMDB puts them.
 
-    Raises
-    ------
-    UnsupportedError
-        If LMDB cannot hold the value of the largest group.
+    Groups can be longer where values inside leaves and on overflow pages are mixed.
     """
-    if options.group_values:
-        packing = Packing(schema)
-        sizes = packing.sizes(grouping)
-        values = packing.value_schema(sizes)
-        nbytes = _estimate(values, grouping.count, int(sizes.sum()), options)
-        padding = int((-(HEADER + sizes) % PSIZE).sum())
-        how = "a group is one value, field by field; LMDB decides where, so groups are not aligned"
-        return _plan(nbytes, padding, sizes, grouping, how)
     count = int(grouping.edges[-1])
     payloads: Ints = np.diff(grouping.edges) * schema.fixed_nbytes
     for f in schema:
         if f.ragged and f.name in grouping.rows:
             payloads = payloads + grouping.rows[f.name] * f.row_nbytes
-    nbytes = _estimate(schema, count, int(payloads.sum()), options)
     key = plan_keys(options.key_format, count).nbytes
-    return _of_samples(nbytes, payloads, schema, grouping, key)
-
-
-def _of_samples(
-    nbytes: int, payloads: Ints, schema: Schema, grouping: Grouping, key: int
-) -> GroupPlan:
-    """Return the plan for one value per sample under keys of `key` bytes, in a file of `nbytes`.
-
-    Groups can be longer where values inside leaves and on overflow pages are mixed.
-    """
     values, counts = Values(schema), np.diff(grouping.edges)
     sizes = payloads + values.table * counts
     padding = 0
@@ -234,22 +206,12 @@ def _of_samples(
         most = (counts * pages + leaves + branches) * PSIZE
         if pages:
             padding = int(counts.sum()) * (-(HEADER + values.head) % PSIZE)
-    return _plan(
-        nbytes,
-        padding,
-        most,
-        grouping,
-        "the values of a group follow each other, with pages of the tree between them; LMDB "
-        "decides where, so groups are not aligned",
-    )
-
-
-def _plan(nbytes: int, padding: int, sizes: Ints, grouping: Grouping, how: str) -> GroupPlan:
     return GroupPlan(
-        nbytes=nbytes,
+        nbytes=_estimate(schema, count, int(payloads.sum()), options),
         padding=padding,
-        group_nbytes=int(sizes.max(initial=0)),
+        group_nbytes=int(most.max(initial=0)),
         aligned=grouping.align == 1,
         reads=1,
-        how=how,
+        how="the values of a group follow each other, with pages of the tree between them; LMDB "
+        "decides where, so groups are not aligned",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsprep.core.schema import Field, dtype_code, is_extension
 from dsprep.formats.lmdb.datum import Datum
-from dsprep.formats.lmdb.values import Packing, Values
+from dsprep.formats.lmdb.values import Values
 
 _OPEN = """\
 import lmdb
@@ -72,25 +72,6 @@ def family_loading_code(file: Path, database: str | None, keys: Mapping[str, byt
     """Return a program that loads a sample of which each field has its own key."""
     gets = (f"{name!r}: txn.get({key!r})" for name, key in keys.items())
     return _program(file, database, (), f"    sample = {{{', '.join(gets)}}}  # sample 0\n")
-
-
-def group_loading_code(
-    file: Path, database: str | None, packing: Packing, capacity: int, key: bytes
-) -> str:
-    """Return a program that loads the first group, under this key, and prints its first sample."""
-    lines = [f"    value = txn.get({key!r})  # all samples of group 0", "sample = {}"]
-    lines.append(f"capacity = {capacity}")
-    places = packing.places(capacity)
-    for f in packing.fixed:
-        shape = (capacity, *f.inner)
-        read = f"np.ndarray({shape}, {dtype_code(f.dtype)}, value, {places[f.name]})"
-        lines.append(f"sample[{f.name!r}] = {read}[0, ...]")
-    if packing.ragged:
-        lines.append(f"at = {packing.body(capacity)}")
-    for f in packing.ragged:
-        lines.append(f"sizes = np.frombuffer(value, '<u8', capacity, {places[f.name]}).tolist()")
-        lines += [_ragged(f, "value[at:at + sizes[0]]"), "at += sum(sizes)"]
-    return _program(file, database, packing.schema, "\n".join(lines) + "\n")
 
 
 def _program(file: Path, database: str | None, fields: Iterable[Field], body: str) -> str:

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
 from dsprep.core.spans import offsets_of, ranges
-from dsprep.errors import SchemaError, UsageError
+from dsprep.errors import SchemaError, UnsupportedError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype, wanted
 from dsprep.formats.lmdb import families
@@ -253,6 +253,12 @@ class LmdbSource(RecordsSource):
             pairs = [(n, named[n]) for n in (*chosen, *(k for k in key if k not in chosen))]
             return decoder, pairs
         else:
+            if hint and hint.names != (VALUE,) and self._has_groups():
+                raise UnsupportedError(
+                    "each value is a group of samples, as repack once wrote them",
+                    where=self.path,
+                    fix="read it with the version of dsprep that wrote it, and convert it",
+                )
             decoder = Values(hint if hint else Schema((Field.opaque(VALUE),)))
         available = {f.name: f for f in decoder.schema}
         if key.keys() & available.keys():
@@ -263,6 +269,11 @@ class LmdbSource(RecordsSource):
         pairs = wanted(options.fields, available | key)
         asked = {path for path, _ in pairs}
         return decoder, [*pairs, *((k, f) for k, f in key.items() if k not in asked)]
+
+    def _has_groups(self) -> bool:
+        """Whether the first values are groups of samples, which is not written any more."""
+        probes = self.records.probe(3, _PROBED)
+        return bool(probes) and all(map(is_group, probes))
 
     def _notes(self) -> list[str]:
         """Return what was left out, and what the first values and keys look like."""
@@ -287,10 +298,10 @@ class LmdbSource(RecordsSource):
             )
         if isinstance(self._decoder, Values) and self._decoder.schema.names == (VALUE,):
             probes = records.probe(3, _PROBED)
-            if probes and all(map(is_group, probes)):
+            if self._has_groups():
                 notes.append(
-                    "values are groups of samples that dsprep packed: without their sidecar, which "
-                    "gives the fields, each is one opaque byte string"
+                    "values are groups of samples, as repack once wrote them; each is "
+                    "kept as one opaque byte string"
                 )
             elif any(v[:1] == b"\x80" and v[1:2] in b"\2\3\4\5" and v[-1:] == b"." for v in probes):
                 notes.append("values look like Python pickles; dsprep keeps them as opaque bytes")

@@ -16,10 +16,9 @@ LMDB decides where values are stored, so groups begin at pages, not at stripes. 
 is a value of its own, a group is all from the header of its first value's pages (or from its first
 leaf) to the end of its last value: the tree's pages are between the values. (Where some values are
 small enough for leaves and others are not, a leaf follows all large values of its samples, also
-those of other groups, so ranges overlap; one value per group avoids that.) Groups are located in
-the finished file. Their sums are those of what has just been written, read back piece by piece
-while the page cache has it; where values are small, or an earlier run wrote them, the whole group
-is read for that in the end.
+those of other groups, so ranges overlap.) Groups are located in the finished file. Their sums are
+those of what has just been written, read back piece by piece while the page cache has it; where
+values are small, or an earlier run wrote them, the whole group is read for that in the end.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.groups import Grouping, even, seam
+from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
 from dsprep.core.spans import move_spans, offsets_of, ranges
 from dsprep.errors import UnsupportedError
@@ -41,14 +40,11 @@ from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.overflow import overflow_spans
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
 from dsprep.formats.lmdb.records import Records
-from dsprep.formats.lmdb.recover import Found
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_sizes
 from dsprep.formats.lmdb.values import (
     MAX_VALUE,
-    Packing,
     ValuePart,
     Values,
-    capacities,
     join,
     total_lengths,
 )
@@ -106,18 +102,7 @@ class LmdbWriter(RecordWriter):
         state: State | None,
     ) -> None:
         super().__init__(path, inside, samples if isinstance(samples, Grouping) else None, state)
-        self._packing: Packing | None = None
-        self._values_in = self.grouping
-        if isinstance(samples, Grouping):
-            if options.group_values:
-                self._packing, self.whole = Packing(schema), True
-                self._capacities = capacities(samples)
-                schema = self._packing.value_schema(self._packing.sizes(samples))
-                self._values_in = even(samples.count, 1)
-            assert self._values_in is not None
-            self._count = int(self._values_in.edges[-1])
-        else:
-            self._count = samples
+        self._count = int(samples.edges[-1]) if isinstance(samples, Grouping) else samples
         keys = self._keys = plan_keys(options.key_format, self._count)
         self._values = Values(schema)
         possible = [self._values.head, *([MAX_VALUE] if schema.ragged else [])]  # has a small node
@@ -134,23 +119,12 @@ class LmdbWriter(RecordWriter):
             self._open_sizes = [int(n) for n in state["open_sizes"]]
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
-        """Build the nodes of the samples, or of their group, all but the page numbers in them."""
-        if self._packing is None or self.grouping is None:
-            return self._piece(self._values.encode(batch), start, arena)
-        if not len(next(iter(batch.values()), ())):
-            return self._piece([], 0, arena)
-        group = self.grouping.of(start)
-        capacity = int(self._capacities[group])
-        return self._piece(self._packing.parts(batch, start, capacity, arena), group, arena)
-
-    def _piece(self, parts: list[ValuePart], start: int, arena: Arena) -> Piece:
-        """Return the piece for values made of `parts`, the first of which is number `start`."""
+        """Build the nodes of the samples, all but the page numbers in them."""
+        parts = self._values.encode(batch)
         sizes = total_lengths(parts)
         n = len(sizes)
         if n and sizes.max() > MAX_VALUE:
             i = int(sizes.argmax())
-            if self._packing is not None:
-                self._packing.refuse(start + i, int(sizes[i]))
             raise UnsupportedError(
                 "a sample is larger than an LMDB value can be",
                 where=f"{self.path}, sample {start + i}",
@@ -231,23 +205,17 @@ class LmdbWriter(RecordWriter):
         Of values inside leaves, whole leaves are skipped; of others the nodes of the open leaf are
         made, with the pages that the values will have.
         """
-        key, packing, grouping = self._keys.nbytes, self._packing, self.grouping
-        sizes, step = np.full(1, self._values.head), self._most << 8
-        if packing is not None and grouping is not None:  # a piece is a group
-            sizes, step = packing.sizes(grouping), 1
-        inside = not node_sizes(key, sizes)[1].all()
-        if (inside and packing is not None) or not (self._even or packing is not None):
+        if not self._even:
             return None
-        if inside or grouping is None:
+        key, step = self._keys.nbytes, self._most << 8
+        inside = not node_sizes(key, np.full(1, self._values.head))[1].all()
+        if inside or self.grouping is None:
             stop = seam(stop, self._count, [], self._most if inside else 1)
         else:
-            stop = seam(stop, grouping, [])
-        last = stop
-        if packing is not None and grouping is not None:
-            last = int(np.searchsorted(grouping.edges, stop))
-        while self._done < last:
-            start, end = self._done, min(last, self._done + step)
-            some = sizes[start:end] if step == 1 else np.repeat(sizes, end - start)
+            stop = seam(stop, self.grouping, [])
+        while self._done < stop:
+            start, end = self._done, min(stop, self._done + step)
+            some = np.full(end - start, self._values.head)
             widths, runs = node_sizes(key, some)
             arena = Arena()
             nodes = np.zeros(0, np.uint8)
@@ -288,10 +256,10 @@ class LmdbWriter(RecordWriter):
 
     def _sum(self, piece: Piece, begin: int, end: int) -> None:
         """Keep the sums of what belongs to a group of what has just been written, read back."""
-        if self._values_in is None or not piece.runs.all():
+        if self.grouping is None or not piece.runs.all():
             return
-        group = self._values_in.of(piece.start)
-        first = int(piece.value_pages[0]) * PSIZE + (0 if self._packing is None else HEADER)
+        group = self.grouping.of(piece.start)
+        first = int(piece.value_pages[0]) * PSIZE
         last = int(piece.value_pages[-1]) * PSIZE + HEADER + int(piece.sizes[-1])
         window = piece.arena.empty("write.window", (CALL_NBYTES,), np.dtype(np.uint8))
         edges = sorted({begin, end, *(edge for edge in (first, last) if begin < edge < end)})
@@ -377,18 +345,11 @@ class LmdbWriter(RecordWriter):
         # The tree is read again.
         with closing(Records(self.path, file.path, OpenOptions())) as records:
             found = records.found()
-        if self._packing is None:
-            return _ranges_of(found, edges)
-        return found.offsets, found.offsets + found.sizes
-
-
-def _ranges_of(found: Found, edges: Ints) -> tuple[Ints, Ints]:
-    """Return where groups of values begin and end: int64, shape ``(groups,)`` each."""
-    inside = found.offsets % PSIZE
-    # A value right behind a page's header is on overflow pages of its own; leaves have pointers.
-    begins = found.offsets - np.where(inside == HEADER, HEADER, inside)
-    ends = found.offsets + found.sizes
-    if len(edges) == 1:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    starts = edges[:-1]
-    return np.minimum.reduceat(begins, starts), np.maximum.reduceat(ends, starts)
+        inside = found.offsets % PSIZE
+        # A value right after a page's header is on overflow pages; leaves have pointers.
+        begins = found.offsets - np.where(inside == HEADER, HEADER, inside)
+        ends = found.offsets + found.sizes
+        if len(edges) == 1:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        starts = edges[:-1]
+        return np.minimum.reduceat(begins, starts), np.maximum.reduceat(ends, starts)
