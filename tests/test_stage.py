@@ -25,7 +25,7 @@ from dsprep.reader import loader
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.order import REMAINDERS, Assignment, Start
 from dsprep.storage.nodes import file_system
-from dsprep.verbs.stage.needs import ranks_of, wanted
+from dsprep.verbs.stage.needs import groups_needed, ranks_of
 
 COUNT, GROUP, RANKS, BATCH = 100, 8, 4, 5
 FIXED = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
@@ -257,7 +257,7 @@ def test_what_is_needed_is_what_readers_read(sizes, shuffle, remainder, numbers,
     order = Assignment(edges, shuffle, seed, mixed, remainder, ranks, batch, mini)
     for node in range(-(-ranks // per_node)):
         chosen = ranks_of(node, ranks, per_node)
-        found = wanted(order, chosen, range(1, 3)).tolist()
+        found = groups_needed(order, chosen, range(1, 3)).tolist()
         assert len(set(found)) == len(found)
         used: dict[int, tuple[int, int]] = {}
         for epoch in (1, 2):
@@ -395,7 +395,7 @@ def test_a_manifest_lists_the_ranges_in_their_order(root, tmp_path):
     assert sum(line["length"] for line in lines) == found["nbytes"]
     assert found["outcome"] is None
     order = Assignment(np.append(np.arange(0, COUNT, GROUP), COUNT), "group", 0, 1, "ragged", 4, 5)
-    assert [line["group"] for line in lines] == wanted(order, range(2, 4), range(1)).tolist()
+    assert [line["group"] for line in lines] == groups_needed(order, range(2, 4), range(1)).tolist()
     with dsprep.Sidecar.open(path) as sidecar:
         groups = sidecar.layout(0).groups
         for line in lines:

@@ -132,8 +132,8 @@ def _numbers(text: str) -> int | tuple[int, ...]:
     words = text.split(",")
     if not all(word.strip().isdecimal() and len(word) < 10 for word in words):
         fail(f"--repeats is {text!r}; expected numbers such as 4, or 2,4,6", 2)
-    found = tuple(map(int, words))
-    return found if len(found) > 1 else found[0]
+    numbers = tuple(map(int, words))
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def print_report(report: AuditReport) -> None:
@@ -173,18 +173,18 @@ def print_report(report: AuditReport) -> None:
 
 def _by_epoch(report: AuditReport) -> dict[int, list[EpochAudit]]:
     """Return the passes of each epoch; without mini-epochs that is one."""
-    found: dict[int, list[EpochAudit]] = {}
+    epochs: dict[int, list[EpochAudit]] = {}
     for each in report.epochs:
         number = each.epoch if each.mini_epoch is None else each.mini_epoch.epoch
-        found.setdefault(number, []).append(each)
-    return found
+        epochs.setdefault(number, []).append(each)
+    return epochs
 
 
 def _name(epoch: EpochAudit) -> str:
-    which = epoch.mini_epoch
-    if which is None:
+    mini_epoch = epoch.mini_epoch
+    if mini_epoch is None:
         return f"epoch {epoch.epoch}"
-    return f"epoch {which.epoch}, mini-epoch {which.part}, pass {which.turn}"
+    return f"epoch {mini_epoch.epoch}, mini-epoch {mini_epoch.part}, pass {mini_epoch.turn}"
 
 
 def _rows(
@@ -253,9 +253,9 @@ def report_json(report: AuditReport) -> dict[str, Any]:
     """Return what was found for other programs."""
     from dataclasses import asdict
 
-    found = {**vars(report), "kept": report.kept}
-    found["largest_unit_nbytes"] = report.largest_unit_nbytes
-    found["epochs"] = [asdict(e) for e in report.epochs]
+    content = {**vars(report), "kept": report.kept}
+    content["largest_unit_nbytes"] = report.largest_unit_nbytes
+    content["epochs"] = [asdict(e) for e in report.epochs]
     if report.resume:
-        found["resume"] = {"step": report.resume[0], "ranks": report.resume[1]}
-    return found
+        content["resume"] = {"step": report.resume[0], "ranks": report.resume[1]}
+    return content

@@ -100,15 +100,15 @@ def convert(
             admit(job, source, run.workers, run.memory)
             _print_plan(job, source, json)
             return
-        said = (*source.notes, *job.losses)
+        announced = (*source.notes, *job.losses)
         if not json:
-            for line in said:
+            for line in announced:
                 note(line)
         with progress_bar("convert", job.samples, job.payload, not json) as update:
             report = run_job(job, source, run, update)
         files_written(job)
         if not json:
-            for line in report.notes[len(said) :]:
+            for line in report.notes[len(announced) :]:
                 note(line)
             _print_report(report)
         verdict = None

@@ -114,8 +114,8 @@ def _run(directory: Path, json: bool) -> None:
     read = _read(directory)
     right = same and not any(row.problems for row in read.rows)
     if json:
-        found = {"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()}
-        print_json(found)
+        content = {"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()}
+        print_json(content)
     else:
         from dataclasses import replace
 

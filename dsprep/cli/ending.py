@@ -64,11 +64,11 @@ def plainly() -> Iterator[None]:
             1,
         )
     except KeyboardInterrupt as error:
-        what, code = "interrupted", INTERRUPTED
+        message, code = "interrupted", INTERRUPTED
         if isinstance(error, Ended):
-            what, code = f"ended by {signal.Signals(error.number).name}", 128 + error.number
+            message, code = f"ended by {signal.Signals(error.number).name}", 128 + error.number
         try:
-            fail("; ".join((what, *getattr(error, "__notes__", ()))), code)
+            fail("; ".join((message, *getattr(error, "__notes__", ()))), code)
         finally:
             from dsprep.executors.mpi import leave
 

@@ -40,48 +40,48 @@ def inspect(
                 note(line)
             say(*source.loading_code().rstrip().split("\n"))
             return
-        found = look(source, memory)
+        inspection = look(source, memory)
         if json:
-            content = found.to_json()
+            content = inspection.to_json()
             content["head"] = [_plain(sample) for sample in first_samples(source, head, memory)]
             print_json(content)
             return
-        _print(found)
+        _print(inspection)
         for i, sample in enumerate(first_samples(source, head, memory)):
             say("", f"sample {i}")
             print_rows([(f"  {name}", text) for name, text in _plain(sample).items()])
 
 
-def _print(found: Inspection) -> None:
+def _print(inspection: Inspection) -> None:
     from dsprep.writing.plan import show_nbytes
 
     rows = [
-        ("dataset", found.path),
-        ("format", found.version),
-        ("files", f"{found.files:,}"),
-        ("samples", f"{found.samples:,}"),
-        ("values", show_nbytes(found.payload)),
-        ("on disk", show_nbytes(found.stored_nbytes)),
-        *(("groups", text) for text in _groups(found)),
-        *((f"attribute {k}", _short(v)) for k, v in found.attrs.items()),
+        ("dataset", inspection.path),
+        ("format", inspection.version),
+        ("files", f"{inspection.files:,}"),
+        ("samples", f"{inspection.samples:,}"),
+        ("values", show_nbytes(inspection.payload)),
+        ("on disk", show_nbytes(inspection.stored_nbytes)),
+        *(("groups", text) for text in _groups(inspection)),
+        *((f"attribute {k}", _short(v)) for k, v in inspection.attrs.items()),
     ]
     print_rows(rows)
-    for facts in found.fields:
+    for facts in inspection.fields:
         say("", str(facts.field))
         print_rows([(f"  {name}", text) for name, text in _facts(facts)])
-    for line in found.notes:
+    for line in inspection.notes:
         note(line)
 
 
-def _groups(found: Inspection) -> list[str]:
+def _groups(inspection: Inspection) -> list[str]:
     """Return how samples are grouped, if they are."""
-    if found.groups is None:
+    if inspection.groups is None:
         return []
     from dsprep.writing.plan import show_nbytes
 
-    count, most = found.groups
-    each = found.payload / max(1, found.samples) * min(most, found.samples)
-    return [f"{count:,} of {most:,} samples, about {show_nbytes(each)} each, by dsprep repack"]
+    count, largest = inspection.groups
+    each = inspection.payload / max(1, inspection.samples) * min(largest, inspection.samples)
+    return [f"{count:,} of {largest:,} samples, about {show_nbytes(each)} each, by dsprep repack"]
 
 
 def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
@@ -91,11 +91,11 @@ def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
     about = "" if lengths is None or lengths.exact else "about "
     rows = [("values", f"{about}{show_nbytes(facts.nbytes)}")]
     if lengths is not None:
-        seen = "" if lengths.exact else f" (of {lengths.samples} samples looked at)"
+        basis = "" if lengths.exact else f" (of {lengths.samples} samples looked at)"
         rows.append(
             (
                 "length",
-                f"{lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}{seen}",
+                f"{lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}{basis}",
             )
         )
     if stored is not None:

@@ -41,8 +41,8 @@ def completing(*names: str) -> Callable[[str], list[str]]:
     """
 
     def complete(incomplete: str) -> list[str]:
-        found = [getattr(import_module(m), a) for m, _, a in (n.partition(":") for n in names)]
-        known = chain.from_iterable(f() if callable(f) else f for f in found)
+        lists = [getattr(import_module(m), a) for m, _, a in (n.partition(":") for n in names)]
+        known = chain.from_iterable(f() if callable(f) else f for f in lists)
         return [name for name in known if name.startswith(incomplete)]
 
     return complete

@@ -172,17 +172,17 @@ def _check_kind(kind: str, reading: OpenOptions) -> None:
 def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
     from dsprep.verbs.provenance import refresh
 
-    found = refresh(paths, out=out)
+    result = refresh(paths, out=out)
     if json:
-        print_json({**vars(found), "path": str(found.path)})
+        print_json({**vars(result), "path": str(result.path)})
         return
-    if not found.renewed:
-        say(f"{found.path}: nothing to record, the files have not changed")
+    if not result.renewed:
+        say(f"{result.path}: nothing to record, the files have not changed")
         return
-    rest = "; all their checksums agree" if found.sums else ""
+    rest = "; all their checksums agree" if result.sums else ""
     say(
-        f"{found.path}: recorded {_files(found.renewed)} again; sizes, the format's own marks and "
-        f"sampled blocks have not changed{rest}"
+        f"{result.path}: recorded {_files(result.renewed)} again; sizes, the format's own marks "
+        f"and sampled blocks have not changed{rest}"
     )
 
 
@@ -229,12 +229,12 @@ def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bo
     from dsprep.verbs.find import find_or_make
 
     with count_bar("provenance", not json) as update:
-        found = find_or_make(paths, reading, out, update)
-    if found.refused is not None:
-        note(f"there is no sidecar; it is made in memory each time: {found.refused}")
-    elif found.written is not None:
-        remark(f"there was no sidecar; wrote {found.written}")
-    return found.sidecar
+        result = find_or_make(paths, reading, out, update)
+    if result.refused is not None:
+        note(f"there is no sidecar; it is made in memory each time: {result.refused}")
+    elif result.written is not None:
+        remark(f"there was no sidecar; wrote {result.written}")
+    return result.sidecar
 
 
 def _fields(opened: Sidecar, reading: OpenOptions) -> list[str]:
@@ -245,33 +245,33 @@ def _fields(opened: Sidecar, reading: OpenOptions) -> list[str]:
 def _show(opened: Sidecar, json: bool) -> None:
     from dsprep.verbs.explain import explain
 
-    found = explain(opened)
+    explanation = explain(opened)
     if json:
-        print_json(found.to_json())
+        print_json(explanation.to_json())
     else:
-        _print_explained(found)
+        _print_explained(explanation)
 
 
-def _print_explained(found: Explanation) -> None:
+def _print_explained(facts: Explanation) -> None:
     from dsprep.writing.plan import show_nbytes
 
-    per = found.nbytes_per_sample
+    per = facts.nbytes_per_sample
     rows = [
-        ("sidecar", found.path),
-        ("bytes", f"{found.nbytes:,}" + (f", {per:.3g} per sample" if per is not None else "")),
-        ("dataset", f"{found.dataset}, {found.format}, {_files(found.files)}"),
-        ("samples", f"{found.samples:,}"),
-        ("data", show_nbytes(found.data_nbytes)),
+        ("sidecar", facts.path),
+        ("bytes", f"{facts.nbytes:,}" + (f", {per:.3g} per sample" if per is not None else "")),
+        ("dataset", f"{facts.dataset}, {facts.format}, {_files(facts.files)}"),
+        ("samples", f"{facts.samples:,}"),
+        ("data", show_nbytes(facts.data_nbytes)),
     ]
-    if found.payload_share is not None and found.payload_nbytes is not None:
-        about = "" if found.exact else "about "
-        share = f"{about}{found.payload_share:.1%}, {show_nbytes(found.payload_nbytes)}"
+    if facts.payload_share is not None and facts.payload_nbytes is not None:
+        about = "" if facts.exact else "about "
+        share = f"{about}{facts.payload_share:.1%}, {show_nbytes(facts.payload_nbytes)}"
         rows.append(("payload share", share))
-    if found.runs is not None:
-        of = f"{found.run_samples:,}" if found.run_samples == 1000 else f"all {found.run_samples:,}"
-        text = f"{found.runs:,.1f} per {of} consecutive samples"
+    if facts.runs is not None:
+        of = f"{facts.run_samples:,}" if facts.run_samples == 1000 else f"all {facts.run_samples:,}"
+        text = f"{facts.runs:,.1f} per {of} consecutive samples"
         rows.append(("runs", f"{text} (gaps up to 64 KiB are read as well)"))
-    made = found.lineage
+    made = facts.lineage
     source = made.get("source", [])
     if source:
         rows.append(("made from", ", ".join(source) if isinstance(source, list) else str(source)))
@@ -280,14 +280,14 @@ def _print_explained(found: Explanation) -> None:
     if when:
         rows.append(("with", f"dsprep {', '.join(when)}"))
     print_rows(rows)
-    for layout in found.layouts:
-        _print_layout(layout, found)
-    for line in found.notes:
+    for layout in facts.layouts:
+        _print_layout(layout, facts)
+    for line in facts.notes:
         note(line)
 
 
-def _print_layout(layout: LayoutWords, found: Explanation) -> None:
-    if len(found.layouts) > 1:
+def _print_layout(layout: LayoutWords, facts: Explanation) -> None:
+    if len(facts.layouts) > 1:
         say("", f"{layout.samples:,} samples in {_files(layout.files)} with the same layout:")
     for words in layout.fields:
         say("", words.type)
@@ -297,7 +297,7 @@ def _print_layout(layout: LayoutWords, found: Explanation) -> None:
                 ("  no offsets", words.unlocated),
                 (
                     "  remedy",
-                    f"dsprep convert {found.dataset} DST stores it so that it can be located",
+                    f"dsprep convert {facts.dataset} DST stores it so that it can be located",
                 ),
             ]
         elif words.offsets:
@@ -405,8 +405,8 @@ def _check(paths: list[str], at: Path | None, check: str, json: bool) -> None:
     with count_bar("check", not json) as update:
         problems = look(paths, full=full, at=at, progress=update)
     if json:
-        found = [p.to_json() for p in problems]
-        print_json({"valid": not problems, "full": full, "problems": found})
+        content = [p.to_json() for p in problems]
+        print_json({"valid": not problems, "full": full, "problems": content})
     else:
         _print_problems(problems, paths, full)
     if problems:
@@ -414,8 +414,8 @@ def _check(paths: list[str], at: Path | None, check: str, json: bool) -> None:
 
 
 def _print_problems(problems: list[Problem], paths: list[str], full: bool) -> None:
-    for found in problems:
-        say(f"problem: {found}")
+    for problem in problems:
+        say(f"problem: {problem}")
     if problems:
         import shlex
 

@@ -214,8 +214,8 @@ def _lacking(plan: RepackPlan) -> list[str]:
     needed = sum(p.job.estimate for p in plan.parts) + max(p.job.scratch for p in plan.parts)
     if needed <= free:
         return []
-    found, expected = show_nbytes(free), show_nbytes(needed)
-    return [f"{at}: there may not be enough space: at most {expected} needed, {found} free"]
+    available, expected = show_nbytes(free), show_nbytes(needed)
+    return [f"{at}: there may not be enough space: at most {expected} needed, {available} free"]
 
 
 def _seed(text: str) -> int | None:
@@ -272,12 +272,12 @@ def _aligned(stripe: Stripe) -> str:
 
     where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
     if stripe.matters is None:
-        why = "whether it matters here is unknown"
+        effect = "whether it matters here is unknown"
     elif stripe.matters:
-        why = "fewer storage targets are asked"
+        effect = "fewer storage targets are asked"
     else:
-        why = "on one storage target it hardly matters"
-    return f"to {show_asked(stripe.nbytes)} {where}; {why}"
+        effect = "on one storage target it hardly matters"
+    return f"to {show_asked(stripe.nbytes)} {where}; {effect}"
 
 
 def _unaligned(job: Job) -> str:
@@ -334,13 +334,13 @@ def _print_report(report: RepackReport) -> None:
         ]
         if done.resumed:
             rows.append(("continued", f"after {done.resumed:,} samples of an interrupted run"))
-    found = report.break_even
-    if found is not None:
-        each, together = found.sample_seconds * 1e6, found.group_seconds * 1e6
+    break_even = report.break_even
+    if break_even is not None:
+        each, together = break_even.sample_seconds * 1e6, break_even.group_seconds * 1e6
         text = f"{each:.1f} us a sample before, read one by one cold; {together:.1f} us in groups: "
-        if found.epochs is None:
+        if break_even.epochs is None:
             text += "reading is not faster here"
         else:
-            text += f"the rewrite pays off after {max(found.epochs, 0.1):.1f} epochs"
+            text += f"the rewrite pays off after {max(break_even.epochs, 0.1):.1f} epochs"
         rows.append(("pays off", text))
     print_done(rows)

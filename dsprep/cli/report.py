@@ -166,39 +166,39 @@ def print_done(rows: list[tuple[str, str]]) -> None:
 
 @contextmanager
 def progress_bar(
-    what: str, samples: int, payload: int, show: bool, unit: str = "samples"
+    label: str, samples: int, payload: int, show: bool, unit: str = "samples"
 ) -> Iterator[Callable[[int, int], None]]:
     """Show how far a command is, with rate and time left, on stderr.
 
     Yields the function to call with (samples or what `unit` says, payload bytes) done so far.
     """
-    whole = max(1, payload)
+    total = max(1, payload)
     columns = ("bar", f"{{task.fields[count]:,}}/{samples:,} {unit}", "bytes", "rate", "left")
-    with _shown(what, columns, show, count=0) as update:
+    with _shown(label, columns, show, count=0) as update:
 
         def progress(done: int, nbytes: int) -> None:
-            words = f"{done:,} of {samples:,} {unit}, {nbytes / whole:.0%}"
-            update(min(nbytes, whole), whole, words, count=done)
+            words = f"{done:,} of {samples:,} {unit}, {nbytes / total:.0%}"
+            update(min(nbytes, total), total, words, count=done)
 
         yield progress
 
 
 @contextmanager
-def count_bar(what: str, show: bool) -> Iterator[Callable[[int, int], None]]:
+def count_bar(label: str, show: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a count on stderr. Yields the function to call with (done, of how many)."""
-    with _shown(what, ("bar", "count", "left"), show) as update:
+    with _shown(label, ("bar", "count", "left"), show) as update:
         yield lambda done, total: update(done, total, f"{done:,} of {total:,}")
 
 
 @contextmanager
-def byte_bar(what: str, show: bool) -> Iterator[Callable[[int, int], None]]:
+def byte_bar(label: str, show: bool) -> Iterator[Callable[[int, int], None]]:
     """Show bytes, rate and time left on stderr.
 
     Yields the function to call with (done, of how many), from any thread.
     """
     from dsprep.layout.describe import show_nbytes
 
-    with _shown(what, ("bar", "bytes", "rate", "left"), show) as update:
+    with _shown(label, ("bar", "bytes", "rate", "left"), show) as update:
         yield lambda done, total: update(
             done, total, f"{show_nbytes(done)} of {show_nbytes(total)}, {done / max(1, total):.0%}"
         )
@@ -219,20 +219,20 @@ def run_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def _shown(
-    what: str, columns: Sequence[str], show: bool, **fields: Any
+    label: str, columns: Sequence[str], show: bool, **fields: Any
 ) -> Iterator[Callable[..., None]]:
     """Show progress as a bar where stderr is a terminal, else as a line now and then.
 
     Yields the function to call with what is done, of how much, that in words, and `fields`.
     """
-    with step(what):
+    with step(label):
         if not show or voice() < Voice.usual:
             yield lambda done, total, words, **fields: None
         elif not sys.stderr.isatty():
-            yield _Lines(what)
+            yield _Lines(label)
         else:
             with _bar(columns) as bar:
-                task = bar.add_task(what, total=None, **fields)
+                task = bar.add_task(label, total=None, **fields)
                 yield lambda done, total, words, **fields: bar.update(
                     task, completed=done, total=total, **fields
                 )
@@ -265,8 +265,8 @@ def _bar(columns: Sequence[str]) -> Progress:
 class _Lines:
     """Progress in a log: a line when `SECONDS` have passed since the one before."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, label: str) -> None:
+        self._label = label
         self._began = self._last = time.monotonic()
 
     def __call__(self, done: int, total: int, words: str, **fields: Any) -> None:
@@ -276,7 +276,7 @@ class _Lines:
         self._last = now
         left = (now - self._began) * (total - done) / done if done else math.inf
         about = f", about {show_time(left)} left" if math.isfinite(left) else ""
-        say(f"dsprep: {self._what}: {words}{about}", err=True)
+        say(f"dsprep: {self._label}: {words}{about}", err=True)
 
 
 def show_time(seconds: float) -> str:

@@ -237,9 +237,9 @@ def mistake(error: Any, args: Sequence[str]) -> UsageError:
 def near(name: str, names: Iterable[str]) -> str | None:
     """Return a proposal of the names that are nearly `name`, or None."""
     names = list(names)
-    found = [n for n in names if len(name) > 3 and n.startswith(name)]
-    found += [n for n in get_close_matches(name, names, 2, 0.7) if n not in found]
-    return f"did you mean {' or '.join(found[:2])}?" if found else None
+    similar = [n for n in names if len(name) > 3 and n.startswith(name)]
+    similar += [n for n in get_close_matches(name, names, 2, 0.7) if n not in similar]
+    return f"did you mean {' or '.join(similar[:2])}?" if similar else None
 
 
 def given(names: Sequence[str], args: Sequence[str]) -> str | None:
@@ -301,8 +301,8 @@ def page(command: Any, ctx: Any) -> list[str]:
 def page_of(command: Any, ctx: Any, panel: str) -> list[str]:
     """Return the lines that explain the options of a command for one format."""
     rows = [(f"  {_names(p)}", _explained(p)) for p in command.params if _panel(p) == panel]
-    found = list(_table(rows, _width())) or ["  no options of its own"]
-    return [_usage(command, ctx), "", f"Options for {panel}:", *found]
+    lines = list(_table(rows, _width())) or ["  no options of its own"]
+    return [_usage(command, ctx), "", f"Options for {panel}:", *lines]
 
 
 def _usage(command: Any, ctx: Any) -> str:

@@ -104,8 +104,8 @@ def _known(path: str, options: OpenOptions, fields: list[str]) -> OpenOptions:
     files = find_files([path])[0]
     number, memory = options.file_field, options.memory
     with suppress(FormatError):
-        if (found := spec.find([f for f, _ in files])) is not None:
-            if number is None or number not in found[0].schema.names:
+        if (sidecar := spec.find([f for f, _ in files])) is not None:
+            if number is None or number not in sidecar[0].schema.names:
                 return OpenOptions(fields=specs, file_field=number, memory=memory)
             specs = (*specs, FieldSpec(number, number)) if specs else ()
             return OpenOptions(fields=specs, memory=memory)

@@ -167,8 +167,10 @@ def _make_apart(name: str, job: SynthJob, executor: Executor) -> Hint:
     ) as attempts:
         quiet = replace(job, path=Path(attempts), progress=_silent, parts=PARTS)
         tasks = ((name, replace(quiet, part=i)) for i in range(PARTS))
-        for done, (_, (made, found)) in enumerate(executors.run(executor, _make_part, tasks), 1):
-            hint = found  # the same of every part
+        for done, (_, (made, part_hint)) in enumerate(
+            executors.run(executor, _make_part, tasks), 1
+        ):
+            hint = part_hint  # the same of every part
             for path in _files(made):
                 target = job.path / path.relative_to(made)
                 target.parent.mkdir(parents=True, exist_ok=True)

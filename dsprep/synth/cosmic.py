@@ -204,9 +204,9 @@ def _write(job: SynthJob) -> Hint:
             planes = [_plane(rng, width, height) for _ in range(PLANES)]
             wire.append([p[0] for p in planes], width, height)
             labels.append([p[1] for p in planes], width, height)
-            found = _particles(rng)
-            append(extents, _extent(particles.shape[0], len(found)))
-            append(particles, found)
+            event = _particles(rng)
+            append(extents, _extent(particles.shape[0], len(event)))
+            append(particles, event)
             append(events, np.array([(1, i // 100, i)], EVENT_ID))
             job.done(i + 1)
     return Hint()

@@ -74,7 +74,7 @@ def _crops(job: SynthJob) -> Iterator[tuple[Path, Array, Array]]:
     edge = job.edge(128)
     job.path.mkdir()
     done = 0
-    for which, (name, count) in enumerate(train_and_validation(job.samples, 9)):
+    for part, (name, count) in enumerate(train_and_validation(job.samples, 9)):
         (job.path / name).mkdir()
         for i in range(count):
             done += 1
@@ -82,8 +82,8 @@ def _crops(job: SynthJob) -> Iterator[tuple[Path, Array, Array]]:
                 continue
             universe, crop = divmod(i, CROPS)
             stem = f"univ_ics_2019-03_a{universe:08d}_{crop:03d}"
-            x = particle_counts(job.rng("cosmoflow", which, i), edge, 4, np.int16)
-            yield job.path / name / stem, x, _parameters(job, which, universe)
+            x = particle_counts(job.rng("cosmoflow", part, i), edge, 4, np.int16)
+            yield job.path / name / stem, x, _parameters(job, part, universe)
             job.done(done)
 
 

@@ -49,24 +49,24 @@ class _Statistics:
         self.count = 0
         self.total = np.zeros(CHANNELS)
         self.squares = np.zeros(CHANNELS)
-        self.least = np.full(CHANNELS, np.inf, np.float32)
-        self.most = np.full(CHANNELS, -np.inf, np.float32)
+        self.minimum = np.full(CHANNELS, np.inf, np.float32)
+        self.maximum = np.full(CHANNELS, -np.inf, np.float32)
 
     def add(self, data: Array) -> None:
         pixels = data.reshape(-1, CHANNELS)
         self.count += 1
         self.total += pixels.mean(0, dtype=np.float64)
         self.squares += np.square(pixels).mean(0, dtype=np.float64)
-        self.least = np.minimum(self.least, pixels.min(0))
-        self.most = np.maximum(self.most, pixels.max(0))
+        self.minimum = np.minimum(self.minimum, pixels.min(0))
+        self.maximum = np.maximum(self.maximum, pixels.max(0))
 
     def tables(self) -> dict[str, Array]:
         return {
             "count": np.asarray(self.count, np.int64),
             "mean": (self.total / self.count).astype(np.float32),
             "sqmean": (self.squares / self.count).astype(np.float32),
-            "minval": self.least,
-            "maxval": self.most,
+            "minval": self.minimum,
+            "maxval": self.maximum,
         }
 
 
@@ -81,15 +81,15 @@ def _write(job: SynthJob) -> Hint:
     statistics = _Statistics()
     job.path.mkdir()
     done = 0
-    for which, (name, count) in enumerate(train_and_validation(job.samples, 10)):
+    for part, (name, count) in enumerate(train_and_validation(job.samples, 10)):
         (job.path / name).mkdir()
         for i in range(count):
-            when = START + timedelta(hours=3 * i, days=36525 * which)
+            when = START + timedelta(hours=3 * i, days=36525 * part)
             with hdf5_file(job.path / name / f"data-{when:%Y-%m-%d-%H}-0.h5") as file:
-                data, labels = _weather(job.rng("deepcam", which, i), height, width)
+                data, labels = _weather(job.rng("deepcam", part, i), height, width)
                 file.create_dataset("climate/data", data=data, dtype="<f4")
                 file.create_dataset("climate/labels_0", data=labels, dtype="<i8")
-            if which == 0:
+            if part == 0:
                 statistics.add(data)
             done += 1
             job.done(done)

@@ -157,8 +157,8 @@ def audit(
         "resume_ranks": (resume_ranks, 1),
     }
     _check(numbers, shuffle, remainder)
-    found = _known(repeats)
-    if mini_epochs is None and found != 1:
+    passes = _known(repeats)
+    if mini_epochs is None and passes != 1:
         raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
     check_pools(pools, mini_epochs, shuffle)
     with Sidecar.open(path) if sidecar is None else Sidecar.open(sidecar, path) as opened:
@@ -168,7 +168,7 @@ def audit(
         nbytes, dataset = sample_nbytes(opened, schema), opened.dataset
     mini = None
     if mini_epochs is not None:
-        mini = cut_epochs(mini_epochs, found, recompose, edges, pools)
+        mini = cut_epochs(mini_epochs, passes, recompose, edges, pools)
     order = Assignment(edges, shuffle, seed, mixed, remainder, ranks, batch_size, mini)
     _check_drop(order)
     return AuditReport(
@@ -204,19 +204,19 @@ def _counted(
     total = n * count // (1 if mini is None else mini.parts)
     parts = None if mini is None else Parts(order, mini)
     for number in range(count):
-        sequence, which, problems = order.sequence(number), None, list[str]()
+        sequence, mini_pass, problems = order.sequence(number), None, list[str]()
         if mini is not None and parts is not None and sequence.groups is not None:
-            which, after = mini.at(number), mini.at(number + 1)
-            problems = parts.problems(which, sequence.groups, after.turn == 0)
-        counter = Counter(sequence, order.remainder, order.batch_size, which, problems)
+            mini_pass, after = mini.at(number), mini.at(number + 1)
+            problems = parts.problems(mini_pass, sequence.groups, after.turn == 0)
+        counter = Counter(sequence, order.remainder, order.batch_size, mini_pass, problems)
         if progress is not None:
             counter.report = partial(_report, progress, done, total)
-        found = counter.run(order.world_size, resume_at, resume_ranks)
+        counted = counter.run(order.world_size, resume_at, resume_ranks)
         done += len(sequence)
         if progress is not None and done:
             _report(progress, 0, total, done)
         del counter, sequence  # before the next ones are made
-        yield found
+        yield counted
 
 
 def _repeats(mini: MiniEpochs, epochs: int) -> tuple[int, ...]:

@@ -61,8 +61,10 @@ def list_copies(root: str | Path, *, shared: bool = False) -> Listing:
         If there is no such directory, or no cache of this user in it.
     """
     folder = CacheFolder(root, shared=shared, create=False)
-    found = os.statvfs(folder.root.fd)
-    return Listing(folder.root.path, tuple(folder.infos()), found.f_bavail * found.f_frsize)
+    filesystem = os.statvfs(folder.root.fd)
+    return Listing(
+        folder.root.path, tuple(folder.infos()), filesystem.f_bavail * filesystem.f_frsize
+    )
 
 
 # --- whether it is right ---------------------------------------------------------------------
@@ -227,8 +229,8 @@ class _Verifying:
             before = self._refused()
             problem = self._copied_again(before.tolist()) if repair and len(before) else None
             left = len(self._refused())
-            found = tuple(bad[i] for i in sorted(bad))
-            counts = len(ready), nbytes, found, len(before) - left, left
+            bad_pieces = tuple(bad[i] for i in sorted(bad))
+            counts = len(ready), nbytes, bad_pieces, len(before) - left, left
             return CopyVerdict(self._info, *counts, problem)
         finally:
             self._stop.set()  # also what copies
@@ -239,10 +241,10 @@ class _Verifying:
         """Return the pieces that are left to the dataset since they were wrong, by their places."""
         return np.flatnonzero(self._copy.states() == REFUSED)
 
-    def _compare(self, copy: Copy, which: Ints) -> tuple[int, dict[int, BadPiece]]:
+    def _compare(self, copy: Copy, slots: Ints) -> tuple[int, dict[int, BadPiece]]:
         """Compare pieces by their places in the tables; return bytes, and those that are wrong."""
         pieces = Pieces(self._sidecar.through(copy.file), self._edges, self._facts.fields)
-        todo, lock = iter(which.tolist()), threading.Lock()
+        todo, lock = iter(slots.tolist()), threading.Lock()
         sizes, bad = list[int](), dict[int, BadPiece]()
 
         def work() -> None:
@@ -274,7 +276,7 @@ class _Verifying:
         self, copy: Copy, pieces: Pieces, i: int, window: Bytes
     ) -> tuple[int, BadPiece | None]:
         """Return the bytes of a piece, and what is wrong with it."""
-        number, crc, expected, why = int(copy.which[i]), 0, copy.sum(i), ""
+        number, crc, expected, reason = int(copy.which[i]), 0, copy.sum(i), ""
         nbytes, file, offset = 0, "", 0
         try:
             piece = pieces[number]
@@ -285,22 +287,24 @@ class _Verifying:
                 opened = copy.file(r.number, r.path)
                 crc = read_crc32c(opened.fd, r.begin, r.end, opened.where, crc, window)
         except DsprepError as error:
-            why = error.what
+            reason = error.what
         except OSError as error:
-            why = error.strerror or str(error)
-        if not why and crc == expected:
+            reason = error.strerror or str(error)
+        if not reason and crc == expected:
             return nbytes, None
-        why = why or f"its CRC-32C is {crc:#010x}, and was {expected:#010x} when it was copied"
+        reason = (
+            reason or f"its CRC-32C is {crc:#010x}, and was {expected:#010x} when it was copied"
+        )
         low, high = (int(self._edges[number + k]) for k in (0, 1))
         where = str(copy.path / file)
-        return nbytes, BadPiece(number, (low, high), where, offset, nbytes, why)
+        return nbytes, BadPiece(number, (low, high), where, offset, nbytes, reason)
 
-    def _copied_again(self, which: list[int]) -> str | None:
+    def _copied_again(self, slots: list[int]) -> str | None:
         """Copy pieces again, whose space is taken already; return why that failed, if it did."""
         copy = self._copy
         try:
             self._sidecar.check()
-            for i in which:
+            for i in slots:
                 copy.set_state(i, PLANNED)
             pieces = Pieces(self._sidecar, self._edges, self._facts.fields)
             copier = Copier(pieces, self._folder, Size(), self._threads, Throttle(None))
@@ -308,14 +312,14 @@ class _Verifying:
                 return "another process fills it, and copies what was wrong"
             again = Copy(copy.root, copy.name)  # files may have been cut off
             try:
-                right = np.array([i for i in which if copy.states()[i] == READY], np.int64)
+                right = np.array([i for i in slots if copy.states()[i] == READY], np.int64)
                 _, bad = self._compare(again, right)
             finally:
                 again.close()
             for i in bad:
                 copy.set_state(i, REFUSED)
         except (OSError, DsprepError) as error:
-            for i in which:
+            for i in slots:
                 if copy.states()[i] == PLANNED:
                     copy.set_state(i, REFUSED)
             return f"what is wrong cannot be copied again: {error}"
@@ -349,7 +353,7 @@ class Purged:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         removed = [info.to_json() for info in self.removed]
-        kept = [{**info.to_json(), "why": why} for info, why in self.kept]
+        kept = [{**info.to_json(), "why": reason} for info, reason in self.kept]
         counts = {"leftovers": self.leftovers, "nbytes": self.nbytes}
         return {"removed": removed, "kept": kept, **counts}
 
@@ -405,8 +409,8 @@ def purge(
             chosen.append(info)
     removed, kept = list[CopyInfo](), list[tuple[CopyInfo, str]]()
     for info in chosen:
-        if why := folder.remove(info.path.name, dry_run=dry_run):
-            kept.append((info, why))
+        if refusal := folder.remove(info.path.name, dry_run=dry_run):
+            kept.append((info, refusal))
         else:
             removed.append(info)
     leftovers, freed = 0, sum(info.nbytes for info in removed)

@@ -144,10 +144,10 @@ def stem_of(target: Path, format: WritableFormat) -> tuple[str, str]:
     """Return the name of an output without its suffix, and the suffix of files made from it."""
     known = (*format.suffixes, format.archive)
     name = target.name
-    found = max((s for s in known if name.lower().endswith(s)), key=len, default="")
-    if len(found) in (0, len(name)):
+    suffix = max((s for s in known if name.lower().endswith(s)), key=len, default="")
+    if len(suffix) in (0, len(name)):
         return name, format.suffixes[0]
-    return name[: -len(found)], name[-len(found) :]
+    return name[: -len(suffix)], name[-len(suffix) :]
 
 
 def _shards(

@@ -132,7 +132,7 @@ class Counter:
 
     def __post_init__(self) -> None:
         groups = len(self.sequence.edges) - 1
-        self.seen = np.zeros(int(self.sequence.edges[-1]), np.uint8)
+        self.times_read = np.zeros(int(self.sequence.edges[-1]), np.uint8)
         self.reader = np.full(groups, -1, np.int64)
         self.shared = np.zeros(groups, bool)
         self.units = self.largest = self.counted = self.reported = self.misplaced = 0
@@ -146,7 +146,7 @@ class Counter:
         if self.misplaced:
             self.problems.append(f"in {self.misplaced:,} units two samples have one slot")
         never, once, more = self._times()
-        found = None if self.sequence.shuffle == "global" else int(self.shared.sum())
+        shared = None if self.sequence.shuffle == "global" else int(self.shared.sum())
         return EpochAudit(
             self.sequence.epoch,
             self.mini_epoch,
@@ -156,7 +156,7 @@ class Counter:
             repeats,
             self.units,
             self.largest,
-            found,
+            shared,
             counted,
             tuple(self.problems),
         )
@@ -165,18 +165,18 @@ class Counter:
         """Return how many samples of the sequence came never, once, and more often."""
         never = once = more = 0
         for samples in _slices(self.sequence):
-            seen = self.seen[samples]
-            came, again = int(np.count_nonzero(seen)), int(np.count_nonzero(seen > 1))
-            never, once, more = never + len(seen) - came, once + came - again, more + again
+            counts = self.times_read[samples]
+            came, again = int(np.count_nonzero(counts)), int(np.count_nonzero(counts > 1))
+            never, once, more = never + len(counts) - came, once + came - again, more + again
         return never, once, more
 
     def _runs(self, ranks: int, resume_at: int | None, resume_ranks: int | None) -> list[_Run]:
-        whole = Epoch(self.sequence, (), self.remainder)
+        undivided = Epoch(self.sequence, (), self.remainder)
         if resume_at is None or resume_ranks is None:
-            return [_Run(whole, ranks, 0, None)]
-        first = _Run(whole, ranks, 0, resume_at)
+            return [_Run(undivided, ranks, 0, None)]
+        first = _Run(undivided, ranks, 0, resume_at)
         if resume_ranks == ranks:  # as `Reader` does: the same deal, from that step on
-            return [first, _Run(whole, ranks, resume_at, None)]
+            return [first, _Run(undivided, ranks, resume_at, None)]
         rest = Epoch(self.sequence, (Stage(ranks, self.batch_size, resume_at),), self.remainder)
         return [first, _Run(rest, resume_ranks, 0, None)]
 
@@ -236,9 +236,9 @@ class Counter:
         if len(samples) != len(unit) or not filled.all():
             self.misplaced += 1
         order = samples if (np.diff(samples) > 0).all() else np.sort(samples, kind="stable")
-        before: Array = self.seen[order]
-        self.seen[order] = np.minimum(before, 1) + np.uint8(1)
-        self.seen[order[1:][order[1:] == order[:-1]]] = 2
+        before: Array = self.times_read[order]
+        self.times_read[order] = np.minimum(before, 1) + np.uint8(1)
+        self.times_read[order[1:][order[1:] == order[:-1]]] = 2
         self.units += 1
         self.largest = max(self.largest, len(unit))
         self.counted += len(unit)
@@ -289,35 +289,35 @@ class Parts:
         self._first: Ints | None = None  # the same, of the first epoch
         self._pools: list[Ints] = []  # the groups of the pools of a part
 
-    def problems(self, which: Pass, groups: Ints, last: bool) -> list[str]:
+    def problems(self, mini_pass: Pass, groups: Ints, last: bool) -> list[str]:
         """Return what is wrong with the groups of a pass, the `last` one of its part or not."""
-        found = []
-        if which.part == which.turn == 0:
+        lines = []
+        if mini_pass.part == mini_pass.turn == 0:
             self._home[:] = -1
-        if which.turn == 0:
+        if mini_pass.turn == 0:
             shared = int((self._home[groups] >= 0).sum())
             if shared or len(np.unique(groups)) < len(groups):
-                found.append("groups come twice, or are in an earlier mini-epoch as well")
-            self._home[groups] = which.part
-            self._pools = self._drawn(which)
+                lines.append("groups come twice, or are in an earlier mini-epoch as well")
+            self._home[groups] = mini_pass.part
+            self._pools = self._drawn(mini_pass)
         if not len(groups) and len(self._home):
-            found.append("the mini-epoch has no group")
-        own = np.flatnonzero(self._home == which.part)
+            lines.append("the mini-epoch has no group")
+        own = np.flatnonzero(self._home == mini_pass.part)
         if not np.array_equal(own, np.sort(groups)):
-            found.append("the groups are not those of the first pass of the mini-epoch")
+            lines.append("the groups are not those of the first pass of the mini-epoch")
         if not all(map(np.array_equal, self._read_in(groups), self._pools)):
-            found.append("groups are not in the pool in which they are in all passes")
+            lines.append("groups are not in the pool in which they are in all passes")
         if self._first is not None and not self._mini.recompose:
             before = self._first[groups]
             if len(groups) and not np.array_equal(np.flatnonzero(self._first == before[0]), own):
-                found.append("the mini-epoch is not one of those of the first epoch")
-        if last and which.part == self._mini.parts - 1:
+                lines.append("the mini-epoch is not one of those of the first epoch")
+        if last and mini_pass.part == self._mini.parts - 1:
             lost = int(np.diff(self._order.edges)[self._home < 0].sum())
             if lost:
-                found.append(f"samples that are in no mini-epoch of this epoch: {lost:,}")
+                lines.append(f"samples that are in no mini-epoch of this epoch: {lost:,}")
             if self._first is None:
                 self._first = self._home.copy()
-        return found
+        return lines
 
     def _read_in(self, groups: Ints) -> Iterator[Ints]:
         """Yield the groups that lie, in this order, between the borders of each pool."""
@@ -326,11 +326,11 @@ class Parts:
             start, stop = np.searchsorted(ends, (low, high - 1), "right").tolist()
             yield np.sort(groups[start - 1 : stop] if low < high else groups[:0])
 
-    def _drawn(self, which: Pass) -> list[Ints]:
+    def _drawn(self, mini_pass: Pass) -> list[Ints]:
         """Return the groups of the pools of a part, if there are several."""
         order, mini, shuffled = self._order, self._mini, self._order.shuffle != "none"
         numbers = range(mini.pools if mini.pools > 1 and shuffled else 0)
-        draw = partial(mini.pool, order.edges, order.seed, which, shuffled=shuffled)
+        draw = partial(mini.pool, order.edges, order.seed, mini_pass, shuffled=shuffled)
         return [draw(number) for number in numbers]
 
 

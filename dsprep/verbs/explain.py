@@ -312,38 +312,40 @@ def history(facts: Mapping[str, Any]) -> str:
     """Return how a file was made as a sentence; empty if nothing is known."""
     if not facts:
         return ""
-    said = []
+    clauses = []
     known = dict(facts)
 
     def say(key: str, text: str) -> None:
         if key in known:
             value = known.pop(key)
-            said.append(text.format(f"{value:,}" if isinstance(value, int) else value))
+            clauses.append(text.format(f"{value:,}" if isinstance(value, int) else value))
 
     say("order", "with {}")
     interval, several = known.pop("commit interval", None), known.pop("commit interval range", None)
     if isinstance(interval, int):
-        said.append(f"{interval:,} records per transaction")
+        clauses.append(f"{interval:,} records per transaction")
         if isinstance(several, list) and len(several) == 2:
-            said[-1] += f" (any number from {several[0]:,} to {several[1]:,} gives the same file)"
+            clauses[-1] += (
+                f" (any number from {several[0]:,} to {several[1]:,} gives the same file)"
+            )
     elif interval is not None:
-        said.append(f"in {interval}")
+        clauses.append(f"in {interval}")
     if (append := known.pop("append", None)) is not None:
-        said.append("with MDB_APPEND" if append else "without MDB_APPEND")
+        clauses.append("with MDB_APPEND" if append else "without MDB_APPEND")
     if (compact := known.pop("copied compactly", None)) is not None and compact:
-        said.append("and copied compactly")
+        clauses.append("and copied compactly")
     if (database := known.pop("database", None)) is not None:
-        said.append(f"in the {database} database")
+        clauses.append(f"in the {database} database")
     say("record size", "values of {} bytes")
-    if (where := known.pop("values", None)) is not None and said:
-        said[-1] += f" {where}"
+    if (where := known.pop("values", None)) is not None and clauses:
+        clauses[-1] += f" {where}"
     say("key size", "keys of {} bytes")
     say("leaf capacity", "{} records per leaf")
     say("branch capacity", "{} children per branch")
     say("page size", "pages of {} bytes")
     say("meta pages", "{} meta pages")
-    said += [f"{key} {value}" for key, value in known.items()]
-    return f"Records were put {', '.join(said)}."
+    clauses += [f"{key} {value}" for key, value in known.items()]
+    return f"Records were put {', '.join(clauses)}."
 
 
 # --- figures ---------------------------------------------------------------------------------
@@ -367,7 +369,7 @@ def _total(law: Law) -> tuple[int, bool]:
 def _payload(opened: Sidecar) -> tuple[int | None, bool]:
     """Return the bytes in the files that hold samples, and whether that is exact."""
     known: dict[tuple[int, int], tuple[int | None, bool]] = {}
-    found: int | None = None
+    payload: int | None = None
     exact = True
     for i, entry in enumerate(opened.content.files):
         key = entry.layout, entry.samples
@@ -375,9 +377,9 @@ def _payload(opened: Sidecar) -> tuple[int | None, bool]:
             known[key] = _payload_of(opened.layout(i))
         nbytes, sure = known[key]
         if nbytes is not None:
-            found = (found or 0) + nbytes
+            payload = (payload or 0) + nbytes
         exact &= sure
-    return found, exact
+    return payload, exact
 
 
 def _payload_of(layout: FileLayout) -> tuple[int | None, bool]:
@@ -412,8 +414,8 @@ def _runs(opened: Sidecar) -> float | None:
     step = min(IN_A_ROW, n)
     if not n:
         return None
-    most = n // step
-    begins = np.unique(np.linspace(0, most - 1, min(most, _WINDOWS)).astype(np.int64)) * step
+    steps = n // step
+    begins = np.unique(np.linspace(0, steps - 1, min(steps, _WINDOWS)).astype(np.int64)) * step
     counted = [_ranges(opened, int(a), int(a) + step) for a in begins]
     known = [k for k in counted if k is not None]
     return float(np.mean(known)) if known else None
@@ -428,10 +430,10 @@ def _ranges(opened: Sidecar, start: int, stop: int) -> int | None:
             if name in layout.files:
                 count += len(local)
                 continue
-            found = _stored(layout, name, local)
-            if found is None:
+            ranges = _stored(layout, name, local)
+            if ranges is None:
                 continue
-            offset, length = found
+            offset, length = ranges
             if len(offset):
                 once = np.sort(np.unique(offset, return_index=True)[1])  # a chunk is read once
                 offset, length = offset[once], length[once]
@@ -460,11 +462,11 @@ def _stored(layout: FileLayout, name: str, local: Ints) -> tuple[Ints, Ints] | N
         records = layout.records
         numbers = local if records.order is None else records.order.at(local)
         return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
-    found = locate(layout, name, local)
-    offset, length = found.offset, found.length
-    if found.place is not None and len(offset):
+    ranges = locate(layout, name, local)
+    offset, length = ranges.offset, ranges.length
+    if ranges.place is not None and len(offset):
         new = np.zeros(len(offset), np.int64)
-        new[1:] = (np.diff(found.place, axis=1) != 0).any(axis=0)
+        new[1:] = (np.diff(ranges.place, axis=1) != 0).any(axis=0)
         offset = offset + np.cumsum(new) * _APART
-    kept = found.offset >= 0
+    kept = ranges.offset >= 0
     return offset[kept], length[kept]

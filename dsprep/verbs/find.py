@@ -44,21 +44,21 @@ def find(
     files = [p for p, _ in find_files(paths)[0]]
     if at is not None and not at.is_file():
         return None
-    found = spec.find(files, at)
-    if found is None:
+    existing = spec.find(files, at)
+    if existing is None:
         return None
-    content, dataset, path = found
+    content, dataset, path = existing
     if not content.layouts:
         return None
     changed = sidecar.changes(content, dataset, sidecar.CHECKED, path)
     if changed:
         raise sidecar.stale(changed[0], path, dataset)
     recorded = OpenOptions.from_json(content.reading)
-    asked = replace(options, fields=())
+    requested = replace(options, fields=())
     typed = any(s.dtype is not None or s.index for s in options.fields)
-    if (asked.meaning != OpenOptions() and asked.meaning != replace(recorded, fields=())) or (
-        typed and options.fields != recorded.fields
-    ):
+    if (
+        requested.meaning != OpenOptions() and requested.meaning != replace(recorded, fields=())
+    ) or (typed and options.fields != recorded.fields):
         raise UsageError(
             "the sidecar was made with other options on how to read",
             where=path,
@@ -97,11 +97,11 @@ def find_or_make(
     DsprepError, OSError
         As `find` and `provenance` raise them.
     """
-    found = find(paths, options, at)
-    if found is not None:
-        return Found(found)
-    whole = all(s.name == s.path and s.dtype is None and not s.index for s in options.fields)
-    options = replace(options, fields=()) if whole else options
+    existing = find(paths, options, at)
+    if existing is not None:
+        return Found(existing)
+    unchanged = all(s.name == s.path and s.dtype is None and not s.index for s in options.fields)
+    options = replace(options, fields=()) if unchanged else options
     made = provenance(paths, options, out=at, write=False, progress=progress)
     opened = Sidecar(made.content, made.dataset, made.path, made.companion)
     try:

@@ -179,8 +179,8 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
     storage, limit = source.storage(), allowed_memory(memory)
     if len(source.files()) > 1:  # these are of the first file; the others may differ
         storage = {
-            name: replace(found, storage=f"{found.storage} (first file)", stored_nbytes=None)
-            for name, found in storage.items()
+            name: replace(stored, storage=f"{stored.storage} (first file)", stored_nbytes=None)
+            for name, stored in storage.items()
         }
     spread = ragged_lengths(source, limit)
     if not spread:
@@ -209,14 +209,14 @@ def _groups(source: Source) -> tuple[int, int] | None:
     """Return how many groups a sidecar gives, and the most samples of one."""
     if not isinstance(source, SidecarSource):
         return None
-    count = most = 0
+    count = largest = 0
     for number, entry in enumerate(source.sidecar.content.files):
         groups = source.sidecar.layout(number).groups if entry.samples else None
         if entry.samples and groups is None:
             return None
         if groups is not None:
-            count, most = count + groups.blocks.count, max(most, groups.samples)
-    return (count, most) if count else None
+            count, largest = count + groups.blocks.count, max(largest, groups.samples)
+    return (count, largest) if count else None
 
 
 def first_samples(source: Source, count: int, memory: int | None) -> Iterator[dict[str, Any]]:
@@ -259,19 +259,21 @@ def ragged_lengths(source: Source, limit: int) -> dict[str, Lengths]:
     count = len(source)
     if not ragged or not count:
         return {}
-    seen: dict[str, list[Array]] = {f.name: [] for f in ragged}
+    parts_of: dict[str, list[Array]] = {f.name: [] for f in ragged}
     sizes = source.sizes(0, count) if count <= EXACT else None
     exact = sizes is not None and int(sizes.sum()) <= 64 << 20
     looked_at = count if exact else min(count, SAMPLED)
     for i in range(looked_at):
         columns = _one(source, count * i // looked_at, limit).items()
-        found = {name: column.lengths for name, column in columns if isinstance(column, Ragged)}
+        batch_lengths = {
+            name: column.lengths for name, column in columns if isinstance(column, Ragged)
+        }
         del columns  # before the next ones take as much memory
-        for name, lengths in found.items():
-            seen[name].append(lengths)
+        for name, lengths in batch_lengths.items():
+            parts_of[name].append(lengths)
     exact = exact or looked_at == count
     result = {}
-    for name, parts in seen.items():
+    for name, parts in parts_of.items():
         lengths = np.concatenate(parts)
         result[name] = Lengths(
             int(lengths.min()), float(lengths.mean()), int(lengths.max()), looked_at, exact
@@ -279,7 +281,7 @@ def ragged_lengths(source: Source, limit: int) -> dict[str, Lengths]:
     return result
 
 
-def preview(value: Any, most: int = 6) -> str:
+def preview(value: Any, limit: int = 6) -> str:
     """Return one sample's value in a line: its first elements, or its first bytes."""
     if isinstance(value, bytes):
         text = repr(value[:32])
@@ -287,8 +289,8 @@ def preview(value: Any, most: int = 6) -> str:
     if isinstance(value, str):
         return repr(value) if len(value) <= 60 else f"{value[:60]!r}... ({len(value)} characters)"
     array = np.asarray(value)
-    shown = ", ".join(str(v) for v in array.reshape(-1)[:most])
+    shown = ", ".join(str(v) for v in array.reshape(-1)[:limit])
     if array.ndim == 0:
         return shown
-    more = ", ..." if array.size > most else ""
+    more = ", ..." if array.size > limit else ""
     return f"[{shown}{more}]  shape {array.shape}"

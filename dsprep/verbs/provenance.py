@@ -73,8 +73,8 @@ def provenance(
         paths = [paths]
     options = options or OpenOptions()
     refuse_join(options.join, "provenance")
-    format, found, notes = find_dataset(paths)
-    names = [path.absolute() for path in found]
+    format, files, notes = find_dataset(paths)
+    names = [path.absolute() for path in files]
     check_options(options, format.open_options, format.name)
     dataset = dataset_of(names)
     path = Path(out) if out is not None else spec.sidecar_path(dataset)
@@ -212,10 +212,10 @@ def _old(files: Sequence[Path], format: Format, *, needed: bool) -> Content | No
     FormatError
         If it is `needed` and cannot be read.
     """
-    found = spec.find_path(files)
-    if found is None:
+    existing = spec.find_path(files)
+    if existing is None:
         return None
-    dataset, path = found
+    dataset, path = existing
     try:
         content = spec.read(path)
     except FormatError as error:

@@ -211,22 +211,24 @@ def plan_repack(
     _check(options, format)
     if not source.schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
-    asked, known = parse_buffer(options.buffer_size), all_rows(source)
+    size, known = parse_buffer(options.buffer_size), all_rows(source)
     outputs = list(_outputs(source, target, format, options, run))
     if options.stripe_size:
         stripe = as_asked(options.stripe_size, target)
     else:
         longest = max(len(o.source) for o in outputs)
         stripe = detect(target, _file_nbytes(source, known, longest, options.cut))
-    parts, found = [], []
+    parts, warning_lines = [], []
     for output in outputs:
-        part = _plan_part(output, known, format, options, asked, stripe)
+        part = _plan_part(output, known, format, options, size, stripe)
         parts.append(part)
         admit(part.job, part.source, run.workers, run.memory)
-        found += _warnings(part, options)
+        warning_lines += _warnings(part, options)
         if options.check_order and part.name in TRAINING and output.recipe.get("shuffle") is None:
-            found += _sorted(part.source, part.groups)
-    return RepackPlan(source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(found))
+            warning_lines += _sorted(part.source, part.groups)
+    return RepackPlan(
+        source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(warning_lines)
+    )
 
 
 def _check(options: RepackOptions, format: WritableFormat) -> None:
@@ -257,8 +259,8 @@ def _outputs(
 ) -> Iterator[_Output]:
     """Yield the outputs: the whole, or its splits, of which only the training set is changed."""
     memory = allowed_memory(run.memory)
-    asked = {"split": options.split, "group_by": options.group_by}
-    words = " ".join(map(str, (*asked.values(), options.duplicate)))
+    requested = {"split": options.split, "group_by": options.group_by}
+    words = " ".join(map(str, (*requested.values(), options.duplicate)))
     for name, chosen, where in _splits(source, target, format, options):
         part: Source = source if chosen is None else SelectedSource(source, chosen)
         trains = name in TRAINING
@@ -275,14 +277,14 @@ def _outputs(
                 workers=run.workers or 2,
                 identity=words,
             )
-        recipe = {**asked, "part": name or None, "shuffle": seed, "duplicate": duplicate}
+        recipe = {**requested, "part": name or None, "shuffle": seed, "duplicate": duplicate}
         kept: dict[str, object] = {k: value for k, value in recipe.items() if value is not None}
         yield _Output(name, part, where, kept)
 
 
 def _warnings(part: SplitPart, options: RepackOptions) -> list[str]:
     """Return what may go wrong with the groups of one output."""
-    found = warnings(
+    lines = warnings(
         len(part.source),
         part.groups,
         max((p.group_nbytes for p in part.plans), default=0),
@@ -290,8 +292,8 @@ def _warnings(part: SplitPart, options: RepackOptions) -> list[str]:
         ranks=options.ranks,
         epochs=options.epochs if part.name in TRAINING else None,
     )
-    found += one_each(part.job.shards)
-    return [f"{part.name}: {text}" if part.name else text for text in found]
+    lines += one_each(part.job.shards)
+    return [f"{part.name}: {text}" if part.name else text for text in lines]
 
 
 def _sorted(source: Source, groups: int) -> list[str]:
@@ -389,7 +391,7 @@ def _payload(source: Source, known: dict[str, Ints]) -> _Payload:
         return _Payload(rows, each, each * count, each)
     if isinstance(source, DerivedSource):
         numbers = source.origin(np.arange(count, dtype=np.int64))[1]
-        rows = {name: found[numbers] for name, found in known.items()}
+        rows = {name: values[numbers] for name, values in known.items()}
     sizes = np.full(count, each, np.int64)
     for name, number in rows.items():
         sizes += number * schema[name].row_nbytes
@@ -425,16 +427,16 @@ def _plan_part(
     known: dict[str, Ints],
     format: WritableFormat,
     options: RepackOptions,
-    asked: BufferSize,
+    size: BufferSize,
     stripe: Stripe,
 ) -> SplitPart:
     """Decide one output."""
     source, target, write = output.source, output.target, options.write
     schema, count = source.schema, len(source)
     payload = _payload(source, known)
-    choice = decide(count, payload.sizes, asked, stripe, total_memory(), options.ranks or 1)
-    if isinstance(asked, InBytes) and payload.rows and not format.uneven_groups:
-        choice = within(choice, asked.nbytes, schema, payload.rows)
+    choice = decide(count, payload.sizes, size, stripe, total_memory(), options.ranks or 1)
+    if isinstance(size, InBytes) and payload.rows and not format.uneven_groups:
+        choice = within(choice, size.nbytes, schema, payload.rows)
     edges = _edges(count, payload.sizes, choice, format)
     shards, groupings = _shards(target, format, edges, payload, stripe, options.cut)
     plans = [
@@ -443,7 +445,7 @@ def _plan_part(
     ]
     grouped = tuple(p.groups for p in plans if p.groups is not None)
     group = max((p.group_nbytes for p in grouped), default=0)
-    whole = write.compress is not None or schema.ragged
+    one_block = write.compress is not None or schema.ragged
     scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
     job = Job(
         target=target,
@@ -459,7 +461,7 @@ def _plan_part(
         estimate=sum(p.nbytes for p in grouped),
         scratch=scratch + sum(p.scratch for p in plans),
         files=plans[0].files,
-        largest=max(payload.largest, group if whole else 0),
+        largest=max(payload.largest, group if one_block else 0),
         groupings=tuple(groupings),
         recipe=output.recipe,
     )
@@ -540,12 +542,12 @@ def run_repack(
         return report
     try:  # the outputs are there, whatever becomes of this
         with sole_writer(*targets):
-            found = _break_even(report)
+            break_even = _break_even(report)
     except Exception as error:
         return replace(report, unmeasured=str(error) or type(error).__name__)
-    if found is None:
+    if break_even is None:
         return replace(report, unmeasured="such groups have no offsets in the sidecar")
-    return replace(report, break_even=found)
+    return replace(report, break_even=break_even)
 
 
 def _break_even(report: RepackReport) -> BreakEven | None:

@@ -215,9 +215,9 @@ class TierPlan:
     def seen(self) -> tuple[int, int]:
         """How often the training passes each sample: at least, and at most."""
         parts, repeats = self.mini_epochs, self.repeats
-        whole, rest = divmod(self.passes, parts * repeats)
-        least = max(0, rest - (parts - 1) * repeats)
-        return whole * repeats + least, whole * repeats + min(rest, repeats)
+        cycles, rest = divmod(self.passes, parts * repeats)
+        fewest = max(0, rest - (parts - 1) * repeats)
+        return cycles * repeats + fewest, cycles * repeats + min(rest, repeats)
 
     @property
     def never_seen(self) -> float:
@@ -239,48 +239,48 @@ class TierPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What may go wrong, one sentence each."""
-        found = [*self._of_order(), *slow_convergence(self.samples, self.groups, self.tiers.epochs)]
+        lines = [*self._of_order(), *slow_convergence(self.samples, self.groups, self.tiers.epochs)]
         many = [f"{self.mini_epochs:,} mini-epochs"] if self.mini_epochs > MANY else []
         many += [f"{self.repeats:,} repeats"] if self.repeats > MANY else []
         if many:
-            found.append(
+            lines.append(
                 f"{' and '.join(many)}: beyond {MANY}, models lost 1 to 10 % of their accuracy "
                 "(Xu et al., PDSW 2021, Figs. 7 to 10); repeats that adapt won back some of it"
             )
         fast, moved = self.tiers.fast, self.consumed + self.after.drawn
         if fast is not None and fast < moved:
-            found.append(
+            lines.append(
                 f"the fast tiers give {show_nbytes(fast)}/s, less than the {show_nbytes(moved)}/s "
                 "that training reads and copying writes: training waits for them"
             )
-        return tuple(found)
+        return tuple(lines)
 
     def _of_order(self) -> list[str]:
         """Return what may go wrong with the samples that come."""
-        found, repeats, epochs = [], self.repeats, self.tiers.epochs
+        lines, repeats, epochs = [], self.repeats, self.tiers.epochs
         if self.never_seen:
-            found.append(
+            lines.append(
                 f"{repeats:,} repeats are more than the {epochs:,} epochs (S/rf = "
                 f"{self.outer_epochs:.3g}): {self.never_seen:.0%} of the samples are never seen"
             )
         elif self.seen[0] < self.seen[1]:
-            found.append(
+            lines.append(
                 f"{epochs:,} epochs are no multiple of {repeats:,} repeats: some samples are seen "
                 f"{self.seen[1]:,} times, others {self.seen[0]:,} times"
             )
         part = self.groups // self.mini_epochs
         if self.copied > MUCH and not self.fits:
-            found.append(
+            lines.append(
                 f"{part:,} groups of a mini-epoch for {self.tiers.nodes:,} nodes: several nodes "
                 f"copy the same groups, {self.copied - 1:.0%} more in all; repack with a smaller "
                 "--buffer-size"
             )
         if self.steps < 1:
-            found.append(
+            lines.append(
                 f"a pass of a mini-epoch has {self.steps * self.tiers.batch_size:.3g} samples for "
                 f"each rank, fewer than a batch of {self.tiers.batch_size:,}"
             )
-        return found
+        return lines
 
 
 def drawn(consumed: float, pfs: float, repeats: Sequence[float]) -> float:

@@ -63,9 +63,9 @@ class Difference:
     b: Any
 
     def __str__(self) -> str:
-        what = "length" if self.element is None else f"element {list(self.element)}"
+        subject = "length" if self.element is None else f"element {list(self.element)}"
         return (
-            f"sample {self.sample}, field {self.field}, {what}: "
+            f"sample {self.sample}, field {self.field}, {subject}: "
             f"{self.a!r} in {self.where_a}, {self.b!r} in {self.where_b}"
         )
 
@@ -168,7 +168,7 @@ def verify(
     if problems:
         return Verdict(len(a), len(b), 0, tuple(problems), (), 0)
     workers = count_threads(a, b, workers, allowed_memory(memory))
-    found: list[Difference] = []
+    examples: list[Difference] = []
     compared = nbytes = differing = 0
     ranges = _ranges(a, share, seed)
     with ExitStack() as stack:
@@ -188,11 +188,11 @@ def verify(
                     for d in first
                 ]
             compared, nbytes, differing = compared + count, nbytes + size, differing + bad
-            found = sorted([*found, *first], key=lambda d: d.sample)[:limit]
+            examples = sorted([*examples, *first], key=lambda d: d.sample)[:limit]
             if progress is not None:
                 progress(compared, nbytes)
     damaged = _damaged_groups(a) + _damaged_groups(b) if share is None else []
-    return Verdict(len(a), len(b), compared, tuple(damaged), tuple(found), differing)
+    return Verdict(len(a), len(b), compared, tuple(damaged), tuple(examples), differing)
 
 
 def count_threads(a: Source, b: Source, workers: int, memory: int) -> int:
@@ -287,14 +287,14 @@ def _task(
 
 def _compare(task: _Task) -> Compared:
     samples = nbytes = differing = 0
-    found: list[Difference] = []
+    differences: list[Difference] = []
     with task.a.opened() as a, task.b.opened() as b:
         comparing = _Comparing(a, b, task.limit, task.casts, task.first_a, task.first_b)
         for bounds in task.ranges:
             count, size, first, bad = comparing.range(bounds)
             samples, nbytes, differing = samples + count, nbytes + size, differing + bad
-            found += first[: task.limit - len(found)]
-    return samples, nbytes, found, differing
+            differences += first[: task.limit - len(differences)]
+    return samples, nbytes, differences, differing
 
 
 def _damaged_groups(source: Source) -> list[str]:
@@ -314,10 +314,10 @@ def _ranges(source: Source, share: float | None, seed: int) -> Iterator[tuple[in
         yield from pieces(source, Shard("", 0, count), 1)
         return
     blocks = -(-count // BLOCK)
-    wanted = min(blocks, max(2, round(share * count / BLOCK)))
+    range_count = min(blocks, max(2, round(share * count / BLOCK)))
     rng = np.random.default_rng(seed)
     # One block in each of `wanted` equal strata: spread out, in order, and O(1) memory.
-    edges = (blocks * i // wanted for i in range(wanted + 1))
+    edges = (blocks * i // range_count for i in range(range_count + 1))
     for low, high in itertools.pairwise(edges):
         block = int(rng.integers(low, high))
         yield block * BLOCK, min(count, (block + 1) * BLOCK)
@@ -358,8 +358,8 @@ def _differing_fixed(a: Array, b: Array) -> Array | None:
         return None
     if a.dtype.names is not None and has_padding(a.dtype):
         masks = [_differing_fixed(a[n], b[n]) for n in a.dtype.names]
-        found = [m for m in masks if m is not None]
-        anywhere: Array | None = np.logical_or.reduce(found) if found else None
+        given = [m for m in masks if m is not None]
+        anywhere: Array | None = np.logical_or.reduce(given) if given else None
         return anywhere
     x, y = _bits(a), _bits(b)
     if x.shape[1] % 8 == 0 and x.flags.c_contiguous and y.flags.c_contiguous:

@@ -204,11 +204,11 @@ class Writer:
             if packed.ragged and packed.nbytes >= PIECE_NBYTES:
                 self._room = 0
 
-    def _schema_of(self, first: Any, seen: Any) -> Schema:
+    def _schema_of(self, first: Any, read_schema: Any) -> Schema:
         if self._all_given and self._given is not None:
             return self._given
-        found: Schema = seen(first, self._given)
-        return found
+        schema: Schema = read_schema(first, self._given)
+        return schema
 
     def _begin(self, schema: Schema) -> Assembler:
         """Prepare for samples of these fields; whatever is wrong with the target shows now."""

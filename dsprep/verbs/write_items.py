@@ -199,9 +199,9 @@ def _made(
             break
     with part.source as source:
         threads = admit(job, source, how.run.workers, how.run.memory)
-        told = Teller(how.progress, "samples", job.samples)
+        reporter = Teller(how.progress, "samples", job.samples)
         by = threads, None if isinstance(executor, Threads) else executor
-        return calls, make_in(staging, job, source, by, progress=told)
+        return calls, make_in(staging, job, source, by, progress=reporter)
 
 
 @contextmanager
@@ -213,9 +213,9 @@ def _opened(executor: str | Executor, workers: int | None) -> Iterator[Executor]
         with Threads(workers or len(os.sched_getaffinity(0))) as threads:
             yield threads
     else:
-        with executors.opened(executor, workers=workers) as found:
-            assert found is not None  # or it is threads
-            yield found
+        with executors.opened(executor, workers=workers) as opened:
+            assert opened is not None  # or it is threads
+            yield opened
 
 
 def _called(call: Call, how: ItemsOptions, staging: Staging, executor: Executor) -> Calls:
@@ -278,16 +278,16 @@ def _lineage(call: Call, summary: Summary) -> dict[str, Any]:
 
 
 def _notes(summary: Summary) -> tuple[str, ...]:
-    found = []
+    lines = []
     if summary.none:
-        found.append(f"{summary.none:,} of {summary.items:,} items gave no sample")
+        lines.append(f"{summary.none:,} of {summary.items:,} items gave no sample")
     if summary.failures:
         first = summary.failed[0]
-        found.append(
+        lines.append(
             f"{summary.failures:,} of {summary.items:,} items failed and were left out, first item "
             f"{first.number} ({first.item}): {first.error}"
         )
-    return tuple(found)
+    return tuple(lines)
 
 
 def _published(target: Path, staging: Staging) -> ItemsReport:

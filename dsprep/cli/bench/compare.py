@@ -57,15 +57,15 @@ def compare(
 
     share = None if fail_over is None else _share(fail_over)
     check_targets(json=json)
-    found = side_by_side(load(old), load(new), measure)
+    comparison = side_by_side(load(old), load(new), measure)
     if json == STDOUT:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
     else:
-        _show(found)
+        _show(comparison)
         if json is not None:
-            write(json, printable_json(dump_json(found.to_json())))
-    _doubts(found)
-    bad = [] if share is None else found.worse(share)
+            write(json, printable_json(dump_json(comparison.to_json())))
+    _doubts(comparison)
+    bad = [] if share is None else comparison.worse(share)
     if bad:
         note(f"worse by more than {fail_over}: {', '.join(_name(p) for p in bad)}")
         raise typer.Exit(1)
@@ -88,35 +88,35 @@ def _name(pair: Pair) -> str:
     return printable(f"{pair.name} {pair.value}".strip())
 
 
-def _show(found: Comparison) -> None:
+def _show(comparison: Comparison) -> None:
     """Print the strategies with both values, the ratio and the verdict."""
     from dsprep.bench.report.model import MEASURES
     from dsprep.bench.report.tables import NOTHING, digits, show
 
-    unit = MEASURES[found.measure]
+    unit = MEASURES[comparison.measure]
     rows = [("strategy", "old", "new", "new/old", "")]
-    for pair in found.pairs:
-        values = [show(found.measure, m) for m in (pair.old, pair.new)]
+    for pair in comparison.pairs:
+        values = [show(comparison.measure, m) for m in (pair.old, pair.new)]
         ratio = NOTHING if pair.ratio is None else f"{digits(pair.ratio)}x"
         verdict = f"{pair.verdict}: {pair.problem}" if pair.problem else pair.verdict
         rows.append((_name(pair), values[0], values[1], ratio, verdict))
-    say(f"{found.measure} ({unit.unit}): {unit.words}", "")
+    say(f"{comparison.measure} ({unit.unit}): {unit.words}", "")
     sizes = [max(len(r[i]) for r in rows) for i in range(4)]
     for row in rows:
         numbers = "".join(f"{v:>{s + 2}}" for v, s in zip(row[1:4], sizes[1:], strict=True))
         say(f"{row[0]:<{sizes[0]}}{numbers}  {row[4]}".rstrip())
-    for words, names in (("old", found.only_old), ("new", found.only_new)):
+    for words, names in (("old", comparison.only_old), ("new", comparison.only_new)):
         if names:
             say("", f"only in the {words} report: {', '.join(names)}")
 
 
-def _doubts(found: Comparison) -> None:
+def _doubts(comparison: Comparison) -> None:
     """Say what else differs between the reports."""
-    shown = len(found.differences) if voice() >= Voice.verbose else SHOWN
-    for fact, old, new in found.differences[:shown]:
+    shown = len(comparison.differences) if voice() >= Voice.verbose else SHOWN
+    for fact, old, new in comparison.differences[:shown]:
         note(f"{fact} differs: {old[:200]} / {new[:200]}")
-    more = len(found.differences) - shown
+    more = len(comparison.differences) - shown
     if more > 0:
         note(f"{more} more facts differ")
-    if any(not fact.startswith("command") for fact, _, _ in found.differences):
+    if any(not fact.startswith("command") for fact, _, _ in comparison.differences):
         note("the reports were not made under the same conditions: the comparison is doubtful")

@@ -123,8 +123,8 @@ def drawn(table: Table, room: int) -> list[tuple[str, str]]:
     across = label + sum(sizes[name] for name in kept)
     lines = [(f"{table.first:<{label}}{head}", "bold"), ("-" * across, "dim")]
     for i, (name, line) in enumerate(zip(labels, table.lines, strict=True)):
-        if why := line.row.failure:
-            parts = textwrap.wrap(printable(why), max(20, room - label - GAP)) or [""]
+        if failure := line.row.failure:
+            parts = textwrap.wrap(printable(failure), max(20, room - label - GAP)) or [""]
             names = [name, *[""] * (len(parts) - 1)]
             both = zip(names, parts, strict=True)
             lines += [(f"{n:<{label}}{' ' * GAP}{part}", "red") for n, part in both]
@@ -141,16 +141,16 @@ def check_targets(
     *, json: Path | None = None, html: Path | None = None, csv: Path | None = None
 ) -> None:
     """Make sure that files may be written, best before anything is measured."""
-    asked = {"--json": json, "--html": html, "--csv": csv}
-    seen: dict[Path, str] = {}
-    for option, path in asked.items():
+    requested = {"--json": json, "--html": html, "--csv": csv}
+    taken: dict[Path, str] = {}
+    for option, path in requested.items():
         if path is None or (option == "--json" and path == STDOUT):
             continue
         check_target(option, path)
         real = path.resolve()
-        if real in seen:
-            raise UsageError(f"{seen[real]} and {option} name the same file", where=path)
-        seen[real] = option
+        if real in taken:
+            raise UsageError(f"{taken[real]} and {option} name the same file", where=path)
+        taken[real] = option
         if path.is_file() and not _is_ours(path, option):  # else a pipe, a device, or nothing yet
             raise UsageError(
                 f"{option} would replace a file that dsprep bench did not write",

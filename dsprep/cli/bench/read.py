@@ -188,7 +188,7 @@ def read(
         fail("missing DATA", 2)
     settings = Settings(**{f.name: getattr(chosen, f.name) for f in fields(Settings)})
     files = {"json": chosen.json, "html": chosen.html, "csv": chosen.csv}
-    most = None if chosen.limit == "all" else parse_nbytes(chosen.limit)
+    largest = None if chosen.limit == "all" else parse_nbytes(chosen.limit)
     if settings.transfer_size is not None:
         parse_nbytes(settings.transfer_size)  # before anything is converted
     with _job(settings, chosen.sweep) as (settings, runner):
@@ -199,7 +199,7 @@ def read(
             settings,
             reading=reading,
             sweep=chosen.sweep,
-            limit=most,
+            limit=largest,
             folder=chosen.scratch,
             baseline=chosen.baseline,
         )
@@ -251,8 +251,8 @@ def _plan(work: Work) -> None:
     needed = sum(p.needed for p in work.plans)
     if needed:
         kept = "for this run" if first.temporary else "kept"
-        most = "at most " if len(work.plans) > 1 else ""  # they share forms
-        rows.append(("to write", f"{most}{show_nbytes(needed)} in {first.folder}, {kept}"))
+        bound = "at most " if len(work.plans) > 1 else ""  # they share forms
+        rows.append(("to write", f"{bound}{show_nbytes(needed)} in {first.folder}, {kept}"))
     print_rows(rows)
 
 

@@ -55,11 +55,11 @@ def list_(root: Root, shared: Shared = False, json: opt.Json = False) -> None:
     """List the copies of a cache: what of which dataset, its size, who uses it."""
     from dsprep.verbs.cache import list_copies
 
-    found = list_copies(root, shared=shared)
+    listing = list_copies(root, shared=shared)
     if json:
-        print_json(found.to_json())
+        print_json(listing.to_json())
     else:
-        print_listing(found)
+        print_listing(listing)
 
 
 @opt.command(VERIFY)
@@ -82,8 +82,10 @@ def verify(
     copies = list_copies(root, shared=shared).copies
     count, payload = sum(c.ready for c in copies), sum(c.nbytes for c in copies)
     with progress_bar("verify", count, payload, not json, "pieces") as update:
-        found = verify_copies(root, shared=shared, repair=repair, workers=workers, progress=update)
-        verdicts = list(found)
+        results = verify_copies(
+            root, shared=shared, repair=repair, workers=workers, progress=update
+        )
+        verdicts = list(results)
     if json:
         print_json([v.to_json() for v in verdicts])
     for verdict in verdicts if not json else ():
@@ -130,7 +132,7 @@ def purge(
         raise typer.Exit(1)
 
 
-def print_listing(found: Listing) -> None:
+def print_listing(listing: Listing) -> None:
     """Print what a cache holds for a person."""
     from dsprep.writing.plan import show_nbytes
 
@@ -144,22 +146,22 @@ def print_listing(found: Listing) -> None:
             _state(c),
             c.dataset or str(c.path),
         )
-        for c in found.copies
+        for c in listing.copies
     ]
-    if found.copies:
+    if listing.copies:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
         for *words, dataset in rows:
             say("  ".join([*(f"{w:<{n}}" for w, n in zip(words, widths, strict=True)), dataset]))
         say("")
-    used = sum(c.in_use for c in found.copies)
+    used = sum(c.in_use for c in listing.copies)
     print_rows(
         [
-            ("copies", f"{len(found.copies):,}, {used:,} in use"),
-            ("size", show_nbytes(found.nbytes)),
-            ("free", show_nbytes(found.free)),
+            ("copies", f"{len(listing.copies):,}, {used:,} in use"),
+            ("size", show_nbytes(listing.nbytes)),
+            ("free", show_nbytes(listing.free)),
         ]
     )
-    for c in found.copies:
+    for c in listing.copies:
         if c.problem is not None:
             note(f"{c.path} is worthless: {c.problem}")
 
@@ -185,8 +187,8 @@ def print_verdict(verdict: CopyVerdict) -> None:
         say(f"wrong: {bad}")
     if len(verdict.bad) > SHOWN:
         say(f"wrong: {len(verdict.bad) - SHOWN:,} more, which --json names")
-    what = f"{verdict.info.path}, a copy of {verdict.info.dataset or 'something'}"
-    held = f"{verdict.compared:,} pieces, {show_nbytes(verdict.nbytes)}"
+    subject = f"{verdict.info.path}, a copy of {verdict.info.dataset or 'something'}"
+    pieces = f"{verdict.compared:,} pieces, {show_nbytes(verdict.nbytes)}"
     counts = [
         words
         for number, words in (
@@ -198,7 +200,7 @@ def print_verdict(verdict: CopyVerdict) -> None:
     ]
     if verdict.problem is not None:
         counts.append(f"not {'repaired' if counts else 'compared'}: {verdict.problem}")
-    say(f"{what}: {held}: {', '.join(counts) or 'right'}")
+    say(f"{subject}: {pieces}: {', '.join(counts) or 'right'}")
 
 
 def print_purged(done: Purged, dry_run: bool) -> None:
@@ -210,6 +212,6 @@ def print_purged(done: Purged, dry_run: bool) -> None:
         say(f"{word}: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
     if done.leftovers:
         say(f"{word}: {done.leftovers:,} unfinished directories")
-    for c, why in done.kept:
-        say(f"{why}, kept: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
+    for c, reason in done.kept:
+        say(f"{reason}, kept: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
     say(f"{show_nbytes(done.nbytes)} {'would be ' if dry_run else ''}freed")

@@ -62,7 +62,7 @@ def tiers(
     from dsprep.verbs import tiers as verb
     from dsprep.writing.plan import parse_nbytes, parse_rate, parse_seconds
 
-    asked = verb.Tiers(
+    settings = verb.Tiers(
         capacity=parse_nbytes(capacity),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
@@ -76,7 +76,7 @@ def tiers(
         check_target("--html", html)
         if html.is_file() and not overwrite:
             raise TargetError("it exists already", where=html, fix="add --overwrite to replace it")
-    plan = verb.plan_tiers(data, asked, sidecar=sidecar)
+    plan = verb.plan_tiers(data, settings, sidecar=sidecar)
     if json:
         print_json(plan_json(plan))
     else:
@@ -98,29 +98,31 @@ def rows(plan: TierPlan) -> list[tuple[str, str]]:
     def rate(value: float) -> str:
         return f"{show_nbytes(value)}/s"
 
-    asked, before, after = plan.tiers, plan.before, plan.after
-    nodes = f" on each of {asked.nodes:,} nodes, {plan.ranks:,} ranks" if asked.nodes > 1 else ""
+    job, before, after = plan.tiers, plan.before, plan.after
+    nodes = f" on each of {job.nodes:,} nodes, {plan.ranks:,} ranks" if job.nodes > 1 else ""
     if plan.fits:
-        parts, why = "it is copied once, and stays", "nothing is drawn after that"
+        parts, reason = "it is copied once, and stays", "nothing is drawn after that"
     else:
         parts = f"up to {show_nbytes(plan.largest)} a node, two at a time"
         twice = f" * {plan.copied:.4g} (copied)" if plan.copied >= 1.0005 else ""
-        why = f"more than EB1/B2 = {rate(plan.served)}{twice} / {rate(asked.pfs)} = {plan.knee:.4g}"
+        reason = (
+            f"more than EB1/B2 = {rate(plan.served)}{twice} / {rate(job.pfs)} = {plan.knee:.4g}"
+        )
     steps = f"{plan.steps:,.0f}" if plan.steps >= 10 else f"{plan.steps:.3g}"
-    least, most = plan.seen
-    times = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    fewest, largest = plan.seen
+    times = f"{fewest:,}" if fewest == largest else f"{fewest:,} to {largest:,}"
     seconds, copies = plan.copy_seconds, "all" if plan.fits else "a mini-epoch"
     copied = show_time(seconds) if seconds >= 100 else show_seconds(seconds)
     total = f"{plan.samples:,} samples in {plan.groups:,} groups, {show_nbytes(plan.nbytes)}"
-    room = f"{show_asked(asked.capacity)}{nodes}"
+    room = f"{show_asked(job.capacity)}{nodes}"
     return [
         ("dataset", total),
         ("fast tier", f"{room}: the dataset {'fits' if plan.fits else 'does not fit'}"),
         ("consumed", f"{rate(plan.consumed)} where training never waits (EB1)"),
         ("mini-epochs", f"{plan.mini_epochs:,} (nm): {parts}"),
-        ("repeats", f"{plan.repeats:,} (rf): {why}"),
+        ("repeats", f"{plan.repeats:,} (rf): {reason}"),
         ("passes", f"{plan.passes:,} (S nm) of {steps} steps; S/rf = {plan.outer_epochs:.3g}"),
-        ("each sample", f"comes {times} times in {asked.epochs:,} epochs (S)"),
+        ("each sample", f"comes {times} times in {job.epochs:,} epochs (S)"),
         ("drawn", f"{rate(before.drawn)} -> {rate(after.drawn)} from the capacity tier (EB2)"),
         ("throughput", f"{rate(before.throughput)} -> {rate(after.throughput)} of training"),
         ("stalled", f"{before.stalled:.0%} -> {after.stalled:.0%} of the time"),

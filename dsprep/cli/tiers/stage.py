@@ -171,21 +171,21 @@ def rows(report: StageReport, dry_run: bool) -> list[tuple[str, str]]:
     share = f"{report.groups:,} of {report.total:,} groups"
     if report.groups != report.ranges:
         share += f" in {report.ranges:,} ranges"
-    found = [
+    table = [
         ("dataset", str(report.path)),
         ("read by", f"{span('rank', report.ranks)} in {span('epoch', report.epochs)}"),
         ("needed", f"{show_nbytes(report.nbytes)}: {share}"),
     ]
     done = report.outcome
     if done is None:
-        return found
+        return table
     if done.there:
-        found.append(("there", show_nbytes(done.there)))
+        table.append(("there", show_nbytes(done.there)))
     text = show_nbytes(done.copied)
     if done.copied and not dry_run:
         rate = show_nbytes(done.copied / max(report.seconds, 1e-9))
         text += f" in {show_time(report.seconds)}, {rate}/s"
-    return [*found, ("to copy" if dry_run else "copied", text)]
+    return [*table, ("to copy" if dry_run else "copied", text)]
 
 
 def end(report: StageReport) -> None:
@@ -209,8 +209,8 @@ def end(report: StageReport) -> None:
 
 def report_json(report: StageReport) -> dict[str, Any]:
     """Return what was staged for other programs."""
-    found = {**vars(report), "path": str(report.path)}
+    content = {**vars(report), "path": str(report.path)}
     for name in ("ranks", "epochs"):
-        found[name] = [found[name].start, found[name].stop]
-    found["outcome"] = None if report.outcome is None else vars(report.outcome)
-    return found
+        content[name] = [content[name].start, content[name].stop]
+    content["outcome"] = None if report.outcome is None else vars(report.outcome)
+    return content

@@ -78,14 +78,14 @@ def check(
         If there is no sidecar.
     """
     if isinstance(paths, Sidecar):
-        path, dataset, asked = paths.path, paths.dataset, [paths.dataset]
+        path, dataset, requested = paths.path, paths.dataset, [paths.dataset]
     else:
         given = [paths] if isinstance(paths, str | Path) else list(paths)
-        path, dataset, asked = _named(given, None if at is None else Path(at))
+        path, dataset, requested = _named(given, None if at is None else Path(at))
     content, problems = _content(path)
     if content is None:
         return [*problems, *_salvaged(path, dataset)]
-    problems += _unlisted(content, dataset, asked)
+    problems += _unlisted(content, dataset, requested)
     problems += _identities(content.files, content.format, dataset, progress)
     opened, more = _opened(content, dataset, path)
     problems += more
@@ -99,12 +99,12 @@ def check(
 def _named(paths: Sequence[str | Path], at: Path | None) -> tuple[Path, Path, list[Path]]:
     """Return the sidecar, its dataset, and what of it is asked for."""
     first = Path(paths[0])
-    asked = [Path(p) for p in paths]
+    requested = [Path(p) for p in paths]
     if len(paths) == 1 and first.name.endswith(spec.SUFFIX):
         dataset = first.with_name(first.name.removesuffix(spec.SUFFIX))
         return _there(first), dataset, [dataset]
     if len(paths) == 1 and (at is not None or spec.beside(first).is_file()):
-        return _there(at or spec.beside(first)), first, asked
+        return _there(at or spec.beside(first)), first, requested
     files = [p.absolute() for p, _ in find_files(paths)[0]]
     dataset = dataset_of(files)
     path = at or spec.beside(dataset)
@@ -136,10 +136,10 @@ def _content(path: Path) -> tuple[Content | None, list[Problem]]:
         OpenOptions.from_json(content.reading)
     except CAUGHT as error:
         problems.append(problem(error, path))
-    said = spec.read_json(path).get("samples")
-    if said != content.samples:
+    recorded = spec.read_json(path).get("samples")
+    if recorded != content.samples:
         text = "it has another number of samples than its files"
-        problems.append(Problem(str(path), text, content.samples, str(said)))
+        problems.append(Problem(str(path), text, content.samples, str(recorded)))
     return content, problems
 
 
@@ -185,9 +185,9 @@ def _opened(content: Content, dataset: Path, path: Path) -> tuple[Sidecar | None
             if key not in tried:
                 _prepare(layout, content.schema, root)
                 tried[key] = list(outside(layout, content.schema, root))
-            for found in tried[key]:
-                sample = None if found.sample is None else found.sample + first
-                problems.append(replace(found, file=str(root), sample=sample))
+            for outlier in tried[key]:
+                sample = None if outlier.sample is None else outlier.sample + first
+                problems.append(replace(outlier, file=str(root), sample=sample))
         except CAUGHT as error:
             usable = False
             problems.append(problem(error, path))
@@ -216,16 +216,16 @@ def _prepare(layout: FileLayout, schema: Schema, root: Path) -> None:
 # --- the files -------------------------------------------------------------------------------
 
 
-def _unlisted(content: Content, dataset: Path, asked: Sequence[Path]) -> list[Problem]:
+def _unlisted(content: Content, dataset: Path, requested: Sequence[Path]) -> list[Problem]:
     """Return the files that are in the dataset and not in the sidecar."""
     try:
-        found = [p.absolute() for p, _ in find_files(asked)[0]]
+        present = [p.absolute() for p, _ in find_files(requested)[0]]
     except CAUGHT:
         return []  # each missing file is reported
     listed = {(dataset / f.path).absolute() for f in content.files}
     return [
         Problem(str(p), "it is in the dataset, and the sidecar does not list it")
-        for p in found
+        for p in present
         if p not in listed
     ]
 
@@ -256,5 +256,5 @@ def _identities(
 
 def _changes(path: Path, format: str, entry: FileEntry) -> list[str]:
     """Return how a file changed, or that its time stamp alone did."""
-    found = identity.look(path, format, entry.identity)
-    return [ONLY_TOUCHED] if found.written and not found.differences else found.differences
+    now = identity.look(path, format, entry.identity)
+    return [ONLY_TOUCHED] if now.written and not now.differences else now.differences

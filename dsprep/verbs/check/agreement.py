@@ -57,9 +57,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _words(a: Any, b: Any, what: str, name: str | None = None) -> Iterator[Problem]:
+def _words(a: Any, b: Any, subject: str, name: str | None = None) -> Iterator[Problem]:
     if _plain(a) != _plain(b):
-        yield Problem("", f"the sidecar gives another {what} than the file", str(a), str(b), name)
+        yield Problem(
+            "", f"the sidecar gives another {subject} than the file", str(a), str(b), name
+        )
 
 
 def _compare_records(a: Records, b: Records, count: int) -> Iterator[Problem]:
@@ -76,15 +78,15 @@ def _compare_records(a: Records, b: Records, count: int) -> Iterator[Problem]:
         def numbers(start: int, stop: int) -> Ints:
             if records.order is None:
                 return law.span(start, stop)
-            which = records.order.span(start, stop)
-            if len(which) and not 0 <= int(which.min()) <= int(which.max()) < law.count:
+            used = records.order.span(start, stop)
+            if len(used) and not 0 <= int(used.min()) <= int(used.max()) < law.count:
                 raise FormatError("the sidecar gives a sample a record that does not exist")
-            return law.at(which)
+            return law.at(used)
 
         return numbers
 
-    for what, pick in (("offset", _offsets), ("length", _lengths)):
-        yield from _numbers(of(a, pick), of(b, pick), count, what)
+    for subject, pick in (("offset", _offsets), ("length", _lengths)):
+        yield from _numbers(of(a, pick), of(b, pick), count, subject)
 
 
 def _offsets(blocks: Blocks) -> Law:
@@ -99,7 +101,7 @@ def _numbers(
     a: Callable[[int, int], Ints],
     b: Callable[[int, int], Ints],
     count: int,
-    what: str,
+    subject: str,
     name: str | None = None,
     sample_of: Callable[[int], int | None] = lambda i: i,
     unit: str = "samples",
@@ -116,7 +118,7 @@ def _numbers(
                 first = start + i, int(x[i]), int(y[i])
             wrong += int(bad.sum())
     if wrong:
-        text = f"the sidecar gives {wrong:,} of {count:,} {unit} another {what} than the file"
+        text = f"the sidecar gives {wrong:,} of {count:,} {unit} another {subject} than the file"
         yield Problem("", text, first[1], first[2], name, sample_of(first[0]))
 
 
@@ -131,11 +133,11 @@ def _compare_given(truth: FileLayout, known: FileLayout, name: str) -> Iterator[
 
 def _compare_columns(a: Column, b: Column, name: str) -> Iterator[Problem]:
     yield from _words(a.lines, b.lines, "number of rows per sample", name)
-    for what, x, y in (("first row", a.first, b.first), ("number of rows", a.count, b.count)):
+    for subject, x, y in (("first row", a.first, b.first), ("number of rows", a.count, b.count)):
         if (x is None) != (y is None):
-            yield Problem("", f"the sidecar and the file disagree on {what}", field=name)
+            yield Problem("", f"the sidecar and the file disagree on {subject}", field=name)
         elif x is not None and y is not None:
-            yield from _numbers(x.span, y.span, x.count, what, name)
+            yield from _numbers(x.span, y.span, x.count, subject, name)
     g, h = a.grid, b.grid
     if g is None or h is None:
         if g is not h:
@@ -143,10 +145,10 @@ def _compare_columns(a: Column, b: Column, name: str) -> Iterator[Problem]:
             yield Problem("", text, field=name)
         return
     alike = True
-    for what in ("shape", "chunk", "itemsize", "files", "filters", "fill"):
-        for found in _words(getattr(g, what), getattr(h, what), what, name):
-            alike = alike and what not in ("shape", "chunk", "files")
-            yield found
+    for subject in ("shape", "chunk", "itemsize", "files", "filters", "fill"):
+        for differing in _words(getattr(g, subject), getattr(h, subject), subject, name):
+            alike = alike and subject not in ("shape", "chunk", "files")
+            yield differing
     yield from _words(g.blocks.path, h.blocks.path, "path", name)
     if not alike:
         return
@@ -165,10 +167,10 @@ def _compare_columns(a: Column, b: Column, name: str) -> Iterator[Problem]:
         ("length", g.blocks.lengths, h.blocks.lengths),
         ("mask", g.masks, h.masks),
     ]
-    for what, x, y in pairs:
+    for subject, x, y in pairs:
         if x is None or y is None:
             if x is not y:
-                yield Problem("", f"the sidecar and the file disagree on a {what}", field=name)
+                yield Problem("", f"the sidecar and the file disagree on a {subject}", field=name)
             continue
         unit = "samples" if g.block_count == 1 else "chunks"
-        yield from _numbers(x.span, y.span, x.count, what, name, sample_of, unit)
+        yield from _numbers(x.span, y.span, x.count, subject, name, sample_of, unit)

@@ -94,14 +94,14 @@ class _Tally:
             self.number, self.first = int(numbers[i]), (int(offset[i]), int(length[i]))
         self.count += k
 
-    def problem(self, what: str, nbytes: int | None, name: str | None) -> Iterator[Problem]:
+    def problem(self, text: str, nbytes: int | None, name: str | None) -> Iterator[Problem]:
         if self.first is None:
             return
         offset, length = self.first
         more = f", and {self.count - 1:,} more" if self.count > 1 else ""
         expected = "a file" if nbytes is None else f"within {nbytes:,} bytes"
-        found = f"{length:,} bytes at {offset:,}"
-        yield Problem("", what + more, expected, found, name, self.number)
+        extent = f"{length:,} bytes at {offset:,}"
+        yield Problem("", text + more, expected, extent, name, self.number)
 
 
 def _beyond(offset: Ints, length: Ints, nbytes: int | None) -> Any:
@@ -117,7 +117,7 @@ def _records_outside(
         law is None or isinstance(law, Affine) for law in (blocks.offsets, blocks.lengths, order)
     )
     far, short = _Tally(), _Tally()
-    least = max(
+    min_nbytes = max(
         (p.at + (p.nbytes or 0) for p in records.parts.values() if p.at is not None), default=0
     )
     for indices in _slices(count, linear):
@@ -126,14 +126,14 @@ def _records_outside(
         if wrong.any():
             i = int(wrong.argmax())
             text = "the sidecar gives a sample a record that does not exist"
-            found = int(numbers[i])
-            yield Problem("", text, f"below {blocks.count:,}", found, None, int(indices[i]))
+            record = int(numbers[i])
+            yield Problem("", text, f"below {blocks.count:,}", record, None, int(indices[i]))
             return
         offset, length = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
         far.add(_beyond(offset, length, nbytes), indices, offset, length)
-        short.add(length < least, indices, offset, length)
+        short.add(length < min_nbytes, indices, offset, length)
     yield from far.problem("the sidecar gives an extent that is not in the file", nbytes, None)
-    yield from short.problem("a record is too short for its fields", least, None)
+    yield from short.problem("a record is too short for its fields", min_nbytes, None)
 
 
 def _files_outside(own: OwnFiles, name: str, root: Path) -> Iterator[Problem]:
@@ -148,8 +148,8 @@ def _files_outside(own: OwnFiles, name: str, root: Path) -> Iterator[Problem]:
             i = int(bad.argmax())
             where, limit = str(paths[i]), int(sizes[i]) if sizes[i] >= 0 else None
         tally.add(bad, indices, offset, length)
-    what = f"the sidecar gives another size than that of the file {where}"
-    yield from tally.problem(what, limit, name)
+    text = f"the sidecar gives another size than that of the file {where}"
+    yield from tally.problem(text, limit, name)
 
 
 def _column_outside(
@@ -176,17 +176,17 @@ def _samples_outside(
     column = layout.columns[name]
     tally = _Tally()
     limit: int | None = None
-    seen = 0
+    row_count = 0
     for indices in slices:
         first, count = rows_of(column, indices)
         rows = grid.shape[0]
         bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
-        seen += int(count.astype(float).sum()) if not bad.any() else 0
-        if bad.any() or seen > OFTEN * rows:
+        row_count += int(count.astype(float).sum()) if not bad.any() else 0
+        if bad.any() or row_count > OFTEN * rows:
             i = int(bad.argmax())
             text = "the sidecar gives samples rows that do not exist, or overlap"
-            found = f"{count[i]:,} rows from {first[i]:,} on"
-            yield Problem("", text, f"within {rows:,} rows", found, name, int(indices[i]))
+            row_text = f"{count[i]:,} rows from {first[i]:,} on"
+            yield Problem("", text, f"within {rows:,} rows", row_text, name, int(indices[i]))
             return
         side = int(np.prod(np.array(grid.chunks[1:], float)))
         blocks = (count // grid.chunk[0] + 2).astype(float) * side
@@ -195,31 +195,31 @@ def _samples_outside(
             return
         parts = max(1, int(blocks.sum() // (SLICE * 4)) + 1)
         for some in np.array_split(indices, min(parts, len(indices))):
-            found_ = locate(layout, name, some)
-            stored = (found_.offset >= 0) & (found_.length > 0)
+            ranges = locate(layout, name, some)
+            stored = (ranges.offset >= 0) & (ranges.length > 0)
             if grid.fill is None:
                 stored[:] = True
-            offset, length = found_.offset[stored], found_.length[stored]
-            numbers = some[found_.request[stored]]
-            for path, which in _by_path(found_.template, found_.place, stored):
+            offset, length = ranges.offset[stored], ranges.length[stored]
+            numbers = some[ranges.request[stored]]
+            for path, members in _by_path(ranges.template, ranges.place, stored):
                 nbytes = size(path)
                 if tally.first is None:
                     limit = nbytes
-                where = offset[which], length[which]
-                tally.add(_beyond(*where, nbytes), numbers[which], *where)
+                where = offset[members], length[members]
+                tally.add(_beyond(*where, nbytes), numbers[members], *where)
     yield from tally.problem("the sidecar gives an extent that is not in the file", limit, name)
 
 
-def _by_path(template: str, place: Ints | None, stored: Any) -> Iterator[tuple[str, Any]]:
+def _by_path(template: str, numbers: Ints | None, stored: Any) -> Iterator[tuple[str, Any]]:
     """Yield each file with which of the stored ranges it holds."""
-    if place is None:
+    if numbers is None:
         yield template, slice(None)
         return
-    kept = place[:, stored]
+    kept = numbers[:, stored]
     if not kept.shape[1]:
         return
-    places, which = np.unique(kept, axis=1, return_inverse=True)
-    order = np.argsort(which.reshape(-1), kind="stable")
-    edges = np.searchsorted(which.reshape(-1)[order], np.arange(places.shape[1] + 1))
-    for k, spot in enumerate(places.T.tolist()):
+    distinct, inverse = np.unique(kept, axis=1, return_inverse=True)
+    order = np.argsort(inverse.reshape(-1), kind="stable")
+    edges = np.searchsorted(inverse.reshape(-1)[order], np.arange(distinct.shape[1] + 1))
+    for k, spot in enumerate(distinct.T.tolist()):
         yield file_path(template, spot), order[edges[k] : edges[k + 1]]

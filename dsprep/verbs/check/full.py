@@ -131,25 +131,25 @@ def _checksums(content: Content, dataset: Path, where: Path) -> Iterator[Problem
             sums = opened.proofs.block_sums(number)
             assert sums is not None  # it has some
             block, expected = sums
-            found = from_planes(checksums_of(path, block))
+            actual = from_planes(checksums_of(path, block))
         except CAUGHT as error:
             yield problem(error, path)
             continue
-        if len(expected) != len(found):
+        if len(expected) != len(actual):
             text = "it has another number of checksums"
-            yield Problem(str(path), text, len(expected), len(found))
-        n = min(len(expected), len(found))
-        for i in np.flatnonzero(expected[:n] != found[:n]).tolist():
+            yield Problem(str(path), text, len(expected), len(actual))
+        n = min(len(expected), len(actual))
+        for i in np.flatnonzero(expected[:n] != actual[:n]).tolist():
             text = f"the CRC-32C of bytes {i * block:,} to {(i + 1) * block:,} is wrong"
-            yield Problem(str(path), text, f"{expected[i]:#010x}", f"{found[i]:#010x}")
+            yield Problem(str(path), text, f"{expected[i]:#010x}", f"{actual[i]:#010x}")
 
 
 def _groups_crcs(opened: Sidecar) -> Iterator[Problem]:
     """Yield the groups, and the members of ZIP files, whose checksum is wrong."""
     try:
         for bad in opened.bad_groups():
-            expected, found = f"{bad.expected:#010x}", f"{bad.found:#010x}"
-            yield Problem(str(bad.path), bad.what, expected, found, None, bad.sample)
+            expected, actual = f"{bad.expected:#010x}", f"{bad.found:#010x}"
+            yield Problem(str(bad.path), bad.what, expected, actual, None, bad.sample)
         for number in range(len(opened.content.files)):
             for error in opened.proofs.bad_members(number):
                 yield problem(error, opened.dataset)
@@ -236,8 +236,10 @@ def _unreadable(opened: Sidecar, start: int, stop: int) -> Generator[Problem, No
     except CAUGHT as error:
         if stop - start == 1:
             path = opened.dataset / opened.content.files[file].path
-            found = problem(error, path)
-            yield Problem(found.file, found.what, found.expected, found.found, found.field, start)
+            mistake = problem(error, path)
+            yield Problem(
+                mistake.file, mistake.what, mistake.expected, mistake.found, mistake.field, start
+            )
             return True
         middle = (start + stop) // 2
         left = yield from _unreadable(opened, start, middle)

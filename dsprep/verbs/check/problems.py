@@ -55,8 +55,8 @@ def problem(error: Exception, file: object, field: str | None = None) -> Problem
         where = str(error.where) if error.where is not None else str(file)
         if str(file) not in where:
             where = f"{file}: {where}"
-        expected, found = (None if v is None else _plain(v) for v in (error.expected, error.found))
-        return Problem(where, error.what, expected, found, field)
+        expected, actual = (None if v is None else _plain(v) for v in (error.expected, error.found))
+        return Problem(where, error.what, expected, actual, field)
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     named = getattr(error, "filename", None)
     return Problem(str(named or file), f"it cannot be read: {text or type(error).__name__}")

@@ -25,7 +25,7 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import sorting_field
 from dsprep.verbs.stage.copying import Outcome, Want, copy_all, look
 from dsprep.verbs.stage.manifest import write
-from dsprep.verbs.stage.needs import needs, ranks_of, wanted
+from dsprep.verbs.stage.needs import groups_needed, needs, ranks_of
 
 THREADS = 8
 """Threads that copy, by default."""
@@ -155,7 +155,7 @@ def stage(
     if remainder not in REMAINDERS:
         known = ", ".join(REMAINDERS)
         raise UsageError(f"remainder is {remainder!r}", expected=f"one of {known}")
-    asked = ReaderOptions(
+    settings = ReaderOptions(
         path if sidecar is None else sidecar,
         batch_size,
         buffer_size=buffer_size,
@@ -174,18 +174,18 @@ def stage(
         cache_shared=cache_shared,
         data=None if sidecar is None else path,
     )
-    how = asked.cache_options(at_least("threads", threads, 1))
+    how = settings.cache_options(at_least("threads", threads, 1))
     nodes = _nodes(ranks, ranks_per_node, node, mini_epochs)
     first = at_least("first_epoch", first_epoch, 0)
     span = range(first, first + at_least("epochs", epochs, 1))
-    with Sidecar.open(asked.path, asked.data) as opened:
-        pieces, order = _ordered(opened, asked, ranks)
+    with Sidecar.open(settings.path, settings.data) as opened:
+        pieces, order = _ordered(opened, settings, ranks)
         chosen = range(nodes[0].start, nodes[-1].stop)
-        wants = [Want(pieces, *found) for found in needs(pieces, order, chosen, span)]
+        wants = [Want(pieces, *need) for need in needs(pieces, order, chosen, span)]
         outcome = None
         if manifest is not None and not dry_run:
             lists = _lists(order, wants, nodes, span)
-            write(Path(manifest), pieces, lists, _header(asked, ranks, nodes, span))
+            write(Path(manifest), pieces, lists, _header(settings, ranks, nodes, span))
         if how is not None and dry_run:
             outcome = look(wants, how, partial)
         elif how is not None:
@@ -218,16 +218,16 @@ def _nodes(ranks: int, per_node: int, node: int | None, mini_epochs: int | None)
     return [ranks_of(k, ranks, per_node) for k in (range(count) if node is None else (node,))]
 
 
-def _ordered(opened: Sidecar, asked: ReaderOptions, ranks: int) -> tuple[Pieces, Assignment]:
+def _ordered(opened: Sidecar, settings: ReaderOptions, ranks: int) -> tuple[Pieces, Assignment]:
     """Return the pieces of the dataset, and the order in which Readers read them."""
-    names = tuple(asked.fields) or opened.schema.names
+    names = tuple(settings.fields) or opened.schema.names
     schema = Schema(tuple(opened.schema[n] for n in names))
-    shuffle, mini = asked.shuffle, None
-    edges, mixed = cut_units(opened, schema, shuffle, asked.buffer_size, asked.buffers_mixed)
-    if asked.mini_epochs is not None:  # which samples one has does not depend on its repeats
-        mini = cut_epochs(asked.mini_epochs, 1, asked.recompose, edges, asked.pools)
-    sizes = ranks, asked.batch_size
-    order = Assignment(edges, shuffle, asked.seed, mixed, asked.remainder, *sizes, mini)
+    shuffle, mini = settings.shuffle, None
+    edges, mixed = cut_units(opened, schema, shuffle, settings.buffer_size, settings.buffers_mixed)
+    if settings.mini_epochs is not None:  # which samples one has does not depend on its repeats
+        mini = cut_epochs(settings.mini_epochs, 1, settings.recompose, edges, settings.pools)
+    sizes = ranks, settings.batch_size
+    order = Assignment(edges, shuffle, settings.seed, mixed, settings.remainder, *sizes, mini)
     return Pieces(opened, edges, names), order
 
 
@@ -236,19 +236,19 @@ def _lists(
 ) -> list[tuple[int | None, Ints]]:
     """Return the pieces for a manifest: of one node, or of each with its number."""
     if len(nodes) > 1:
-        return [(k, wanted(order, ranks, epochs)) for k, ranks in enumerate(nodes)]
+        return [(k, groups_needed(order, ranks, epochs)) for k, ranks in enumerate(nodes)]
     return [(None, np.concatenate([want.groups for want in wants]))]
 
 
 def _header(
-    asked: ReaderOptions, ranks: int, nodes: Sequence[range], epochs: range
+    settings: ReaderOptions, ranks: int, nodes: Sequence[range], epochs: range
 ) -> dict[str, Any]:
     """Return what a manifest says about the whole, besides dataset and totals."""
     names = ("batch_size", "buffer_size", "seed", "shuffle", "remainder", "buffers_mixed")
-    mini = ("mini_epochs", "recompose", "pools") if asked.mini_epochs is not None else ()
-    options = {name: getattr(asked, name) for name in (*names, *mini)}
+    mini = ("mini_epochs", "recompose", "pools") if settings.mini_epochs is not None else ()
+    options = {name: getattr(settings, name) for name in (*names, *mini)}
     return {
-        "options": {**options, "fields": list(asked.fields)},
+        "options": {**options, "fields": list(settings.fields)},
         "world_size": ranks,
         "ranks": [nodes[0].start, nodes[-1].stop],
         "epochs": [epochs.start, epochs.stop],

@@ -48,15 +48,15 @@ class Want:
 
     def index(self, copy: Copy) -> Ints:
         """Return where the pieces are in the tables of the copy."""
-        found: Ints = np.searchsorted(copy.which, self.groups)
-        return found
+        slots: Ints = np.searchsorted(copy.which, self.groups)
+        return slots
 
     def states(self, copy: Copy | None) -> Array:
         """Return the state of each piece: uint8, shape ``(n,)``; None: there is no copy."""
         if copy is None:
             return np.full(len(self.groups), ABSENT, np.uint8)
-        found: Array = copy.states()[self.index(copy)]
-        return found
+        slot_states: Array = copy.states()[self.index(copy)]
+        return slot_states
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ def _left_out(
 
     Raises `TargetError` if there are some, and nothing may be left out.
     """
-    found = [~np.isin(each, (READY, PLANNED)) for each in states]
-    taken = np.concatenate([w.taken[new] for w, new in zip(wants, found, strict=True)])
-    nbytes = np.concatenate([w.nbytes[new] for w, new in zip(wants, found, strict=True)])
+    left_out = [~np.isin(each, (READY, PLANNED)) for each in states]
+    taken = np.concatenate([w.taken[new] for w, new in zip(wants, left_out, strict=True)])
+    nbytes = np.concatenate([w.nbytes[new] for w, new in zip(wants, left_out, strict=True)])
     there = next(p for p in (how.root.absolute(), *how.root.absolute().parents) if p.is_dir())
     used = kept = 0
     if folder is not None:

@@ -81,13 +81,13 @@ def _lines(
         "sidecar": str(sidecar),
         "sidecar_digest": digest(sidecar.read_bytes()),
         **header,
-        "lines": sum(len(pieces[g].ranges) for _, wanted in lists for g in wanted.tolist()),
-        "nbytes": sum(pieces[g].nbytes for _, wanted in lists for g in wanted.tolist()),
+        "lines": sum(len(pieces[g].ranges) for _, groups in lists for g in groups.tolist()),
+        "nbytes": sum(pieces[g].nbytes for _, groups in lists for g in groups.tolist()),
     }
-    for node, wanted in lists:
-        for group in wanted.tolist():
+    for node, groups in lists:
+        for group in groups.tolist():
             for r in pieces[group].ranges:
                 inside = dataset.name, opened.content.files[r.number].path, r.path
                 file = os.path.normpath("/".join(inside))
-                found = {"file": file, "offset": r.begin, "length": r.end - r.begin}
-                yield {**({} if node is None else {"node": node}), **found, "group": group}
+                line = {"file": file, "offset": r.begin, "length": r.end - r.begin}
+                yield {**({} if node is None else {"node": node}), **line, "group": group}

@@ -39,20 +39,21 @@ def needs(
         needed first.
     """
     if order.mini is None:
-        return [(Facts.of(pieces), wanted(order, ranks, epochs))]
-    found: dict[Facts, Ints] = {}
+        return [(Facts.of(pieces), groups_needed(order, ranks, epochs))]
+    groups_of: dict[Facts, Ints] = {}
     for number in epochs:
-        which, sooner = order.mini.at(number), wanted(order, ranks, range(number, number + 1))
+        mini_pass = order.mini.at(number)
+        sooner = groups_needed(order, ranks, range(number, number + 1))
         for rank in ranks:
-            pool = order.pool(which, rank)
+            pool = order.pool(mini_pass, rank)
             facts = Facts.of(pieces, pool)
-            if facts not in found:
+            if facts not in groups_of:
                 own = sooner[np.isin(sooner, pool)]
-                found[facts] = np.concatenate([own, np.setdiff1d(pool, own)])
-    return list(found.items())
+                groups_of[facts] = np.concatenate([own, np.setdiff1d(pool, own)])
+    return list(groups_of.items())
 
 
-def wanted(order: Assignment, ranks: range, epochs: range) -> Ints:
+def groups_needed(order: Assignment, ranks: range, epochs: range) -> Ints:
     """Return the pieces that ranks read in some epochs, each once, in the order of their first use.
 
     Ranks read side by side: what comes sooner in the share of its rank comes sooner here. In a
@@ -61,7 +62,7 @@ def wanted(order: Assignment, ranks: range, epochs: range) -> Ints:
     count = len(order.edges) - 1
     if order.shuffle == "global":
         return np.arange(count, dtype=np.int64)
-    seen, found = np.zeros(count, bool), [np.zeros(0, np.int64)]
+    taken, distinct = np.zeros(count, bool), [np.zeros(0, np.int64)]
     for number in epochs:
         sequence = order.sequence(number)
         parts = [_of_rank(sequence, _share(order, sequence, rank)) for rank in ranks]
@@ -69,10 +70,10 @@ def wanted(order: Assignment, ranks: range, epochs: range) -> Ints:
         times = np.concatenate([times for _, times in parts])
         groups = groups[np.argsort(times, kind="stable")]
         first = np.sort(np.unique(groups, return_index=True)[1])
-        new = groups[first][~seen[groups[first]]]
-        seen[new] = True
-        found.append(new)
-    return np.concatenate(found)
+        new = groups[first][~taken[groups[first]]]
+        taken[new] = True
+        distinct.append(new)
+    return np.concatenate(distinct)
 
 
 def _share(order: Assignment, sequence: Sequence, rank: int) -> Share:
@@ -85,10 +86,10 @@ def _of_rank(sequence: Sequence, share: Share) -> tuple[Ints, Ints]:
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     done = 0
     for start, stop in share.stretches():
-        found = sequence.groups_at(start, stop)
+        numbers = sequence.groups_at(start, stop)
         low = int(np.searchsorted(sequence.ends, start, "right")) - 1
-        begins = np.maximum(sequence.ends[low : low + len(found)], start)
-        groups.append(found)
+        begins = np.maximum(sequence.ends[low : low + len(numbers)], start)
+        groups.append(numbers)
         times.append(done + begins - start)
         done += stop - start
     return np.concatenate(groups), np.concatenate(times)
