@@ -7,16 +7,11 @@ interrupted file continues where it was, and a killed run never leaves the libra
 half-written.
 
 `SpoolWriter`: sizes are known only at the end, those of ragged fields or compressed chunks. Until
-then the pieces are appended to two files in the folder ``PATH.spool``:
-
-``data``
-    Piece after piece; within a piece stream after stream. A fixed field is one stream, its rows
-    or, if it is compressed, its encoded chunks; a second stream has the chunks' sizes. A ragged
-    field is two: its rows, and their numbers per sample. Numbers are little-endian int64. In groups
-    a piece is a group, and each dataset is one stream: its chunk.
-``pieces``
-    For each piece the bytes of each of its streams, as int64, and the CRC-32C of them all in
-    groups (otherwise 0).
+then the pieces are appended to streams, each a file in the folder ``PATH.spool``. A fixed field is
+one stream, its rows; if its chunks are encoded as they come, these, and a second stream has their
+sizes. A ragged field is two: its rows, and their numbers per sample. In groups there are two in
+all: the chunks, group after group, and for each group their sizes and the CRC-32C of them all.
+Numbers are little-endian int64.
 
 `SpoolWriter.finish` makes the HDF5 file and moves the bytes to their offsets, within the kernel
 where they need no change. It reads the folder only, so it can be killed and repeated.
@@ -28,7 +23,7 @@ import itertools
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +66,7 @@ from dsprep.storage.trees import remove
 
 _INT = np.dtype("<i8")
 _MISSING = -1
-_COUNTS_AT_ONCE = 1 << 20
+_BLOCK = 8 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,22 +190,10 @@ def _runs(
 
 @dataclass(eq=False)
 class _Appended:
-    """Samples ready to be appended: the bytes, stream after stream, and the size of each stream.
+    """Samples ready to be appended: the bytes for each stream, and from `reserve` their offsets."""
 
-    In groups, `crc` is the CRC-32C of them all. `SpoolWriter.reserve` gives the number of the piece
-    and its offset in ``data``.
-    """
-
-    buffers: list[Buffer] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    crc: int = 0
-    number: int = -1
-    offset: int = -1
-
-    def add(self, *buffers: Buffer) -> None:
-        """Append a stream."""
-        self.buffers += buffers
-        self.sizes.append(sum(b.nbytes if isinstance(b, np.ndarray) else len(b) for b in buffers))
+    streams: list[list[Buffer]]
+    offsets: list[int] = field(default_factory=list)
 
 
 class SpoolWriter(Writer):
@@ -219,120 +202,108 @@ class SpoolWriter(Writer):
     def __init__(self, path: Path, file: FilePlan, state: State | None) -> None:
         self._path, self._file = path, file
         self.unit, self.whole = file.unit, file.grouped
-        self._streams = [2 if p.field.ragged or p.eager else 1 for p in file.plans]
-        # Of a row of the index: a number for each stream, and the CRC.
-        self._width = (len(file.parts) if file.grouped else sum(self._streams)) + 1
         self._folder = Path(f"{path}.spool")
-        self._pieces, self._nbytes = 0, 0
-        self._data, self._index = -1, -1
         self._found: Groups | None = None
+        numbered = [False, True] if file.grouped else []
+        for p in () if file.grouped else file.plans:
+            numbered += [False, True] if p.field.ragged or p.eager else [False]
         if state is None:
             remove(self._folder)
             self._folder.mkdir(parents=True)
-        else:
-            self._pieces, self._nbytes = int(state["pieces"]), int(state["bytes"])
-        self._open()
-
-    def _open(self) -> None:
-        """Open the spool, and cut off what an interrupted run wrote after its checkpoint."""
-        flags = os.O_RDWR | os.O_CREAT
-        rows = self._pieces * self._width * _INT.itemsize
+        self._streams: list[_Stream] = []
         try:
-            self._data = os.open(self._folder / "data", flags, 0o666)
-            self._index = os.open(self._folder / "pieces", flags, 0o666)
-            sizes = fstat(self._data).st_size, fstat(self._index).st_size
-        except FileNotFoundError:
-            sizes = (-1, -1)
-        if sizes[0] < self._nbytes or sizes[1] < rows:
+            # A run of a version that kept one file for all streams has none of these lengths.
+            lengths = [0] * len(numbered) if state is None else [int(n) for n in state["streams"]]
+            for i, length in enumerate(lengths):
+                self._streams.append(_Stream(self._folder / str(i), length, new=state is None))
+        except (FileNotFoundError, KeyError) as error:
             self.close()
             raise TargetError(
                 "the samples written so far are gone",
                 where=self._folder,
                 fix="start again with --restart",
-            )
-        # Not when nothing is to be cut: ext4 writes a file that was cut to 0 out when it is closed.
-        if sizes[0] > self._nbytes:
-            truncate(self._data, self._nbytes)
-        if sizes[1] > rows:
-            truncate(self._index, rows)
+            ) from error
 
     # --- while the samples come ---
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> _Appended:
         """Return the samples as streams of bytes; compress the chunks of fixed fields."""
-        piece = _Appended()
         if self._file.grouped:
-            rows = _rows_of(self._file, batch, start, arena)
-            for part, values in zip(self._file.parts, rows, strict=True):
-                data = _encoded(part, values)
-                piece.add(data)
-                piece.crc = combine(piece.crc, crc32c(data), len(data))
-            return piece
+            rows, crc = _rows_of(self._file, batch, start, arena), 0
+            chunks = [_encoded(p, values) for p, values in zip(self._file.parts, rows, strict=True)]
+            for data in chunks:
+                crc = combine(crc, crc32c(data), len(data))
+            return _Appended([[*chunks], [np.array([*map(len, chunks), crc], _INT)]])
+        streams: list[list[Buffer]] = []
         for p in self._file.plans:
             column = batch[p.field.name]
             key = f"write.{p.field.name}"
             if isinstance(column, Ragged):
-                piece.add(_contiguous(column.values, p.field.dtype, arena, key))
-                piece.add(column.lengths.astype(_INT))
+                rows_ = _contiguous(column.values, p.field.dtype, arena, key)
+                streams += [[rows_], [column.lengths.astype(_INT)]]
                 continue
             values = _contiguous(column, p.field.dtype, arena, key)
-            if p.eager:
-                chunk = p.chunk_rows(self._file.count)
-                cuts = (values[i : i + chunk] for i in range(0, len(values), chunk))
-                chunks = [_encode_chunk(c.reshape(-1).view(np.uint8), p, chunk) for c in cuts]
-                piece.add(*chunks)
-                piece.add(np.array([len(c) for c in chunks], _INT))
-            else:
-                piece.add(values)
-        return piece
+            if not p.eager:
+                streams.append([values])
+                continue
+            chunk = p.chunk_rows(self._file.count)
+            cuts = (values[i : i + chunk] for i in range(0, len(values), chunk))
+            encoded = [_encode_chunk(c.reshape(-1).view(np.uint8), p, chunk) for c in cuts]
+            streams += [encoded, [np.array([len(c) for c in encoded], _INT)]]
+        return _Appended(streams)
 
     def reserve(self, piece: _Appended) -> None:
         """Append the piece to the spool."""
-        piece.number, piece.offset = self._pieces, self._nbytes
-        self._pieces += 1
-        self._nbytes += sum(piece.sizes)
+        for stream, buffers in zip(self._streams, piece.streams, strict=True):
+            piece.offsets.append(stream.nbytes)
+            stream.nbytes += sum(
+                len(as_bytes(b)) if isinstance(b, np.ndarray) else len(b) for b in buffers
+            )
 
     def write(self, piece: _Appended) -> None:
         """Write the piece at its place in the spool."""
-        pwrite_all(self._data, piece.buffers, piece.offset)
-        sizes = np.array([*piece.sizes, piece.crc], _INT)
-        pwrite_all(self._index, [sizes], piece.number * sizes.nbytes)
+        for stream, buffers, at in zip(self._streams, piece.streams, piece.offsets, strict=True):
+            pwrite_all(stream.fd, buffers, at)
 
     def checkpoint(self) -> State:
-        """Return the length of the spool."""
-        return {"pieces": self._pieces, "bytes": self._nbytes}
+        """Return the lengths of the streams."""
+        return {"streams": [stream.nbytes for stream in self._streams]}
 
     def sync(self) -> None:
         """Make the spool durable."""
-        sync(self._data, data=True)
-        sync(self._index, data=True)
+        for stream in self._streams:
+            sync(stream.fd, data=True)
 
     def close(self) -> None:
         """Close the spool."""
-        both, self._data, self._index = (self._data, self._index), -1, -1
-        close(*(fd for fd in both if fd >= 0))
+        fds = [stream.fd for stream in self._streams if stream.fd >= 0]
+        for stream in self._streams:
+            stream.fd = -1
+        close(*fds)
 
     # --- when all are there ---
 
     def finish(self) -> None:
         """Make the HDF5 file from the spool."""
-        table = np.empty((self._pieces, self._width), _INT)
-        pread_into(self._index, table, 0, self._folder / "pieces")
-        sizes = table[:, :-1]
-        if int(sizes.sum()) != self._nbytes:
-            raise FormatError("the list of blocks is damaged", where=self._folder)
+        fields: list[_Spooled] = []
         if self._file.grouped:
+            table = np.concatenate([np.empty(0, _INT), *self._streams[1].numbers()])
+            table = table.reshape(-1, len(self._file.parts) + 1)
             found, stored, together = write_groups(
-                self._path, self._file, lambda: self._groups(sizes)
+                self._path, self._file, lambda: self._groups(table[:, :-1])
             )
             # What is between the chunks is not in the sums of the pieces.
             crcs = np.ascontiguousarray(table[:, -1]) if together else None
             sums = _Sums(self._file, found, found + stored, crcs)
             sums.complete(self._path)
             self._found = sums.groups()
-            fields = []
         else:
-            fields = self._fields(sizes)
+            left = iter(self._streams)
+            for p in self._file.plans:
+                numbers = p.field.ragged or p.eager
+                fields.append(
+                    _Spooled(p, self._file.count, next(left), next(left) if numbers else None)
+                )
             totals = {f.plan.field.name: f.rows for f in fields if f.plan.field.ragged}
             with build(self._path, self._file, totals) as made:
                 for f in fields:
@@ -359,24 +330,11 @@ class SpoolWriter(Writer):
         remove(self._folder)
 
     def _groups(self, sizes: Ints) -> Iterator[list[memoryview]]:
-        """Yield the groups in order, in memory that the next one uses again."""
-        block = np.empty(int(sizes.sum(axis=1).max(initial=0)), np.uint8)
-        at = 0
-        for row in sizes:
+        """Yield the groups in order, each as the bytes of its chunks."""
+        blocks = self._streams[0].blocks(sizes.sum(axis=1).tolist())
+        for row, block in zip(sizes, blocks, strict=True):
             cuts = [0, *np.cumsum(row).tolist()]
-            pread_into(self._data, block[: cuts[-1]], at, self._folder / "data")
             yield [block.data[a:b] for a, b in itertools.pairwise(cuts)]
-            at += cuts[-1]
-
-    def _fields(self, sizes: Ints) -> list[_Spooled]:
-        """Return what the spool has of each field of a file without groups."""
-        starts = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape) - sizes
-        streams = [_Stream(self._data, at, n) for at, n in zip(starts.T, sizes.T, strict=True)]
-        left = iter(streams)
-        return [
-            _Spooled(p, self._file.count, *itertools.islice(left, n))
-            for p, n in zip(self._file.plans, self._streams, strict=True)
-        ]
 
 
 class _Spooled:
@@ -394,7 +352,7 @@ class _Spooled:
         if plan.field.ragged and numbers is not None:
             nbytes = plan.field.row_nbytes  # of rows without bytes the numbers alone are there
             counted = values.nbytes // nbytes if nbytes else None
-            self.rows = sum(map(int, map(np.sum, _counts(numbers)))) if counted is None else counted
+            self.rows = sum(int(n.sum()) for n in numbers.numbers()) if counted is None else counted
 
     def place(self, file: Any) -> None:
         """Write all chunks, and note the offsets of contiguous datasets."""
@@ -411,12 +369,9 @@ class _Spooled:
 
     def _chunks(self) -> Iterator[bytes]:
         if not self.plan.eager or self._numbers is None:
-            yield from _late_chunks(self._values, self.plan, self.rows)
-            return
-        reader = self._values.reader()
-        for block in _counts(self._numbers):
-            for nbytes in block.tolist():
-                yield reader(nbytes).tobytes()
+            return _late_chunks(self._values, self.plan, self.rows)
+        sizes = itertools.chain.from_iterable(n.tolist() for n in self._numbers.numbers())
+        return (block.tobytes() for block in self._values.blocks(sizes))
 
     def fill(self, fd: int, durable: bool) -> None:
         """Move the bytes of contiguous datasets to their offsets."""
@@ -425,7 +380,7 @@ class _Spooled:
         if "count" in self._offsets and self._numbers is not None:
             self._numbers.copy(fd, self._offsets["count"], durable)
             rows, at = 0, self._offsets["first"]
-            for counts in _counts(self._numbers):
+            for counts in self._numbers.numbers():
                 first = np.cumsum(counts) - counts + rows
                 at += pwrite_all(fd, [first.astype(_INT)], at)
                 rows += int(counts.sum())
@@ -459,18 +414,13 @@ def _encoded(part: AllocatedDataset, rows: Array) -> bytes:
     return flat.tobytes() + bytes(part.nbytes - len(flat))
 
 
-def _counts(stream: _Stream) -> Iterator[Ints]:
-    for data in stream.blocks(_COUNTS_AT_ONCE * _INT.itemsize):
-        yield data.view(_INT)
-
-
 def _late_chunks(values: _Stream, p: FieldPlan, rows: int) -> Iterator[bytes]:
     """Yield the chunks of a field that is spooled raw, encoded on all processors."""
     chunk = p.chunk_rows(rows)
     threads = len(os.sched_getaffinity(0))
     waiting: list[Any] = []
     with ThreadPoolExecutor(threads) as pool:
-        for block in values.blocks(chunk * p.field.row_nbytes):
+        for block in values.even_blocks(chunk * p.field.row_nbytes):
             waiting.append(pool.submit(_encode_chunk, block, p, chunk))
             if len(waiting) > 2 * threads:
                 yield bytes(waiting.pop(0).result())
@@ -481,53 +431,43 @@ def _late_chunks(values: _Stream, p: FieldPlan, rows: int) -> Iterator[bytes]:
 # --- streams ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class _Stream:
-    """One stream of all pieces: where its bytes are in the file ``data``, int64 each."""
+    """A file of the spool: `nbytes` of it count, what is behind them is cut off."""
 
-    fd: int
-    starts: Ints
-    sizes: Ints
-
-    @property
-    def nbytes(self) -> int:
-        """All bytes of the stream."""
-        return int(self.sizes.sum())
+    def __init__(self, path: Path, nbytes: int, *, new: bool) -> None:
+        self.path, self.nbytes = path, nbytes
+        self.fd = os.open(path, os.O_RDWR | (os.O_CREAT if new else 0), 0o666)
+        size = fstat(self.fd).st_size
+        if size < nbytes:
+            os.close(self.fd)
+            raise FileNotFoundError(path)
+        # Not when nothing is to be cut: ext4 writes a file that was cut to 0 out when it is closed.
+        if size > nbytes:
+            truncate(self.fd, nbytes)
 
     def copy(self, fd: int, offset: int, durable: bool) -> None:
-        """Copy the stream to one place in another file; with `durable` the disk begins with it."""
-        for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
-            copy_range(self.fd, fd, size, start, offset)
-            offset += size
+        """Copy the stream to a place in another file; with `durable` the disk begins with it."""
+        for at in range(0, self.nbytes, _BLOCK):
+            copy_range(self.fd, fd, min(_BLOCK, self.nbytes - at), at, offset + at)
             if durable:
                 start_sync(fd)
 
-    def blocks(self, nbytes: int) -> Iterator[Array]:
-        """Yield the stream in blocks of `nbytes`; the last one may be shorter."""
-        reader, left = self.reader(), self.nbytes
-        while left:
-            yield reader(min(nbytes, left))
-            left -= min(nbytes, left)
+    def blocks(self, sizes: Iterable[int]) -> Iterator[Array]:
+        """Yield the stream in blocks of these sizes."""
+        at = 0
+        for nbytes in sizes:
+            block = np.empty(nbytes, np.uint8)
+            pread_into(self.fd, block, at, self.path)
+            at += nbytes
+            yield block
 
-    def reader(self) -> Callable[[int], Array]:
-        """Return what gives the next so many bytes, which must be there, from the beginning on."""
-        piece = done = 0
+    def even_blocks(self, nbytes: int) -> Iterator[Array]:
+        """Yield the stream in blocks of one size; the last one may be shorter."""
+        return self.blocks(min(nbytes, self.nbytes - at) for at in range(0, self.nbytes, nbytes))
 
-        def read(nbytes: int) -> Array:
-            nonlocal piece, done
-            out = np.empty(nbytes, np.uint8)
-            filled = 0
-            while filled < nbytes:
-                left = int(self.sizes[piece]) - done
-                take = min(left, nbytes - filled)
-                at = int(self.starts[piece]) + done
-                pread_into(self.fd, out[filled : filled + take], at, "the spool")
-                filled, done = filled + take, done + take
-                if take == left:
-                    piece, done = piece + 1, 0
-            return out
-
-        return read
+    def numbers(self) -> Iterator[Ints]:
+        """Yield the stream as numbers, some at a time."""
+        return (block.view(_INT) for block in self.even_blocks(_BLOCK))
 
 
 # --- rows -------------------------------------------------------------------------------------
