@@ -16,7 +16,7 @@ from dsprep.core.schema import Arena
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.pages import Pages
 from dsprep.formats.lmdb.records import named_databases
-from dsprep.formats.lmdb.recover import Found
+from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
 
 POOL = random.Random(1).randbytes(1 << 16)
@@ -185,7 +185,7 @@ def walk(path, named=False):
     )
     ends = int(keys.min(initial=1 << 16)), int(keys.max(initial=0))
     transaction = pages.meta.transaction
-    return Found(pages.psize, offsets, sizes, ends, transaction, database.depth, named)
+    return StoredValues(pages.psize, offsets, sizes, ends, transaction, database.depth, named)
 
 
 def read_back(path, offsets, named=False, sample=None):

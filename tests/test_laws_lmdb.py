@@ -28,7 +28,7 @@ from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb import Lmdb
-from dsprep.formats.lmdb.recover import Found, recover
+from dsprep.formats.lmdb.recover import StoredValues, recover
 from dsprep.formats.options import WriteOptions
 from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Explicit, Table
@@ -349,7 +349,7 @@ def test_laws_against_the_simulator(parameters):
     assert law.agrees(offsets)
     assert sim.compact() == one.compact()
 
-    found = Found(
+    found = StoredValues(
         psize, offsets, column, (min(keys), max(keys)), sim.txn, len(sim.right_edge()), named
     )
     given_back, _ = recover(found)
@@ -505,7 +505,7 @@ def test_nothing_is_a_law_too():
         assert law.words()
         assert law.to_json(Tables())["psize"] == 4096
     none = np.zeros(0, np.int64)
-    assert recover(Found(4096, none, none, (1, 0), 0, 0, False)) == ((), {})
+    assert recover(StoredValues(4096, none, none, (1, 0), 0, 0, False)) == ((), {})
 
 
 # --- everything, once: DSPREP_FULL=1 -------------------------------------------------------------

@@ -70,11 +70,11 @@ def read_field(data: Viewed, pos: int, stop: int) -> tuple[int, int, int, int]:
 
 def read_fields(data: Viewed, pos: int, stop: int) -> list[tuple[int, int, int, int]]:
     """Return what `read_field` returns for every field of the message at ``pos:stop``."""
-    found = []
+    numbers = []
     while pos < stop:
-        found.append(read_field(data, pos, stop))
-        pos = found[-1][3]
-    return found
+        numbers.append(read_field(data, pos, stop))
+        pos = numbers[-1][3]
+    return numbers
 
 
 def varint(value: int) -> bytes:

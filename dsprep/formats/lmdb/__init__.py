@@ -68,8 +68,8 @@ class Lmdb(WritableFormat):
             if less.fields not in (more.fields, own):
                 return None
             schema = more
-        whole = {VALUE, "data"} & set(schema.names) and KEY in schema.names
-        if whole and not options.fields and schema[KEY].kind == "bytes":
+        keyed_values = {VALUE, "data"} & set(schema.names) and KEY in schema.names
+        if keyed_values and not options.fields and schema[KEY].kind == "bytes":
             options = replace(options, keys_as=options.keys_as or KEY)
         return Settled(schema, options, hint)
 
@@ -194,8 +194,8 @@ def _groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupP
     sizes = payloads + values.table * counts
     padding = 0
     if schema.ragged:
-        most = sizes + counts * (HEADER + PSIZE + NODE + key + 11)  # a page of its own, and a node
-        most += most // ROOM * (PSIZE - ROOM) + 2 * PSIZE  # and leaves shared with neighbours
+        upper = sizes + counts * (HEADER + PSIZE + NODE + key + 11)  # a page of its own, and a node
+        upper += upper // ROOM * (PSIZE - ROOM) + 2 * PSIZE  # and leaves shared with neighbours
         if int(sizes.sum()) > NODE_MAX * int(counts.sum()):
             padding = int(counts.sum()) * (PSIZE // 2)
     else:
@@ -203,13 +203,13 @@ def _groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupP
         pages = int(runs[0])
         leaves = counts // (ROOM // (int(nodes[0]) + 2)) + (1 if pages else 2)
         branches = leaves // (Tree(key).fanout - 1) + 1
-        most = (counts * pages + leaves + branches) * PSIZE
+        upper = (counts * pages + leaves + branches) * PSIZE
         if pages:
             padding = int(counts.sum()) * (-(HEADER + values.head) % PSIZE)
     return GroupPlan(
         nbytes=_estimate(schema, count, int(payloads.sum()), options),
         padding=padding,
-        group_nbytes=int(most.max(initial=0)),
+        group_nbytes=int(upper.max(initial=0)),
         aligned=grouping.align == 1,
         reads=1,
         how="the values of a group follow each other, with pages of the tree between them; LMDB "

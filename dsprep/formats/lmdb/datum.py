@@ -51,8 +51,8 @@ class Message:
     @property
     def float_bytes(self) -> Ints:
         """The place of each byte of the floats."""
-        places = np.concatenate([np.zeros(0, np.int64), *self.floats])
-        return (places[:, None] + np.arange(4)).reshape(-1)
+        offsets = np.concatenate([np.zeros(0, np.int64), *self.floats])
+        return (offsets[:, None] + np.arange(4)).reshape(-1)
 
     @property
     def payload(self) -> int:
@@ -64,7 +64,7 @@ class Message:
 
 def parse(message: bytes) -> Message:
     """Return the offsets of the parts of `message`; `WireError` if it is not a Datum."""
-    found = Message()
+    parsed = Message()
     at, end = 0, len(message)
     while at < end:
         if message[at] == _FLOAT_TAG:
@@ -72,7 +72,7 @@ def parse(message: bytes) -> Message:
             other = np.flatnonzero(tags != _FLOAT_TAG)
             n = int(other[0]) if len(other) else len(tags)
             if n:
-                found.floats.append(at + 1 + 5 * np.arange(n, dtype=np.int64))
+                parsed.floats.append(at + 1 + 5 * np.arange(n, dtype=np.int64))
                 at += 5 * n
                 continue
         number, wire, start, at = read_field(message, at, end)
@@ -82,18 +82,18 @@ def parse(message: bytes) -> Message:
             value = read_varint(message, start, at)[0]
             if number != ENCODED and value >> 31:
                 raise WireError(f"field {number} is {value}")
-            found.numbers[number] = value
+            parsed.numbers[number] = value
         elif number == LABEL:
-            found.label = start, at
+            parsed.label = start, at
         elif number == DATA:
             if wire != 2:
                 raise WireError(f"data has wire type {wire}")
-            found.data = start, at
+            parsed.data = start, at
         elif number == FLOAT_DATA:
             if wire != 2 or (at - start) % 4:
                 raise WireError("float_data is damaged")
-            found.floats.append(np.arange(start, at, 4, dtype=np.int64))
-    return found
+            parsed.floats.append(np.arange(start, at, 4, dtype=np.int64))
+    return parsed
 
 
 class Datum:
@@ -126,26 +126,26 @@ class Datum:
         `spread` are the bytes between the smallest and the largest message of the dataset. Raises
         `FormatError` if one of them is not a Datum.
         """
-        found = []
+        decoded = []
         for i, message in enumerate(messages):
             try:
-                found.append(parse(message))
+                decoded.append(parse(message))
             except WireError as error:
                 raise _not_datum(f"{where}, probe {i}", str(error)) from error
-        shapes = {m.shape for m in found}
-        encoded = any(m.numbers.get(ENCODED) for m in found)
-        floats = any(m.floats and not m.numbers.get(ENCODED) for m in found)
+        shapes = {m.shape for m in decoded}
+        encoded = any(m.numbers.get(ENCODED) for m in decoded)
+        floats = any(m.floats and not m.numbers.get(ENCODED) for m in decoded)
         c, h, w = shape = min(shapes, default=(0, 0, 0))
         labels_only = 9  # a label takes up to 10 bytes, and at least 1
         fixed = (
-            len(found) > 0
+            len(decoded) > 0
             and not encoded
             and len(shapes) == 1
-            and {m.payload for m in found} == {c * h * w * (4 if floats else 1)}
+            and {m.payload for m in decoded} == {c * h * w * (4 if floats else 1)}
             and spread <= labels_only + 2  # or is not there at all
         )
         notes = []
-        if any(m.label is None for m in found):
+        if any(m.label is None for m in decoded):
             notes.append("some messages have no label, which is taken as 0")
         if encoded:
             notes.append("the images are encoded; dsprep keeps them as stored")
@@ -215,7 +215,7 @@ class Datum:
         self, data: Bytes, offsets: Ints, lengths: Ints, label: Callable[[int], str]
     ) -> list[tuple[Ints, Message]]:
         """Return messages that differ only in data and label: their numbers, and one parsed."""
-        found = []
+        rows = []
         order = np.argsort(lengths, kind="stable")
         breaks = np.flatnonzero(np.diff(lengths[order])) + 1
         for group in np.split(order, breaks):
@@ -231,9 +231,9 @@ class Datum:
                 if tried < _TEMPLATES and len(rest) > 1:
                     same = _same_frame(data, offsets[rest], message, parsed)
                 same[0] = True
-                found.append((rest[same], parsed))
+                rows.append((rest[same], parsed))
                 rest, tried = rest[~same], tried + 1
-        return found
+        return rows
 
     def _images(
         self,
@@ -251,17 +251,17 @@ class Datum:
                 strides = (int(step[0]) if n > 1 else 0, 1)
                 rows = np.ndarray((n, self.nbytes), np.uint8, data, int(starts[0]), strides)
                 return rows.view(first.dtype).reshape(n, *first.inner)
-        places = offsets_of(sizes)
-        out = np.empty(int(places[-1]), np.uint8)
+        ends = offsets_of(sizes)
+        out = np.empty(int(ends[-1]), np.uint8)
         copied = np.ones(n, bool)
         for rows, where in floats.values():
-            at = places[rows][:, None] + np.arange(len(where))
+            at = ends[rows][:, None] + np.arange(len(where))
             out[at] = data[offsets[rows][:, None] + where]
             copied[rows] = False
-        move_spans(data, starts[copied], sizes[copied], out, places[:-1][copied])
+        move_spans(data, starts[copied], sizes[copied], out, ends[:-1][copied])
         if self.fixed:
             return out.view(first.dtype).reshape(n, *first.inner)
-        return Ragged(out, places, "bytes")
+        return Ragged(out, ends, "bytes")
 
 
 def _same_frame(data: Bytes, begin: Ints, message: bytes, parsed: Message) -> np.ndarray:
@@ -292,15 +292,15 @@ def _labels(data: Bytes, begin: Ints, label: tuple[int, int]) -> Array:
 def looks_like_datum(value: bytes) -> bool:
     """Whether `value` is a Datum with an image."""
     try:
-        found = parse(value)
+        message = parse(value)
     except WireError:
         return False
-    c, h, w = found.shape
-    values = found.payload // (1 if found.data else 4)
-    return found.payload > 0 and (bool(found.numbers.get(ENCODED)) or values == c * h * w > 0)
+    c, h, w = message.shape
+    values = message.payload // (1 if message.data else 4)
+    return message.payload > 0 and (bool(message.numbers.get(ENCODED)) or values == c * h * w > 0)
 
 
-def _not_datum(where: str, why: str) -> FormatError:
+def _not_datum(where: str, reason: str) -> FormatError:
     return FormatError(
-        f"the value is not a Caffe Datum: {why}", where=where, fix="leave out --values datum"
+        f"the value is not a Caffe Datum: {reason}", where=where, fix="leave out --values datum"
     )

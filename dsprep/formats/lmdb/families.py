@@ -58,8 +58,8 @@ def number_of(value: bytes) -> int | None:
     )
     if pickled is None:
         return None
-    found = next(g for g in pickled.groups() if g is not None)
-    return int.from_bytes(found, "little", signed=len(found) > 2)
+    digits = next(g for g in pickled.groups() if g is not None)
+    return int.from_bytes(digits, "little", signed=len(digits) > 2)
 
 
 def fact(key: bytes, value: bytes) -> tuple[bool, int | None]:
@@ -155,10 +155,10 @@ class _Rule:
 
     def follows(self, rows: Bytes) -> bool:
         """Whether keys continue the counter; then they are counted."""
-        found = self.numbers(rows)
-        if found is None or not (found == self.next + np.arange(len(found))).all():
+        counted = self.numbers(rows)
+        if counted is None or not (counted == self.next + np.arange(len(counted))).all():
             return False
-        self.next += len(found)
+        self.next += len(counted)
         return True
 
 
@@ -279,20 +279,20 @@ class Keys:
     def _sort(self, flat: Bytes, key_at: Ints, key_size: Ints) -> None:
         """Give each key to its family."""
         tried = (True, False) if self._last is None else (self._last,)
-        found = {last: _templates(flat, key_at, key_size, last) for last in tried}
-        usable = {k: v for k, v in found.items() if v is not None}
+        templates = {last: _templates(flat, key_at, key_size, last) for last in tried}
+        usable = {k: v for k, v in templates.items() if v is not None}
         self._last = min(usable, key=lambda k: len(usable[k][0]), default=None)
         if self._last is None:
             self._give_up(flat, key_at, key_size)
             return
-        names, which, at, size = usable[self._last]
+        names, owner, at, size = usable[self._last]
         values, bad = numbers(flat, at, size)
         if bad.any() or len(self._parts.keys() | set(names)) > MOST_FAMILIES:
             self._give_up(flat, key_at, key_size)
             return
-        rows = np.arange(self.count - len(which), self.count)
+        rows = np.arange(self.count - len(owner), self.count)
         for k, name in enumerate(names):
-            mine = which == k
+            mine = owner == k
             self._parts.setdefault(name, []).append((values[mine], rows[mine]))
             sizes = key_size[mine]
             zeros = bool(((flat[at[mine]] == _ZERO) & (size[mine] > 1)).any())
@@ -312,7 +312,7 @@ class Keys:
         """Return the families if there are several, however many numbers each has; else none."""
         if self.counter or self._named or not 2 <= len(self._parts) <= MOST_FAMILIES:
             return []
-        found: list[Family] = []
+        complete: list[Family] = []
         for name, parts in self._parts.items():
             numbers = np.concatenate([n for n, _ in parts])
             rows = np.concatenate([r for _, r in parts])
@@ -320,14 +320,14 @@ class Keys:
             if low != high and padded:
                 return []  # 1 and 01 may both be there
             order = np.argsort(numbers, kind="stable")
-            found.append(Family(*name, numbers[order], rows[order]))
-        return found if len(found[0].numbers) > 1 else []
+            complete.append(Family(*name, numbers[order], rows[order]))
+        return complete if len(complete[0].numbers) > 1 else []
 
 
 def _number_in(key: bytes, last: bool) -> tuple[int, int]:
     """Return where the last or the first number of a key begins and ends."""
-    found = [m.span() for m in re.finditer(rb"[0-9]+", key)]
-    return found[-1 if last else 0] if found else (0, 0)
+    spans = [m.span() for m in re.finditer(rb"[0-9]+", key)]
+    return spans[-1 if last else 0] if spans else (0, 0)
 
 
 _Templates = tuple[list[tuple[bytes, bytes]], Ints, Ints, Ints]
@@ -340,10 +340,10 @@ def _templates(flat: Bytes, key_at: Ints, key_size: Ints, last: bool) -> _Templa
     has, and the offset of its number in `flat`; None if a key has no number or they are too many.
     """
     n, width = len(key_at), int(key_size.max())
-    places = offsets_of(key_size)[:-1]
+    begins = offsets_of(key_size)[:-1]
     text = flat[ranges(key_at, key_size)]
     rows = np.zeros((n, width), np.uint8)
-    column = np.arange(len(text)) - np.repeat(places, key_size)
+    column = np.arange(len(text)) - np.repeat(begins, key_size)
     rows[np.repeat(np.arange(n), key_size), column] = text
     digit = (rows >= _ZERO) & (rows <= _NINE)
     if not digit.any(axis=1).all():
@@ -364,20 +364,20 @@ def _templates(flat: Bytes, key_at: Ints, key_size: Ints, last: bool) -> _Templa
     sizes = np.stack([start, key_size - stop], axis=1).astype(np.uint16).view(np.uint8)
     table = np.ascontiguousarray(np.concatenate([sizes, rows, behind], axis=1))
     if (table == table[0]).all():
-        chosen, which = np.zeros(1, np.int64), np.zeros(n, np.int64)
+        chosen, owner = np.zeros(1, np.int64), np.zeros(n, np.int64)
     else:
-        whole = table.view(np.dtype((np.void, table.shape[1])))[:, 0]
-        _, chosen, which = np.unique(whole, return_index=True, return_inverse=True)
+        rows_as_bytes = table.view(np.dtype((np.void, table.shape[1])))[:, 0]
+        _, chosen, owner = np.unique(rows_as_bytes, return_index=True, return_inverse=True)
         if len(chosen) > MOST_FAMILIES:
             return None
         order = np.argsort(chosen)  # in the order in which they come
         rank = np.argsort(order)
-        chosen, which = chosen[order], rank[which]
+        chosen, owner = chosen[order], rank[owner]
     names = []
     for i in chosen.tolist():
         key = flat[key_at[i] : key_at[i] + key_size[i]].tobytes()
         names.append((key[: start[i]], key[stop[i] :]))
-    return names, which.reshape(-1), key_at + start, stop - start
+    return names, owner.reshape(-1), key_at + start, stop - start
 
 
 def field_names(families: Sequence[Family]) -> list[str] | None:

@@ -125,7 +125,7 @@ def _split(key_format: str) -> tuple[str, str, str]:
     return before, spec, after
 
 
-def _unsorted(key_format: str, why: str, width: int = 8) -> UsageError:
+def _unsorted(key_format: str, reason: str, width: int = 8) -> UsageError:
     return UsageError(
-        f"keys {key_format} do not sort in sample order: {why}", fix=f"use {{index:0{width}d}}"
+        f"keys {key_format} do not sort in sample order: {reason}", fix=f"use {{index:0{width}d}}"
     )

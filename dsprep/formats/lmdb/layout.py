@@ -29,7 +29,7 @@ from dsprep.formats.fields import retype
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
 from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.records import Records
-from dsprep.formats.lmdb.recover import Found, recover
+from dsprep.formats.lmdb.recover import StoredValues, recover
 from dsprep.formats.lmdb.values import Values
 from dsprep.layout import model
 from dsprep.layout.laws import Explicit
@@ -52,15 +52,15 @@ def file_layout(
     `decoder` and `fields` are what is in a value, and ``(name there, field)`` of what is wanted;
     other names are keys.
     """
-    found = records.found()
+    positions = records.stored_values()
     inside = [(name, f) for name, f in fields if name in decoder.schema.names]
     parts = None
     if isinstance(decoder, Datum):
-        data = _data_part(records.file.fd, found, decoder)
+        data = _data_part(records.file.fd, positions, decoder)
         parts = {f.name: data if name == "data" else Part() for name, f in inside}
     keys = {f.name: KEYS for name, f in fields if name not in decoder.schema.names}
     stored = records_of(records, decoder, inside, parts)
-    laws, facts = recover(found)
+    laws, facts = recover(positions)
     return FileLayout(len(records), stored, unlocated=keys, candidates=laws, facts=facts)
 
 
@@ -90,30 +90,30 @@ def records_of(
 
 def _parts(decoder: Values, fields: Sequence[tuple[str, Field]]) -> dict[str, Part]:
     """Return the place of each field in a value; those behind a ragged one have none."""
-    places = {}
+    parts = {}
     at = decoder.table
     for f in decoder.fixed:
-        places[f.name] = Part(at, f.row_nbytes)
+        parts[f.name] = Part(at, f.row_nbytes)
         at += f.row_nbytes
     for f in decoder.ragged:
-        places[f.name] = Part() if decoder.table else Part(at)
-    return {f.name: places[name] for name, f in fields}
+        parts[f.name] = Part() if decoder.table else Part(at)
+    return {f.name: parts[name] for name, f in fields}
 
 
 # --- Datum messages --------------------------------------------------------------------------
 
 
-def _data_part(fd: int, found: Found, decoder: Datum) -> Part:
+def _data_part(fd: int, stored: StoredValues, decoder: Datum) -> Part:
     """Return the place of the image in every message, if it is one and that is proven.
 
     A message is its fields, back to back. If all begin with the same bytes, up to the image,
     and none has a field behind it that would replace or reshape it, the image is there in all.
     """
-    n, lengths = len(found.sizes), found.sizes
+    n, lengths = len(stored.sizes), stored.sizes
     if not n or not decoder.fixed or decoder.floats:
         return Part()
     try:
-        first = parse(pread_most(fd, int(lengths[0]), int(found.offsets[0])))
+        first = parse(pread_most(fd, int(lengths[0]), int(stored.offsets[0])))
     except ValueError:  # reading says so, with the sample
         return Part()
     start, stop = first.data or (0, 0)
@@ -121,9 +121,9 @@ def _data_part(fd: int, found: Found, decoder: Datum) -> Part:
         return Part()
     if start > _MARGIN or int(lengths.min()) < stop or int(lengths.max()) > stop + _MARGIN:
         return Part()
-    head = pread_most(fd, start, int(found.offsets[0]))
+    head = pread_most(fd, start, int(stored.offsets[0]))
     for a in range(0, n, _AT_ONCE):
-        offsets = found.offsets[a : a + _AT_ONCE].tolist()
+        offsets = stored.offsets[a : a + _AT_ONCE].tolist()
         rest = (lengths[a : a + _AT_ONCE] - stop).tolist()
         if {pread_most(fd, start, at) for at in offsets} != {head}:
             return Part()
@@ -136,10 +136,10 @@ def _data_part(fd: int, found: Found, decoder: Datum) -> Part:
 def _leaves_image(tail: bytes) -> bool:
     """Whether what follows an image in a message neither replaces nor reshapes it."""
     try:
-        found = parse(tail)
+        message = parse(tail)
     except ValueError:
         return False
-    return found.data is None and not found.numbers.keys() & {CHANNELS, HEIGHT, WIDTH}
+    return message.data is None and not message.numbers.keys() & {CHANNELS, HEIGHT, WIDTH}
 
 
 # --- recipes ---------------------------------------------------------------------------------
@@ -194,10 +194,10 @@ class Recipe:
                 continue
             if not isinstance(path, str) or path not in known:
                 raise damaged_recipe(f"there is no {path!r} in the values", expected=list(known))
-            found = known[path]
-            same = (found.dtype, found.shape, found.kind) == (f.dtype, f.shape, f.kind)
-            if not same and found.kind != "bytes":
-                raise damaged_recipe(f"field {f.name} is of another type", expected=found, found=f)
+            field = known[path]
+            same = (field.dtype, field.shape, field.kind) == (f.dtype, f.shape, f.kind)
+            if not same and field.kind != "bytes":
+                raise damaged_recipe(f"field {f.name} is of another type", expected=field, found=f)
             self._fields.append((path, f))
 
     def decode(
@@ -222,12 +222,12 @@ class Recipe:
 
 def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Bytes:
     """Return the bytes of all values back to back; the buffer itself if they are contiguous."""
-    places = offsets_of(lengths)
+    ends = offsets_of(lengths)
     first = int(starts[0]) if len(starts) else 0
-    if np.array_equal(starts, places[:-1] + first):
-        return buffer[first : first + int(places[-1])]
-    out = np.empty(int(places[-1]), np.uint8)
-    move_spans(buffer, starts, lengths, out, places[:-1])
+    if np.array_equal(starts, ends[:-1] + first):
+        return buffer[first : first + int(ends[-1])]
+    out = np.empty(int(ends[-1]), np.uint8)
+    move_spans(buffer, starts, lengths, out, ends[:-1])
     return out
 
 

@@ -166,17 +166,17 @@ def _check_kind(head: bytes, where: object) -> None:
                 found=version,
             )
         return
-    what = "this is not an LMDB file"
+    problem = "this is not an LMDB file"
     if head[24:28] == little:
-        what = "the file is of LMDB 1.0, whose format is not supported"
+        problem = "the file is of LMDB 1.0, whose format is not supported"
     elif head[12:16] in (little, big):
-        what = "the file was written by a 32-bit LMDB, whose format is not supported"
+        problem = "the file was written by a 32-bit LMDB, whose format is not supported"
     elif head[16:20] == big:
-        what = "the file was written on a big-endian machine, which is not supported"
+        problem = "the file was written on a big-endian machine, which is not supported"
     elif head[16:20] == little:
-        what = "the file is truncated within its first page"
+        problem = "the file is truncated within its first page"
     raise FormatError(
-        what,
+        problem,
         where=where,
         expected="64-bit little-endian LMDB 0.9",
         fix="copy it with mdb_dump and mdb_load of that LMDB",
@@ -189,8 +189,8 @@ def _parse_meta(page: bytes, where: object) -> Meta:
     at = META.size
     free = Database.unpack(page[at : at + DATABASE.size])
     if not flags & P_META or free.flags & ~ENVIRONMENT != INTEGERKEY:
-        found = f"flags {flags:#x} and {free.flags:#x}"
-        raise FormatError("a meta page is damaged", where=where, found=found)
+        flags_text = f"flags {flags:#x} and {free.flags:#x}"
+        raise FormatError("a meta page is damaged", where=where, found=flags_text)
     main = Database.unpack(page[at + DATABASE.size : at + 2 * DATABASE.size])
     last_page, transaction = TAIL.unpack_from(page, at + 2 * DATABASE.size)
     return Meta(free.pad, map_size, main, last_page, transaction)
@@ -251,9 +251,9 @@ class Pages:
         """
         self._check(numbers, (numbers < 2) | (numbers >= self.count), "a page number is damaged")
         n = len(numbers)
-        places = np.arange(n, dtype=np.int64) * self.psize
+        targets = np.arange(n, dtype=np.int64) * self.psize
         sizes = np.full(n, self.psize, np.int64)
-        read_spans(self.fd, numbers * self.psize, sizes, out, places, self.where)
+        read_spans(self.fd, numbers * self.psize, sizes, out, targets, self.where)
         pages = out.reshape(n, self.psize)
         words = pages.view("<u2")
         own = pages[:, :8].copy().view("<u8")[:, 0]
@@ -365,12 +365,12 @@ class Pages:
             rows = np.repeat(np.arange(len(numbers)), counts)
             yield counts, self.nodes(pages, numbers, rows, ranges(np.zeros(len(counts)), counts))
 
-    def _check(self, numbers: Array, bad: Array, what: str) -> None:
+    def _check(self, numbers: Array, bad: Array, problem: str) -> None:
         """Raise `FormatError` for the first page whose `bad` is set."""
         if bad.any():
             number = int(numbers[int(bad.argmax())])
             raise FormatError(
-                what,
+                problem,
                 where=f"{self.where}, page {number}, offset {number * self.psize}",
                 fix="the file is damaged, truncated or still being written",
             )

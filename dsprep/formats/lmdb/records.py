@@ -21,7 +21,7 @@ from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import decoders
 from dsprep.formats.lmdb.families import DIGITS, Keys, fact, maybe_facts, numbers
 from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, P_LEAF, Database, Nodes, Pages
-from dsprep.formats.lmdb.recover import Found
+from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
 from dsprep.layout import model
@@ -95,14 +95,14 @@ class Records:
 
     def _named(self, name: str) -> Database:
         databases = named_databases(self.pages)
-        found = databases.get(name.encode("utf-8", "surrogateescape"))
-        if found is None:
+        database = databases.get(name.encode("utf-8", "surrogateescape"))
+        if database is None:
             raise SchemaError(
                 f"there is no database {name}",
                 where=self.path,
                 expected="one of " + shown(databases) if databases else "no named database",
             )
-        return found
+        return database
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -186,8 +186,8 @@ class Records:
         for i in maybe_facts(flat, nodes.key_at, nodes.key_size).tolist():
             if not out[i]:
                 small = not nodes.big[i] and nodes.size[i] <= MOST_FACT
-                found, count = fact(nodes.key(i), nodes.value(i) if small else b"")
-                if found:
+                is_fact, count = fact(nodes.key(i), nodes.value(i) if small else b"")
+                if is_fact:
                     out[i] = True
                     self.facts[nodes.key(i)] = count
         return out
@@ -204,7 +204,7 @@ class Records:
 
     def _numbers(self, nodes: Nodes, kept: Ints) -> Ints:
         """Return the numbers that the keys of the kept nodes spell."""
-        found, bad = numbers(nodes.pages.reshape(-1), nodes.key_at[kept], nodes.key_size[kept])
+        values, bad = numbers(nodes.pages.reshape(-1), nodes.key_at[kept], nodes.key_size[kept])
         if bad.any():
             raise UsageError(
                 "a key is not a decimal number",
@@ -213,7 +213,7 @@ class Records:
                 found=repr(nodes.key(int(kept[int(bad.argmax())]))),
                 fix="leave it out with --skip-key, or use --order key",
             )
-        return found
+        return values
 
     def _sort(self, ranks: Ints, *, numeric: bool) -> None:
         """Put the samples in the order of these ranks, one for each row."""
@@ -239,11 +239,11 @@ class Records:
         """
         records = rows + np.searchsorted(self._kept_before, rows, "right")
         leaf = np.searchsorted(self._first, records, "right") - 1
-        whole, owner = np.unique(leaf, return_inverse=True)
-        numbers = self._leaves[whole]
-        out = np.empty(len(whole) * self.pages.psize, np.uint8)
+        leaves, owner = np.unique(leaf, return_inverse=True)
+        numbers = self._leaves[leaves]
+        out = np.empty(len(leaves) * self.pages.psize, np.uint8)
         pages, counts = self.pages.load(numbers, P_LEAF, out)
-        if (counts != self._first[whole + 1] - self._first[whole]).any():
+        if (counts != self._first[leaves + 1] - self._first[leaves]).any():
             raise FormatError(
                 "the number of records on a leaf page is not what it must be",
                 where=self.path,
@@ -255,14 +255,14 @@ class Records:
         """Return the key of a sample."""
         return self.nodes(self.rows(sample, sample + 1)).key(0)
 
-    def head(self, sample: int, most: int) -> bytes:
+    def head(self, sample: int, nbytes: int) -> bytes:
         """Return the first bytes of the value of a sample."""
         row = int(self.rows(sample, sample + 1)[0])
-        return pread_most(self.file.fd, min(most, self.lengths.one(row)), self.offsets.one(row))
+        return pread_most(self.file.fd, min(nbytes, self.lengths.one(row)), self.offsets.one(row))
 
-    def probe(self, most: int, largest: int) -> list[bytes]:
-        """Return up to `most` values of at most `largest` bytes, spread over the samples."""
-        spread = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64))
+    def probe(self, count: int, largest: int) -> list[bytes]:
+        """Return up to `count` values of at most `largest` bytes, spread over the samples."""
+        spread = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
         rows = spread if self.order is None else self.order[spread]
         small = spread[self.lengths.at(rows) <= largest]
         return [self.head(i, largest) for i in small.tolist()]
@@ -280,10 +280,10 @@ class Records:
         """Return what reads samples by a layout of this file; `label` names one for messages."""
         return LayoutReader(layout, schema, lambda _: self.file, self.path, decoders, label)
 
-    def found(self) -> Found:
+    def stored_values(self) -> StoredValues:
         """Return where all values are stored, and what else the file says of its history."""
         n = len(self)
-        return Found(
+        return StoredValues(
             psize=self.pages.psize,
             offsets=self.offsets.span(0, n),
             sizes=self.lengths.span(0, n),
@@ -329,10 +329,10 @@ def named_databases(pages: Pages) -> dict[bytes, Database]:
     FormatError
         If the main database is damaged.
     """
-    found: dict[bytes, Database] = {}
+    databases: dict[bytes, Database] = {}
     main = pages.meta.main
     if main.flags & DUPSORT:
-        return found
+        return databases
     for _, nodes in pages.every_node(pages.leaves(main)):
         for i in np.flatnonzero(nodes.database & ~nodes.big).tolist():
             if nodes.size[i] != DATABASE.size:
@@ -342,8 +342,8 @@ def named_databases(pages: Pages) -> dict[bytes, Database]:
                     expected=f"{DATABASE.size} bytes",
                     found=int(nodes.size[i]),
                 )
-            found[nodes.key(i)] = Database.unpack(nodes.value(i))
-    return found
+            databases[nodes.key(i)] = Database.unpack(nodes.value(i))
+    return databases
 
 
 def shown(names: Iterable[bytes]) -> str:

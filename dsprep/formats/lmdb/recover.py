@@ -26,7 +26,7 @@ _CHECKED = 200_000  # leaves that are replayed to see what else would give the s
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class StoredValues:
     """Where the values of a database are stored, and what else the file says of its history.
 
     `offsets` and `sizes` are int64, shape ``(n,)``, in key order; `key_sizes` those of the shortest
@@ -46,10 +46,10 @@ class Found:
         return len(self.offsets)
 
 
-def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
+def recover(values: StoredValues) -> tuple[tuple[Law, ...], dict[str, Any]]:
     """Return ``(laws, facts)``: how a database was made whose values are there, if that shows.
 
-    The laws give exactly ``found.offsets``, the smallest first; most often there is one or none. A
+    The laws give exactly ``values.offsets``, the smallest first; most often there is one or none. A
     `Replay` comes after every `Tree`.
 
     The facts are for a person and for JSON; empty if there is no law. ``commit interval`` (a number
@@ -58,52 +58,55 @@ def recover(found: Found) -> tuple[tuple[Law, ...], dict[str, Any]]:
     number where several give the same offsets, and ``commit interval range`` is then the smallest
     and the largest of them.
     """
-    n = len(found)
-    if not n or found.key_sizes[0] != found.key_sizes[1]:
+    n = len(values)
+    if not n or values.key_sizes[0] != values.key_sizes[1]:
         return (), {}
-    low, high = int(found.sizes.min()), int(found.sizes.max())
+    low, high = int(values.sizes.min()), int(values.sizes.max())
     shapes = [
-        Shape(found.psize, found.key_sizes[0], low, append, found.named) for append in (True, False)
+        Shape(values.psize, values.key_sizes[0], low, append, values.named)
+        for append in (True, False)
     ]
     if not shapes[0].possible or (low != high and (not shapes[0].big or n > MOST_SIZES)):
         return (), {}
-    lengths: Law = Affine(n, low) if low == high else Explicit(found.sizes)
+    lengths: Law = Affine(n, low) if low == high else Explicit(values.sizes)
     before = overflow(shapes[0], lengths)
     trees = [
         Tree(kind, shape, lengths, before=before) for kind in ("one", "compact") for shape in shapes
     ]
-    exact: list[Law] = [tree for tree in trees if found_exact(tree, found.offsets)]
-    if not exact and found.transaction > 1:
-        exact = [*_replays(found, lengths, trees)]
-    if not exact and low != high and found.transaction == 1:
-        exact = [*_mended(found, lengths, trees)]
-    return tuple(exact), _facts(exact, found) if exact else {}
+    exact: list[Law] = [tree for tree in trees if found_exact(tree, values.offsets)]
+    if not exact and values.transaction > 1:
+        exact = [*_replays(values, lengths, trees)]
+    if not exact and low != high and values.transaction == 1:
+        exact = [*_mended(values, lengths, trees)]
+    return tuple(exact), _facts(exact, values) if exact else {}
 
 
-def _mended(found: Found, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
+def _mended(values: StoredValues, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
     """Yield the compact copy that the file is but for a few branches, as dsprep writes them."""
     for tree in trees:
         if tree.kind == "compact":
-            mended = mend(tree, lengths, found.offsets)
-            if mended is not None and found_exact(mended, found.offsets):
+            mended = mend(tree, lengths, values.offsets)
+            if mended is not None and found_exact(mended, values.offsets):
                 yield mended
                 return
 
 
-def _replays(found: Found, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
+def _replays(values: StoredValues, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
     """Yield the replays that are exact, for each shape at most one."""
-    n = len(found)
+    n = len(values)
     for tree in trees[:2]:
-        parted = _parts(tree, found.offsets)
+        parted = _parts(tree, values.offsets)
         tried = [
             Replay(tree.shape, lengths, plan, together)
-            for together in ((False, True) if found.named else (False,))
-            for each in _intervals(tree, parted, found.transaction - (found.named and not together))
+            for together in ((False, True) if values.named else (False,))
+            for each in _intervals(
+                tree, parted, values.transaction - (values.named and not together)
+            )
             for plan in _plans(n, each)
             if feasible(tree.shape, lengths, plan)
         ]
         for law in tried:
-            if law.agrees(found.offsets) and found_exact(law, found.offsets):
+            if law.agrees(values.offsets) and found_exact(law, values.offsets):
                 yield law
                 break
 
@@ -149,16 +152,16 @@ def _intervals(tree: Tree, parted: int, times: int) -> list[int]:
     return sorted(some, key=lambda c: (c not in near, c not in like, -_roundness(c), c))[:_TRIED]
 
 
-def _alike(law: Replay, found: Found) -> tuple[int, int]:
+def _alike(law: Replay, values: StoredValues) -> tuple[int, int]:
     """Return the smallest and the largest commit interval about that of `law` that is exact too."""
-    n, leaf = len(found), law.shape.leaf
+    n, leaf = len(values), law.shape.leaf
     ends = []
     for by in (-1, 1):
         each, tries = law.plan[0][1], min(leaf, _CHECKED // (n // law.shape.step + 1))
         while not law.shape.big and tries > 0 and 1 <= each + by < n:
             plan = regular(n, each + by)
             other = Replay(law.shape, Affine(n, law.shape.value), plan, law.together)
-            if not other.agrees(found.offsets):
+            if not other.agrees(values.offsets):
                 break
             each, tries = each + by, tries - 1
         ends.append(each)
@@ -171,12 +174,12 @@ def _roundness(number: int) -> int:
     return max(4 * zeros, (number & -number).bit_length() - 1)
 
 
-def _facts(exact: list[Law], found: Found) -> dict[str, Any]:
+def _facts(exact: list[Law], values: StoredValues) -> dict[str, Any]:
     """Return what the laws agree on."""
     law = exact[0]
     assert isinstance(law, Tree | Replay)
     shape = law.shape
-    low, high = int(found.sizes.min()), int(found.sizes.max())
+    low, high = int(values.sizes.min()), int(values.sizes.max())
     facts: dict[str, Any] = {
         "order": "ascending keys",
         "record size": low if low == high else f"{low} to {high}",
@@ -196,9 +199,9 @@ def _facts(exact: list[Law], found: Found) -> dict[str, Any]:
         facts["copied compactly"] = kinds == {"compact"}
     if isinstance(law, Replay):
         facts["commit interval"] = law.plan[0][1]
-        least, most = _alike(law, found)
-        if least < most:
-            facts["commit interval range"] = [least, most]
+        shortest, longest = _alike(law, values)
+        if shortest < longest:
+            facts["commit interval range"] = [shortest, longest]
     elif kinds == {"one"}:
         facts["commit interval"] = "one transaction"
     return facts

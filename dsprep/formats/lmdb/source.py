@@ -68,12 +68,12 @@ class RecordsSource(Source):
         for reader, names in self.readers:
             own = None if arena is None else arena.part(names[0])
             batch |= reader.read(samples, names, "header", own)
-        found = {
+        columns = {
             f.name: batch[f.name] if f.name in batch else self.column(f, start, stop)
             for f in self.schema
         }
         self.records.file.check_same()
-        return found
+        return columns
 
     def column(self, field: Field, start: int, stop: int) -> Column:
         """Return a field of samples that is not in values."""
@@ -133,12 +133,14 @@ class LmdbSource(RecordsSource):
     def _families(self, hint: Schema | None) -> dict[str, Family]:
         """Return the families of keys that are fields, by their names; empty if there are none."""
         options = self._options
-        found = self.records.keys.families() if options.keys_as is None else []
-        names = families.field_names(found) if found and options.values == "opaque" else None
+        candidates = self.records.keys.families() if options.keys_as is None else []
+        names = (
+            families.field_names(candidates) if candidates and options.values == "opaque" else None
+        )
         self._doubtful: tuple[str, ...] = ()
         if names is None:
             return {}
-        missing, every = families.lacking(found)
+        missing, every = families.lacking(candidates)
         if options.fields:
             chosen = {s.path for s in options.fields} <= {*names, KEY}
         elif hint is not None and hint.names != (VALUE,):
@@ -149,7 +151,7 @@ class LmdbSource(RecordsSource):
         if len(missing) and not (chosen and hint is None):
             return {}
         if len(missing):
-            raise self._incomplete(found, missing, every)
+            raise self._incomplete(candidates, missing, every)
         if not chosen:
             self._doubtful = tuple(names)
             return {}
@@ -160,17 +162,19 @@ class LmdbSource(RecordsSource):
                 expected="fields " + ", ".join(names),
                 fix="leave out --order file, or keep a sample per record with --keys-as key",
             )
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, candidates, strict=True))
 
-    def _incomplete(self, found: Sequence[Family], missing: Ints, every: Ints) -> SchemaError:
+    def _incomplete(self, candidates: Sequence[Family], missing: Ints, every: Ints) -> SchemaError:
         """Return the error for samples that are several records, of which some are not there."""
         skipped, lost = list[bytes](), list[bytes]()
         for number in missing[:_MOST_NAMED].tolist():
-            rows = [f.rows[f.numbers == number] for f in found]
+            rows = [f.rows[f.numbers == number] for f in candidates]
             keys = [self.records.key(int(r[0])) if len(r) else b"" for r in rows]
-            family, key = next((f, k) for f, k in zip(found, keys, strict=True) if k)
+            family, key = next((f, k) for f, k in zip(candidates, keys, strict=True) if k)
             digits = key[len(family.before) : len(key) - len(family.after)]
-            lost += [f.before + digits + f.after for f, k in zip(found, keys, strict=True) if not k]
+            lost += [
+                f.before + digits + f.after for f, k in zip(candidates, keys, strict=True) if not k
+            ]
             skipped += filter(None, keys)
         options = " ".join(f"--skip-key {shlex.quote(shown([key]))}" for key in skipped)
         return SchemaError(
@@ -267,8 +271,8 @@ class LmdbSource(RecordsSource):
                 expected="another name than " + ", ".join(available),
             )
         pairs = wanted(options.fields, available | key)
-        asked = {path for path, _ in pairs}
-        return decoder, [*pairs, *((k, f) for k, f in key.items() if k not in asked)]
+        chosen_paths = {path for path, _ in pairs}
+        return decoder, [*pairs, *((k, f) for k, f in key.items() if k not in chosen_paths)]
 
     def _has_groups(self) -> bool:
         """Whether the first values are groups of samples, which is not written any more."""
@@ -399,14 +403,14 @@ class LmdbSource(RecordsSource):
         if index.big and index.big < n:
             where += f" ({index.big:,} of {n:,}; the others in leaf pages)"
         by_key = index.big > 0 and index.order is None
-        found = of_record(
+        described = of_record(
             Sizes(index.smallest, index.largest, index.payload, n),
             what="values",
             where=where,
             alone=len(self._decoder.schema) == 1,
             backward=index.backward / index.big if by_key else None,
         )
-        access = found.access
+        access = described.access
         if not index.big:
             access += "; samples share their pages"
         elif self._options.order == "file" and not by_key:
@@ -418,8 +422,8 @@ class LmdbSource(RecordsSource):
         if self.key:
             access += "; keys are in the leaf pages"
         key = FieldStorage(storage="keys in the leaf pages", access=access)
-        found = replace(found, access=access)
-        return {f.name: key if p == self.key else found for p, f in self._fields}
+        described = replace(described, access=access)
+        return {f.name: key if p == self.key else described for p, f in self._fields}
 
     @override
     def loading_code(self) -> str:

@@ -38,9 +38,9 @@ Child = tuple[int, int]
 
 def node_sizes(key: int, sizes: Ints) -> tuple[Ints, Ints]:
     """Return ``(node sizes, overflow pages)`` for values of these sizes."""
-    whole = NODE + key + sizes
-    big = whole > NODE_MAX
-    nodes = (np.where(big, NODE + key + 8, whole) + 1) & ~1
+    nbytes = NODE + key + sizes
+    big = nbytes > NODE_MAX
+    nodes = (np.where(big, NODE + key + 8, nbytes) + 1) & ~1
     return nodes, np.where(big, (HEADER - 1 + sizes) // PSIZE + 1, 0)
 
 
@@ -94,7 +94,7 @@ class Tree:
         """The children that fill a branch page: B."""
         return 1 + (ROOM - NODE - 2) // ((NODE + self.key + 1 & ~1) + 2)
 
-    def place(
+    def assign_pages(
         self, runs: Ints, ends: Ints, firsts: Ints, to_come: int, last: bool
     ) -> tuple[Ints, Ints, list[Branch]]:
         """Give pages to the next samples and to the leaves and branches that they complete.
@@ -136,11 +136,11 @@ class Tree:
         for at in count(level):
             if at == len(self.levels):
                 return
-            size, whole = len(self.levels[at]), self.fanout - 1
+            size, full = len(self.levels[at]), self.fanout - 1
             sure = to_come >= self._leaves_of(at, 2)
-            if not (size == whole and sure) and size != self.fanout + 1:
+            if not (size == full and sure) and size != self.fanout + 1:
                 return
-            self._close(at, whole, after, branches)
+            self._close(at, full, after, branches)
 
     def _settle_last(self, after: int, branches: list[Branch]) -> None:
         """Close all branches, up to the root."""

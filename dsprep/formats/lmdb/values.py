@@ -134,14 +134,14 @@ class Values:
         Without a table of lengths in the values, that is all there is to check.
         """
         left = lengths - self.head
-        least = "at least " if self.ragged else ""
+        prefix = "at least " if self.ragged else ""
         bad = (left < 0) | ((left > 0) & (not self.ragged))
-        self._refuse(bad, lengths, f"{least}{self.head} bytes", label)
+        self._refuse(bad, lengths, f"{prefix}{self.head} bytes", label)
         if self.ragged and not self.table:
             f = self.ragged[0]
             self._refuse(left % f.row_nbytes != 0, left, f"whole rows of {f}", label)
 
-    def _refuse(self, bad: Array, found: Ints, expected: str, label: Callable[[int], str]) -> None:
+    def _refuse(self, bad: Array, sizes: Ints, expected: str, label: Callable[[int], str]) -> None:
         """Raise `FormatError` for the first value whose `bad` is set."""
         if bad.any():
             i = int(bad.argmax())
@@ -149,7 +149,7 @@ class Values:
                 f"the value does not fit {self.schema}",
                 where=label(i),
                 expected=expected,
-                found=f"{found[i]} bytes",
+                found=f"{sizes[i]} bytes",
                 fix="name its fields with --field NAME:DTYPE[SHAPE]",
             )
 
@@ -157,8 +157,8 @@ class Values:
         """Return the first `head` bytes of each value: uint8, shape ``(n, head)``."""
         n = len(offsets) - 1
         out = np.empty(n * self.head, np.uint8)
-        places = np.arange(n, dtype=np.int64) * self.head
-        move_spans(data, offsets[:-1], np.full(n, self.head, np.int64), out, places)
+        targets = np.arange(n, dtype=np.int64) * self.head
+        move_spans(data, offsets[:-1], np.full(n, self.head, np.int64), out, targets)
         return out.reshape(n, self.head)
 
 
@@ -178,9 +178,9 @@ def join(parts: list[ValuePart], sizes: Ints, arena: Arena) -> Bytes:
         if not n or (np.diff(part.starts) == part.lengths[:-1]).all():
             start = int(part.starts[0]) if n else 0
             return part.data[start : start + int(sizes.sum())]
-    places = offsets_of(sizes)
-    out = arena.empty("write.values", (int(places[-1]),), np.dtype(np.uint8))
-    at = places[:-1]
+    ends = offsets_of(sizes)
+    out = arena.empty("write.values", (int(ends[-1]),), np.dtype(np.uint8))
+    at = ends[:-1]
     for part in parts:
         move_spans(part.data, part.starts, part.lengths, out, at)
         at = at + part.lengths

@@ -162,11 +162,11 @@ class LmdbWriter(RecordWriter):
         lengths = np.full(n, key, np.int64)
         move_spans(keys, np.arange(n, dtype=np.int64) * key, lengths, nodes, at + NODE)
         inline = runs == 0
-        place = at[inline] + NODE + key
+        target = at[inline] + NODE + key
         for part in parts:
             length = part.lengths[inline]
-            move_spans(part.data, part.starts[inline], length, nodes, place)
-            place = place + length
+            move_spans(part.data, part.starts[inline], length, nodes, target)
+            target = target + length
         return nodes
 
     def reserve(self, piece: Piece) -> None:
@@ -184,7 +184,7 @@ class LmdbWriter(RecordWriter):
         firsts[1:] = piece.start + ends[:-1]
         piece.page, piece.ends = tree.next_page, ends
         piece.carried, piece.carried_sizes = self._open, self._open_sizes
-        piece.value_pages, piece.leaf_pages, piece.branches = tree.place(
+        piece.value_pages, piece.leaf_pages, piece.branches = tree.assign_pages(
             piece.runs, ends, firsts, to_come, last
         )
         self.allocate(tree.next_page * PSIZE)
@@ -227,10 +227,10 @@ class LmdbWriter(RecordWriter):
     def _fill_in_pages(self, piece: Piece, offsets: Ints) -> None:
         """Put the page numbers of the values into their nodes."""
         big = piece.runs > 0
-        place = offsets[:-1][big] + NODE + self._keys.nbytes
+        target = offsets[:-1][big] + NODE + self._keys.nbytes
         pages = piece.value_pages[big].astype("<u8").view(np.uint8)
-        eight = np.full(len(place), 8, np.int64)
-        move_spans(pages, np.arange(len(place), dtype=np.int64) * 8, eight, piece.nodes, place)
+        eight = np.full(len(target), 8, np.int64)
+        move_spans(pages, np.arange(len(target), dtype=np.int64) * 8, eight, piece.nodes, target)
 
     def write(self, piece: Piece) -> None:
         """Write the piece's pages, which are one range of the file, from where their bytes are."""
@@ -249,8 +249,8 @@ class LmdbWriter(RecordWriter):
             return
         ends = offsets[order] + lengths[order]
         assert (offsets[order[1:]] == ends[:-1]).all()  # and `heads` is still there
-        begin, places = piece.page * PSIZE, np.stack([addresses, lengths], axis=1)[order]
-        drain(self.fd, begin, places, self.path)
+        begin, buffers = piece.page * PSIZE, np.stack([addresses, lengths], axis=1)[order]
+        drain(self.fd, begin, buffers, self.path)
         del heads
         self._sum(piece, begin, int(ends[-1]))
 
@@ -344,11 +344,11 @@ class LmdbWriter(RecordWriter):
     def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
         # The tree is read again.
         with closing(Records(self.path, file.path, OpenOptions())) as records:
-            found = records.found()
-        inside = found.offsets % PSIZE
+            stored = records.stored_values()
+        inside = stored.offsets % PSIZE
         # A value right after a page's header is on overflow pages; leaves have pointers.
-        begins = found.offsets - np.where(inside == HEADER, HEADER, inside)
-        ends = found.offsets + found.sizes
+        begins = stored.offsets - np.where(inside == HEADER, HEADER, inside)
+        ends = stored.offsets + stored.sizes
         if len(edges) == 1:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         starts = edges[:-1]

@@ -41,8 +41,8 @@ class TFRecord(WritableFormat):
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            found = holds_records(pread_most(file.fileno(), 1024, 0))
-        return path.name.lower().endswith(self.suffixes) if found is None else found
+            verdict = holds_records(pread_most(file.fileno(), 1024, 0))
+        return path.name.lower().endswith(self.suffixes) if verdict is None else verdict
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
@@ -133,7 +133,7 @@ def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:
     typed = [f.name for f in schema if features.loses_type(f, types[f.name])]
     if typed:
         lost.append(f"dtype and shape of {listed(typed)}")
-    return tuple(f"TFRecord cannot hold {what}: only the sidecar has them" for what in lost)
+    return tuple(f"TFRecord cannot hold {loss}: only the sidecar has them" for loss in lost)
 
 
 def _estimate(schema: Schema, types: dict[str, int], count: int, payload: int) -> int:

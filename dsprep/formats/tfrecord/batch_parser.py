@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, PADDING_TAG, TYPES, Places
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, PADDING_TAG, TYPES, FeatureSpans
 
 
 class Lockstep:
@@ -30,8 +30,8 @@ class Lockstep:
         """Return the next `count` bytes of each, shape ``(n, count)``."""
         if int(self.pos.max()) + count > self.limit:
             raise self.Disagree
-        found: NDArray[np.uint8] = self.buffer[self.pos[:, None] + np.arange(count)]
-        return found
+        window: NDArray[np.uint8] = self.buffer[self.pos[:, None] + np.arange(count)]
+        return window
 
     def same(self, count: int) -> bytes:
         """Return the next `count` bytes, which all share."""
@@ -54,15 +54,15 @@ class Lockstep:
                 return value
         raise self.Disagree
 
-    def expect(self, found: bool | np.bool_) -> None:
-        """Go on only if `found`."""
-        if not found:
+    def expect(self, condition: bool | np.bool_) -> None:
+        """Go on only if `condition`."""
+        if not condition:
             raise self.Disagree
 
 
 def parse_together(
     buffer: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> dict[str, Places] | None:
+) -> dict[str, FeatureSpans] | None:
     """Return the features of records that have the same features in the same order, one range each.
 
     The messages are ``buffer[start:start + length]``. None if they differ in more than the lengths
@@ -74,8 +74,8 @@ def parse_together(
         return None
 
 
-def _walk(at: Lockstep, ends: NDArray[np.int64]) -> dict[str, Places]:
-    found: dict[str, Places] = {}
+def _walk(at: Lockstep, ends: NDArray[np.int64]) -> dict[str, FeatureSpans]:
+    features: dict[str, FeatureSpans] = {}
     at.expect(at.same(1) == b"\x0a")
     ends = _before_padding(at, ends)
     while (at.pos < ends).any():
@@ -85,7 +85,7 @@ def _walk(at: Lockstep, ends: NDArray[np.int64]) -> dict[str, Places]:
         size = at.length()
         at.expect((size == size[0]).all() and size[0] < 1 << 12)
         key = at.same(int(size[0])).decode("utf-8", "replace")
-        at.expect(key not in found and "\ufffd" not in key and at.same(1) == b"\x12")
+        at.expect(key not in features and "\ufffd" not in key and at.same(1) == b"\x12")
         at.expect((at.length() + at.pos == entry).all())
         tag = at.same(1)[0]
         number = tag >> 3
@@ -100,9 +100,9 @@ def _walk(at: Lockstep, ends: NDArray[np.int64]) -> dict[str, Places]:
         at.expect((value_at + values == entry).all())
         at.expect(number != FLOAT or not (values % 4).any())
         at.expect(number != BYTES or full.all())
-        found[key] = Places(number, value_at, values, values)
+        features[key] = FeatureSpans(number, value_at, values, values)
         at.pos = entry.copy()
-    return found
+    return features
 
 
 def _before_padding(at: Lockstep, ends: NDArray[np.int64]) -> NDArray[np.int64]:

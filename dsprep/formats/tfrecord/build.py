@@ -142,13 +142,13 @@ class Assembly:
             nbytes = nbytes + (ends - begins)
             if len(nbytes):
                 check_size(int(nbytes.max()), start + int(nbytes.argmax()))
-        places = offsets_of(nbytes + framing.FRAME)
-        out: Payload = arena.empty("write", (int(places[-1]),), U8)
-        starts = at = places[:-1] + framing.HEADER
+        offsets = offsets_of(nbytes + framing.FRAME)
+        out: Payload = arena.empty("write", (int(offsets[-1]),), U8)
+        starts = at = offsets[:-1] + framing.HEADER
         for data, begins, ends in spans:
             move_spans(data, begins, ends - begins, out, at)
             at = at + (ends - begins)
-        out[places[:-1, None] + np.arange(framing.HEADER)] = framing.headers(nbytes)
+        out[offsets[:-1, None] + np.arange(framing.HEADER)] = framing.headers(nbytes)
         crcs = framing.payload_crcs(out, starts, nbytes)
         out[at[:, None] + np.arange(framing.FOOTER)] = _bytes_of(crcs)
         return out, int(nbytes[-1]) + framing.FRAME if len(nbytes) else 0
@@ -156,10 +156,10 @@ class Assembly:
 
 def _heads(nbytes: Ints, head: Callable[[int], bytes]) -> tuple[Payload, Ints, Ints]:
     """Return the heads of so many bytes each: all that there are, and which one each takes."""
-    sizes, which = np.unique(nbytes, return_inverse=True)
+    sizes, owner = np.unique(nbytes, return_inverse=True)
     heads = [head(size) for size in sizes.tolist()]
     edges = offsets_of(np.array([len(each) for each in heads], np.int64))
-    return np.frombuffer(b"".join(heads), U8), edges[which], edges[which + 1]
+    return np.frombuffer(b"".join(heads), U8), edges[owner], edges[owner + 1]
 
 
 def check_size(nbytes: int, sample: int) -> None:

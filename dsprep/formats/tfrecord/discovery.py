@@ -17,8 +17,8 @@ from dsprep.errors import FormatError
 from dsprep.formats.protobuf import Viewed, WireError
 from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.batch_parser import parse_together
-from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, Places, Value
-from dsprep.formats.tfrecord.features import Seen
+from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, FeatureSpans, Value
+from dsprep.formats.tfrecord.features import FeatureStats
 from dsprep.formats.tfrecord.framing import FOOTER, payload_right
 from dsprep.formats.tfrecord.recipe import gather
 from dsprep.reading.files import File
@@ -32,10 +32,10 @@ BLOCK = 4 << 10
 PIECE = 1 << 20
 
 _TYPES = {type_: frozenset([type_]) for type_ in TYPES}
-Facts: TypeAlias = Mapping[str, Seen]
+Facts: TypeAlias = Mapping[str, FeatureStats]
 
 
-class Far:
+class FileView:
     """The bytes of a stream up to `stop`, read as `example.parse` looks at them."""
 
     def __init__(self, stream: File, stop: int) -> None:
@@ -70,9 +70,9 @@ class Discovery:
 
     def __init__(self, stream: File, check_crc: bool, where: object) -> None:
         self._stream, self._check_crc, self._where = stream, check_crc, where
-        self.seen: dict[str, Seen] = {}
+        self.stats: dict[str, FeatureStats] = {}
         self.records = self._passed = 0
-        self.why: WireError | None = None
+        self.reason: WireError | None = None
         self.unlike: dict[str, FormatError] = {}
         self.damaged: tuple[int, int] | None = None
 
@@ -80,7 +80,7 @@ class Discovery:
         """Look into records that `buffer`, the bytes from offset `at` on, has with their CRCs."""
         parts = [(0, len(starts))]
         alike = unlike = 0
-        while parts and self.why is None:
+        while parts and self.reason is None:
             a, b = parts.pop()
             facts = None
             if unlike <= MOST_UNLIKE + alike:
@@ -97,33 +97,33 @@ class Discovery:
                 middle = (a + b) // 2
                 parts += [(middle, b), (a, middle)]
 
-    def take_far(self, start: int, length: int) -> None:
+    def take_on_disk(self, start: int, length: int) -> None:
         """Look into a record that is not in memory, whose payload begins at `start`."""
-        if self.why is None:
-            self._one(Far(self._stream, start + length + FOOTER), start, length, 0)
+        if self.reason is None:
+            self._one(FileView(self._stream, start + length + FOOTER), start, length, 0)
 
     def _one(self, data: Viewed, start: int, length: int, at: int) -> None:
-        if self.why is not None:
+        if self.reason is not None:
             return
         try:
             facts = _facts(example.parse(data, start, start + length), data)
         except WireError as error:
             if self._sound(data, start, length, at):
-                if self.seen:
+                if self.stats:
                     raise self._unlike("it is not a tf.train.Example", "one", error) from error
-                self.why = error
+                self.reason = error
             return
         if not self._changes(facts) or self._sound(data, start, length, at):
-            for name, found in facts.items():
-                known = self.seen.get(name, found).types
-                if found.types != known and name not in self.unlike:
-                    what = f"feature {name} is of another type"
-                    self.unlike[name] = self._unlike(what, _lists(known), _lists(found.types))
+            for name, added in facts.items():
+                known = self.stats.get(name, added).types
+                if added.types != known and name not in self.unlike:
+                    problem = f"feature {name} is of another type"
+                    self.unlike[name] = self._unlike(problem, _lists(known), _lists(added.types))
             self._add(facts)
 
-    def _unlike(self, what: str, expected: object, found: object) -> FormatError:
+    def _unlike(self, problem: str, expected: object, found: object) -> FormatError:
         return FormatError(
-            f"the record is not like those before: {what}",
+            f"the record is not like those before: {problem}",
             where=f"{self._where}, record {self.records + self._passed}",
             expected=expected,
             found=found,
@@ -141,21 +141,21 @@ class Discovery:
 
     def _changes(self, facts: Facts) -> bool:
         """Whether `facts` say more of the records than is known."""
-        if facts.keys() - self.seen.keys():
+        if facts.keys() - self.stats.keys():
             return True
         return any(
             (name not in facts and s.records == self.records)
             or (name in facts and not s.covers(facts[name]) and s.changed_by(facts[name]))
-            for name, s in self.seen.items()
+            for name, s in self.stats.items()
         )
 
     def _add(self, facts: Facts) -> None:
-        for name, found in facts.items():
-            known = self.seen.get(name)
-            if known is not None and known.covers(found):
-                known.records += found.records
+        for name, added in facts.items():
+            known = self.stats.get(name)
+            if known is not None and known.covers(added):
+                known.records += added.records
             else:
-                self.seen[name] = found if known is None else known.with_(found)
+                self.stats[name] = added if known is None else known.with_(added)
         self.records += max((s.records for s in facts.values()), default=1)
 
 
@@ -174,7 +174,7 @@ def _facts(features: Mapping[str, Value], data: Viewed) -> Facts:
             count = sum(_varints(data, a, b) for a, b in value.ranges)
         else:
             count = nbytes // 4
-        facts[name] = Seen(_TYPES[value.type], count, count, nbytes, nbytes, 1)
+        facts[name] = FeatureStats(_TYPES[value.type], count, count, nbytes, nbytes, 1)
     return facts
 
 
@@ -191,29 +191,29 @@ def _varints(data: Viewed, start: int, stop: int) -> int:
 
 def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Facts | None:
     """Return what records hold that have the same features; None if they have not."""
-    found = None
+    spans_of = None
     if (lengths == lengths[0]).all():
-        found = example.parse_alike(buffer, 0, starts, int(lengths[0]))
-    if found is None:
-        found = parse_together(buffer, starts, lengths)
-    if found is None:
+        spans_of = example.parse_alike(buffer, 0, starts, int(lengths[0]))
+    if spans_of is None:
+        spans_of = parse_together(buffer, starts, lengths)
+    if spans_of is None:
         return None
     n, facts = len(starts), {}
-    for name, places in found.items():
-        counts = _counts(buffer, places)
+    for name, spans in spans_of.items():
+        counts = _counts(buffer, spans)
         low, high = int(counts.min()), int(counts.max())
-        short, long = int(places.totals.min()), int(places.totals.max())
-        facts[name] = Seen(_TYPES[places.type], low, high, short, long, n)
+        short, long = int(spans.totals.min()), int(spans.totals.max())
+        facts[name] = FeatureStats(_TYPES[spans.type], low, high, short, long, n)
     return facts
 
 
-def _counts(buffer: Bytes, places: Places) -> Ints:
+def _counts(buffer: Bytes, spans: FeatureSpans) -> Ints:
     """Return how many values each record has."""
-    if places.type == BYTES:
-        return np.ones(len(places.totals), np.int64)
-    if places.type != INT64:
-        return places.totals // 4
-    ends = np.cumsum(gather(buffer, places, None, "") < 128)
-    edges = np.cumsum(places.totals)
+    if spans.type == BYTES:
+        return np.ones(len(spans.totals), np.int64)
+    if spans.type != INT64:
+        return spans.totals // 4
+    ends = np.cumsum(gather(buffer, spans, None, "") < 128)
+    edges = np.cumsum(spans.totals)
     before = np.concatenate([np.zeros(1, np.int64), ends])[edges]
     return np.diff(before, prepend=0)

@@ -10,10 +10,10 @@
     Int64List  { repeated int64 value = 1 [packed]; }
 
 (``tensorflow/core/example/feature.proto``, and Protocol Buffers' "Encoding"). Nothing is copied:
-the result is `Places` in the buffer that holds the records. There are three ways to find them, and
-they agree: `parse` takes any one message and judges it; `parse_alike` compares records of one
-length with the first of them; `batch_parser.parse_together` walks records of the same features side
-by side. The last two return None for records that are not so alike.
+the result is `FeatureSpans` in the buffer that holds the records. There are three ways to find
+them, and they agree: `parse` takes any one message and judges it; `parse_alike` compares records of
+one length with the first of them; `batch_parser.parse_together` walks records of the same features
+side by side. The last two return None for records that are not so alike.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Value:
 
 
 @dataclass
-class Places:
+class FeatureSpans:
     """One feature of n records.
 
     The ranges ``starts`` and ``lengths`` in the buffer are in the order of the records, of which
@@ -86,7 +86,7 @@ def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
     as its last, and a list that comes in parts is joined. Raises `WireError` if it is not an
     Example, or is a SequenceExample with feature lists.
     """
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for number, wire, a, b in read_fields(data, start, stop):
         if number == 2:
             raise WireError("feature lists, as in a SequenceExample")
@@ -99,10 +99,10 @@ def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
                 raise WireError("an unknown field among the features")
             key, value = _entry(data, c, d)
             if value is None:
-                found.pop(key, None)
+                values.pop(key, None)
             else:
-                found[key] = value
-    return found
+                values[key] = value
+    return values
 
 
 def is_list_with_context(data: Viewed, start: int, stop: int) -> bool:
@@ -174,7 +174,7 @@ def glue(features: Mapping[str, Value], begin: int, end: int) -> list[tuple[int,
 
 def parse_alike(
     buffer: NDArray[np.uint8], stride: int, starts: NDArray[np.int64], length: int
-) -> dict[str, Places] | None:
+) -> dict[str, FeatureSpans] | None:
     """Return the features of records of one size that differ only in their values.
 
     The messages of `length` bytes begin at `starts`, which are `stride` bytes apart; or, if it is
@@ -203,12 +203,12 @@ def parse_alike(
     loose = [r for value in first.values() if value.loose for r in value.ranges]
     if any((rows(a, b) ^ buffer[a:b] > 127).any() for a, b in loose):
         return None  # a number of another size, and what follows it is taken for its end
-    found = {}
+    features = {}
     for name, value in first.items():
         a, b = value.ranges[0] if value.ranges else (begin, begin)
         lengths = np.full(count, b - a, np.int64)
-        found[name] = Places(value.type, steps + a, lengths, lengths, stride)
-    return found
+        features[name] = FeatureSpans(value.type, steps + a, lengths, lengths, stride)
+    return features
 
 
 def parse_each(
@@ -216,24 +216,24 @@ def parse_each(
 ) -> list[dict[str, Value] | WireError]:
     """Return what `parse` says of each of the messages ``buffer[start:start + length]``."""
     data = view(buffer)
-    found: list[dict[str, Value] | WireError] = []
+    parsed: list[dict[str, Value] | WireError] = []
     for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True):
         try:
-            found.append(parse(data, a, b))
+            parsed.append(parse(data, a, b))
         except WireError as error:
-            found.append(error)
-    return found
+            parsed.append(error)
+    return parsed
 
 
-def join(values: Sequence[Value | None], type_: int) -> Places:
-    """Return one feature of n records, of which some may lack it, as `Places`."""
+def join(values: Sequence[Value | None], type_: int) -> FeatureSpans:
+    """Return one feature of n records, of which some may lack it, as `FeatureSpans`."""
     ranges = [r for v in values if v is not None for r in v.ranges]
     table = np.array(ranges, np.int64).reshape(-1, 2)
     counts = np.array([0 if v is None else len(v.ranges) for v in values], np.int64)
     lengths = table[:, 1] - table[:, 0]
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    return Places(type_, table[:, 0].copy(), lengths, np.diff(sums[edges]), counts=counts)
+    return FeatureSpans(type_, table[:, 0].copy(), lengths, np.diff(sums[edges]), counts=counts)
 
 
 def decode_varints(

@@ -56,7 +56,7 @@ def file_layout(
     """Return the layout of records of Examples, with the place of each field that has one in all.
 
     `known` are the features that a record may have; None: any. Raises `FormatError` if the file has
-    changed, and `Misfit` if a record has a length that does not fit.
+    changed, and `RecordMismatch` if a record has a length that does not fit.
     """
     parts = _parts(file, index, features, known, progress)
     return FileLayout(index.count, records_of(index, features, known, parts))
@@ -89,15 +89,15 @@ def layout_of(
     builder = arranged.builder
     if not arranged.fixed or not isinstance(builder, Template):
         return None
-    found = builder.features
-    if not all(f.field.row_nbytes for f, _ in found):
+    by_name = builder.features
+    if not all(f.field.row_nbytes for f, _ in by_name):
         return None
 
     def layout(path: Path) -> FileLayout:
-        index, chosen = Index(*_lengths(arranged, builder.nbytes, samples)), [f for f, _ in found]
+        index, chosen = Index(*_lengths(arranged, builder.nbytes, samples)), [f for f, _ in by_name]
         parts = {
             f.field.name: Part() if f.type == INT64 else Part(at, f.field.row_nbytes)
-            for f, at in found
+            for f, at in by_name
         }
         with closing(File(path)) as file:
             _probe(file, index, chosen, parts)
@@ -111,13 +111,13 @@ def _lengths(arranged: Arrangement, each: int, samples: int | Grouping) -> tuple
     """Return the lengths of payloads of records of `each` bytes, and the bytes of the file."""
     if not isinstance(samples, Grouping):
         return Affine(samples, each - framing.FRAME), samples * each
-    edges, places = samples.edges, arranged.places(samples.edges)
+    edges, begins = samples.edges, arranged.group_offsets(samples.edges)
     lengths = np.full(int(edges[-1]), each - framing.FRAME, np.int64)
-    more = np.diff(places) - np.diff(edges) * each
+    more = np.diff(begins) - np.diff(edges) * each
     if not more.any():
-        return Affine(len(lengths), each - framing.FRAME), int(places[-1])
+        return Affine(len(lengths), each - framing.FRAME), int(begins[-1])
     lengths[edges[1:] - 1] += more
-    return Table(lengths), int(places[-1])
+    return Table(lengths), int(begins[-1])
 
 
 def _probe(
@@ -125,8 +125,8 @@ def _probe(
 ) -> None:
     """Raise `FormatError` unless some records are where the index has them, and have the parts."""
     bad = file.nbytes != index.nbytes
-    most = max(2, min(PROBED, PROBED_NBYTES * index.count // max(1, index.nbytes)))
-    for i in framing.spread(index.count, most) if not bad else ():
+    limit = max(2, min(PROBED, PROBED_NBYTES * index.count // max(1, index.nbytes)))
+    for i in framing.spread(index.count, limit) if not bad else ():
         start, length = index.offsets.one(i), index.lengths.one(i)
         record = np.empty(length + framing.FRAME, np.uint8)
         file.read_into(record, start - HEADER)
@@ -134,8 +134,8 @@ def _probe(
         sound = bool((record[:HEADER] == head).all())
         sound = sound and framing.payload_right(record, HEADER, length)
         payload = example.view(record[HEADER : HEADER + length])
-        found = example.parse(payload, 0, length) if sound else {}
-        placed = {f.field.name: _place(found.get(f.name), f) or Part() for f in features}
+        values = example.parse(payload, 0, length) if sound else {}
+        placed = {f.field.name: _constant_part(values.get(f.name), f) or Part() for f in features}
         bad = not sound or placed != parts
         if bad:
             break
@@ -148,7 +148,10 @@ def _probe(
 
 
 def opaque_layout(index: Index, features: Sequence[Feature]) -> FileLayout:
-    """Return the layout of records that are fields themselves; `Misfit` if one does not fit."""
+    """Return the layout of records that are fields themselves.
+
+    Raises `RecordMismatch` if one does not fit.
+    """
     parts = {}
     for f in features:
         unit = f.field.dtype.itemsize
@@ -172,12 +175,12 @@ def _parts(
     first = np.empty(nbytes, np.uint8)
     file.read_into(first, HEADER)
     try:
-        found = example.parse(example.view(first), 0, nbytes)
+        parsed = example.parse(example.view(first), 0, nbytes)
     except WireError:  # reading says so, with the record
         return parts
-    ranges = example.glue(found, 0, nbytes)
-    placed = {f.field.name: _place(found.get(f.name), f) for f in features}
-    fits = known is None or found.keys() <= known
+    ranges = example.glue(parsed, 0, nbytes)
+    placed = {f.field.name: _constant_part(parsed.get(f.name), f) for f in features}
+    fits = known is None or parsed.keys() <= known
     if ranges is None or not fits or not any(placed.values()):
         return parts
     if not _all_agree(file, index, first, ranges, progress):
@@ -202,7 +205,7 @@ def _common(file: File, index: Index) -> int:
     return end if end <= shortest else 0
 
 
-def _place(value: Value | None, feature: Feature) -> Part | None:
+def _constant_part(value: Value | None, feature: Feature) -> Part | None:
     """Return where a feature is in a record, if its bits there are those of the field."""
     if value is None or value.type != feature.type or feature.type == INT64:
         return None
@@ -275,8 +278,8 @@ def _rows(file: File, index: Index, spans: Ranges) -> Iterator[Bytes]:
             yield window[(starts - first)[:, None] + columns]
             continue
         offsets = (starts[:, None] + begins).reshape(-1)
-        places = offsets_of(np.tile(widths, len(starts)))
-        lengths = np.minimum(np.diff(places), index.nbytes - offsets)
-        rows = np.zeros(int(places[-1]), np.uint8)
-        file.read_spans(offsets, lengths, rows, places[:-1], NEAR)
+        edges = offsets_of(np.tile(widths, len(starts)))
+        lengths = np.minimum(np.diff(edges), index.nbytes - offsets)
+        rows = np.zeros(int(edges[-1]), np.uint8)
+        file.read_spans(offsets, lengths, rows, edges[:-1], NEAR)
         yield rows.reshape(len(starts), -1)

@@ -81,7 +81,7 @@ def plan(schema: Schema, options: WriteOptions) -> dict[str, int]:
     return types
 
 
-def _choose(f: Field, asked: FeatureType | None) -> int:
+def _choose(f: Field, requested: FeatureType | None) -> int:
     try:
         f.name.encode()
     except UnicodeEncodeError as error:
@@ -97,15 +97,15 @@ def _choose(f: Field, asked: FeatureType | None) -> int:
     if f.kind == "array" and not (f.ragged and f.inner):
         can |= {FLOAT} if f.dtype == FLOAT32 else set()
         can |= {INT64} if fits_int64(f) else set()
-    if asked is not None:
-        if NUMBERS[asked] not in can:
+    if requested is not None:
+        if NUMBERS[requested] not in can:
             nearest = ", ".join(TYPES[k] for k in sorted(can, reverse=True))
             raise UnsupportedError(
-                f"field {f} does not fit into a {asked} list bit for bit",
+                f"field {f} does not fit into a {requested} list bit for bit",
                 expected=f"one of {nearest}",
                 fix="choose one of these, or change the dtype with --cast",
             )
-        return NUMBERS[asked]
+        return NUMBERS[requested]
     few = f.ragged or math.prod(f.inner) <= MOST_NUMBERS
     if few and FLOAT in can:
         return FLOAT
@@ -137,8 +137,8 @@ def loses_type(f: Field, type_: int) -> bool:
 def describe(f: Field, type_: int) -> str:
     """Return how a field is stored, for a person to read."""
     if type_ == BYTES:
-        what = "UTF-8" if f.kind == "str" else "bytes" if f.kind == "bytes" else ""
-        return f"bytes_list of one value: {what or f'the bits of {show_dtype(f.dtype)}'}"
+        content = "UTF-8" if f.kind == "str" else "bytes" if f.kind == "bytes" else ""
+        return f"bytes_list of one value: {content or f'the bits of {show_dtype(f.dtype)}'}"
     count = "a varying number" if f.ragged else str(math.prod(f.inner))
     return f"{TYPES[type_]}_list of {count}, packed"
 
@@ -147,47 +147,47 @@ def describe(f: Field, type_: int) -> str:
 
 
 @dataclass(slots=True)
-class Seen:
+class FeatureStats:
     """What some records hold of one feature.
 
-    `types` carry it; it has `least` to `most` values, together of `shortest` to `longest` bytes, in
-    `records` of them.
+    `types` carry it; it has `fewest` to `most_values` values, together of `shortest` to
+    `longest` bytes, in `records` of them.
     """
 
     types: frozenset[int]
-    least: int
-    most: int
+    fewest: int
+    most_values: int
     shortest: int
     longest: int
     records: int
 
-    def covers(self, more: Seen) -> bool:
+    def covers(self, more: FeatureStats) -> bool:
         """Whether `more` adds nothing but records."""
         return (
             more.types <= self.types
-            and self.least <= more.least
-            and more.most <= self.most
+            and self.fewest <= more.fewest
+            and more.most_values <= self.most_values
             and self.shortest <= more.shortest
             and more.longest <= self.longest
         )
 
-    def with_(self, more: Seen) -> Seen:
+    def with_(self, more: FeatureStats) -> FeatureStats:
         """Return what these records and `more` hold."""
-        return Seen(
+        return FeatureStats(
             self.types | more.types,
-            min(self.least, more.least),
-            max(self.most, more.most),
+            min(self.fewest, more.fewest),
+            max(self.most_values, more.most_values),
             min(self.shortest, more.shortest),
             max(self.longest, more.longest),
             self.records + more.records,
         )
 
-    def changed_by(self, more: Seen) -> bool:
+    def changed_by(self, more: FeatureStats) -> bool:
         """Whether the feature is another kind of field with `more` than it was without."""
         both = self.with_(more)
         return (
             both.types != self.types
-            or (self.least == self.most) != (both.least == both.most)
+            or (self.fewest == self.most_values) != (both.fewest == both.most_values)
             or (BYTES in both.types and (self.shortest == self.longest))
             != (BYTES in both.types and (both.shortest == both.longest))
         )
@@ -214,46 +214,46 @@ class Feature:
 
 
 def discover(
-    seen: Mapping[str, Seen], records: int, unlike: Mapping[str, FormatError]
+    stats: Mapping[str, FeatureStats], records: int, unlike: Mapping[str, FormatError]
 ) -> tuple[dict[str, Feature], list[str]]:
     """Return the features by the names of their fields, and notes on what was assumed.
 
     Left out are those that are `unlike`: of several types.
     """
-    found: dict[str, Feature] = {}
+    features: dict[str, Feature] = {}
     notes = []
-    for name, s in seen.items():
+    for name, s in stats.items():
         if name in unlike:
             notes.append(f"left out {name}: it is of several types")
             continue
         (type_,) = s.types
-        sizes = (s.shortest, s.longest) if type_ == BYTES else (s.least, s.most)
+        sizes = (s.shortest, s.longest) if type_ == BYTES else (s.fewest, s.most_values)
         if s.records < records:
             sizes = 0, sizes[1]
         if type_ == BYTES:
-            if s.most > 1 and name + LENGTHS in seen:
+            if s.most_values > 1 and name + LENGTHS in stats:
                 notes.append(
                     f"left out {name}: several byte strings in some records, whose lengths "
                     f"cannot be called {name + LENGTHS}, as another feature is"
                 )
                 continue
-            if s.most > 1:
+            if s.most_values > 1:
                 notes.append(
                     f"feature {name} has several byte strings in some records: they are read "
                     f"back to back, and the bytes of each as {name + LENGTHS}"
                 )
-                found |= {f.key: f for f in of_strings(name)}
+                features |= {f.key: f for f in of_strings(name)}
                 continue
             as_field = Field.opaque(name)
         else:
             shape: tuple[int | None, ...] = (None,)
             if sizes[0] == sizes[1] > 0:
-                shape = () if s.most == 1 else (s.most,)
+                shape = () if s.most_values == 1 else (s.most_values,)
             as_field = Field(name, FLOAT32 if type_ == FLOAT else INT, shape)
-        found[name] = Feature(name, type_, as_field, sizes)
-        if s.records < records or (type_ == BYTES and s.least == 0):
+        features[name] = Feature(name, type_, as_field, sizes)
+        if s.records < records or (type_ == BYTES and s.fewest == 0):
             notes.append(f"feature {name} is missing in some records, where it is read as empty")
-    return found, notes
+    return features, notes
 
 
 def of_strings(name: str) -> tuple[Feature, Feature]:
@@ -271,19 +271,19 @@ def agree(a: Schema, b: Schema) -> Schema | None:
         return None
     fields = []
     for name in dict.fromkeys((*a.names, *b.names)):
-        found = [s[name] for s in (a, b) if name in s.names]
-        f, g = found[0], found[-1]
+        both = [s[name] for s in (a, b) if name in s.names]
+        f, g = both[0], both[-1]
         if (f.dtype, f.kind, f.shape[1:]) != (g.dtype, g.kind, g.shape[1:]):
             return None
         if f.attrs.get(LENGTHS_OF) != g.attrs.get(LENGTHS_OF):
             return None
-        fixed = len(found) == 2 and f.shape == g.shape
+        fixed = len(both) == 2 and f.shape == g.shape
         fields.append(f if fixed else replace(f, shape=(None, *f.shape[1:])))
     return Schema(tuple(fields), a.attrs)
 
 
 def choose(
-    found: Mapping[str, Feature],
+    available: Mapping[str, Feature],
     specs: tuple[FieldSpec, ...],
     hint: Schema | None,
     where: object,
@@ -297,12 +297,12 @@ def choose(
     feature.
     """
     typed = {f.name: f for f in hint or ()}
-    found = {**found, **_known_strings(found, typed.values())}
-    wanted = []
+    available = {**available, **_known_strings(available, typed.values())}
+    chosen = []
     for spec in specs:
-        feature = found.get(spec.path) or _absent(typed.get(spec.path))
+        feature = available.get(spec.path) or _absent(typed.get(spec.path))
         if feature is None:
-            raise missing_field(spec.path, found, where)
+            raise missing_field(spec.path, available, where)
         error: type[DsprepError]
         if spec.dtype is not None:
             f, error = spec.to_field(), UsageError
@@ -311,28 +311,28 @@ def choose(
         _check(feature, f, error, where)
         attrs = typed.get(spec.path, f).attrs
         f = Field(spec.name, f.dtype, f.shape, f.kind, attrs)
-        wanted.append(replace(feature, field=f))
+        chosen.append(replace(feature, field=f))
     if specs or not typed:
-        return wanted or list(found.values())
+        return chosen or list(available.values())
     for f in typed.values():
-        feature = found.get(f.name) or _absent(f)
+        feature = available.get(f.name) or _absent(f)
         if feature is None:
             raise FormatError(
                 f"there is no feature {f.name}, which the sidecar names",
                 where=where,
-                expected=f"one of {', '.join(sorted(found))}",
+                expected=f"one of {', '.join(sorted(available))}",
             )
         _check(feature, f, FormatError, where)
-        wanted.append(replace(feature, field=f))
-    return wanted
+        chosen.append(replace(feature, field=f))
+    return chosen
 
 
-def _known_strings(found: Mapping[str, Feature], typed: Iterable[Field]) -> dict[str, Feature]:
+def _known_strings(available: Mapping[str, Feature], typed: Iterable[Field]) -> dict[str, Feature]:
     """Return the features that the hint knows to have several byte strings in other records."""
     names = [str(f.attrs[LENGTHS_OF]) for f in typed if LENGTHS_OF in f.attrs]
-    names = [name for name in names if name + LENGTHS not in found]  # where it is a feature
+    names = [name for name in names if name + LENGTHS not in available]  # where it is a feature
     features = [f for name in names for f in of_strings(name)]
-    return {f.key: f for f in features if found.get(f.name, f).type == BYTES}
+    return {f.key: f for f in features if available.get(f.name, f).type == BYTES}
 
 
 def _absent(known: Field | None) -> Feature | None:
@@ -344,32 +344,36 @@ def _absent(known: Field | None) -> Feature | None:
     return Feature(known.name, type_, known)
 
 
-def left_out(found: Mapping[str, Feature], chosen: Sequence[Feature]) -> list[str]:
+def left_out(available: Mapping[str, Feature], chosen: Sequence[Feature]) -> list[str]:
     """Return a note on the features that were found and not asked for, if there are any."""
-    names = sorted(found.keys() - {f.key for f in chosen})
+    names = sorted(available.keys() - {f.key for f in chosen})
     return [f"left out {listed(names)}: not among the fields asked for"] if names else []
 
 
-def _check(feature: Feature, asked: Field, error: type[DsprepError], where: object) -> None:
-    """Raise `error` unless `feature` can be read as `asked`."""
-    found, unit = feature.field, asked.row_nbytes
+def _check(feature: Feature, requested: Field, error: type[DsprepError], where: object) -> None:
+    """Raise `error` unless `feature` can be read as `requested`."""
+    stored, unit = feature.field, requested.row_nbytes
     fits = True
     if feature.form != "value":
-        fits = (asked.dtype, asked.shape, asked.kind) == (found.dtype, found.shape, found.kind)
+        fits = (requested.dtype, requested.shape, requested.kind) == (
+            stored.dtype,
+            stored.shape,
+            stored.kind,
+        )
     elif feature.type != BYTES:
-        unit = math.prod(asked.inner)
-        fits = asked.kind == "array" and (
-            asked.dtype == found.dtype or (feature.type == INT64 and fits_int64(asked))
+        unit = math.prod(requested.inner)
+        fits = requested.kind == "array" and (
+            requested.dtype == stored.dtype or (feature.type == INT64 and fits_int64(requested))
         )
     if fits and feature.sizes is not None:
-        least, most = feature.sizes
-        if asked.ragged:
-            fits = bool(unit) and least % unit == most % unit == 0
+        smallest, largest = feature.sizes
+        if requested.ragged:
+            fits = bool(unit) and smallest % unit == largest % unit == 0
         else:
-            fits = least == most == unit
+            fits = smallest == largest == unit
     if not fits:
         raise error(
-            f"feature {feature.name} is not {asked}",
+            f"feature {feature.name} is not {requested}",
             where=where,
             expected=_shown(feature),
             fix="leave the type out, or convert with --cast",
@@ -380,5 +384,7 @@ def _shown(feature: Feature) -> str:
     """Return what a feature is, for a message."""
     if feature.type != BYTES or feature.sizes is None:
         return str(feature.field)
-    least, most = feature.sizes
-    return f"{feature.field} of {least} bytes" + (f" to {most} bytes" if least != most else "")
+    smallest, largest = feature.sizes
+    return f"{feature.field} of {smallest} bytes" + (
+        f" to {largest} bytes" if smallest != largest else ""
+    )

@@ -210,31 +210,31 @@ class Scan:
             run = rows if same.all() else int(same.argmin())
             self._accept(view[:run])
             pos += run * stride
-        places = []
+        begins = []
         get = window.data
         while pos <= last:
-            places.append(pos)
+            begins.append(pos)
             pos += int.from_bytes(get[pos : pos + 8], "little") + FRAME
-        if places:
-            self._accept(window[np.array(places)[:, None] + np.arange(HEADER)])
+        if begins:
+            self._accept(window[np.array(begins)[:, None] + np.arange(HEADER)])
 
-    def hop(self, fd: int, most: int = 4096) -> bool:
-        """Take up to `most` headers of the file `fd`, each by its own `preadv`.
+    def hop(self, fd: int, limit: int = 4096) -> bool:
+        """Take up to `limit` headers of the file `fd`, each by its own `preadv`.
 
         Returns whether any was taken.
         """
-        found, pos, end = 0, self.position, self.end or 0
-        heads = np.empty((most, HEADER), np.uint8)
+        count, pos, end = 0, self.position, self.end or 0
+        heads = np.empty((limit, HEADER), np.uint8)
         view = heads.reshape(-1).data
-        while found < most and pos + HEADER <= end:
-            head = view[found * HEADER : (found + 1) * HEADER]
+        while count < limit and pos + HEADER <= end:
+            head = view[count * HEADER : (count + 1) * HEADER]
             if preadv_most(fd, head, pos) < HEADER:
                 break
-            found += 1
+            count += 1
             pos += int.from_bytes(head[:8], "little") + FRAME
-        if found:
-            self._accept(heads[:found])
-        return found > 0
+        if count:
+            self._accept(heads[:count])
+        return count > 0
 
     def _accept(self, heads: NDArray[np.uint8]) -> None:
         """Append the records of these headers, shape ``(n, 12)``, once their CRCs are right."""
@@ -306,7 +306,7 @@ def _narrow(longest: int) -> type[np.uint32] | type[np.int64]:
     return np.uint32 if longest < 1 << 32 else np.int64
 
 
-def spread(count: int, most: int) -> Iterator[int]:
-    """Yield up to `most` numbers below `count`, evenly spread, first and last included."""
-    chosen = np.linspace(0, max(0, count - 1), min(count, most)).astype(np.int64).tolist()
+def spread(count: int, limit: int) -> Iterator[int]:
+    """Yield up to `limit` numbers below `count`, evenly spread, first and last included."""
+    chosen = np.linspace(0, max(0, count - 1), min(count, limit)).astype(np.int64).tolist()
     return (n for n, _ in itertools.groupby(chosen))

@@ -62,14 +62,14 @@ class Arrangement:
         short = -end % self.align if self.level is None else 0
         return short + self.align if 0 < short < LEAST_PADDING else short
 
-    def places(self, edges: Ints) -> Ints:
+    def group_offsets(self, edges: Ints) -> Ints:
         """Return where groups of records of one size begin, and where the last one ends."""
         assert isinstance(self.builder, Template)
         sizes = np.diff(edges) * self.builder.nbytes
         if self.align > 1:
-            different, which = np.unique(sizes[:-1], return_inverse=True)
+            different, owner = np.unique(sizes[:-1], return_inverse=True)
             filled = [size + self.missing(size) for size in different.tolist()]
-            sizes[:-1] = np.array(filled, np.int64)[which]
+            sizes[:-1] = np.array(filled, np.int64)[owner]
         return offsets_of(sizes)
 
 
@@ -119,8 +119,8 @@ def plan(
     builder, align = arrangement.builder, arrangement.align
     if arrangement.fixed:
         assert isinstance(builder, Template)
-        places = arrangement.places(grouping.edges)
-        sizes, nbytes = np.diff(places), int(places[-1])
+        offsets = arrangement.group_offsets(grouping.edges)
+        sizes, nbytes = np.diff(offsets), int(offsets[-1])
         padding = nbytes - int(grouping.edges[-1]) * (builder.nbytes - arrangement.every)
     else:
         sizes = _most(schema, types, grouping)
@@ -157,8 +157,10 @@ def _how(arrangement: Arrangement, grouping: Grouping) -> str:
         filled = ", filled up to the stripe" if arrangement.align > 1 else ""
         return f"a group is one GZIP member of records{filled}"
     if not arrangement.aligned:
-        why = "a record would get too large" if arrangement.fixed else "raw records take no padding"
-        return f"a group is a run of records that begins anywhere: {why}"
+        reason = (
+            "a record would get too large" if arrangement.fixed else "raw records take no padding"
+        )
+        return f"a group is a run of records that begins anywhere: {reason}"
     if arrangement.every:
         return f"a group is a run of records, each with {arrangement.every:,} bytes of padding"
     if arrangement.align > 1:

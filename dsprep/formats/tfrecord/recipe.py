@@ -34,7 +34,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.protobuf import WireError, read_varints
 from dsprep.formats.tfrecord import example as wire
 from dsprep.formats.tfrecord.batch_parser import parse_together
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Places, Value
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, FeatureSpans, Value
 from dsprep.formats.tfrecord.features import FLOAT32, INT, Feature, Form, fits_int64
 from dsprep.formats.tfrecord.framing import FRAME
 from dsprep.reading.records import damaged_recipe
@@ -68,25 +68,25 @@ def example(params: Mapping[str, Any], schema: Schema) -> Recipe:
     lists, others = params.get("features"), params.get("others", False)
     if not isinstance(lists, Mapping) or not isinstance(others, bool):
         raise damaged_recipe("the recipe for Examples is damaged", found=lists)
-    found = {}
-    for field, place in lists.items():
+    by_field = {}
+    for field, entry in lists.items():
         good = (
-            isinstance(place, list) and len(place) == 2 and all(isinstance(p, str) for p in place)
+            isinstance(entry, list) and len(entry) == 2 and all(isinstance(p, str) for p in entry)
         )
-        if not good or place[1] not in _LISTS:
+        if not good or entry[1] not in _LISTS:
             raise damaged_recipe(
                 f"the feature of field {field} is damaged",
                 expected="its name and its list, one of " + ", ".join(_LISTS),
-                found=place,
+                found=entry,
             )
-        found[field] = place
+        by_field[field] = entry
     features = []
-    for f in (f for f in schema if f.name in found):
-        type_, form = _LISTS[found[f.name][1]]
-        features.append(Feature(found[f.name][0], type_, f, form=form))
+    for f in (f for f in schema if f.name in by_field):
+        type_, form = _LISTS[by_field[f.name][1]]
+        features.append(Feature(by_field[f.name][0], type_, f, form=form))
         if not _can_be(type_, form, f):
-            raise damaged_recipe(f"a {found[f.name][1]} list cannot be the field {f}")
-    return Recipe(features, None if others else frozenset(name for name, _ in found.values()))
+            raise damaged_recipe(f"a {by_field[f.name][1]} list cannot be the field {f}")
+    return Recipe(features, None if others else frozenset(name for name, _ in by_field.values()))
 
 
 def _can_be(type_: int, form: Form, field: Field) -> bool:
@@ -126,9 +126,9 @@ class Recipe:
         if not len(starts) or not self._features:
             return empty_batch(self._schema)
         try:
-            places = locate(buffer, starts, lengths, self._features, self._known)
-            return {f.field.name: column(buffer, places[f.name], f, arena) for f in self._features}
-        except Misfit as m:
+            spans = locate(buffer, starts, lengths, self._features, self._known)
+            return {f.field.name: column(buffer, spans[f.name], f, arena) for f in self._features}
+        except RecordMismatch as m:
             raise m.named(label) from m
 
     def one(self, record: Bytes) -> Batch | None:
@@ -178,15 +178,15 @@ class Template:
         if any(f.form == "lengths" for f in features):
             return None
         try:
-            found = wire.parse(data, 0, len(data))
+            parsed = wire.parse(data, 0, len(data))
         except WireError:
             return None
-        glue = wire.glue(found, 0, len(data))
-        if glue is None or any(value.loose for value in found.values()):
+        glue = wire.glue(parsed, 0, len(data))
+        if glue is None or any(value.loose for value in parsed.values()):
             return None
-        if known is not None and not found.keys() <= known:
+        if known is not None and not parsed.keys() <= known:
             return None
-        values = [found.get(f.name) for f in features]
+        values = [parsed.get(f.name) for f in features]
         ranges = [
             value.ranges[0]
             for f, value in zip(features, values, strict=True)
@@ -202,25 +202,25 @@ class Template:
 # --- columns ---
 
 
-class Misfit(Exception):
+class RecordMismatch(Exception):
     """A record is not like those that were inspected; a `FormatError` once the file is known."""
 
     def __init__(
         self,
         record: int,
-        what: str,
+        problem: str,
         expected: object = None,
         found: object = None,
         fix: str = "take the records whole with --raw-records",
     ) -> None:
-        super().__init__(what)
-        self.record, self.what = record, what
+        super().__init__(problem)
+        self.record, self.problem = record, problem
         self.expected, self.found, self.fix = expected, found, fix
 
     def named(self, label: Callable[[int], str]) -> FormatError:
         """Return the error, given the names of the records at hand."""
         return FormatError(
-            self.what,
+            self.problem,
             where=label(self.record),
             expected=self.expected,
             found=self.found,
@@ -232,37 +232,38 @@ def locate(
     buffer: NDArray[np.uint8],
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    wanted: Sequence[Feature],
+    features: Sequence[Feature],
     known: frozenset[str] | None = None,
-) -> Mapping[str, Places]:
+) -> Mapping[str, FeatureSpans]:
     """Return where the wanted features are in the payloads ``buffer[start:start + length]``.
 
-    Records may have other features if they are `known`, or if `known` is None. Raises `Misfit` if
-    one is not an Example, lacks a feature, has it in another list, or has one more.
+    Records may have other features if they are `known`, or if `known` is None. Raises
+    `RecordMismatch` if one is not an Example, lacks a feature, has it in another list, or has one
+    more.
     """
-    found: dict[str, Places] | None = None
+    spans: dict[str, FeatureSpans] | None = None
     if (lengths == lengths[0]).all():
-        found = wire.parse_alike(buffer, _stride(starts, lengths), starts, int(lengths[0]))
-    if found is None:
-        found = parse_together(buffer, starts, lengths)
-    if found is not None and (known is None or found.keys() <= known):
+        spans = wire.parse_alike(buffer, _stride(starts, lengths), starts, int(lengths[0]))
+    if spans is None:
+        spans = parse_together(buffer, starts, lengths)
+    if spans is not None and (known is None or spans.keys() <= known):
         none = np.zeros(len(starts), np.int64)
-        for f in wanted:
-            if f.name not in found and f.field.ragged:
-                found[f.name] = Places(f.type, none, none, none, counts=none)
-        if all(f.name in found and found[f.name].type == f.type for f in wanted):
-            return found
+        for f in features:
+            if f.name not in spans and f.field.ragged:
+                spans[f.name] = FeatureSpans(f.type, none, none, none, counts=none)
+        if all(f.name in spans and spans[f.name].type == f.type for f in features):
+            return spans
     records = wire.parse_each(buffer, starts, lengths)
     for i, record in enumerate(records):
         if isinstance(record, WireError):
-            raise Misfit(i, "the record is not a tf.train.Example", found=record)
+            raise RecordMismatch(i, "the record is not a tf.train.Example", found=record)
         if known is not None and not record.keys() <= known:
-            raise Misfit(
+            raise RecordMismatch(
                 i,
                 f"feature {min(record.keys() - known)} was not known when the file was opened",
                 fix="the file or its sidecar was changed: dsprep provenance writes that again",
             )
-    return {f.name: _join(records, f) for f in wanted}
+    return {f.name: _join(records, f) for f in features}
 
 
 def _stride(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
@@ -274,13 +275,13 @@ def _stride(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
     return int(steps[0]) if even else 0
 
 
-def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> Places:
+def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> FeatureSpans:
     """Return one feature of records that were taken apart one by one."""
     values = []
     for i, record in enumerate(records):
         value = record.get(feature.name) if isinstance(record, dict) else None
         if value is not None and value.type != feature.type:
-            raise Misfit(
+            raise RecordMismatch(
                 i,
                 f"feature {feature.name} is of another type",
                 expected=f"a {TYPES[feature.type]} list",
@@ -288,7 +289,7 @@ def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> 
             )
         one = feature.type == BYTES and feature.form == "value"
         if one and value is not None and len(value.ranges) > 1:
-            raise Misfit(
+            raise RecordMismatch(
                 i,
                 f"feature {feature.name} has several values",
                 expected="one byte string",
@@ -296,43 +297,48 @@ def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> 
             )
         absent = value is None or (feature.type == BYTES and not value.ranges)
         if absent and not feature.field.ragged:
-            raise Misfit(i, f"feature {feature.name} is missing", expected=str(feature.field))
+            raise RecordMismatch(
+                i, f"feature {feature.name} is missing", expected=str(feature.field)
+            )
         values.append(value)
     return wire.join(values, feature.type)
 
 
 def column(
-    buffer: NDArray[np.uint8], places: Places, feature: Feature, arena: Arena | None
+    buffer: NDArray[np.uint8], spans: FeatureSpans, feature: Feature, arena: Arena | None
 ) -> Column:
-    """Return one field of the records that `places` are of; `Misfit` if values do not fit it."""
+    """Return one field of the records that `spans` are of.
+
+    Raises `RecordMismatch` if values do not fit it.
+    """
     field = feature.field
     if feature.form == "lengths":
-        counts = np.ones_like(places.totals) if places.counts is None else places.counts
-        return Ragged.from_lengths(places.lengths.astype(field.dtype), counts)
+        counts = np.ones_like(spans.totals) if spans.counts is None else spans.counts
+        return Ragged.from_lengths(spans.lengths.astype(field.dtype), counts)
     if feature.type == INT64:
-        return _integers(buffer, places, feature)
-    nbytes, count = field.row_nbytes, len(places.totals)
-    check_sizes(places.totals, nbytes, feature, field.dtype.itemsize)
+        return _integers(buffer, spans, feature)
+    nbytes, count = field.row_nbytes, len(spans.totals)
+    check_sizes(spans.totals, nbytes, feature, field.dtype.itemsize)
     if field.ragged:
-        values = gather(buffer, places, arena, f"read.{field.name}")
+        values = gather(buffer, spans, arena, f"read.{field.name}")
         rows = values.view(field.dtype).reshape(-1, *field.inner)
-        return Ragged.from_lengths(rows, places.totals // nbytes, field.kind)
+        return Ragged.from_lengths(rows, spans.totals // nbytes, field.kind)
     if not nbytes:
         return np.empty((count, *field.inner), field.dtype)
-    if places.stride:
-        values = _even(buffer, places)
+    if spans.stride:
+        values = _even(buffer, spans)
     else:
-        values = gather(buffer, places, arena, f"read.{field.name}").reshape(count, nbytes)
+        values = gather(buffer, spans, arena, f"read.{field.name}").reshape(count, nbytes)
     return values.view(field.dtype).reshape(count, *field.inner)
 
 
-def _integers(buffer: NDArray[np.uint8], places: Places, feature: Feature) -> Column:
+def _integers(buffer: NDArray[np.uint8], spans: FeatureSpans, feature: Feature) -> Column:
     """Return an int64 feature, as the integer type that was asked for."""
     field, rows = feature.field, math.prod(feature.field.inner)
     try:
-        values, counts = wire.decode_varints(gather(buffer, places, None, ""), places.totals)
+        values, counts = wire.decode_varints(gather(buffer, spans, None, ""), spans.totals)
     except WireError as error:
-        raise Misfit(0, f"feature {feature.name} is damaged", found=error) from error
+        raise RecordMismatch(0, f"feature {feature.name} is damaged", found=error) from error
     check_sizes(counts, rows, feature, 1)
     cast: Array = values
     if field.dtype != values.dtype:
@@ -341,7 +347,9 @@ def _integers(buffer: NDArray[np.uint8], places: Places, feature: Feature) -> Co
         if lost.any():
             i = int(lost.argmax())
             record = int(np.searchsorted(np.cumsum(counts), i, side="right"))
-            raise Misfit(record, f"feature {feature.name} does not fit", str(field), int(values[i]))
+            raise RecordMismatch(
+                record, f"feature {feature.name} does not fit", str(field), int(values[i])
+            )
     if field.ragged:
         return Ragged.from_lengths(cast.reshape(-1, *field.inner), counts // rows)
     return cast.reshape(len(counts), *field.inner)
@@ -351,31 +359,35 @@ def _few_integers(data: Bytes, field: Field) -> Array | None:
     """Return the packed integers of one record as the type of a field; None if they do not fit."""
     try:
         if len(data) > FEW:
-            found = wire.decode_varints(data, np.array([len(data)]))[0]
+            numbers = wire.decode_varints(data, np.array([len(data)]))[0]
         else:
-            found = np.array([*read_varints(wire.view(data), len(data))], np.uint64).view(np.int64)
+            numbers = np.array([*read_varints(wire.view(data), len(data))], np.uint64).view(
+                np.int64
+            )
     except WireError:
         return None
-    cast: Array = found.astype(field.dtype, copy=False)
-    same = cast is found or bool((cast.astype(np.int64) == found).all())
+    cast: Array = numbers.astype(field.dtype, copy=False)
+    same = cast is numbers or bool((cast.astype(np.int64) == numbers).all())
     return cast if same else None
 
 
 def check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int) -> None:
-    """Raise `Misfit` for the first record whose values do not fill the field's shape.
+    """Raise `RecordMismatch` for the first record whose values do not fill the field's shape.
 
     `want` is the size of a sample, or of a row of a ragged field; both count `unit` per element.
     """
     field = feature.field
     bad = have % want != 0 if field.ragged and want else have != want
     if field.ragged and not want:
-        raise Misfit(0, f"feature {feature.name} cannot be {field}", "rows of at least one byte")
+        raise RecordMismatch(
+            0, f"feature {feature.name} cannot be {field}", "rows of at least one byte"
+        )
     if not bad.any():
         return
     i = int(bad.argmax())
     unit = unit if have[i] % unit == 0 else 1
     elements = "bytes" if field.dtype.itemsize > unit and feature.type != INT64 else "elements"
-    raise Misfit(
+    raise RecordMismatch(
         i,
         f"feature {feature.name} does not fit {field}",
         f"{'a multiple of ' if field.ragged else ''}{want // unit} {elements}",
@@ -386,20 +398,20 @@ def check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int)
     )
 
 
-def _even(buffer: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
+def _even(buffer: NDArray[np.uint8], spans: FeatureSpans) -> NDArray[np.uint8]:
     """Return ranges of one length at one stride as a view, shape ``(n, length)``."""
-    shape = (len(places.lengths), int(places.lengths[0]))
-    first = buffer[int(places.starts[0]) :]
-    return np.lib.stride_tricks.as_strided(first, shape, (places.stride, 1), writeable=False)
+    shape = (len(spans.lengths), int(spans.lengths[0]))
+    first = buffer[int(spans.starts[0]) :]
+    return np.lib.stride_tricks.as_strided(first, shape, (spans.stride, 1), writeable=False)
 
 
 def gather(
-    buffer: NDArray[np.uint8], places: Places, arena: Arena | None, key: str
+    buffer: NDArray[np.uint8], spans: FeatureSpans, arena: Arena | None, key: str
 ) -> NDArray[np.uint8]:
     """Return the bytes of all ranges, one after another; of one range a view."""
-    lengths = places.lengths
+    lengths = spans.lengths
     if len(lengths) == 1:
-        return buffer[int(places.starts[0]) :][: int(lengths[0])]
+        return buffer[int(spans.starts[0]) :][: int(lengths[0])]
     out = new_array(arena, key, (int(lengths.sum()),), np.dtype(np.uint8))
-    move_spans(buffer, places.starts, lengths, out, offsets_of(lengths)[:-1])
+    move_spans(buffer, spans.starts, lengths, out, offsets_of(lengths)[:-1])
     return out

@@ -13,30 +13,30 @@ RAW = frozenset({"<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2"})
 """The dtypes that ``tf.io.decode_raw`` knows."""
 
 
-def loading_code(path: Path, codec: str | None, wanted: Sequence[Feature], opaque: bool) -> str:
+def loading_code(path: Path, codec: str | None, chosen: Sequence[Feature], opaque: bool) -> str:
     """Return a program that loads sample 0 with tf.data and prints name, dtype and shape."""
     packed = f", compression_type={codec.upper()!r}" if codec else ""
-    ext = any(is_extension(f.field.dtype) for f in wanted)
+    ext = any(is_extension(f.field.dtype) for f in chosen)
     lines = [
         *(["import ml_dtypes"] if ext else []),
-        *(["import numpy as np"] if any(_by_numpy(f) for f in wanted) else []),
+        *(["import numpy as np"] if any(_by_numpy(f) for f in chosen) else []),
         "import tensorflow as tf",
         "",
         f"dataset = tf.data.TFRecordDataset({str(path)!r}{packed})",
     ]
     if not opaque:
-        features = {f.name: f"    {f.name!r}: {_spec(f)},\n" for f in wanted}
+        features = {f.name: f"    {f.name!r}: {_spec(f)},\n" for f in chosen}
         specs = "".join(features.values())
         lines.append(f"features = {{\n{specs}}}")
     lines.append("for record in dataset.take(1):")
     if not opaque:
         lines.append("    sample = tf.io.parse_single_example(record, features)")
-    for f in wanted:
+    for f in chosen:
         value = "record" if opaque else f"sample[{f.name!r}]"
         lines.append(f"    value = {_decode(f, value)}")
         shown = "value.dtype" if _by_numpy(f) else "value.dtype.name"
         lines.append(f"    print({f.field.name!r}, {shown}, value.shape)")
-    if not wanted:
+    if not chosen:
         lines.append("    print(record)")
     return "\n".join(lines) + "\n"
 

@@ -22,11 +22,11 @@ from dsprep.formats.base import Source
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, features, framing
-from dsprep.formats.tfrecord.discovery import Discovery, Far
+from dsprep.formats.tfrecord.discovery import Discovery, FileView
 from dsprep.formats.tfrecord.example import BYTES
 from dsprep.formats.tfrecord.extents import file_layout, opaque_layout, records_of
 from dsprep.formats.tfrecord.features import RECORD, Feature
-from dsprep.formats.tfrecord.recipe import Misfit
+from dsprep.formats.tfrecord.recipe import RecordMismatch
 from dsprep.formats.tfrecord.snippet import loading_code
 from dsprep.formats.tfrecord.stream import PackedFile, open_stream, read_index
 from dsprep.layout.describe import FieldStorage, of_layout
@@ -59,20 +59,20 @@ class TFRecordSource(Source):
             self._index = read_index(self._stream, look if every else None)
             if not opaque and not every:
                 self._sample(look)
-            found, notes = (None, []) if opaque else self._found(look, options, hint)
-            self._opaque = found is None
-            if found is None:
-                found = {RECORD: Feature(RECORD, BYTES, Field.opaque(RECORD))}
-            self._features = features.choose(found, options.fields, hint, path)
+            available, notes = (None, []) if opaque else self._found(look, options, hint)
+            self._opaque = available is None
+            if available is None:
+                available = {RECORD: Feature(RECORD, BYTES, Field.opaque(RECORD))}
+            self._features = features.choose(available, options.fields, hint, path)
             if options.fields:
-                notes += features.left_out(found, self._features)
+                notes += features.left_out(available, self._features)
         except BaseException:
             self.close()
             raise
         self._looked = every
         # What other records have beyond these must not get lost, unless a note has named it.
         names = frozenset(f.name for f in self._features)
-        left_out = options.fields or (every and look.seen.keys() - names)
+        left_out = options.fields or (every and look.stats.keys() - names)
         self._known = None if left_out else names
         fields = tuple(f.field for f in self._features)
         self.schema = Schema(fields, {} if hint is None else hint.attrs)
@@ -106,8 +106,8 @@ class TFRecordSource(Source):
         if not self._index.count:
             known = {f.name: f for f in hint or ()}
             known |= {s.path: s.to_field() for s in options.fields if s.dtype is not None}
-            found = {name: Feature(name, BYTES, f) for name, f in known.items()}
-            return found, ["there are no records"]
+            available = {name: Feature(name, BYTES, f) for name, f in known.items()}
+            return available, ["there are no records"]
         if look.damaged is not None and not look.records:
             record, start = look.damaged
             raise FormatError(
@@ -116,22 +116,22 @@ class TFRecordSource(Source):
                 fix="the file is damaged there",
             )
         try:
-            if look.why is not None or not look.seen:
-                raise self._other_message() or look.why or WireError("no features")
+            if look.reason is not None or not look.stats:
+                raise self._other_message() or look.reason or WireError("no features")
         except WireError as why:
             return None, [f"the records are kept whole, not taken as tf.train.Example: {why}"]
-        found, notes = features.discover(look.seen, look.records, look.unlike)
+        available, notes = features.discover(look.stats, look.records, look.unlike)
         named = {s.path for s in options.fields}
         for name, error in look.unlike.items():
             if name in named or not named:
                 raise error
-        return found, notes
+        return available, notes
 
     def _other_message(self) -> WireError | None:
         """Return what the first record is, if it is known."""
         start = self._index.offsets.one(0)
         stop = start + self._index.lengths.one(0)
-        if example.is_list_with_context(Far(self._stream, stop), start, stop):
+        if example.is_list_with_context(FileView(self._stream, stop), start, stop):
             return WireError(
                 "the first one is an ExampleListWithContext (ELWC), as of TensorFlow Ranking"
             )
@@ -140,7 +140,7 @@ class TFRecordSource(Source):
     def _sample(self, look: Discovery) -> None:
         """Look into some records."""
         for i in self._inspected() if self._index.count else ():
-            look.take_far(self._index.offsets.one(i), self._index.lengths.one(i))
+            look.take_on_disk(self._index.offsets.one(i), self._index.lengths.one(i))
 
     def _inspected(self) -> list[int]:
         """Return the records to look into: spread over the file, shortest and longest included."""
@@ -189,20 +189,20 @@ class TFRecordSource(Source):
             return
         look = Discovery(self._stream, self._check_crc, self.path)
         read_index(self._stream, look)
-        found, _ = features.discover(look.seen, look.records, look.unlike)
-        if look.why is not None:
+        available, _ = features.discover(look.stats, look.records, look.unlike)
+        if look.reason is not None:
             raise FormatError(
-                f"the records cannot be taken apart: {look.why}", where=self.path
-            ) from look.why
+                f"the records cannot be taken apart: {look.reason}", where=self.path
+            ) from look.reason
         named = {f.name for f in self._features}
         for name, error in look.unlike.items():
             if name in named or self._known is not None:
                 raise error
-        new = sorted(look.seen.keys() - (self._known or look.seen.keys()))
+        new = sorted(look.stats.keys() - (self._known or look.stats.keys()))
         if new:
             raise FormatError(f"there is a feature {new[0]}, which was not known", where=self.path)
         known = Schema(tuple(replace(f.field, name=f.key) for f in self._features))
-        features.choose(found, (), known, self.path)
+        features.choose(available, (), known, self.path)
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return where every record is stored, and the fields with the same offset in all of them.
@@ -219,24 +219,24 @@ class TFRecordSource(Source):
             if self._opaque:
                 return opaque_layout(self._index, self._features)
             return file_layout(self._stream, self._index, self._features, self._known, progress)
-        except Misfit as m:
+        except RecordMismatch as m:
             raise m.named(self._label) from m
 
     # --- what a person sees ---
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how the records are stored, which is the same for each field of them."""
-        found = of_layout(self._layout, self.schema)
+        described = of_layout(self._layout, self.schema)
         codec = self._codec
         if codec:
             how = f"slow: {codec} runs over the whole file, so what is before is unpacked too"
             alone = self._stream.status[1] if len(self._features) == 1 else None
             packed = FieldStorage(storage="", codecs=(codec,), stored_nbytes=alone, access=how)
-            found = {n: replace(packed, storage=each.storage) for n, each in found.items()}
+            described = {n: replace(packed, storage=each.storage) for n, each in described.items()}
         types = {f.field.name: f"{example.TYPES[f.type]}_list" for f in self._features}
         if self._opaque:
-            return found
-        return {n: replace(x, storage=f"{x.storage}, {types[n]}") for n, x in found.items()}
+            return described
+        return {n: replace(x, storage=f"{x.storage}, {types[n]}") for n, x in described.items()}
 
     @override
     def loading_code(self) -> str:

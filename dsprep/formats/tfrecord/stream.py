@@ -88,7 +88,7 @@ class Look(Protocol):
     def take(self, buffer: NDArray[np.uint8], starts: Ints, lengths: Ints, at: int) -> None:
         """Take records that are in `buffer`, the bytes from offset `at` on, with their CRCs."""
 
-    def take_far(self, start: int, length: int) -> None:
+    def take_on_disk(self, start: int, length: int) -> None:
         """Take a record whose payload begins at offset `start`, and is not in memory."""
 
 
@@ -98,7 +98,7 @@ def _look(look: Look, window: NDArray[np.uint8], at: int, starts: Ints, lengths:
     if inside:
         look.take(window, starts[:inside] - at, lengths[:inside], at)
     for start, length in zip(starts[inside:].tolist(), lengths[inside:].tolist(), strict=True):
-        look.take_far(start, length)
+        look.take_on_disk(start, length)
 
 
 def read_index(file: File, look: Look | None = None) -> Index:
@@ -178,8 +178,8 @@ class _Cursor:
         """Whether the cursor stands between two streams, so that a copy needs no decoder."""
         return self._decoder is None
 
-    def read(self, most: int) -> bytes:
-        """Return 1 to `most` bytes, or none at the end of the file."""
+    def read(self, limit: int) -> bytes:
+        """Return 1 to `limit` bytes, or none at the end of the file."""
         file = self.file
         while True:
             if not self._tail:
@@ -194,7 +194,7 @@ class _Cursor:
                     return b""
                 self._decoder = zlib.decompressobj(wbits=32 + 15)
             try:
-                data = self._decoder.decompress(given, most)
+                data = self._decoder.decompress(given, limit)
             except zlib.error as error:
                 raise file.damaged(self) from error
             if self._decoder.eof:
@@ -278,7 +278,7 @@ class PackedFile(File):
         index = scan.index(self.nbytes)
         for start, length in far:
             assert look is not None
-            look.take_far(start, length)
+            look.take_on_disk(start, length)
         return index
 
     def _remember(self, cursor: _Cursor) -> None:

@@ -130,9 +130,9 @@ class TFRecordWriter(RecordWriter):
         stop = seam(stop, self._samples, [nbytes])
         self._end = stop * nbytes
         if grouping is not None:
-            places = arrangement.places(grouping.edges)
-            self._begins, self._ends = places[:-1], places[1:]
-            self._end = int(places[np.searchsorted(grouping.edges, stop)])
+            offsets = arrangement.group_offsets(grouping.edges)
+            self._begins, self._ends = offsets[:-1], offsets[1:]
+            self._end = int(offsets[np.searchsorted(grouping.edges, stop)])
         self.allocate(self._end)
         return stop
 
@@ -167,16 +167,19 @@ class TFRecordWriter(RecordWriter):
         # Those of an earlier run are found in the file.
         if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
             return self._begins, self._ends
-        arrangement, places = self._arrangement, np.zeros(len(edges), np.int64)
+        arrangement, edges_at = self._arrangement, np.zeros(len(edges), np.int64)
         if arrangement.level is not None:
             for g in range(len(edges) - 1):
-                places[g + 1] = places[g] + nbytes_at(file.fd, int(places[g]), self.path)
+                edges_at[g + 1] = edges_at[g] + nbytes_at(file.fd, int(edges_at[g]), self.path)
         elif arrangement.fixed:
-            places = arrangement.places(edges)
+            edges_at = arrangement.group_offsets(edges)
         else:
             index = read_index(file)
-            places[:-1], places[-1] = index.offsets.at(edges[:-1]) - framing.HEADER, index.nbytes
-        return places[:-1], places[1:]
+            edges_at[:-1], edges_at[-1] = (
+                index.offsets.at(edges[:-1]) - framing.HEADER,
+                index.nbytes,
+            )
+        return edges_at[:-1], edges_at[1:]
 
 
 def lengthened(block: Array, last: int, padding: int) -> list[bytes | Array]:

@@ -128,9 +128,9 @@ class Archive:
                 raise self._cut("header", begin, BLOCK, rest)
             window = buffer[: min(span, rest) // BLOCK * BLOCK]
             self.file.read_into(window, begin)
-            found, headers = self._window(window.reshape(-1, BLOCK))
-            if found.names:
-                yield found
+            batch, headers = self._window(window.reshape(-1, BLOCK))
+            if batch.names:
+                yield batch
             span = LARGE if self.at - begin <= APART * max(1, headers) else SMALL
         if self._said is not None or not self.ended:
             raise FormatError(
@@ -168,17 +168,17 @@ class Archive:
             i = (self.at - begin) // BLOCK
         if not self.ended:
             self.at = begin + i * BLOCK
-        found = _joined(blocks, begin, simple, others)
-        if self.at > self.file.nbytes and found.names:
-            offset = int(found.offsets[-1])
+        members = _joined(blocks, begin, simple, others)
+        if self.at > self.file.nbytes and members.names:
+            offset = int(members.offsets[-1])
             raise self._cut(
-                show(found.names[-1]), offset, self.at - offset, self.file.nbytes - offset
+                show(members.names[-1]), offset, self.at - offset, self.file.nbytes - offset
             )
-        return found, headers + len(simple)
+        return members, headers + len(simple)
 
-    def _cut(self, what: str, offset: int, expected: int, found: int) -> FormatError:
+    def _cut(self, subject: str, offset: int, expected: int, found: int) -> FormatError:
         return FormatError(
-            f"the archive ends within {what}",
+            f"the archive ends within {subject}",
             where=f"{self.file.path}, offset {offset}",
             expected=f"{expected} bytes",
             found=f"{max(0, found)} bytes",
@@ -202,11 +202,11 @@ class Archive:
         name, named = _name(block), at
         if block[257:263] == b"ustar\0" and block[345]:
             name, named = _text(block[345:500]) + b"/" + name, -1
-        said, self._said = self._said, None
-        if said is not None and said.name is not None:
-            name, named = said.name, said.named
-        if said is not None and said.length is not None:
-            length = said.length
+        extended, self._said = self._said, None
+        if extended is not None and extended.name is not None:
+            name, named = extended.name, extended.named
+        if extended is not None and extended.length is not None:
+            length = extended.length
         if kind in REFUSED:
             raise _apart(REFUSED[kind], name, where)
         self.at = at + BLOCK
@@ -242,19 +242,19 @@ class Archive:
             if wrong:
                 raise _apart(f"named or sized by one header for all ({show(wrong[0])})", b"", where)
             return
-        said = self._said = self._said or _Said()
-        if kind == LONG_NAME and said.name is None:
-            said.name, said.named = _text(data.tobytes()), begin
+        extended = self._said = self._said or _Said()
+        if kind == LONG_NAME and extended.name is None:
+            extended.name, extended.named = _text(data.tobytes()), begin
         for key, value, at in _records(data.tobytes(), where) if kind in PAX else ():
             if key.startswith(b"GNU.sparse"):
                 raise _apart(REFUSED[b"S"], b"", where)
-            if key == b"path" and said.name is None:
-                said.name, said.named = _text(value), begin + at
-            if key == b"size" and said.length is None:
+            if key == b"path" and extended.name is None:
+                extended.name, extended.named = _text(value), begin + at
+            if key == b"size" and extended.length is None:
                 if not value.isdigit() or len(value) > 20:
                     raise FormatError("a size is damaged", where=where, found=show(value))
-                said.length = int(value)
-        if said == _Said():
+                extended.length = int(value)
+        if extended == _Said():
             self._said = None
 
     def _end(self) -> None:
@@ -324,8 +324,8 @@ def _steps(blocks: Bytes) -> list[int]:
     good &= (digits < 8).all(axis=1) & (sums < 8).all(axis=1)
     good &= np.isin(heads[:, 135], (0, ord(" "))) & np.isin(heads[:, 154], (0, ord(" ")))
     good &= (heads[:, 345] == 0) & (heads[:, 0] != 0)
-    found = heads.sum(axis=1, dtype=np.int32) - heads[:, _CHECKSUM].sum(axis=1, dtype=np.int32)
-    good &= found + 8 * ord(" ") == sums @ _EIGHTS[5:]
+    signed = heads.sum(axis=1, dtype=np.int32) - heads[:, _CHECKSUM].sum(axis=1, dtype=np.int32)
+    good &= signed + 8 * ord(" ") == sums @ _EIGHTS[5:]
     size = digits @ _EIGHTS
     good[kind[here] == 0] &= ~_is_directory(heads[kind[here] == 0, :100])
     pax = np.flatnonzero(good & (kind[here] == ord("x")))
@@ -375,16 +375,16 @@ def _text(data: bytes) -> bytes:
     return data.partition(b"\0")[0]
 
 
-def _number(data: bytes, what: str, where: str) -> int:
+def _number(data: bytes, name: str, where: str) -> int:
     """Return a number in octal digits, or in bytes behind one of 128."""
     if data[0] == 128:
         return int.from_bytes(data[1:], "big")
     text = _text(data).strip(b" ")
     if text and not text.strip(b"01234567"):
         return int(text, 8)
-    if not text and what == "size":
+    if not text and name == "size":
         return 0
-    raise FormatError(f"the {what} in the header of a member is damaged", where=where, found=data)
+    raise FormatError(f"the {name} in the header of a member is damaged", where=where, found=data)
 
 
 def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes, int]]:
@@ -406,9 +406,9 @@ def _matters(key: bytes) -> bool:
     return key in (b"path", b"size") or key.startswith(b"GNU.sparse")
 
 
-def _apart(what: str, name: bytes, where: str) -> UnsupportedError:
+def _apart(problem: str, name: bytes, where: str) -> UnsupportedError:
     return UnsupportedError(
-        f"a member is {what}",
+        f"a member is {problem}",
         where=where,
         found=show(name) if name else None,
         fix="unpack the archive, and write it again in the format ustar of tar",

@@ -102,9 +102,9 @@ class Samples:
         the keys are not looked for.
     """
 
-    def __init__(self, archive: Archive, wanted: Iterable[str], keys: bool) -> None:
+    def __init__(self, archive: Archive, requested: Iterable[str], keys: bool) -> None:
         self._archive, self._where = archive, archive.file.path
-        self._wanted = frozenset(wanted)
+        self._wanted = frozenset(requested)
         self._codes = _Codes(())
         self._names: list[str] = []
         self._columns: list[tuple[Numbers, Numbers]] = []
@@ -131,9 +131,9 @@ class Samples:
         ]
 
     def _go_through(self) -> None:
-        held = _Batch.empty()
+        pending = _Batch.empty()
         for members in self._archive.members():
-            batch = held.and_(self._taken_apart(members))
+            batch = pending.and_(self._taken_apart(members))
             begin = int(np.flatnonzero(batch.new)[-1]) if batch.keys else 0
             if len(batch.keys) - begin > MOST:
                 raise FormatError(
@@ -142,8 +142,8 @@ class Samples:
                     expected=f"<= {MOST}",
                 )
             self._take(batch.part(0, begin))
-            held = batch.part(begin, len(batch.keys))
-        self._take(held)
+            pending = batch.part(begin, len(batch.keys))
+        self._take(pending)
         if not self.count:
             raise FormatError(
                 "the archive holds no samples",
@@ -192,8 +192,8 @@ class Samples:
             self._begin(batch.part(0, stop))
         n, width = len(starts), len(self._names) + 1
         code = np.fromiter(map(self._codes.__getitem__, batch.fields), np.int64, len(new))
-        place = (np.cumsum(new) - 1) * width + code
-        table = np.bincount(place, minlength=n * width).reshape(n, width)
+        target = (np.cumsum(new) - 1) * width + code
+        table = np.bincount(target, minlength=n * width).reshape(n, width)
         wrong = (table[:, :-1] != 1).any(axis=1)
         if not self._wanted:
             wrong |= table[:, -1] != 0
@@ -202,7 +202,7 @@ class Samples:
             stop = int(starts[i + 1]) if i + 1 < n else len(new)
             raise self._differs(batch.part(int(starts[i]), stop))
         member = np.empty(n * width, np.int64)
-        member[place] = np.arange(len(new))
+        member[target] = np.arange(len(new))
         for k, (offsets, lengths) in enumerate(self._columns):
             chosen = member[k::width]
             offsets.add(batch.offsets[chosen])
@@ -215,13 +215,13 @@ class Samples:
 
     def _begin(self, sample: _Batch) -> None:
         """Note which fields there are: those of the first sample."""
-        found = sorted({_name(field, self._where) for field in sample.fields})
+        names = sorted({_name(field, self._where) for field in sample.fields})
         for name in sorted(self._wanted):
-            if name not in found:
-                if (apart := self._apart(sample, found)) is not None:
+            if name not in names:
+                if (apart := self._apart(sample, names)) is not None:
                     raise apart
-                raise missing_field(name, found, f"{self._where}, sample {show(sample.keys[0])}")
-        self._names = sorted(self._wanted) or found
+                raise missing_field(name, names, f"{self._where}, sample {show(sample.keys[0])}")
+        self._names = sorted(self._wanted) or names
         self._columns = [(Numbers(), Numbers()) for _ in self._names]
         self._codes = _Codes(self._names)
 

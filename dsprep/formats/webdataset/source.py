@@ -105,15 +105,15 @@ def _check(field: Field, lengths: Law, path: Path) -> None:
     if field.ragged and not nbytes:
         raise UsageError(f"field {field} has rows without bytes")
     constant = isinstance(lengths, Affine) and not lengths.stride
-    found = lengths.span(0, 1 if constant else lengths.count)
-    bad = found % nbytes != 0 if field.ragged else found != nbytes
+    law = lengths.span(0, 1 if constant else lengths.count)
+    bad = law % nbytes != 0 if field.ragged else law != nbytes
     if bad.any():
         i = int(bad.argmax())
         raise FormatError(
             f"the bytes do not fit {field}",
             where=f"{path}, sample {i}",
             expected=f"a multiple of {nbytes} bytes" if field.ragged else f"{nbytes} bytes",
-            found=f"{found[i]} bytes",
+            found=f"{law[i]} bytes",
         )
 
 
@@ -126,7 +126,7 @@ def _layout(
     others, the bytes of a sample are rows of an array that is the whole file.
     """
     grid = Grid(Blocks(Affine(1, 0), Affine(1, nbytes)), (nbytes,), 1, (nbytes,))
-    columns = {name: Column(grid, 1, *found) for name, found in extents.items()}
+    columns = {name: Column(grid, 1, *extent) for name, extent in extents.items()}
     fixed = [f for f in fields.values() if not f.ragged]
     for f in fixed:
         if not f.row_nbytes:
@@ -150,5 +150,5 @@ def _distance(a: Law, b: Law) -> int | None:
     """Return by how much all numbers of `b` are larger than those of `a`; None if they differ."""
     if isinstance(a, Affine) and isinstance(b, Affine):
         return b.base - a.base if a.stride == b.stride else None
-    found = b.span(0, b.count) - a.span(0, a.count)
-    return int(found[0]) if bool((found == found[0]).all()) else None
+    lengths = b.span(0, b.count) - a.span(0, a.count)
+    return int(lengths[0]) if bool((lengths == lengths[0]).all()) else None
