@@ -92,6 +92,16 @@ print("pydantic" in sys.modules, file=sys.stderr)
     assert done.stderr.split() == ["False"]
 
 
+@pytest.mark.parametrize(("line", "limited"), [(["inspect"], True), (["bench", "read"], False)])
+def test_numpy_has_threads_of_its_own_in_benchmarks_alone(line, limited):
+    code = "import os, dsprep.cli as c; c.app = lambda: print(os.environ.get(NAME)); c.main()"
+    code = f"NAME = 'OPENBLAS_NUM_THREADS'; {code}"
+    env = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    program = [sys.executable, "-c", code, *line]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.split() == ["1" if limited else "None"]
+
+
 def test_no_arguments_are_answered_by_help():
     for words in ([], ["bench"]):
         done = run(*words)
