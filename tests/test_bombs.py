@@ -107,7 +107,7 @@ def test_zarr_in_shards(bombs, tmp_path):
 def test_zarr_of_varying_length(bombs, tmp_path, monkeypatch):
     from dsprep.formats.zarr import fields
 
-    monkeypatch.setattr(fields, "LEAST_ROOM", 1 << 20)
+    monkeypatch.setattr(fields, "MIN_ELEMENTS_NBYTES", 1 << 20)
     monkeypatch.setattr(fields, "free_memory", lambda: 4 << 20)
     path = tmp_path / "x.zarr"
     zarr_v2(path, bombs["gzip"], {"id": "gzip", "level": 1}, [{"id": "vlen-utf8"}], "|O")

@@ -292,7 +292,7 @@ def test_small_fields_do_not_make_small_files(tmp_path: Path) -> None:
     options = WriteOptions(compress=Compression("zstd"))
     plans, unit = plan_arrays(schema, options)
     assert unit * schema.fixed_nbytes <= 64 << 20
-    assert [p.whole for p in plans] == [True, False]
+    assert [p.whole_files for p in plans] == [True, False]
     assert plans[0].file == unit
     assert plans[1].file * 8 == 64 << 20
 

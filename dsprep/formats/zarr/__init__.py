@@ -114,7 +114,7 @@ class Zarr(WritableFormat):
             if options.compress is not None and stored:
                 stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
             total += stored + DOCUMENTS
-            if options.compress is not None and not plan.whole:
+            if options.compress is not None and not plan.whole_files:
                 scratch += rows * plan.row_nbytes
         return replace(planned, nbytes=total, scratch=scratch)
 

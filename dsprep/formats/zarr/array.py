@@ -18,7 +18,7 @@ import numpy as np
 from dsprep.core.schema import Arena, Array, Bytes, DType, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
-from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
+from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
 from dsprep.formats.zarr.locations import Located, Step, Unlocated, locate
 from dsprep.formats.zarr.metadata import NUMCODECS, ArrayMeta
 from dsprep.formats.zarr.store import Store, join
@@ -45,14 +45,14 @@ class LastBlock(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: tuple[int, T] | None = None
+        self._latest: tuple[int, T] | None = None
 
     def get(self, number: int, decode: Callable[[], T]) -> T:
         """Return block `number`, which `decode` makes if it is not the one that is held."""
         with self._lock:
-            if self._held is None or self._held[0] != number:
-                self._held = number, decode()
-            return self._held[1]
+            if self._latest is None or self._latest[0] != number:
+                self._latest = number, decode()
+            return self._latest[1]
 
 
 class StoredArray:
@@ -116,7 +116,7 @@ class StoredArray:
             ranges = list(zip(first.tolist(), count.tolist(), strict=True))
             return Wanted(0, [], lambda _: self._by_library(ranges))
         if self.meta.shape:
-            self.store.prove(self.meta.file_keys(low, high))
+            self.store.verify_crc(self.meta.file_keys(low, high))
         (column,) = reader.columns.values()
         return column.begin_rows(first, count, arena, key)
 
@@ -143,8 +143,8 @@ class StoredArray:
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``, as stored."""
         first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
-        wanted = self.begin(first, count, None, "")
-        rows: Bytes = fetch({self.meta.path: wanted}, None)[self.meta.path]  # type: ignore[assignment]
+        pending = self.begin(first, count, None, "")
+        rows: Bytes = fetch({self.meta.path: pending}, None)[self.meta.path]  # type: ignore[assignment]
         return rows.view(self.meta.dtype).reshape(stop - start, *self.meta.shape[1:])
 
     def release(self) -> None:
@@ -152,7 +152,7 @@ class StoredArray:
         with self._lock:
             self._rows = None
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Look for the chunks again before the next read: they were not as expected."""
         with self._lock:
             self._located = self._rows = None
@@ -172,17 +172,17 @@ class StoredArray:
         nbytes = (stop - start) * meta.row_nbytes
         if nbytes <= LARGE or meta.outer not in ("", "bytes") or meta.vlen or not meta.shape:
             return
-        held, whole = 0, math.prod(meta.grid) * meta.dtype.itemsize
+        stored_nbytes, file_nbytes = 0, math.prod(meta.grid) * meta.dtype.itemsize
         for key in meta.file_keys(start, stop):
             with self.store.chunk(key) as chunk:
-                held += chunk.nbytes if chunk else min(LARGE, whole)
-            if held >= nbytes:
+                stored_nbytes += chunk.nbytes if chunk else min(LARGE, file_nbytes)
+            if stored_nbytes >= nbytes:
                 return
         raise FormatError(
             "the chunks are too short",
             where=f"{self.where}, rows {start} to {stop}",
             expected=f"{nbytes} bytes",
-            found=f"{held}",
+            found=f"{stored_nbytes}",
             fix="the array is damaged, or far larger than what was written of it",
         )
 
@@ -221,10 +221,10 @@ class StoredArray:
                 if not self.store.has(key):
                     raise self.missing(key)
             check_chunks(self.store, self.meta, start, stop)
-            found = np.asarray(self.library()[start:stop])
-            if found.shape != (stop - start, *self.meta.shape[1:]):
+            values = np.asarray(self.library()[start:stop])
+            if values.shape != (stop - start, *self.meta.shape[1:]):
                 raise FormatError("the data have the wrong shape", where=self.where)
-            return np.ascontiguousarray(found).astype(self.meta.dtype, copy=False)
+            return np.ascontiguousarray(values).astype(self.meta.dtype, copy=False)
 
     @contextmanager
     def _reading(self, start: int, stop: int) -> Iterator[None]:
@@ -232,17 +232,17 @@ class StoredArray:
 
         It opens files by their names: these are looked at before and afterwards.
         """
-        with translated(f"{self.where}, rows {start} to {stop}"):
+        with library_errors(f"{self.where}, rows {start} to {stop}"):
             self.store.recognise(self.meta.file_keys(start, stop))
             yield
             self.store.recognise(self.meta.file_keys(start, stop))
 
-    def missing(self, key: str, found: str | None = None) -> FormatError:
+    def missing(self, key: str, detail: str | None = None) -> FormatError:
         """Return the error for a file that dsprep wrote and that is gone."""
         return FormatError(
             "a chunk file is missing",
             where=f"{self.store.path}, {key}",
-            found=found,
+            found=detail,
             fix="restore it; if zarr-python removed it because it held zeros only, "
             f"remove the attribute {FIELDS} of the store",
         )
@@ -251,14 +251,14 @@ class StoredArray:
         """Return elements ``start <= i < stop`` of an array whose elements vary in length."""
         with self._reading(start, stop):
             check_chunks(self.store, self.meta, start, stop)
-            found: list[Any] = np.asarray(self.library()[start:stop]).tolist()
-            return found
+            elements: list[Any] = np.asarray(self.library()[start:stop]).tolist()
+            return elements
 
     def element(self, at: tuple[int, ...]) -> Array:
         """Return an element, as shape ``()``; of an array without axes, its value."""
-        with translated(self.where):
-            found = np.asarray(self.library()[at if self.meta.shape else ()])
-            return found.astype(self.meta.dtype, copy=False).reshape(())
+        with library_errors(self.where):
+            value = np.asarray(self.library()[at if self.meta.shape else ()])
+            return value.astype(self.meta.dtype, copy=False).reshape(())
 
     def library(self) -> Any:
         """Return zarr-python's array, opened once."""
@@ -267,7 +267,7 @@ class StoredArray:
                 self.check_codecs()
                 import zarr
 
-                with translated(self.where):
+                with library_errors(self.where):
                     store, prefix = self.store.library()
                     path = join(prefix, self.meta.path)
                     self._array = zarr.open_array(

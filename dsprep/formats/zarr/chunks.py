@@ -51,7 +51,7 @@ CRC = 4
 
 
 @contextmanager
-def translated(where: object) -> Iterator[None]:
+def library_errors(where: object) -> Iterator[None]:
     """Turn what libraries raise on damaged data into `FormatError`.
 
     Errors of the system and dsprep's own pass through.
@@ -176,9 +176,9 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
     index = np.frombuffer(body, "<u8").reshape(-1, 2)
     missing = (index == MISSING).all(axis=1)
     offsets, sizes = index[:, 0], index[:, 1]
-    most = np.uint64(shard.nbytes)
+    limit = np.uint64(shard.nbytes)
     # Compared so that no sum of two large numbers is needed.
-    bad = (sizes == 0) | (sizes > most) | (offsets > most - np.minimum(sizes, most))
+    bad = (sizes == 0) | (sizes > limit) | (offsets > limit - np.minimum(sizes, limit))
     full = None if meta.filters or meta.unlocated else math.prod(meta.chunk) * meta.dtype.itemsize
     if full is not None:
         bad |= sizes != full

@@ -13,21 +13,21 @@ from dsprep.formats.conventions import Stated
 from dsprep.formats.ragged import Tree
 
 
-def state_images(tree: Tree, groups: Mapping[str, Attrs], found: Stated) -> None:
+def state_images(tree: Tree, groups: Mapping[str, Attrs], stated: Stated) -> None:
     """Keep the smaller levels of pyramids aside, and name the images of a plate.
 
     `groups` are the attributes of each group.
     """
     for group, attrs in groups.items():
-        stated = attrs.get("ome", attrs)
-        pyramid = _first(stated, "multiscales")
+        ome = attrs.get("ome", attrs)
+        pyramid = _first(ome, "multiscales")
         levels = [f"{group}/{path}".lstrip("/") for path in _paths(pyramid, "datasets")]
         axes = [str(_get(a, "name")) for a in _list(_get(pyramid, "axes"))]
         for level in levels[1:]:
-            found.aside[level] = f"smaller levels of {levels[0]}, the same image"
+            stated.aside[level] = f"smaller levels of {levels[0]}, the same image"
         if levels and axes:
-            found.axes.setdefault(levels[0], axes[0])
-        wells = _paths(_get(stated, "plate"), "wells")
+            stated.axes.setdefault(levels[0], axes[0])
+        wells = _paths(_get(ome, "plate"), "wells")
         if wells:
             image = next((p for p in tree.datasets if p.startswith(f"{wells[0]}/")), "A/1/0/0")
             level = image.rpartition("/")[2]
@@ -35,7 +35,7 @@ def state_images(tree: Tree, groups: Mapping[str, Attrs], found: Stated) -> None
                 f"this is an OME-Zarr plate of {len(wells)} wells, each image an array of its own"
             )
             fix = f"name these, a sample each: 'PLATE/*/*/*/{level}' --sample-axis none"
-            found.refused = many, fix
+            stated.refused = many, fix
 
 
 def _get(value: Any, key: str) -> Any:

@@ -1,7 +1,8 @@
 """The metadata documents of an output, and the codecs that they name.
 
 zarr-python makes the documents, so that they are always valid; they are given back as bytes, since
-the writer puts them in place last, the root's at the very end: a store without it is none.
+the writer puts them in place last, the root's at the very end: without it the directory is not a
+store.
 
 `encode_file` makes the bytes of chunks with numcodecs, whose formats the codecs of Zarr are, the
 same whenever and wherever it is done: gzip gets no time stamp. Blosc compresses with LZ4 behind a
@@ -51,10 +52,10 @@ def documents(
     own = own or {}
     bare = replace(options, compress=None)
 
-    held: dict[str, Any] = {}
+    memory_store: dict[str, Any] = {}
     attrs, _ = to_json(schema.attrs, "the dataset")
     root = zarr.create_group(
-        held,
+        memory_store,
         zarr_format=3 if options.zarr_format == 3 else 2,
         attributes={**attrs, FIELDS: list(schema.names)},
     )
@@ -67,7 +68,7 @@ def documents(
     for plan, rows in arrays:
         how = bare if plan.path in raw else options
         _create(root, plan.settled(rows), rows, how, own.get(plan.path, {}))
-    return {key: held[key].to_bytes() for key in sorted(held)}
+    return {key: memory_store[key].to_bytes() for key in sorted(memory_store)}
 
 
 def _create(
@@ -154,8 +155,8 @@ def encoder(compression: Compression | None, plan: ArrayPlan) -> Callable[[Array
         return lambda chunk: gzip.compress(as_bytes(chunk), level(compression), mtime=0)
     import zarr  # noqa: F401  (tells blosc to use no threads: with them its bytes vary)
 
-    found = numcodec(compression, typesize=typesize(plan))
-    return found.encode  # type: ignore[no-any-return]
+    codec = numcodec(compression, typesize=typesize(plan))
+    return codec.encode  # type: ignore[no-any-return]
 
 
 def encode_file(rows: Array, plan: ArrayPlan, encode: Callable[[Array], Any]) -> list[Any]:

@@ -29,7 +29,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.index_tables import Route, locate, spell_rows
 from dsprep.formats.zarr.array import LastBlock, StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
-from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, translated
+from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
 from dsprep.formats.zarr.locations import Step, Unlocated
 from dsprep.formats.zarr.metadata import MAX_ROW, ArrayMeta, NoField
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
@@ -41,7 +41,7 @@ from dsprep.reading.columns import Wanted
 VLEN_CODECS = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
 """The codecs of elements that vary in length, by kind of field."""
 
-LEAST_ROOM = 64 << 20
+MIN_ELEMENTS_NBYTES = 64 << 20
 """Bytes that elements of varying length in one chunk may always take, else a quarter of what is
 free."""
 
@@ -116,18 +116,18 @@ def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
 
 
 class Fixed(Reading):
-    """A field that is one array: its first axis counts samples, or it is `whole` the only one."""
+    """A field that is one array: its first axis counts samples, or it is a `single` sample."""
 
-    def __init__(self, name: str, array: StoredArray, whole: bool = False) -> None:
+    def __init__(self, name: str, array: StoredArray, single: bool = False) -> None:
         dtype, shape = declared(array)
-        self.whole = whole or not shape
-        inner = shape if self.whole else shape[1:]
+        self.single = single or not shape
+        inner = shape if self.single else shape[1:]
         self.field = Field(name, dtype, inner, "array", from_json(array.meta.attrs))
-        self.count = 1 if self.whole else shape[0]
+        self.count = 1 if self.single else shape[0]
         self.nbytes = self.count * self.field.row_nbytes
         self.arrays = (array,)
-        self._lines = (array.meta.shape or (1,))[0] if self.whole else 1
-        if self.whole and self.nbytes > MAX_ROW:
+        self._lines = (array.meta.shape or (1,))[0] if self.single else 1
+        if self.single and self.nbytes > MAX_ROW:
             raise FormatError(
                 "one sample is impossibly large",
                 where=array.where,
@@ -141,7 +141,7 @@ class Fixed(Reading):
         first, count = (self._lines * np.array([n]) for n in (start, stop - start))
         rows = array.begin(first, count, arena, f"read.{field.name}")
         shape = (stop - start, *field.inner)
-        return replace(rows, done=lambda held: view(rows.done(held), field.dtype, shape))
+        return replace(rows, done=lambda stored: view(rows.done(stored), field.dtype, shape))
 
     @override
     def located(self, field: Field, count: int, step: Step) -> Located:
@@ -193,9 +193,9 @@ class Parts(Reading):
         if last is self.route.tables[0]:
             first, ends = last.read(start, behind, self._total, gaps=True)
         else:
-            found = locate(self.route.tables, self._total, start, behind)
-            first = found.first
-            ends = first + np.diff(found.offsets)
+            spans = locate(self.route.tables, self._total, start, behind)
+            first = spans.first
+            ends = first + np.diff(spans.offsets)
         early = start == 0 and bool(first[0] % last.capacity if last.capacity else first[0])
         if early or (behind == self.count and not last.capacity and ends[-1] != self._total):
             raise FormatError(
@@ -213,9 +213,9 @@ class Parts(Reading):
         rows = self._values.begin(first, count, arena, f"read.{field.name}")
         offsets = np.concatenate([[0], np.cumsum(count)])
 
-        def column(held: Array) -> Ragged:
+        def column(stored: Array) -> Ragged:
             shape = (int(offsets[-1]), *field.inner)
-            return Ragged(view(rows.done(held), field.dtype, shape), offsets, field.kind)
+            return Ragged(view(rows.done(stored), field.dtype, shape), offsets, field.kind)
 
         return replace(rows, done=column)
 
@@ -223,7 +223,7 @@ class Parts(Reading):
     def located(self, field: Field, count: int, step: Step) -> Located:
         # Rows of values, which may become samples of another type.
         for array in self.arrays:
-            array.forget()
+            array.invalidate()
         firsts, counts = np.zeros((2, self.count), np.int64)
         for start in range(0, self.count, _STEP):
             some = slice(start, min(start + _STEP, self.count))
@@ -272,26 +272,26 @@ class Elements(Reading):
 
     def _read(self, start: int, stop: int) -> Column:
         rows = self.arrays[0].meta.grid[0]
+        first_codec, *others = self.arrays[0].meta.codecs
+        # Chunks are what numcodecs makes of the elements, perhaps compressed once.
+        simple = len(others) < 2 and COMPRESSORS.issuperset(others)
+        simple = simple and first_codec == VLEN_CODECS[self.field.kind]
         items: list[Any] = []
         for i in range(start // rows, -(-stop // rows) if stop > start else 0):
             first, last = max(start, i * rows), min(stop, (i + 1) * rows)
-            chunk = self._block.get(i, partial(self._chunk, i)) if self._simple() else None
+            chunk = self._block.get(i, partial(self._chunk, i)) if simple else None
             if chunk is not None:
                 items += chunk[first - i * rows : last - i * rows]
             elif self.field.kind == "array":
                 items += [None] * (last - first)
             else:
                 items += self.arrays[0].objects(first, last)
-        wanted = {"str": str, "bytes": bytes, "array": np.ndarray}[self.field.kind]
-        empty: Any = wanted() if wanted is not np.ndarray else np.empty(0, self.field.dtype)
-        items = [item if isinstance(item, wanted) else empty for item in items]
+        element_type = {"str": str, "bytes": bytes, "array": np.ndarray}[self.field.kind]
+        empty: Any = (
+            element_type() if element_type is not np.ndarray else np.empty(0, self.field.dtype)
+        )
+        items = [item if isinstance(item, element_type) else empty for item in items]
         return Ragged.pack(items, self.field)
-
-    def _simple(self) -> bool:
-        """Whether chunks are what numcodecs makes of the elements, perhaps compressed once."""
-        first, *others = self.arrays[0].meta.codecs
-        known = len(others) < 2 and COMPRESSORS.issuperset(others)
-        return known and first == VLEN_CODECS[self.field.kind]
 
     def _chunk(self, i: int) -> list[Any] | None:
         """Return the elements in chunk `i`, or None if it is missing.
@@ -305,14 +305,14 @@ class Elements(Reading):
         data: Any = array.store.document(meta.key(i), MAX_CHUNK)
         if data is None:
             return None
-        with translated(f"{array.where}, chunk {i}"):
+        with library_errors(f"{array.where}, chunk {i}"):
             if len(meta.codecs) > 1:
                 array.check_codecs()
                 check_chunks(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
-                most = max(LEAST_ROOM, free_memory() // 4)
-                data = unpack(data, {"id": meta.codecs[1]}, most, f"{array.where}, chunk {i}")
-            held = bytes(data)
-            count = int.from_bytes(held[:4], "little")
+                limit = max(MIN_ELEMENTS_NBYTES, free_memory() // 4)
+                data = unpack(data, {"id": meta.codecs[1]}, limit, f"{array.where}, chunk {i}")
+            encoded = bytes(data)
+            count = int.from_bytes(encoded[:4], "little")
             if count != meta.grid[0]:
                 raise FormatError(
                     "the chunk holds another number of elements",
@@ -325,8 +325,8 @@ class Elements(Reading):
                 "bytes": numcodecs.VLenBytes,
                 "array": lambda: numcodecs.VLenArray(meta.dtype),
             }[self.field.kind]()
-            found: list[Any] = list(codec.decode(held))
-            return found
+            elements: list[Any] = list(codec.decode(encoded))
+            return elements
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return None: reading the elements is the only way to tell."""
@@ -366,7 +366,8 @@ def program(path: Path, columns: list[tuple[Field, Reading]]) -> str:
     lines: list[str] = []
     for field, reading in columns:
         lines += ["", *_load(field, reading)]
-        lines.append(f"print({field.name!r}, {_shown(field)})")
+        shown = "type(x).__name__, len(x)" if field.kind != "array" else "x.dtype, x.shape"
+        lines.append(f"print({field.name!r}, {shown})")
     body = "\n".join(lines)
     imports = ["ml_dtypes"] if "ml_dtypes." in body else []
     imports += ["numpy as np"] if "np." in body else []
@@ -375,10 +376,6 @@ def program(path: Path, columns: list[tuple[Field, Reading]]) -> str:
         f"zarr.storage.ZipStore({str(path)!r}, mode='r')" if path.is_file() else repr(str(path))
     )
     return "\n".join([*head, "", f"store = zarr.open({opened}, mode='r')", body.lstrip("\n"), ""])
-
-
-def _shown(field: Field) -> str:
-    return "type(x).__name__, len(x)" if field.kind != "array" else "x.dtype, x.shape"
 
 
 def _array(meta: ArrayMeta) -> str:
@@ -403,9 +400,9 @@ def _load(field: Field, reading: Reading) -> list[str]:
             "x = x.tobytes()"
             + (".decode('utf-8', 'surrogateescape')" if field.kind == "str" else ""),
         ]
-    whole = isinstance(reading, Fixed) and reading.whole
-    rows = "0:1" if not whole else "..."
-    end = ["x = x[0]"] if not whole else []
+    single = isinstance(reading, Fixed) and reading.single
+    rows = "0:1" if not single else "..."
+    end = ["x = x[0]"] if not single else []
     shape = ("(1, " if end else "(") + "".join(f"{n}, " for n in field.inner) + ")"
     return [f"x = {array}[{rows}]", *_viewed(field, reading, shape), *end]
 

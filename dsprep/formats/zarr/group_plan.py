@@ -1,7 +1,7 @@
 """Where the samples of a group go: which array is written how, and at which bytes.
 
-A **track** is a place where groups lie one behind another, each in one range of bytes. Track 0
-has the largest array of a group, and what one read fetches with it:
+A **track** is a series of groups stored back to back, each in one range of bytes. Track 0 has the
+largest array of a group, and what one read fetches with it:
 
 - in a ZIP file, every array with values of samples;
 - in a shard, copies of the small fixed fields (`COPIES`), right behind the chunk. A shard's index
@@ -12,9 +12,9 @@ Further tracks have one array each, in files of its own: fields too large to be 
 arrays (small fields, and the index of ragged ones) are **ordinary**: rows one behind another.
 
 A chunk is a group. Where groups differ in their number of samples, which chunks may not, a chunk
-is what all groups are multiples of, and the chunks of a group lie together. The values of a ragged
-field take one chunk per group, as long as the largest group needs: sample i of group g begins at
-row ``g * capacity`` or behind.
+is what all groups are multiples of, and the chunks of a group are contiguous. The values of a
+ragged field take one chunk per group, as long as the largest group needs: sample i of group g
+begins at row ``g * capacity`` or behind.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """Groups one behind another; see the module.
+    """Groups stored back to back; see the module.
 
     Attributes
     ----------
-    places
-        By offset.
+    slots
+        The chunks of each array, by offset.
     groups
         Groups per file.
     starts, ends, used
@@ -101,7 +101,7 @@ class Track:
         filled up, and where its last value ends; ``starts`` if it has none.
     """
 
-    places: tuple[GroupChunks, ...]
+    slots: tuple[GroupChunks, ...]
     groups: int
     starts: Ints
     ends: Ints
@@ -148,7 +148,7 @@ class GroupGrid:
     @property
     def copied(self) -> list[int]:
         """The numbers of the arrays that are copied into track 0."""
-        return [p.number for t in self.tracks for p in t.places if p.copy]
+        return [p.number for t in self.tracks for p in t.slots if p.copy]
 
     def chunks(self, number: int) -> Ints:
         """Return how many chunks of an array each group has: int64, shape ``(groups,)``."""
@@ -157,12 +157,12 @@ class GroupGrid:
             return np.ones(self.grouping.count, np.int64)
         return -(-np.diff(self.grouping.edges) // plan.chunk)
 
-    def chunk_offsets(self, track: Track, place: GroupChunks) -> Ints:
+    def chunk_offsets(self, track: Track, slot: GroupChunks) -> Ints:
         """Return where each chunk of an array begins in its file: int64, shape ``(chunks,)``."""
-        counts = self.chunks(place.number)
+        counts = self.chunks(slot.number)
         before = np.repeat(np.cumsum(counts) - counts, counts)
         within = np.arange(int(counts.sum())) - before
-        out: Ints = np.repeat(track.starts, counts) + place.at + within * place.step
+        out: Ints = np.repeat(track.starts, counts) + slot.at + within * slot.step
         return out
 
     def cells(
@@ -174,18 +174,18 @@ class GroupGrid:
         """
         first, last = self.grouping.edges[group : group + 2].tolist()
         samples = last - first if samples < 0 else samples
-        found = []
-        for place in track.places:
-            plan, held, chunk = self.arrays[place.number], samples, self.chunk
+        cells = []
+        for slot in track.slots:
+            plan, filled, chunk = self.arrays[slot.number], samples, self.chunk
             if plan.role == "values":
                 name, chunk = plan.field.name, plan.chunk
-                held = int(self.grouping.rows[name][group]) if rows is None else rows[name]
+                filled = int(self.grouping.rows[name][group]) if rows is None else rows[name]
             before = group if plan.role == "values" else first // plan.chunk
-            for j in range(1 if plan.role == "values" else -(-held // chunk)):
-                used = min(chunk, held - j * chunk) * plan.row_nbytes
-                at, nbytes = place.at + j * place.step, chunk * plan.row_nbytes
-                found.append(Cell(at, place.number, before + j, nbytes, used))
-        return sorted(found)
+            for j in range(1 if plan.role == "values" else -(-filled // chunk)):
+                used = min(chunk, filled - j * chunk) * plan.row_nbytes
+                at, nbytes = slot.at + j * slot.step, chunk * plan.row_nbytes
+                cells.append(Cell(at, slot.number, before + j, nbytes, used))
+        return sorted(cells)
 
 
 def plan_grid(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool) -> GroupGrid:
@@ -222,7 +222,7 @@ class _Planner:
         self.rows: list[int] = []
 
     def _groups_per_file(self) -> int:
-        count, wanted = max(1, self.grouping.count), self.options.zarr_shard
+        count, shard = max(1, self.grouping.count), self.options.zarr_shard
         if not self.sharded and not self.zipped:
             if not self.single:
                 raise UnsupportedError(
@@ -238,13 +238,13 @@ class _Planner:
                     fix="choose groups of equally many samples, or HDF5",
                 )
             return count
-        if wanted:
-            if wanted % self.chunk and self.grouping.count > 1:
+        if shard:
+            if shard % self.chunk and self.grouping.count > 1:
                 raise UsageError(
-                    f"zarr: {wanted} samples per shard",
+                    f"zarr: {shard} samples per shard",
                     expected=f"a multiple of the {self.chunk} samples of a group",
                 )
-            return min(count, max(1, wanted // self.chunk))
+            return min(count, max(1, shard // self.chunk))
         return min(count, MAX_CHUNKS)
 
     def plan(self) -> GroupGrid:
@@ -252,8 +252,8 @@ class _Planner:
         order = sorted(grouped, key=lambda n: -self._nbytes(n))
         divided, ordinary = self._divide(order)
         self._settle(grouped - set(ordinary))
-        places = [self._places(*track) for track in divided]
-        made = self._documents(places, ordinary)
+        slots = [self._place_arrays(*track) for track in divided]
+        made = self._documents(slots, ordinary)
         front, beside = 0, {}
         if self.zipped:
             front = sum(header_nbytes(name) + len(data) for name, data in made.items())
@@ -262,7 +262,7 @@ class _Planner:
                 chunks = np.arange(self.arrays[number].chunks(self.rows[number]) if nbytes else 0)
                 beside[number] = front + head + (head + nbytes) * chunks
                 front += (head + nbytes) * len(chunks)
-        tracks = [self._track(p, front, i == 0) for i, p in enumerate(places)]
+        tracks = [self._track(p, front, i == 0) for i, p in enumerate(slots)]
         every = self.arrays, self.rows, tracks, ordinary, made, beside, front
         return GroupGrid(self.grouping, self.zipped, self.chunk, *every)
 
@@ -298,13 +298,13 @@ class _Planner:
 
     def _check(self, number: int) -> None:
         """Raise `UnsupportedError` if a chunk of an array is too large."""
-        for limited, most, what, fix in (
+        for limited, limit, reason, fix in (
             (self.packed, MAX_PACKED, "2 GiB are the most that codecs compress at once", PLAIN),
             (self.zipped, LARGEST, FULL, "choose smaller groups, or a directory store"),
         ):
-            if limited and self.rows[number] and self._chunk_nbytes(number) > most:
+            if limited and self.rows[number] and self._chunk_nbytes(number) > limit:
                 raise UnsupportedError(
-                    f"zarr: {what}",
+                    f"zarr: {reason}",
                     where=f"field {self.arrays[number].field.name}",
                     found=f"{self._chunk_nbytes(number)} bytes in a group",
                     fix=fix,
@@ -360,53 +360,53 @@ class _Planner:
         last = max(0, plan.chunks(self.rows[number]) - 1)
         return header_nbytes(plan.key(last, self.options.zarr_format))
 
-    def _places(self, numbers: list[int], copies: list[int]) -> tuple[GroupChunks, ...]:
+    def _place_arrays(self, numbers: list[int], copies: list[int]) -> tuple[GroupChunks, ...]:
         """Return a group of these arrays, of which those of values come first."""
         at = 0
-        places: list[GroupChunks] = []
+        slots: list[GroupChunks] = []
         heads = [n for n in numbers if self.arrays[n].role == "values"]
         cells = [n for n in numbers if n not in heads]
         for number in heads:
-            at += self._header(number) * bool(places)
-            places.append(GroupChunks(number, at))
+            at += self._header(number) * bool(slots)
+            slots.append(GroupChunks(number, at))
             at += self._chunk_nbytes(number)
         begin = at
         inside: list[tuple[int, int]] = []
         for number in [*cells, *copies]:
-            at += self._header(number) * bool(places or inside)
+            at += self._header(number) * bool(slots or inside)
             inside.append((number, at))
             at += self.chunk * self.arrays[number].row_nbytes
         step = at - begin
         if not heads and cells:  # the header of the first array, before the next cell
             step += self._header(cells[0])
-        return (*places, *(GroupChunks(n, a, step, n in copies) for n, a in inside))
+        return (*slots, *(GroupChunks(n, a, step, n in copies) for n, a in inside))
 
-    def _track(self, places: tuple[GroupChunks, ...], front: int, first: bool) -> Track:
-        """Return the track of groups with these places; the first one is aligned."""
-        ends, used = self._reach(places)
-        head, align = self._header(places[0].number), self.grouping.align
-        if not first and self._chunk_nbytes(places[0].number) < WIDE * align:
+    def _track(self, slots: tuple[GroupChunks, ...], front: int, first: bool) -> Track:
+        """Return the track of groups with these slots; the first one is aligned."""
+        ends, used = self._reach(slots)
+        head, align = self._header(slots[0].number), self.grouping.align
+        if not first and self._chunk_nbytes(slots[0].number) < WIDE * align:
             align = 1
         strides = -(-(ends + head) // align) * align
         starts = np.cumsum(strides) - strides
         starts += round_up(front + head, align) if self.zipped else 0
         if self.per < self.grouping.count:
             starts -= np.repeat(starts[:: self.per], self.per)[: len(starts)]
-        return Track(places, self.per, starts, starts + ends, starts + used)
+        return Track(slots, self.per, starts, starts + ends, starts + used)
 
-    def _reach(self, places: tuple[GroupChunks, ...]) -> tuple[Ints, Ints]:
+    def _reach(self, slots: tuple[GroupChunks, ...]) -> tuple[Ints, Ints]:
         """Return the bytes of each group up to the end of its last chunk and last value."""
         ends = used = np.zeros(self.grouping.count, np.int64)
-        for place in places:
-            plan = self.arrays[place.number]
+        for slot in slots:
+            plan = self.arrays[slot.number]
             if plan.role == "values":
-                last, held, full = np.zeros_like(used), self._values(plan), plan.chunk
+                last, last_rows, full = np.zeros_like(used), self._values(plan), plan.chunk
             else:
                 last = -(-self.sizes // self.chunk) - 1
-                held, full = self.sizes - last * self.chunk, self.chunk
-            begin = place.at + last * place.step
+                last_rows, full = self.sizes - last * self.chunk, self.chunk
+            begin = slot.at + last * slot.step
             ends = np.maximum(ends, begin + full * plan.row_nbytes)
-            used = np.maximum(used, np.where(held > 0, begin + held * plan.row_nbytes, 0))
+            used = np.maximum(used, np.where(last_rows > 0, begin + last_rows * plan.row_nbytes, 0))
         return ends, used
 
     def _documents(
@@ -418,10 +418,10 @@ class _Planner:
                 rows = int(self._values(plan).sum())
                 own[plan.field.name] = {CAPACITY: plan.chunk, ROWS: rows}
         for main, *others in tracks:
-            for place in (p for p in others if p.copy):
-                at = place.at - main.at - self._chunk_nbytes(main.number)
+            for slot in (p for p in others if p.copy):
+                at = slot.at - main.at - self._chunk_nbytes(main.number)
                 copy = {"array": self.arrays[main.number].path, "at": at}
-                own[self.arrays[place.number].path] = {COPY: copy}
+                own[self.arrays[slot.number].path] = {COPY: copy}
         raw = frozenset(self.arrays[n].path for n in ordinary)
         arrays = list(zip(self.arrays, self.rows, strict=True))
         return documents(self.schema, arrays, self.options, own, raw)
@@ -441,32 +441,32 @@ def report(schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bo
         if options.compress is None:
             skipped = int(track.starts[0]) if zipped else 0
             stored = int(track.ends[last].sum()) - skipped
-            padding += stored - sum(_held(grid, p.number) for p in track.places)
+            padding += stored - sum(_payload(grid, p.number) for p in track.slots)
             nbytes += stored + skipped - grid.front
         else:
-            stored = sum(_packed(grid, p.number, options.zarr_format) for p in track.places)
+            stored = sum(_packed(grid, p.number, options.zarr_format) for p in track.slots)
             skipped = (stored + grid.front) // (PADDING - 1) if grouping.align > 1 else 0
             padding += skipped
             nbytes += stored + skipped
-        plan = grid.arrays[track.places[0].number]
+        plan = grid.arrays[track.slots[0].number]
         if plan.sharded:
             nbytes += index_nbytes(plan.file // plan.chunk) * int(last.sum())
-    most = [grid.chunks(p.number) for t in grid.tracks for p in t.places]
+    chunk_counts = [grid.chunks(p.number) for t in grid.tracks for p in t.slots]
     if zipped:
-        members = sum(int(n.sum()) for n in most) + len(grid.documents) + len(grid.ordinary)
+        members = sum(int(n.sum()) for n in chunk_counts) + len(grid.documents) + len(grid.ordinary)
         nbytes += members * (ENTRY + 64)
     else:
         nbytes += sum(grid.arrays[n].stored_nbytes(grid.rows[n]) for n in grid.ordinary)
     # Reads by which dsprep fetches all fields of a group: copies are not used.
-    alone = [n for n in grid.ordinary if grid.arrays[n].role == "samples" and _held(grid, n)]
+    alone = [n for n in grid.ordinary if grid.arrays[n].role == "samples" and _payload(grid, n)]
     reads = len(grid.tracks) + len(alone)
     largest = _largest(grid, alone)
     aligned = all(bool((t.starts % grouping.align == 0).all()) for t in grid.tracks[:1])
     how = _how(grid, reads)
     if options.compress is not None and grid.tracks:
-        largest += largest // 100 + OVERHEAD * sum(int(n.max()) for n in most)
+        largest += largest // 100 + OVERHEAD * sum(int(n.max()) for n in chunk_counts)
         aligned = grouping.align == 1 or grid.tracks[0].groups == 1
-        small = [grid.arrays[n].field.name for n in grid.ordinary if _held(grid, n)]
+        small = [grid.arrays[n].field.name for n in grid.ordinary if _payload(grid, n)]
         if small:
             how += f"; without compression: {', '.join(small)}"
         if not aligned:
@@ -482,7 +482,7 @@ def _packed(grid: GroupGrid, number: int, zarr_format: int) -> int:
     return count * (full + full // 100 + OVERHEAD + head)
 
 
-def _held(grid: GroupGrid, number: int) -> int:
+def _payload(grid: GroupGrid, number: int) -> int:
     """Return the bytes of all samples in an array."""
     plan, rows = grid.arrays[number], int(grid.grouping.edges[-1])
     if plan.role == "values":
@@ -508,7 +508,7 @@ def _how(grid: GroupGrid, reads: int) -> str:
         return "one ZIP store; a group's chunks follow one another, with a small header between"
     track = grid.tracks[0]
     where = " and a file"
-    if grid.arrays[track.places[0].number].sharded:
+    if grid.arrays[track.slots[0].number].sharded:
         where = f" in shards of {track.groups:,} groups"
         if track.groups >= grid.grouping.count:
             where = " in one shard"

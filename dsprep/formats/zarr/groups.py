@@ -114,14 +114,14 @@ class GroupStore(StoreWriter):
         """Return the file of a group of a track."""
         if self.grid.zipped:
             return self.root
-        return self.root / self.key(track.places[0].number, group // track.groups)
+        return self.root / self.key(track.slots[0].number, group // track.groups)
 
     def cut(self, track: Track, group: int, end: int) -> None:
         """Let the file of a group end at `end`, and remove the files of later ones."""
         with self.files.opened(self.track_file(track, group)) as fd:
             truncate(fd, end)
         for later in itertools.count(group // track.groups + 1):
-            path = self.root / self.key(track.places[0].number, later)
+            path = self.root / self.key(track.slots[0].number, later)
             if self.grid.zipped or not path.exists():
                 break
             path.unlink()
@@ -129,11 +129,11 @@ class GroupStore(StoreWriter):
     def _erase_beside(self, fd: int) -> None:
         """Write zeros to all of the ordinary arrays but what is known to be written."""
         keep = []
-        for number, places in self.grid.beside.items():
+        for number, offsets in self.grid.beside.items():
             plan = self.arrays[number]
-            held = np.clip(self.samples - plan.chunk * np.arange(len(places)), 0, plan.chunk)
-            stops = places + held * plan.row_nbytes
-            keep += list(zip(places.tolist(), stops.tolist(), strict=True))
+            rows = np.clip(self.samples - plan.chunk * np.arange(len(offsets)), 0, plan.chunk)
+            stops = offsets + rows * plan.row_nbytes
+            keep += list(zip(offsets.tolist(), stops.tolist(), strict=True))
         erase(fd, keep, 0, min(self.grid.front, fstat(fd).st_size))
 
     @abstractmethod
@@ -160,7 +160,7 @@ class GroupStore(StoreWriter):
 
     def _finish_track(self, track: Track, ends: Ints) -> None:
         """Give each file of a track its length, and its index if it is a shard."""
-        number = track.places[0].number
+        number = track.slots[0].number
         plan = self.arrays[number]
         counts = np.concatenate([[0], np.cumsum(self.grid.chunks(number))])
         for i, first in enumerate(range(0, len(ends), track.groups)):
@@ -195,16 +195,16 @@ class GroupStore(StoreWriter):
             pwrite_all(fd, [header, data], at)
             yield name, len(data), crc, at
             at += len(header) + len(data)
-        for number, places in self.grid.beside.items():
+        for number, offsets in self.grid.beside.items():
             nbytes = self.arrays[number].chunk * self.arrays[number].row_nbytes
-            for i, at in enumerate(places.tolist()):
+            for i, at in enumerate(offsets.tolist()):
                 name, crc = self.key(number, i), CRC32.of(pread_exact(fd, nbytes, at, self.root))
                 header = local_header(name, nbytes, crc)
                 pwrite_all(fd, [header], at - len(header))
                 yield name, nbytes, crc, at - len(header)
 
     def _group_members(self) -> Iterator[Member]:
-        for number in (p.number for track in self.grid.tracks for p in track.places):
+        for number in (p.number for track in self.grid.tracks for p in track.slots):
             for i, (offset, nbytes, crc) in enumerate(self.chunks[number].T.tolist()):
                 name = self.key(number, i)
                 yield name, nbytes, crc, offset - header_nbytes(name)
@@ -220,7 +220,7 @@ class GroupStore(StoreWriter):
             starts, lengths = self.starts[0], self.used[0] - self.starts[0]
         if self.grid.tracks and not self.grid.zipped:
             track = self.grid.tracks[0]
-            path = self.key(track.places[0].number, 0)
+            path = self.key(track.slots[0].number, 0)
             if track.groups < self.grouping.count:
                 files = track.groups
                 head, _, name = path.rpartition("/")

@@ -93,20 +93,20 @@ class Located:
             raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
         # It takes no memory until it is used.
         self._offsets, self._lengths = np.zeros((2, grid.block_count), np.int64)
-        self._found = np.zeros(frame.along[0], bool)
+        self._located = np.zeros(frame.along[0], bool)
         laws = Blocks(Explicit(self._offsets), Explicit(self._lengths), grid.blocks.path)
         self.grid = replace(grid, blocks=laws)
 
     def find(self, first: int, last: int) -> None:
         """Look for the files ``first <= i < last`` along the first axis."""
-        new = np.flatnonzero(~self._found[first:last])
+        new = np.flatnonzero(~self._located[first:last])
         if not len(new):
             return
         first, last = first + int(new[0]), first + int(new[-1]) + 1
-        array, whole = self._array, self._frame
+        array, full = self._array, self._frame
         frame = Frame(array.meta, (first, last))
-        found = []
-        rows = first * whole.step, min(last * whole.step, whole.shape[0])
+        extents = []
+        rows = first * full.step, min(last * full.step, full.shape[0])
         keys = array.meta.file_keys(*rows) if array.meta.shape else [template(array.meta)]
         for number, key in enumerate(keys):
             extent = array.store.extent(key)
@@ -115,18 +115,18 @@ class Located:
             if extent is not None and extent[1] < 0:
                 raise Unlocated(COMPRESSED)
             if extent is not None:
-                found.append((number, *extent))
-        files = np.array(found, np.int64).reshape(-1, 3).T
+                extents.append((number, *extent))
+        files = np.array(extents, np.int64).reshape(-1, 3).T
         ordered = self.grid.files is None
         offsets, lengths, fill = _chunks(array, frame, files, ordered, lambda _: None)
         if fill is not None and self.grid.fill is None:
             self.grid = replace(self.grid, fill=fill)
-        start = first * self._beside * whole.inside
+        start = first * self._beside * full.inside
         if ordered:
-            start = first * whole.per[0] * math.prod(whole.chunks[1:])
+            start = first * full.per[0] * math.prod(full.chunks[1:])
         self._offsets[start : start + offsets.size] = offsets.reshape(-1)
         self._lengths[start : start + offsets.size] = lengths.reshape(-1)
-        self._found[first:last] = True
+        self._located[first:last] = True
 
 
 def _grid(array: StoredArray, frame: Frame) -> Grid:
@@ -196,17 +196,17 @@ class Frame:
         None: all of them.
         """
         axes = len(self.shape)
-        found: NDArray[np.bool_] | None = None
+        inside_edge: NDArray[np.bool_] | None = None
         for axis, (a, p, n) in enumerate(zip(self.along, self.per, self.chunks, strict=True)):
             if a * p == n:
                 continue
             sizes = [1] * (2 * axes)
             sizes[axis], sizes[axes + axis] = a, p
             part = (np.arange(a * p) < n).reshape(sizes)
-            found = part if found is None else found & part
-        if found is None:
+            inside_edge = part if inside_edge is None else inside_edge & part
+        if inside_edge is None:
             return None
-        return np.broadcast_to(found, self.along + self.per).reshape(self.files, self.inside)
+        return np.broadcast_to(inside_edge, self.along + self.per).reshape(self.files, self.inside)
 
     def in_order(self, values: Ints) -> Ints:
         """Return numbers of shape ``(files, inside)`` in C order of the grid of chunks."""
@@ -241,7 +241,7 @@ def _files(array: StoredArray, frame: Frame) -> Ints:
     if separator == "/" and axes:
         folder, start = join(folder, start.rstrip("/")), ""
     single = "" if axes else start.rstrip("./") or "0"
-    found: list[tuple[int, int, int]] = []
+    entries: list[tuple[int, int, int]] = []
     for name, at, nbytes in array.store.listed(folder, max(0, axes - 1) * (separator == "/")):
         if single:
             number = 0 if name == single else None
@@ -254,8 +254,8 @@ def _files(array: StoredArray, frame: Frame) -> Ints:
         if nbytes < 0:
             where = f"{array.store.path}/{join(folder, name)}"
             raise FormatError("this is not a regular file", where=where)
-        found.append((number, at, nbytes))
-    table = np.array(found, np.int64).reshape(-1, 3)
+        entries.append((number, at, nbytes))
+    table = np.array(entries, np.int64).reshape(-1, 3)
     return table[np.argsort(table[:, 0])].T
 
 
@@ -276,16 +276,16 @@ def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> in
 
 def _check_count(array: StoredArray, frame: Frame, numbers: Ints) -> None:
     """See that no file of dsprep's is missing, and that the chunks are not too many to list."""
-    found = len(numbers)
-    missing, blocks = frame.files - found, frame.files * frame.inside
+    present = len(numbers)
+    missing, blocks = frame.files - present, frame.files * frame.inside
     if missing and array.complete:
         there = np.append(numbers, frame.files)
-        first = int((there != np.arange(found + 1)).argmax())
+        first = int((there != np.arange(present + 1)).argmax())
         key = _key(array.meta, frame, first)
         raise array.missing(key, f"{missing} of {frame.files} files are missing")
-    if blocks > max(FEW_BLOCKS, SPARSE * found * frame.inside):
-        gone = f"{missing} of {frame.files} files"
-        raise Unlocated(f"only zarr reads arrays of which {gone} are missing")
+    if blocks > max(FEW_BLOCKS, SPARSE * present * frame.inside):
+        absent = f"{missing} of {frame.files} files"
+        raise Unlocated(f"only zarr reads arrays of which {absent} are missing")
     if blocks > MAX_BLOCKS:
         raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
 
@@ -382,9 +382,9 @@ def _fill_free(offsets: Ints, lengths: Ints, frame: Frame, encoded: bool) -> Non
     known = real & (offsets >= 0)
     first = known.argmax(axis=0)
     there = known[first, columns]
-    place = offsets[first, columns]
+    begins = offsets[first, columns]
     before = np.maximum.accumulate(np.where(there, columns, -1))
-    behind = (columns - before) * frame.chunk_nbytes + np.where(before < 0, 0, place[before])
-    period = np.where(there, place, behind)
+    behind = (columns - before) * frame.chunk_nbytes + np.where(before < 0, 0, begins[before])
+    period = np.where(there, begins, behind)
     offsets[free] = np.broadcast_to(period, offsets.shape)[free]
     lengths[free] = frame.chunk_nbytes

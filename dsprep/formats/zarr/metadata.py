@@ -1,4 +1,4 @@
-"""The metadata documents of Zarr, read and checked: what an array is and how its chunks lie.
+"""The metadata documents of Zarr, read and checked: what an array is and how its chunks are stored.
 
 v2 (``.zarray``, ``.zgroup``, ``.zattrs``): https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html
 v3 (``zarr.json``): https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
@@ -30,7 +30,7 @@ from dsprep.storage.ranges import fstat, pread_exact
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""
 
-MOST_NODES = 4096
+MAX_NODES = 4096
 """Arrays and groups whose documents are read; of larger stores the first ones."""
 
 TAIL = 64 << 10
@@ -148,8 +148,8 @@ class ArrayMeta:
     def raw(self) -> bool:
         """Whether the bytes of a file are rows one after another."""
         rows = tuple(max(1, n) for n in self.shape[1:])
-        whole = bool(self.shape) and self.grid[1:] == self.chunk[1:] == rows
-        return whole and not self.filters and not self.unlocated
+        rows_only = bool(self.shape) and self.grid[1:] == self.chunk[1:] == rows
+        return rows_only and not self.filters and not self.unlocated
 
     @property
     def row_nbytes(self) -> int:
@@ -157,7 +157,7 @@ class ArrayMeta:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def key(self, *numbers: int) -> str:
-        """Return the key of a file by its place in the grid; axes left out have place 0."""
+        """Return the key of a file by its position in the grid; axes left out have position 0."""
         start, separator = self.keys
         rest = len(self.shape) - len(numbers)
         return join(self.path, start + separator.join(map(str, (*numbers, *(0,) * rest))))
@@ -167,7 +167,7 @@ class ArrayMeta:
         return math.prod(-(-n // g) for n, g in zip(self.shape, self.grid, strict=True))
 
     def file_numbers(self, start: int, stop: int) -> Iterator[tuple[int, ...]]:
-        """Yield the places of the files that hold the rows ``start <= i < stop`` in their grid."""
+        """Yield the grid positions of the files that hold the rows ``start <= i < stop``."""
         rows = range(start // self.grid[0], -(-stop // self.grid[0]))
         others = (range(-(-n // g)) for n, g in zip(self.shape[1:], self.grid[1:], strict=True))
         return itertools.product(rows, *others)
@@ -184,12 +184,12 @@ def read_document(store: Store, key: str) -> dict[str, Any] | None:
         return None
     where = f"{store.path}, {key}"
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the metadata is no JSON: {error}", where=where) from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise FormatError("the metadata is no JSON object", where=where)
-    return found
+    return document
 
 
 def read_array(
@@ -202,7 +202,7 @@ def read_array(
     """
     try:
         read = _read_v3 if document.get("zarr_format") == 3 else _read_v2
-        found = read(document, attrs, path)
+        meta = read(document, attrs, path)
     except FormatError as error:
         raise type(error)(error.what, where=where, found=error.found, fix=error.fix) from error
     except WRONG as error:
@@ -210,12 +210,12 @@ def read_array(
         raise FormatError(f"the metadata is wrong ({reason})", where=where) from error
     except RecursionError as error:
         raise FormatError("the metadata is nested too deep", where=where) from error
-    return found
+    return meta
 
 
-def _sizes(value: Any, least: int) -> tuple[int, ...]:
+def _sizes(value: Any, minimum: int) -> tuple[int, ...]:
     sizes = tuple(value)
-    if not all(type(n) is int and least <= n < 2**63 for n in sizes) or len(sizes) > 32:
+    if not all(type(n) is int and minimum <= n < 2**63 for n in sizes) or len(sizes) > 32:
         raise FormatError("an array has impossible sizes", found=str(value)[:200])
     return sizes
 
@@ -236,16 +236,16 @@ def _filters(codecs: list[Codec], known: str) -> dict[str, Any]:
 
     `known` is why only zarr reads the chunks, as far as that is known.
     """
-    found: list[Mapping[str, Any]] = []
+    steps: list[Mapping[str, Any]] = []
     for name, configuration in codecs if not known else ():
         id = name.removeprefix(NUMCODECS)
         kept = {k: configuration[k] for k in NEEDED.get(id, ()) if k in configuration}
-        found.append({"id": id, **kept})
+        steps.append({"id": id, **kept})
         try:
-            filters.check(found[-1:], name)
+            filters.check(steps[-1:], name)
         except FormatError:
             return {"unlocated": f"only zarr reads codec {name}"}
-    return {"filters": tuple(found), "unlocated": known}
+    return {"filters": tuple(steps), "unlocated": known}
 
 
 def _axes(names: Any) -> tuple[str, ...]:
@@ -325,7 +325,8 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
     if document.get("storage_transformers"):
         raise FormatError("storage transformers are not known")
     codecs = [named(c) for c in document["codecs"]]
-    kind, vlen = _kind_v3(document["data_type"])
+    type_name, _ = named(document["data_type"])
+    kind, vlen = VLEN_KINDS.get(type_name, "array"), type_name in VLEN_KINDS
     dtype = np.dtype(np.uint8) if vlen else _dtype_v3(document["data_type"])
     check_dtype(dtype)
     if byte_order(codecs) == ">":
@@ -432,20 +433,15 @@ def _keys_v3(value: Any) -> tuple[str, str]:
     return ("c" + separator if name == "default" else ""), separator
 
 
-def _kind_v3(value: Any) -> tuple[Kind, bool]:
-    name, _ = named(value)
-    return VLEN_KINDS.get(name, "array"), name in VLEN_KINDS
-
-
 def _dtype_v3(value: Any) -> DType:
     name, configuration = named(value)
     if name in V3_TYPES:
         return V3_TYPES[name]
     if name[:1] == "r" and name[1:].isdecimal() and int(name[1:]) % 8 == 0:
         return np.dtype(f"V{int(name[1:]) // 8}")
-    found = extension(name)
-    if found is not None:
-        return found
+    extension_type = extension(name)
+    if extension_type is not None:
+        return extension_type
     if name in ("numpy.datetime64", "numpy.timedelta64"):
         unit, factor = str(configuration["unit"]), int(configuration["scale_factor"])
         code = "M8" if name.endswith("datetime64") else "m8"
@@ -486,9 +482,9 @@ def facts(path: Path) -> dict[str, Any]:
 
 def _documents(store: Directory) -> list[bytes]:
     """Return the digest of each document with its name, in the order of a walk by name."""
-    found: list[bytes] = []
+    digests: list[bytes] = []
     todo, nodes = [""], 0
-    while todo and nodes < MOST_NODES:
+    while todo and nodes < MAX_NODES:
         node = todo.pop()
         nodes += 1
         there = 0
@@ -497,12 +493,12 @@ def _documents(store: Directory) -> list[bytes]:
             data = store.document(key)
             if data is not None:
                 there += name in MARKERS
-                found.append(f"{key}\0{digest(data)}\n".encode("utf-8", "surrogateescape"))
+                digests.append(f"{key}\0{digest(data)}\n".encode("utf-8", "surrogateescape"))
         if not there and not node:
             raise FormatError("there is no Zarr store", where=store.path)
         if there and _is_group(store, node):
             todo += [join(node, child) for child in reversed(store.children(node))]
-    return found
+    return digests
 
 
 def _is_group(store: Directory, node: str) -> bool:

@@ -1,9 +1,9 @@
 """Writing groups with compression: the size of a group is known when it has been encoded.
 
-A piece is a whole group. Groups lie one behind another in the order of their samples. One begins
+A piece is a whole group. Groups are stored back to back in the order of their samples. One begins
 at a multiple of the stripe size where all that is skipped for it stays below 1/50 of the file.
 
-What is known of each group, places, sizes and sums, is kept in a working file beside the output:
+The offsets, sizes and checksums of the groups are kept in a working file beside the output:
 a checkpoint then has only how far it reaches, however many groups there are.
 """
 
@@ -63,7 +63,7 @@ class PackedGroups(GroupStore):
         tracks = self.grid.tracks
         self._encode = [encoder(options.compress, plan) for plan in self.arrays]
         self._first: dict[int, Ints] = {}
-        for number in (p.number for t in tracks for p in t.places):
+        for number in (p.number for t in tracks for p in t.slots):
             self._first[number] = offsets_of(self.grid.chunks(number))
             self.chunks[number] = np.zeros((3, int(self._first[number][-1])), np.int64)
         self.starts = [np.zeros(grouping.count, np.int64) for _ in tracks]
@@ -86,11 +86,11 @@ class PackedGroups(GroupStore):
         piece.rows = {n: plain.rows[n] for n in self.grid.ordinary}
         for i, track in enumerate(self.grid.tracks):
             parts: list[bytes] = []
-            for n in (place.number for place in track.places):
-                found, first = self.chunks[n], int(self._first[n][piece.group])
+            for n in (slot.number for slot in track.slots):
+                table, first = self.chunks[n], int(self._first[n][piece.group])
                 encoded = encode_file(plain.rows[n], self.arrays[n], self._encode[n])
                 for number, chunk in enumerate(map(bytes, encoded), first):
-                    found[1, number] = len(chunk)
+                    table[1, number] = len(chunk)
                     if self.grid.zipped:
                         parts.append(self._header(n, number, chunk))
                     parts.append(chunk)
@@ -131,7 +131,7 @@ class PackedGroups(GroupStore):
             self._ending[i] = [begin + sum(map(len, parts)), padding + begin - at]
             self.starts[i][piece.group], self.ends[i][piece.group] = begin, self._ending[i][0]
             chunks = iter(begin + offsets_of(np.array([len(p) for p in parts], np.int64)))
-            for n in (place.number for place in track.places):
+            for n in (slot.number for slot in track.slots):
                 for number in range(*self._first[n][piece.group : piece.group + 2]):
                     self.chunks[n][0, number] = next(chunks)
                     if self.grid.zipped:
@@ -143,7 +143,7 @@ class PackedGroups(GroupStore):
         if not piece.count:
             return
         for number, rows in piece.rows.items():
-            self.place(number, piece.start, rows)
+            self.write_rows(number, piece.start, rows)
         for i, track in enumerate(self.grid.tracks):
             with self.files.opened(self.track_file(track, piece.group)) as fd:
                 head = piece.heads[i]

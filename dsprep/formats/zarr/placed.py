@@ -1,4 +1,4 @@
-"""Writing groups without compression: the place of every row is known before the first.
+"""Writing groups without compression: the offset of every row is known before the first.
 
 Pieces are parts of groups, of any size, and written in any order. The sums of a group are joined
 from those of its pieces when the last one has come; then the local headers of a ZIP file's
@@ -59,20 +59,20 @@ class PlacedGroups(GroupStore):
         tracks = self.grid.tracks
         self.starts = [t.starts for t in tracks]
         self.used, self.ends = [t.used for t in tracks], [t.ends for t in tracks]
-        for track, place in ((t, p) for t in tracks for p in t.places if not p.copy):
-            plan = self.arrays[place.number]
-            offsets = self.grid.chunk_offsets(track, place)
+        for track, slot in ((t, p) for t in tracks for p in t.slots if not p.copy):
+            plan = self.arrays[slot.number]
+            offsets = self.grid.chunk_offsets(track, slot)
             nbytes = np.full(len(offsets), plan.chunk * plan.row_nbytes)
-            self.chunks[place.number] = np.stack([offsets, nbytes, np.zeros_like(offsets)])
+            self.chunks[slot.number] = np.stack([offsets, nbytes, np.zeros_like(offsets)])
         if self.grid.zipped and tracks:
             with self.files.opened(path, int(self.ends[0][-1])):
                 pass
         if state is not None:
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
             for track in tracks if not self.shared else ():
-                self._forget(track)
+                self._erase_after_checkpoint(track)
 
-    def _forget(self, track: Track) -> None:
+    def _erase_after_checkpoint(self, track: Track) -> None:
         """Cut off all behind the last value of the checkpoint, and write zeros between its values.
 
         A killed run may have written anything there.
@@ -149,14 +149,14 @@ class PlacedGroups(GroupStore):
             return
         group = self.grouping.of(piece.start)
         for number in self.grid.ordinary:
-            self.place(number, piece.start, piece.column(number, self.arrays[number]))
+            self.write_rows(number, piece.start, piece.column(number, self.arrays[number]))
         for i, track in enumerate(self.grid.tracks):
             sums: list[Sum] = []
             begin = int(track.starts[group])
             last = min(group - group % track.groups + track.groups, len(track.ends)) - 1
             with self.files.opened(self.track_file(track, group), int(track.ends[last])) as fd:
                 for at, rows in (
-                    part for p in track.places for part in self._parts(piece, group, p)
+                    part for p in track.slots for part in self._parts(piece, group, p)
                 ):
                     if i == 0:
                         crcs = self._write_summed(fd, rows, begin + at)
@@ -177,9 +177,9 @@ class PlacedGroups(GroupStore):
             crc = pwrite_crc32c(fd, [part], offset + at, crc)
         return crc, crc32
 
-    def _parts(self, piece: Piece, group: int, place: GroupChunks) -> Iterator[tuple[int, Array]]:
+    def _parts(self, piece: Piece, group: int, slot: GroupChunks) -> Iterator[tuple[int, Array]]:
         """Yield the rows of a piece in each chunk, and their offset in the group."""
-        plan, rows = self.arrays[place.number], piece.rows[place.number]
+        plan, rows = self.arrays[slot.number], piece.rows[slot.number]
         chunk, first = self.grid.chunk, piece.start - int(self.grouping.edges[group])
         if plan.role == "values":
             name, chunk = plan.field.name, plan.chunk
@@ -188,7 +188,7 @@ class PlacedGroups(GroupStore):
         for j in range(first // chunk, -(-last // chunk)):
             a, b = max(first, j * chunk), min(last, (j + 1) * chunk)
             if a < b and plan.row_nbytes:
-                at = place.at + j * place.step + (a - j * chunk) * plan.row_nbytes
+                at = slot.at + j * slot.step + (a - j * chunk) * plan.row_nbytes
                 yield at, rows[a - first : b - first]
 
     # --- sums ----------------------------------------------------------------------------------
@@ -196,14 +196,14 @@ class PlacedGroups(GroupStore):
     def _add(self, fd: int, group: int, samples: int, sums: list[Sum]) -> None:
         """Note the sums of a piece, and complete its group if it was the last one."""
         with self._lock:
-            held = self._sums.setdefault(group, [])
-            held += sums
+            pending = self._sums.setdefault(group, [])
+            pending += sums
             self._came[group] = self._came.get(group, 0) + samples
             edges = self.grouping.edges
             if self._came[group] < int(edges[group + 1] - edges[group]):
                 return
             del self._sums[group], self._came[group]
-        self._complete(fd, group, held)
+        self._complete(fd, group, pending)
 
     def _complete(self, fd: int, group: int, sums: list[Sum]) -> None:
         """Join the sums of a group; write its local headers."""

@@ -64,7 +64,7 @@ class ArrayPlan:
         Rows in a chunk, and in a file; ``file`` is a multiple of ``chunk``.
     sharded
         Whether a file is a shard with an index.
-    whole
+    whole_files
         Whether pieces consist of whole files, so that a piece can be encoded when it comes.
     """
 
@@ -76,7 +76,7 @@ class ArrayPlan:
     chunk: int
     file: int
     sharded: bool
-    whole: bool = False
+    whole_files: bool = False
 
     @property
     def row_nbytes(self) -> int:
@@ -134,23 +134,27 @@ def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan],
         if f.ragged:
             plans += _ragged(f, options, sharded)
             continue
-        whole = options.compress is not None and f.row_nbytes * SMALLEST >= largest
+        whole_files = options.compress is not None and f.row_nbytes * SMALLEST >= largest
         chunk, file = _rows(f.row_nbytes, options, sharded)
-        if whole:
+        if whole_files:
             chunk, file = (min(chunk, unit), unit) if sharded else (unit, unit)
-        held = carrier(f.dtype, options.zarr_format)
-        inner = (*f.inner, *held.trailing)
-        plans.append(ArrayPlan(f.name, f, "samples", held, inner, chunk, file, sharded, whole))
+        carried = carrier(f.dtype, options.zarr_format)
+        inner = (*f.inner, *carried.trailing)
+        plans.append(
+            ArrayPlan(f.name, f, "samples", carried, inner, chunk, file, sharded, whole_files)
+        )
     return plans, unit
 
 
 def _ragged(field: Field, options: WriteOptions, sharded: bool) -> list[ArrayPlan]:
     """Rows of values are not samples: what the user asks of samples is not for these."""
     free = replace(options, chunk=None, zarr_shard=None)
-    held = carrier(field.dtype, options.zarr_format)
+    carried = carrier(field.dtype, options.zarr_format)
     chunk, file = _rows(field.row_nbytes, free, sharded)
-    inner = (*field.inner, *held.trailing)
-    values = ArrayPlan(f"{field.name}/values", field, "values", held, inner, chunk, file, sharded)
+    inner = (*field.inner, *carried.trailing)
+    values = ArrayPlan(
+        f"{field.name}/values", field, "values", carried, inner, chunk, file, sharded
+    )
     index = Carrier(np.dtype("<i8"), stands_in=False)
     chunk, file = _rows(8, free, sharded)
     roles: tuple[Role, Role] = ("first", "count")

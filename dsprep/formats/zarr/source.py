@@ -1,4 +1,7 @@
-"""A Zarr store as samples: which of its arrays are fields, and reading them."""
+"""Parsing a Zarr store: which of its arrays are fields, and how their samples are counted.
+
+The walk through the groups, the choice of fields, and the source that reads them.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ MAX_NODES = 100_000
 MAX_FILES = 100_000
 """Files of a store that are looked for when it is opened."""
 
-MOST_NAMES = 4096
+MAX_NAMES = 4096
 """Names or categories that an attribute may hold."""
 
 PARTS = {"count", "first", "values"}
@@ -77,31 +80,31 @@ class ZarrSource(Source):
         self.version = f"Zarr v{nodes.version}, {'ZIP' if self.path.is_file() else 'directory'}"
         own = root.get(FIELDS)
         listed = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
-        found = Found(self._store, nodes, listed, options)
-        asked = found.asked
+        fields = StoreFields(self._store, nodes, listed, options)
+        requested = fields.requested
         mode = options.sample_axis
-        if mode == "auto" and (listed or found.ragged):
+        if mode == "auto" and (listed or fields.ragged):
             mode = "first"
-        if found.stated.refused and options.sample_axis == "auto" and not asked and not listed:
-            reason, fix = found.stated.refused
+        if fields.stated.refused and options.sample_axis == "auto" and not requested and not listed:
+            reason, fix = fields.stated.refused
             raise SchemaError(reason, where=self.path, fix=f"{fix}, or name fields: --field NAME")
-        readings = found.wanted(self.path)
-        shapes = {n: found.sized(n) for n in readings}
-        if not asked and not listed and mode != "none":
+        readings = fields.select(self.path)
+        shapes = {n: fields.sized(n) for n in readings}
+        if not requested and not listed and mode != "none":
             check_arrays(readings, self.path)
-        axis = samples.choose(shapes, mode, self.path, named=bool(asked))
-        if found.ragged and options.sample_axis == "auto" and not asked and not listed:
+        axis = samples.choose(shapes, mode, self.path, named=bool(requested))
+        if fields.ragged and options.sample_axis == "auto" and not requested and not listed:
             reading = f"{axis.count} samples of {samples.listed([*axis.names])}"
             samples.check_share(shapes, set(axis.names), reading, self.path)
-        notes = [] if asked else found.notes
+        notes = [] if requested else fields.notes
         self._count, notes = axis.count, [*axis.notes, *notes]
         if axis.whole_file:
-            readings = whole(readings, notes)
+            readings = as_single_sample(readings, notes)
             if not readings:
                 raise FormatError(
                     "no array can be a field", where=self.path, found="; ".join(notes)
                 )
-        elif asked and set(axis.names) != asked:
+        elif requested and set(axis.names) != requested:
             lengths = sorted(f"{n}: {r.count}" for n, r in readings.items())
             raise SchemaError(
                 "the fields differ in their number of samples",
@@ -110,11 +113,11 @@ class ZarrSource(Source):
             )
         else:
             readings = {n: r for n, r in readings.items() if n in axis.names}
-        found.add_names(readings, notes)
+        fields.add_names(readings, notes)
         self._choose(options, readings, from_json(root))
         chosen = [r for _, r in self._columns]
         notes += unkept(nodes.groups, chosen, counted=not axis.whole_file)
-        if not asked:
+        if not requested:
             notes += samples.unapplied({f.name: f.attrs for f in self.schema})
         self.notes = (*notes, *missing(self._store, chosen))
 
@@ -131,19 +134,19 @@ class ZarrSource(Source):
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         try:
-            wanted = {f.name: r.begin(start, stop, arena) for f, r in self._columns}
-            found = fetch(wanted, arena)
+            pending = {f.name: r.begin(start, stop, arena) for f, r in self._columns}
+            columns = fetch(pending, arena)
         except MemoryError as error:
             where = f"{self.path}, samples {start} to {stop}"
             raise FormatError("the samples do not fit into memory", where=where) from error
         except FormatError:
             for array in (a for _, r in self._columns for a in r.arrays):
-                array.forget()
+                array.invalidate()
             raise
         if len(self) <= 1:  # it was read whole
             for array in (a for _, r in self._columns for a in r.arrays):
                 array.release()
-        return {f.name: retype(found[f.name], f, self.path, start) for f, _ in self._columns}
+        return {f.name: retype(columns[f.name], f, self.path, start) for f, _ in self._columns}
 
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
@@ -156,16 +159,16 @@ class ZarrSource(Source):
             if progress is not None:
                 progress(done, total)
 
-        found: dict[str, Column] = {}
+        columns: dict[str, Column] = {}
         unlocated: dict[str, str] = {}
         for field, reading in self._columns:
             upto = done + reading.arrays[0].meta.files()
             try:
-                found[field.name] = reading.located(field, len(self), step)
+                columns[field.name] = reading.located(field, len(self), step)
             except Unlocated as reason:
                 unlocated[field.name] = str(reason)
             step(upto - done)
-        return FileLayout(len(self), columns=found, unlocated=unlocated)
+        return FileLayout(len(self), columns=columns, unlocated=unlocated)
 
     @override
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
@@ -223,8 +226,8 @@ def walk(store: Store) -> Nodes:
     nodes, todo = Nodes(), [""]
     while todo:
         path = todo.pop()
-        found = visit(store, path, nodes)
-        if found:
+        is_group = visit(store, path, nodes)
+        if is_group:
             todo += [join(path, name) for name in reversed(store.children(path))]
         elif path == "" and not nodes.arrays:
             raise FormatError("there is no zarr.json, .zgroup or .zarray", where=store.path)
@@ -275,7 +278,7 @@ def visit(store: Store, path: str, nodes: Nodes) -> bool:
     return bool(kind == "group")
 
 
-class Found:
+class StoreFields:
     """The fields that a store may have, as the user asked for them.
 
     Those in `order` come first: dsprep wrote them.
@@ -290,14 +293,14 @@ class Found:
         What programs state about the arrays.
     ragged
         Whether some have index tables that dsprep did not write.
-    asked
+    requested
         The names of those that the user named.
     notes
         What was left out, one clause each.
     """
 
     def __init__(self, store: Store, nodes: Nodes, order: list[str], options: OpenOptions) -> None:
-        self.asked = {spelled(spec) for spec in options.fields}
+        self.requested = {spelled(spec) for spec in options.fields}
         self.readings: dict[str, Reading] = {}
         self.problems: dict[str, DsprepError] = {}
         self.stated, self.notes = Stated(), list[str]()
@@ -332,7 +335,7 @@ class Found:
             self._add(name, partial(Parts, name, opened[path], route, opened[path].meta.attrs))
         for path, array in opened.items():
             name = path or ROOT_NAME
-            used = path in rows.used | rows.left_out and name not in self.asked
+            used = path in rows.used | rows.left_out and name not in self.requested
             if name not in self.readings and not used:
                 self._add(name, partial(reading, name, array))
         first = [n for n in order if n in self.readings]
@@ -379,39 +382,43 @@ class Found:
                 self.problems[path] = NoField(reason, where=f"{self._where}, array {path}")
         self.notes += rows.notes
         for reason in dict.fromkeys(stated.aside.values()):
-            paths = [p for p, why in stated.aside.items() if why == reason]
+            paths = [p for p, text in stated.aside.items() if text == reason]
             self.notes.append(f"left out {samples.listed(paths)}: {reason}")
             for path in paths:
-                if path not in self.asked:
+                if path not in self.requested:
                     self.readings.pop(path, None)
                     self.problems.pop(path, None)
 
-    def wanted(self, where: Path) -> dict[str, Reading]:
-        """Return what the user asked for, or all that can be read."""
+    def select(self, where: Path) -> dict[str, Reading]:
+        """Return the readings of the fields that the user requested, or of all that can be read."""
         left_out = {
-            n: e for n, e in self.problems.items() if isinstance(e, NoField) and n not in self.asked
+            n: e
+            for n, e in self.problems.items()
+            if isinstance(e, NoField) and n not in self.requested
         }
         damaged = [e for n, e in self.problems.items() if n not in left_out]
-        if damaged and not self.asked:
+        if damaged and not self.requested:
             raise damaged[0]
-        for name in self.asked & self.problems.keys():
+        for name in self.requested & self.problems.keys():
             raise self.problems[name]
-        for name in sorted(self.asked - self.readings.keys()):
+        for name in sorted(self.requested - self.readings.keys()):
             raise missing_field(name, self.readings, where)
-        readings = {n: r for n, r in self.readings.items() if n in self.asked or not self.asked}
+        readings = {
+            n: r for n, r in self.readings.items() if n in self.requested or not self.requested
+        }
         if not readings:
-            why = samples.listed([f"{n or ROOT_NAME}: {e.what}" for n, e in left_out.items()])
-            why = "; ".join([why, *self.notes] if why else self.notes)
-            what = "the store holds no arrays"
-            what += " that can be fields" if why else ""
-            raise FormatError(what, where=where, found=why or None)
+            reasons = samples.listed([f"{n or ROOT_NAME}: {e.what}" for n, e in left_out.items()])
+            reasons = "; ".join([reasons, *self.notes] if reasons else self.notes)
+            message = "the store holds no arrays"
+            message += " that can be fields" if reasons else ""
+            raise FormatError(message, where=where, found=reasons or None)
         self.notes += [f"left out {n}: {e.what}" for n, e in left_out.items()]
         return readings
 
     def sized(self, name: str) -> samples.Sized:
         """Return the shape of a field with its samples, its bytes, and what counts them."""
         reading = self.readings[name]
-        if isinstance(reading, Fixed) and reading.whole:
+        if isinstance(reading, Fixed) and reading.single:
             return samples.Sized((), reading.nbytes)
         axis = self.stated.axes.get(name, "")
         if not isinstance(reading, Parts):
@@ -441,7 +448,7 @@ def _attributes(nodes: Nodes, path: str) -> Attrs:
 
 def _names_in(array: StoredArray | None) -> Array | None:
     """Return the values of a small array of one axis, texts as ``U``; None if it is not."""
-    if array is None or len(array.meta.shape) != 1 or not 0 < len(array) <= MOST_NAMES:
+    if array is None or len(array.meta.shape) != 1 or not 0 < len(array) <= MAX_NAMES:
         return None
     if not array.meta.vlen:
         return array.read(0, len(array))
@@ -472,17 +479,17 @@ def ragged_parts(
     return None
 
 
-def whole(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Reading]:
+def as_single_sample(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Reading]:
     """Return the fields of a store that is one sample: every array as it is."""
-    found: dict[str, Reading] = {}
+    fields: dict[str, Reading] = {}
     for reading in readings.values():
         for array in reading.arrays:
             name = array.meta.path or ROOT_NAME
             if array.meta.vlen:
                 notes.append(f"left out {name}: a single sample cannot hold strings")
             else:
-                found[name] = Fixed(name, array, whole=True)
-    return found
+                fields[name] = Fixed(name, array, single=True)
+    return fields
 
 
 # --- notes -----------------------------------------------------------------------------------
@@ -516,9 +523,9 @@ def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
         if files > left:
             continue
         left -= files
-        gone = store.count_missing(array.meta.file_keys(0, len(array)))
-        if gone:
+        absent = store.count_missing(array.meta.file_keys(0, len(array)))
+        if absent:
             name = array.meta.path or "the array"
-            what = "" if array.complete else " and read as the fill value"
-            notes.append(f"{gone} of {files} chunk files of {name} are missing{what}")
+            consequence = "" if array.complete else " and read as the fill value"
+            notes.append(f"{absent} of {files} chunk files of {name} are missing{consequence}")
     return notes

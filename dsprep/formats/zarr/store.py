@@ -1,8 +1,8 @@
-"""Where the keys of a Zarr store lie: in a directory, or in one ZIP file.
+"""The keys of a Zarr store: files of a directory, or members of one ZIP file.
 
 A store maps keys (``image/c.0.0``) to bytes. Both kinds answer the same few questions, of which
-`Store.chunk` is the important one: the file descriptor and offset where a key's bytes lie as they
-are, so that they can be read straight into place. Names of ZIP members are keys and nothing else.
+`Store.chunk` is the important one: the file descriptor and offset of a key's bytes as stored, so
+that they can be read straight into their target. Names of ZIP members are keys and nothing else.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Store(ABC):
     path: Path
 
     @abstractmethod
-    def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
+    def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """Return the bytes of a key, or None if it is not there.
 
         Raises
         ------
         FormatError
-            If there are more than `most` bytes.
+            If there are more than `limit` bytes.
         """
 
     @abstractmethod
@@ -102,12 +102,12 @@ class Store(ABC):
         """Yield ``(name, offset, nbytes)`` of all that is `depth` folders below `folder`.
 
         The name is what follows `folder` in the key. Its bytes begin at ``offset`` of a file of
-        their own, or of the ZIP file; ``nbytes`` is -1 where they do not lie in the open.
+        their own, or of the ZIP file; ``nbytes`` is -1 where they are compressed or encrypted.
         """
 
     @abstractmethod
     def chunk(self, key: str) -> Any:
-        """Return a context: the `Chunk` of `key`, or None if its bytes do not lie in the open."""
+        """Return a context: the `Chunk` of `key`, or None if its bytes cannot be read as stored."""
 
     @abstractmethod
     def recognise(self, keys: Iterable[str]) -> None:
@@ -117,7 +117,7 @@ class Store(ABC):
     def open(self, path: str) -> File:
         """Return an open file by its path in the layout: ``""`` is a ZIP file itself."""
 
-    def prove(self, keys: Iterable[str]) -> None:
+    def verify_crc(self, keys: Iterable[str]) -> None:
         """Compare the bytes of these keys with checksums that the store keeps of them, once.
 
         Those that are not there are passed over.
@@ -158,12 +158,12 @@ class Directory(Store):
         self._files = Files(self._inside, most=KEPT)
 
     @override
-    def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
-        with self.chunk(key) as found:
-            if found is None:
+    def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
+        with self.chunk(key) as chunk:
+            if chunk is None:
                 return None
-            check_nbytes(found.nbytes, most, found.where)
-            return pread_exact(found.fd, found.nbytes, 0, found.where)
+            check_nbytes(chunk.nbytes, limit, chunk.where)
+            return pread_exact(chunk.fd, chunk.nbytes, 0, chunk.where)
 
     @override
     def children(self, group: str) -> list[str]:
@@ -306,10 +306,10 @@ class Zip(Store):
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
         self._size = fstat(self._file.fileno()).st_size
         self._library: Any = None
-        self._whole = File(path)
+        self._file_of_zip = File(path)
         self._starts: dict[str, int] = {}
-        self._proved: set[str] = set()
-        self._proving: dict[str, threading.Lock] = {}
+        self._verified: set[str] = set()
+        self._verifying: dict[str, threading.Lock] = {}
         self._check_members()
 
     def _check_members(self) -> None:
@@ -330,12 +330,12 @@ class Zip(Store):
                 )
 
     @override
-    def document(self, key: str, most: int = MAX_DOCUMENT) -> bytes | None:
+    def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         info = self._zip.NameToInfo.get(join(self._root, key))
         if info is None:
             return None
         where = f"{self.path}, {info.filename}"
-        check_nbytes(info.file_size, most, where)
+        check_nbytes(info.file_size, limit, where)
         try:
             return self._zip.read(info)
         except ZIP_ERRORS as error:
@@ -410,28 +410,28 @@ class Zip(Store):
 
     @override
     def recognise(self, keys: Iterable[str]) -> None:
-        self._whole.check_same()
+        self._file_of_zip.check_same()
 
     @override
     def open(self, path: str) -> File:
-        return self._whole
+        return self._file_of_zip
 
     @override
-    def prove(self, keys: Iterable[str]) -> None:
+    def verify_crc(self, keys: Iterable[str]) -> None:
         # The CRC-32 of the member.
         for key in keys:
             name = join(self._root, key)
             info = self._zip.NameToInfo.get(name)
-            if name in self._proved or info is None:
+            if name in self._verified or info is None:
                 continue
-            with self._proving.setdefault(name, threading.Lock()):
-                if name in self._proved:
+            with self._verifying.setdefault(name, threading.Lock()):
+                if name in self._verified:
                     continue
                 where = f"{self.path}, {name}"
                 start = self._start(info)
                 end = min(start + info.file_size, self._size)
                 check_member(read_crc32(self._file.fileno(), start, end, where), info.CRC, where)
-                self._proved.add(name)
+                self._verified.add(name)
 
     def members(self) -> Members:
         """Return the members that are stored as they are, with their checksums."""
@@ -470,7 +470,7 @@ class Zip(Store):
             self._library.close()
         self._zip.close()
         self._file.close()
-        self._whole.close()
+        self._file_of_zip.close()
 
 
 def zip_root(names: list[str], where: object) -> str:
@@ -482,25 +482,25 @@ def zip_root(names: list[str], where: object) -> str:
     if not roots:
         expected = " or ".join(MARKERS)
         raise FormatError("the ZIP file holds no Zarr store", where=where, expected=expected)
-    found = min(roots, key=lambda root: (root.count("/") + bool(root), root))
-    others = sorted({r for r in roots if found and not f"{r}/".startswith(f"{found}/")})
+    root = min(roots, key=lambda root: (root.count("/") + bool(root), root))
+    others = sorted({r for r in roots if root and not f"{r}/".startswith(f"{root}/")})
     if others:
         raise FormatError(
             "the ZIP file holds several stores, or has lost the root of one",
             where=where,
             expected="one folder that holds all arrays and groups",
-            found=", ".join([found, *others][:4]),
+            found=", ".join([root, *others][:4]),
             fix="unpack it, and name one of them",
         )
-    return found
+    return root
 
 
-def check_nbytes(nbytes: int, most: int, where: str) -> None:
+def check_nbytes(nbytes: int, limit: int, where: str) -> None:
     """Raise `FormatError` if what is to be read as a whole is larger than any real one."""
-    if nbytes > most:
+    if nbytes > limit:
         raise FormatError(
             "this is too large to be read as a whole",
             where=where,
-            expected=f"at most {most} bytes",
+            expected=f"at most {limit} bytes",
             found=f"{nbytes}",
         )

@@ -116,9 +116,9 @@ def stored_rows(values: Array, plan: ArrayPlan, arena: Arena) -> Array:
         return np.empty((len(values), 0), np.uint8)
     values = without_padding(values)
     if not values.flags.c_contiguous:
-        held = arena.empty(f"write.{plan.path}", values.shape, values.dtype)
-        held[...] = values
-        values = held
+        rows = arena.empty(f"write.{plan.path}", values.shape, values.dtype)
+        rows[...] = values
+        values = rows
     return values.reshape(-1).view(np.uint8).reshape(len(values), plan.row_nbytes)
 
 
@@ -192,7 +192,7 @@ class StoreWriter(Writer):
         """Return where the rows of a file of an array begin."""
         return self.root / self.key(number, file), 0
 
-    def place(self, number: int, first: int, rows: Array, count: int = 0) -> None:
+    def write_rows(self, number: int, first: int, rows: Array, count: int = 0) -> None:
         """Write the rows ``first ..`` of an array whose rows are contiguous in each file.
 
         `count`: the rows of the array, for which space is reserved, if they are known.
@@ -214,10 +214,10 @@ class StoreWriter(Writer):
         plan = self.arrays[number]
         chunk_nbytes = plan.chunk * plan.row_nbytes
         for i in range(plan.files(rows)):
-            held = plan.file_rows(rows, i)
-            chunks = plan.chunks(held)
+            rows_in_file = plan.file_rows(rows, i)
+            chunks = plan.chunks(rows_in_file)
             with self.files.opened(self.root / self.key(number, i)) as fd:
-                truncate(fd, held * plan.row_nbytes)
+                truncate(fd, rows_in_file * plan.row_nbytes)
                 truncate(fd, chunks * chunk_nbytes)
                 if plan.sharded:
                     sizes = np.full(chunks, chunk_nbytes, np.int64)
@@ -285,7 +285,7 @@ class ZarrWriter(StoreWriter):
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         piece = super().encode(batch, start, arena)
         for number, plan in enumerate(self.arrays):
-            if plan.whole:
+            if plan.whole_files:
                 rows = piece.rows.pop(number)
                 for at in range(0, len(rows) if plan.row_nbytes else 0, plan.file):
                     chunks = encode_file(rows[at : at + plan.file], plan, self._encode[number])
@@ -306,15 +306,15 @@ class ZarrWriter(StoreWriter):
         for number, i, chunks in piece.files:
             self._write_file(number, i, chunks)
         for number, plan in enumerate(self.arrays):
-            if not plan.whole:
+            if not plan.whole_files:
                 first = piece.first_row[plan.field.name] if plan.role == "values" else piece.start
                 count = 0 if plan.role == "values" else self._count
-                self.place(number, first, piece.column(number, plan), count)
+                self.write_rows(number, first, piece.column(number, plan), count)
 
-    def place(self, number: int, first: int, rows: Array, count: int = 0) -> None:
+    def write_rows(self, number: int, first: int, rows: Array, count: int = 0) -> None:
         """Write rows, or collect them to be compressed."""
         if self.options.compress is None:
-            super().place(number, first, rows, count)
+            super().write_rows(number, first, rows, count)
         elif rows.size:
             with self.files.opened(self.root / SPOOL / str(number)) as fd:
                 pwrite_all(fd, [rows], first * self.arrays[number].row_nbytes)
@@ -351,7 +351,7 @@ class ZarrWriter(StoreWriter):
             for number, (plan, count) in enumerate(zip(self.arrays, rows, strict=True)):
                 if self.options.compress is None:
                     self.finish_rows(number, count)
-                elif not plan.whole and count and plan.row_nbytes:
+                elif not plan.whole_files and count and plan.row_nbytes:
                     self._encode_spool(number, count)
             arrays = list(zip(self.arrays, rows, strict=True))
             self.finish_documents(documents(self.schema, arrays, self.options))
@@ -374,15 +374,15 @@ class ZarrWriter(StoreWriter):
         encode = self._encode[number]
         with (
             ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
-            Directory(self.root).chunk(f"{SPOOL}/{number}") as found,
+            Directory(self.root).chunk(f"{SPOOL}/{number}") as collected,
         ):
-            if found is None or found.nbytes < rows * plan.row_nbytes:
+            if collected is None or collected.nbytes < rows * plan.row_nbytes:
                 raise TargetError("the collected samples are gone", where=spool)
             for i in range(plan.files(rows)):
                 count = plan.file_rows(rows, i)
-                held = np.empty((count, plan.row_nbytes), np.uint8)
-                pread_into(found.fd, held, i * plan.file * plan.row_nbytes, spool)
-                self._write_file(number, i, _encode_parallel(held, plan, encode, pool))
+                values = np.empty((count, plan.row_nbytes), np.uint8)
+                pread_into(collected.fd, values, i * plan.file * plan.row_nbytes, spool)
+                self._write_file(number, i, _encode_parallel(values, plan, encode, pool))
 
 
 def _encode_parallel(
@@ -422,12 +422,12 @@ def pack(root: Path, path: Path, durable: bool) -> None:
 
 def members(root: Path) -> list[str]:
     """Return the names of all files under `root`, sorted, but for directories of dsprep's own."""
-    found = []
+    names = []
     for where, folders, files in os.walk(root):
         folders[:] = [f for f in folders if not f.startswith(".dsprep")]
         inside = os.path.relpath(where, root)
-        found += [f if inside == "." else f"{inside}/{f}" for f in files]
-    return sorted(found)
+        names += [f if inside == "." else f"{inside}/{f}" for f in files]
+    return sorted(names)
 
 
 def add(target: zipfile.ZipFile, root: Path, member: str) -> None:
