@@ -434,10 +434,8 @@ def cached(here: Here, mode: str, fault: str) -> None:
             units = reader.stats[1].cache_units
     notes = [w for w in said if w.category is CacheWarning]
     works = mode != "calls-missing" and not fault
-    assert (units, len(notes)) == ((12, 0) if works else (0, 1)), (
-        units,
-        [str(w.message) for w in notes],
-    )
+    texts = [str(w.message) for w in notes]
+    assert (units == 12, len(notes)) == (works, 0 if works else 1), (units, texts)
 
 
 def staged_by_two(here: Here) -> None:

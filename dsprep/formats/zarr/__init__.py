@@ -91,8 +91,8 @@ class Zarr(WritableFormat):
         payload: int = 0,
         name: str = "",
     ) -> WritePlan:
-        # What is compressed is collected until the end.
-        from dsprep.formats.zarr.group_plan import report
+        """See `base.Format.plan`; what is compressed is collected until the end."""
+        from dsprep.formats.zarr.grid import GroupGrid
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
@@ -106,7 +106,7 @@ class Zarr(WritableFormat):
             files=1 if zipped else 2 + 3 * arrays + 2 * sum(f.ragged for f in schema),
         )
         if isinstance(samples, Grouping):
-            groups = report(schema, options, samples, zipped)
+            groups = GroupGrid(schema, options, samples, zipped).report()
             return replace(planned, nbytes=groups.nbytes, groups=groups)
         total, scratch = DOCUMENTS, 0
         for plan, rows in _with_rows(schema, samples, payload, options):
@@ -131,14 +131,13 @@ class Zarr(WritableFormat):
         An output whose name has the suffix ``.zip`` is a ZIP file: built in the directory of its
         name and ``.parts`` and packed at the end, or, in groups, written as such.
         """
-        from dsprep.formats.zarr.packed import PackedGroups
-        from dsprep.formats.zarr.placed import PlacedGroups
+        from dsprep.formats.zarr.group_writer import GroupWriter, PackedWriter
         from dsprep.formats.zarr.writer import ZarrWriter
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
         if isinstance(samples, Grouping):
-            kind = PlacedGroups if options.compress is None else PackedGroups
+            kind = GroupWriter if options.compress is None else PackedWriter
             return kind(path, schema, samples, options, state)
         return ZarrWriter(path, schema, samples, options, state)
 

@@ -53,9 +53,6 @@ CAPACITY = "dsprep_capacity"
 group of samples, which begin at its multiples; the rows that a group does not need are zeros."""
 ROWS = "dsprep_rows"
 """With `CAPACITY`: how many rows of values all samples have together."""
-COPY = "dsprep_copy"
-"""The attribute of an array whose rows also lie in the files of another array, behind its chunks:
-``{"array": its path, "at": bytes from the end of a chunk to the rows of the same samples}``."""
 DTYPE = "dsprep_dtype"
 """The array attribute that names the dtype for which the stored one stands in."""
 

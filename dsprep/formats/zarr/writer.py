@@ -1,8 +1,8 @@
 """Writing a Zarr store: dsprep writes the bytes of chunks, zarr-python the metadata.
 
-Uncompressed rows are contiguous in their file, so the offset of every row is known as soon as its
-number is: pieces are cut anywhere, written in any order by any number of threads, and the output
-does not depend on the cut. `finish` gives the files their length and index.
+Uncompressed, the offset of every row is known as soon as its number is: pieces are cut anywhere,
+written in any order by any number of threads, and the output does not depend on the cut. `finish`
+gives the files their length and index.
 
 Compressed, a piece of the large fixed fields consists of whole files and is encoded when it
 comes. All else (small fields, ragged values, whose rows do not end with pieces) is collected as
@@ -15,9 +15,7 @@ complete, and an interrupted one is not a Zarr store.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,7 +34,7 @@ from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import documents, encode_file, encoder, root_key
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays
-from dsprep.formats.zarr.store import Directory
+from dsprep.formats.zarr.zip_file import is_zip, pack
 from dsprep.storage.durable import close, preallocate, start_sync, sync, sync_directory
 from dsprep.storage.ranges import (
     CALL_NBYTES,
@@ -51,8 +49,6 @@ from dsprep.storage.trees import remove
 
 SPOOL = ".dsprep-spool"
 """The directory, inside the output, of what `ZarrWriter.finish` is going to encode."""
-
-BLOCK = 4 << 20
 
 
 class OutputFiles:
@@ -131,34 +127,42 @@ class Piece:
     start, count
         The first sample, and how many.
     rows
-        By number of the array: uint8 of shape ``(n, row_nbytes)``.
-    counts
-        By name of ragged field: rows of each sample, int64.
-    files
-        Encoded files: the array's number, the file's number, and its chunks.
-    first_row
-        By name of ragged field: the row of the values where the piece begins; set by `reserve`.
+        By number of the array: uint8, shape ``(n, row_nbytes)``; or encoded files, as chunks.
+    counts, first_row
+        By name of ragged field: rows of each sample, int64; and the row of the values where the
+        piece begins, set by `reserve`.
     """
 
     start: int
     count: int
-    rows: dict[int, Array] = field(default_factory=dict)
+    rows: dict[int, Any] = field(default_factory=dict)
     counts: dict[str, Ints] = field(default_factory=dict)
-    files: list[tuple[int, int, list[Any]]] = field(default_factory=list)
     first_row: dict[str, int] = field(default_factory=dict)
 
-    def column(self, number: int, plan: ArrayPlan) -> Array:
-        """Return the rows of an array: of the index of ragged fields, made from the counts."""
-        if plan.role not in ("first", "count"):
-            return self.rows[number]
-        column = counts = self.counts[plan.field.name]
+    def column(self, number: int, plan: ArrayPlan) -> tuple[int, Any]:
+        """Return the first row of an array, and its rows; those of an index from the counts."""
+        name = plan.field.name
+        if plan.role == "samples":
+            return self.start, self.rows[number]
+        if plan.role == "values":
+            return self.first_row[name], self.rows[number]
+        column = counts = self.counts[name]
         if plan.role == "first":
-            column = np.cumsum(counts) - counts + self.first_row[plan.field.name]
-        return np.ascontiguousarray(column, "<i8").view(np.uint8).reshape(-1, 8)
+            column = np.cumsum(counts) - counts + self.first_row[name]
+        return self.start, np.ascontiguousarray(column, "<i8").view(np.uint8).reshape(-1, 8)
 
 
 class StoreWriter(Writer):
-    """What writers of stores share: files of contiguous rows, and the metadata at the end."""
+    """What writers of stores share: rows at their places in files, and the metadata at the end.
+
+    Attributes
+    ----------
+    offsets
+        By number of an array: where each of its chunks begins in its file. The chunks of other
+        arrays are back to back.
+    """
+
+    offsets: Mapping[int, Ints] = {}
 
     def __init__(
         self, root: Path, schema: Schema, options: WriteOptions, arrays: Sequence[ArrayPlan]
@@ -171,9 +175,9 @@ class StoreWriter(Writer):
         for name in ("", *more, *(p.path for p in self.arrays)):
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
-    def key(self, number: int, file: int) -> str:
-        """Return the key of a file of an array."""
-        return self.arrays[number].key(file, self.options.zarr_format)
+    def path(self, number: int, file: int) -> Path:
+        """Return the path of a file of an array."""
+        return self.root / self.arrays[number].key(file, self.options.zarr_format)
 
     @override
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
@@ -188,36 +192,43 @@ class StoreWriter(Writer):
             piece.rows[number] = stored_rows(column, plan, arena)
         return piece
 
-    def slot(self, number: int, file: int) -> tuple[Path, int]:
-        """Return where the rows of a file of an array begin."""
-        return self.root / self.key(number, file), 0
+    def spans(self, number: int, first: int, rows: Array) -> Iterator[tuple[int, int, Array]]:
+        """Yield the number of a file, an offset in it, and which of the rows ``first ..`` go there.
 
-    def write_rows(self, number: int, first: int, rows: Array, count: int = 0) -> None:
-        """Write the rows ``first ..`` of an array whose rows are contiguous in each file.
-
-        `count`: the rows of the array, for which space is reserved, if they are known.
+        Chunks that are back to back are one span.
         """
+        plan, last = self.arrays[number], first + len(rows) if rows.size else first
+        offsets = self.offsets.get(number)
+        unit = plan.file if offsets is None else plan.chunk
+        at = first
+        while at < last:
+            begin, offset = at, -1
+            while at < last and begin // plan.file == at // plan.file:
+                place = 0 if offsets is None else int(offsets[at // unit])
+                place += at % unit * plan.row_nbytes
+                if offset >= 0 and place != offset + (at - begin) * plan.row_nbytes:
+                    break
+                offset = place if offset < 0 else offset
+                at = min(last, at - at % unit + unit)
+            yield begin // plan.file, offset, rows[begin - first : at - first]
+
+    def place(self, number: int, first: int, rows: Array, count: int = 0) -> None:
+        """Write the rows ``first ..`` of an array; space is reserved for `count` rows if given."""
         plan = self.arrays[number]
-        if not rows.size:
-            return
-        last = first + len(rows)
-        for i in range(first // plan.file, -(-last // plan.file)):
-            a, b = max(first, i * plan.file), min(last, (i + 1) * plan.file)
-            path, offset = self.slot(number, i)
-            nbytes = plan.file_rows(count, i) * plan.row_nbytes if count else 0
-            with self.files.opened(path, nbytes) as fd:
-                at = offset + (a - i * plan.file) * plan.row_nbytes
-                pwrite_all(fd, [rows[a - first : b - first]], at)
+        for file, offset, part in self.spans(number, first, rows):
+            nbytes = plan.file_rows(count, file) * plan.row_nbytes if count else 0
+            with self.files.opened(self.path(number, file), nbytes) as fd:
+                pwrite_all(fd, [part], offset)
 
     def finish_rows(self, number: int, rows: int) -> None:
         """Fill the last chunk of each file of contiguous rows with zeros, and add the index."""
         plan = self.arrays[number]
         chunk_nbytes = plan.chunk * plan.row_nbytes
         for i in range(plan.files(rows)):
-            rows_in_file = plan.file_rows(rows, i)
-            chunks = plan.chunks(rows_in_file)
-            with self.files.opened(self.root / self.key(number, i)) as fd:
-                truncate(fd, rows_in_file * plan.row_nbytes)
+            held = plan.file_rows(rows, i)
+            chunks = plan.chunks(held)
+            with self.files.opened(self.path(number, i)) as fd:
+                truncate(fd, held * plan.row_nbytes)
                 truncate(fd, chunks * chunk_nbytes)
                 if plan.sharded:
                     sizes = np.full(chunks, chunk_nbytes, np.int64)
@@ -256,15 +267,19 @@ class StoreWriter(Writer):
 
 
 class ZarrWriter(StoreWriter):
-    """A Zarr store without groups being written; see `base.Writer`."""
+    """A Zarr store without groups being written; see `base.Writer`.
+
+    A ZIP file is built as a directory beside it, which `finish` packs.
+    """
 
     def __init__(
         self, path: Path, schema: Schema, count: int, options: WriteOptions, state: State | None
     ) -> None:
         plans, self.unit = plan_arrays(schema, options)
         plans = [p if p.role == "values" else p.settled(count) for p in plans]
-        super().__init__(folder(path) if is_zip(path) else path, schema, options, plans)
-        self._path, self._count = path, count
+        root = path.with_name(path.name + ".parts") if is_zip(path) else path
+        super().__init__(root, schema, options, plans)
+        self._path, self._count, self._spool = path, count, root / SPOOL
         self._encode = [encoder(options.compress, p) for p in plans]
         self._rows = {f.name: 0 for f in schema if f.ragged}
         self._shared = False
@@ -279,19 +294,6 @@ class ZarrWriter(StoreWriter):
         if not self._shared:
             self.make_folders(SPOOL)
 
-    # --- pieces --------------------------------------------------------------------------------
-
-    @override
-    def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
-        piece = super().encode(batch, start, arena)
-        for number, plan in enumerate(self.arrays):
-            if plan.whole_files:
-                rows = piece.rows.pop(number)
-                for at in range(0, len(rows) if plan.row_nbytes else 0, plan.file):
-                    chunks = encode_file(rows[at : at + plan.file], plan, self._encode[number])
-                    piece.files.append((number, (start + at) // plan.file, chunks))
-        return piece
-
     @override
     def reserve(self, piece: Piece) -> None:
         # A piece's values begin where the previous piece's end.
@@ -300,35 +302,36 @@ class ZarrWriter(StoreWriter):
             self._rows[name] += int(counts.sum())
 
     @override
-    def write(self, piece: Piece) -> None:
-        if self._complete:
-            return
-        for number, i, chunks in piece.files:
-            self._write_file(number, i, chunks)
+    def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
+        # Of compressed large fields the rows are encoded files.
+        piece = super().encode(batch, start, arena)
         for number, plan in enumerate(self.arrays):
-            if not plan.whole_files:
-                first = piece.first_row[plan.field.name] if plan.role == "values" else piece.start
-                count = 0 if plan.role == "values" else self._count
-                self.write_rows(number, first, piece.column(number, plan), count)
+            if plan.whole_files and plan.row_nbytes:
+                rows = piece.rows[number]
+                cuts = (rows[at : at + plan.file] for at in range(0, len(rows), plan.file))
+                piece.rows[number] = [encode_file(c, plan, self._encode[number]) for c in cuts]
+        return piece
 
-    def write_rows(self, number: int, first: int, rows: Array, count: int = 0) -> None:
-        """Write rows, or collect them to be compressed."""
-        if self.options.compress is None:
-            super().write_rows(number, first, rows, count)
-        elif rows.size:
-            with self.files.opened(self.root / SPOOL / str(number)) as fd:
-                pwrite_all(fd, [rows], first * self.arrays[number].row_nbytes)
+    @override
+    def write(self, piece: Piece) -> None:
+        for number, plan in enumerate(self.arrays if not self._complete else ()):
+            first, rows = piece.column(number, plan)
+            if plan.whole_files and plan.row_nbytes:
+                for i, chunks in enumerate(rows, first // plan.file):
+                    self._write_file(number, i, chunks)
+            elif self.options.compress is None:
+                self.place(number, first, rows, 0 if plan.role == "values" else self._count)
+            elif rows.size:
+                with self.files.opened(self._spool / str(number)) as fd:
+                    pwrite_all(fd, [rows], first * plan.row_nbytes)
 
-    def _write_file(self, number: int, i: int, chunks: list[Any]) -> None:
+    def _write_file(self, number: int, i: int, chunks: Sequence[Any]) -> None:
         """Write file `i` of an array, made of encoded chunks."""
-        plan = self.arrays[number]
-        parts = list(chunks)
+        plan, parts = self.arrays[number], list(chunks)
         if plan.sharded:
             sizes = np.array([len(c) for c in chunks], np.int64)
             parts.append(build_index(sizes, plan.file // plan.chunk))
-        self.files.replace(self.root / self.key(number, i), parts)
-
-    # --- the end -------------------------------------------------------------------------------
+        self.files.replace(self.path(number, i), parts)
 
     @override
     def checkpoint(self) -> State:
@@ -355,7 +358,7 @@ class ZarrWriter(StoreWriter):
                     self._encode_spool(number, count)
             arrays = list(zip(self.arrays, rows, strict=True))
             self.finish_documents(documents(self.schema, arrays, self.options))
-        remove(self.root / SPOOL)
+        remove(self._spool)
         if self.durable:
             sync_directory(self.root)
         if self.root != self._path:
@@ -369,20 +372,14 @@ class ZarrWriter(StoreWriter):
 
     def _encode_spool(self, number: int, rows: int) -> None:
         """Encode what was collected of an array, one file at a time, its chunks side by side."""
-        plan = self.arrays[number]
-        spool = self.root / SPOOL / str(number)
-        encode = self._encode[number]
-        with (
-            ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
-            Directory(self.root).chunk(f"{SPOOL}/{number}") as collected,
-        ):
-            if collected is None or collected.nbytes < rows * plan.row_nbytes:
-                raise TargetError("the collected samples are gone", where=spool)
+        plan, path, encode = self.arrays[number], self._spool / str(number), self._encode[number]
+        if not path.exists() or path.stat().st_size < rows * plan.row_nbytes:
+            raise TargetError("the collected samples are gone", where=path)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, path.open("rb") as spool:
             for i in range(plan.files(rows)):
-                count = plan.file_rows(rows, i)
-                values = np.empty((count, plan.row_nbytes), np.uint8)
-                pread_into(collected.fd, values, i * plan.file * plan.row_nbytes, spool)
-                self._write_file(number, i, _encode_parallel(values, plan, encode, pool))
+                held = np.empty((plan.file_rows(rows, i), plan.row_nbytes), np.uint8)
+                pread_into(spool.fileno(), held, i * plan.file * plan.row_nbytes, path)
+                self._write_file(number, i, _encode_parallel(held, plan, encode, pool))
 
 
 def _encode_parallel(
@@ -392,49 +389,3 @@ def _encode_parallel(
     starts = range(0, len(rows), plan.chunk)
     parts = pool.map(lambda at: encode_file(rows[at : at + plan.chunk], plan, encode), starts)
     return [chunk for part in parts for chunk in part]
-
-
-# --- a finished store in one ZIP file ------------------------------------------------------------
-
-
-def folder(path: Path) -> Path:
-    """Return the directory, beside the ZIP file `path`, in which its store is built."""
-    return path.with_name(path.name + ".parts")
-
-
-def is_zip(path: Path) -> bool:
-    """Whether an output of this name is a ZIP file; ``out.zarr.zip.part`` is one in the making."""
-    return ".zip" in path.suffixes
-
-
-def pack(root: Path, path: Path, durable: bool) -> None:
-    """Make the directory `root` the ZIP file `path`. Can be repeated if interrupted."""
-    with path.open("wb") as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as target:
-            for member in members(root):
-                add(target, root, member)
-        if durable:
-            file.flush()
-            sync(file.fileno())
-    if durable:
-        sync_directory(path.parent)
-
-
-def members(root: Path) -> list[str]:
-    """Return the names of all files under `root`, sorted, but for directories of dsprep's own."""
-    names = []
-    for where, folders, files in os.walk(root):
-        folders[:] = [f for f in folders if not f.startswith(".dsprep")]
-        inside = os.path.relpath(where, root)
-        names += [f if inside == "." else f"{inside}/{f}" for f in files]
-    return sorted(names)
-
-
-def add(target: zipfile.ZipFile, root: Path, member: str) -> None:
-    """Add one file."""
-    info = zipfile.ZipInfo(member, (1980, 1, 1, 0, 0, 0))
-    info.external_attr = 0o100644 << 16
-    source = root / member
-    info.file_size = source.stat().st_size
-    with source.open("rb") as file, target.open(info, "w") as out:
-        shutil.copyfileobj(file, out, BLOCK)

@@ -1,0 +1,343 @@
+"""Where the chunks of a store in groups go, decided before any I/O.
+
+A chunk is a group. Where groups differ in their number of samples, which chunks may not, a chunk
+is what all groups are multiples of, and the chunks of a group are back to back. The values of a
+ragged field have one chunk per group, as long as the largest group needs: the rows of group g
+begin at row ``g * capacity``.
+
+A **track** is a series of groups, each in one range of bytes: in a ZIP file all arrays with values
+of samples, in a directory one array in files of its own. In a directory small fields, and fixed
+ones where groups differ in size, are **ordinary**, as the index of ragged ones is: rows back to
+back, in chunks of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dsprep.core.groups import Grouping, GroupPlan, round_up
+from dsprep.core.schema import Ints, Schema
+from dsprep.core.spans import offsets_of
+from dsprep.errors import UnsupportedError, UsageError
+from dsprep.formats.options import WriteOptions
+from dsprep.formats.zarr.attributes import CAPACITY, ROWS
+from dsprep.formats.zarr.chunks import index_nbytes
+from dsprep.formats.zarr.documents import documents
+from dsprep.formats.zarr.plan import LARGEST, MAX_CHUNKS, header_nbytes, plan_arrays
+
+SMALL = 50
+"""Fields of together at most 1/50 of a group are ordinary arrays."""
+
+PADDING = 50
+"""Compressed groups are aligned while at most 1/50 of the file is skipped for it."""
+
+MAX_PACKED = (1 << 31) - 32
+"""Bytes of a chunk that all codecs take."""
+
+WIDE = 64
+"""Arrays of further tracks are aligned where a chunk has as many stripes, which costs 1/64."""
+
+MAX_MEMBERS = 1 << 22
+"""Chunks of an array that a shard's index or a ZIP file lists at most."""
+
+ENTRY = 140
+"""Bytes of an entry in a ZIP file's central directory, with its name, at most."""
+
+OVERHEAD = 64
+"""Bytes by which a compressed chunk grows at most, besides 1 % of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """A series of groups; see the module.
+
+    Attributes
+    ----------
+    numbers
+        Of the arrays, by offset in a group.
+    groups
+        Groups per file.
+    starts, used, ends
+        int64, shape ``(groups,)``: where each group begins in its file, where its last value ends
+        (``starts`` if it has none), and where its last chunk ends.
+    """
+
+    numbers: tuple[int, ...]
+    groups: int
+    starts: Ints
+    used: Ints
+    ends: Ints
+
+
+class GroupGrid:
+    """The arrays of an output in groups, and the offsets of their chunks.
+
+    Raises `DsprepError` if the groups contradict the options or the limits of the format.
+
+    Attributes
+    ----------
+    grouping, zipped, per
+        The groups, whether the output is a ZIP file, and groups per file.
+    arrays, rows
+        All arrays, settled, and their rows.
+    tracks, ordinary
+        See the module. The numbers of arrays that are in no track.
+    offsets
+        By number of an array: where each of its chunks begins in its file, int64. Not of ordinary
+        arrays in a directory, whose chunks are back to back.
+    documents
+        The metadata by key.
+    front
+        Bytes kept free at the beginning of a ZIP file, for metadata and ordinary arrays.
+    """
+
+    def __init__(
+        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool
+    ) -> None:
+        self.grouping, self.zipped, self._format = grouping, zipped, options.zarr_format
+        self._packed = options.compress is not None
+        self._check(schema, options)
+        count, inner = int(grouping.edges[-1]), grouping.edges[1:-1]
+        self._chunk = int(np.gcd.reduce(inner)) if len(inner) else count
+        self._single = bool((np.diff(grouping.edges) <= self._chunk).all())  # a chunk per group
+        sharded = not zipped and self._format == 3 and options.zarr_shard != 0
+        self.per = self._groups_per_file(options.zarr_shard, sharded)
+        bare = replace(options, compress=None, zarr_shard=None if sharded else 0)
+        self.arrays, self.rows = plan_arrays(schema, bare)[0], list[int]()
+        for number, plan in enumerate(self.arrays):
+            self.rows.append(count)
+            if plan.role == "values":
+                capacity = int(grouping.rows[plan.field.name].max(initial=0))
+                self.rows[number] = capacity * grouping.count
+                chunk = max(1, capacity)
+                file = chunk * (self.per if sharded else 1)
+                self.arrays[number] = replace(plan, chunk=chunk, file=file)
+        divided = self._divide()
+        tracked = {number for track in divided for number in track}
+        for number, plan in enumerate(self.arrays):
+            if number in tracked and plan.role == "samples":
+                per = self.per if self._single else -(-count // self._chunk)
+                file = self._chunk * (per if sharded else 1)
+                plan = replace(plan, chunk=self._chunk, file=file)
+            self.arrays[number] = plan.settled(self.rows[number])
+            self._check_chunk(number)
+        self.ordinary = [n for n in range(len(self.arrays)) if n not in tracked]
+        self.documents = self._documents(schema, options)
+        self.offsets: dict[int, Ints] = {}
+        self.front = self._place_front() if zipped else 0
+        self.tracks = [self._track(numbers, i == 0) for i, numbers in enumerate(divided)]
+
+    # --- what there may be ---------------------------------------------------------------------
+
+    def _check(self, schema: Schema, options: WriteOptions) -> None:
+        if options.chunk is not None:
+            raise UsageError("zarr: a chunk is a group", fix="leave --chunk out")
+        if self.zipped and options.zarr_shard:
+            raise UsageError("zarr-shard: a ZIP file has no shards", fix="leave it out")
+        plan_arrays(schema, replace(options, zarr_shard=None))  # refuses unknown options
+        if self._packed and schema.ragged:
+            raise UnsupportedError(
+                "zarr: groups with ragged fields are written without compression",
+                fix="leave it out, or write HDF5",
+            )
+
+    def _groups_per_file(self, shard: int | None, sharded: bool) -> int:
+        count = max(1, self.grouping.count)
+        if not sharded and not self.zipped:
+            if not self._single:
+                raise UnsupportedError(
+                    "zarr: groups of different numbers of samples cannot be chunk files",
+                    fix="write Zarr v3 with shards, a ZIP store, or HDF5",
+                )
+            return 1
+        if self.zipped or not self._single:
+            if self.grouping.edges[-1] > MAX_MEMBERS * self._chunk:
+                raise UnsupportedError(
+                    f"zarr: chunks of {self._chunk} samples, the largest that all groups are "
+                    "multiples of, are too many",
+                    fix="choose groups of equally many samples, or HDF5",
+                )
+            return count
+        if not shard:
+            return min(count, MAX_CHUNKS)
+        if shard % self._chunk and count > 1:
+            raise UsageError(
+                f"zarr: {shard} samples per shard",
+                expected=f"a multiple of the {self._chunk} samples of a group",
+            )
+        return min(count, max(1, shard // self._chunk))
+
+    def _check_chunk(self, number: int) -> None:
+        """Raise `UnsupportedError` if a chunk of an array is too large."""
+        plan, nbytes = self.arrays[number], self.chunk_nbytes(number)
+        what = fix = ""
+        if self._packed and nbytes > MAX_PACKED:
+            what = "2 GiB are the most that codecs compress at once"
+            fix = "choose smaller groups, or leave compression out"
+        elif self.zipped and nbytes > LARGEST:
+            what = "4 GiB are the most that a member of a ZIP file holds here"
+            fix = "choose smaller groups, or a directory store"
+        if what and self.rows[number]:
+            raise UnsupportedError(
+                f"zarr: {what}",
+                where=f"field {plan.field.name}",
+                found=f"{nbytes} bytes in a group",
+                fix=fix,
+            )
+
+    # --- which array goes where ----------------------------------------------------------------
+
+    def _divide(self) -> list[tuple[int, ...]]:
+        """Return the arrays of each track."""
+        nbytes = {
+            n: (plan.chunk if plan.role == "values" else self.grouping.samples) * plan.row_nbytes
+            for n, plan in enumerate(self.arrays)
+            if plan.role in ("samples", "values") and self.rows[n]
+        }
+        order = sorted((n for n in nbytes if nbytes[n]), key=lambda n: -nbytes[n])
+        if self.zipped and order:  # what a group does not use of values is then at its end
+            return [tuple(sorted(order, key=lambda n: self.arrays[n].role == "values"))]
+        left = sum(nbytes.values()) // SMALL
+        own = order[:1]
+        for number in reversed(order[1:]):
+            fixed = self.arrays[number].role == "samples"
+            if fixed and nbytes[number] <= left:
+                left -= nbytes[number]
+            elif not fixed or self._single or self._packed:
+                own.insert(1, number)
+        return [(n,) for n in own]
+
+    def _documents(self, schema: Schema, options: WriteOptions) -> dict[str, bytes]:
+        own: dict[str, dict[str, Any]] = {}
+        for plan in self.arrays:
+            if plan.role == "values":
+                total = int(np.sum(self.grouping.rows[plan.field.name]))
+                own[plan.field.name] = {CAPACITY: plan.chunk, ROWS: total}
+        raw = frozenset(self.arrays[n].path for n in self.ordinary)
+        arrays = list(zip(self.arrays, self.rows, strict=True))
+        return documents(schema, arrays, options, own, raw)
+
+    def _place_front(self) -> int:
+        """Place the ordinary arrays of a ZIP file behind its metadata; return where they end."""
+        at = sum(header_nbytes(name) + len(data) for name, data in self.documents.items())
+        for number in self.ordinary:
+            head, nbytes = self._header(number), self.chunk_nbytes(number)
+            chunks = self.arrays[number].chunks(self.rows[number]) if nbytes else 0
+            self.offsets[number] = at + head + (head + nbytes) * np.arange(chunks)
+            at += (head + nbytes) * chunks
+        return at
+
+    def _track(self, numbers: tuple[int, ...], first: bool) -> Track:
+        """Place the groups of some arrays; those of the first track are aligned."""
+        groups, align = self.grouping.count, self.grouping.align
+        if not first and self.chunk_nbytes(numbers[0]) < WIDE * align:
+            align = 1
+        head = self._header(numbers[0])
+        ends = np.full(groups, -head)  # behind the header of the first chunk a group begins
+        begins = {}
+        for n in numbers:
+            begins[n] = ends + self._header(n)
+            ends = ends + np.diff(self.first_chunks(n)) * (self._header(n) + self.chunk_nbytes(n))
+        strides = -(-(ends + head) // align) * align
+        starts = np.cumsum(strides) - strides
+        if self.zipped:
+            starts += round_up(self.front + head, align)
+        starts -= np.repeat(starts[:: self.per], self.per)[:groups] if not self.zipped else 0
+        used = starts
+        for n in numbers:
+            edges = self.first_chunks(n)
+            counts, step = np.diff(edges), self._header(n) + self.chunk_nbytes(n)
+            within = np.arange(int(edges[-1])) - np.repeat(edges[:-1], counts)
+            self.offsets[n] = np.repeat(starts + begins[n], counts) + within * step
+            held = self.held(n)
+            stops = self.offsets[n] + held * self.arrays[n].row_nbytes
+            used = np.maximum(used, np.maximum.reduceat(np.where(held > 0, stops, 0), edges[:-1]))
+        return Track(numbers, self.per, starts, used, starts + ends)
+
+    # --- of one array --------------------------------------------------------------------------
+
+    def chunk_nbytes(self, number: int) -> int:
+        """Return the bytes of a chunk."""
+        return self.arrays[number].chunk * self.arrays[number].row_nbytes
+
+    def _header(self, number: int) -> int:
+        """Return the bytes of the longest header of a ZIP file's member that is a chunk."""
+        plan = self.arrays[number]
+        last = max(0, plan.chunks(self.rows[number]) - 1)
+        return header_nbytes(plan.key(last, self._format)) if self.zipped else 0
+
+    def first_chunks(self, number: int) -> Ints:
+        """Return the first chunk of each group, and the number of all: shape ``(groups + 1,)``."""
+        if self.arrays[number].role == "values":
+            return np.arange(self.grouping.count + 1)
+        return offsets_of(-(-np.diff(self.grouping.edges) // self.arrays[number].chunk))
+
+    def held(self, number: int) -> Ints:
+        """Return how many rows of samples each chunk of an array has: int64, ``(chunks,)``."""
+        plan = self.arrays[number]
+        if plan.role == "values":
+            return np.asarray(self.grouping.rows[plan.field.name], np.int64)
+        chunks = np.arange(plan.chunks(self.rows[number]))
+        return np.minimum(plan.chunk, self.rows[number] - plan.chunk * chunks)
+
+    def payload(self, number: int) -> int:
+        """Return the bytes of all samples in an array."""
+        return int(self.held(number).sum()) * self.arrays[number].row_nbytes
+
+    # --- for a person and for the space check --------------------------------------------------
+
+    def report(self) -> GroupPlan:
+        """Return the plan; see `base.Format.plan`."""
+        nbytes, padding, chunks = self.front, 0, 0
+        if not self.zipped:
+            nbytes = sum(map(len, self.documents.values()))
+            nbytes += sum(self.arrays[n].stored_nbytes(self.rows[n]) for n in self.ordinary)
+        for track in self.tracks:
+            plan, groups = self.arrays[track.numbers[0]], self.grouping.count
+            last = np.minimum(np.arange(0, groups, self.per) + self.per, groups) - 1  # of each file
+            held = sum(map(self.payload, track.numbers))
+            stored = int(track.ends[last].sum()) - self.front
+            if self._packed:
+                held = sum(map(self._most_packed, track.numbers))
+                stored = held
+                stored += (held + self.front) // (PADDING - 1) if self.grouping.align > 1 else 0
+            padding += stored - held
+            nbytes += stored
+            if plan.sharded:
+                nbytes += index_nbytes(plan.file // plan.chunk) * len(last)
+            chunks += sum(int(np.diff(self.first_chunks(n)).max()) for n in track.numbers)
+        if self.zipped:
+            nbytes += ENTRY * (len(self.documents) + sum(map(len, self.offsets.values())))
+        alone = [n for n in self.ordinary if self.arrays[n].role == "samples" and self.payload(n)]
+        each = np.diff(self.grouping.edges) * sum(self.arrays[n].row_nbytes for n in alone)
+        largest = int(sum((t.used - t.starts for t in self.tracks), each).max(initial=0))
+        aligned = all(not (t.starts % self.grouping.align).any() for t in self.tracks[:1])
+        reads = len(self.tracks) + len(alone)
+        how = self._how(reads)
+        if self._packed and self.tracks:
+            largest += largest // 100 + OVERHEAD * chunks
+            aligned = self.grouping.align == 1 or self.per == 1
+            small = [self.arrays[n].field.name for n in self.ordinary if self.payload(n)]
+            how += f"; without compression: {', '.join(small)}" if small else ""
+            how += "" if aligned else f"; aligned where that skips at most 1/{PADDING} of the file"
+        return GroupPlan(nbytes, padding, largest, aligned, reads, how)
+
+    def _most_packed(self, number: int) -> int:
+        """Return the bytes at most of the compressed chunks of an array, with their headers."""
+        full = self.chunk_nbytes(number)
+        return len(self.offsets[number]) * (full + full // 100 + OVERHEAD + self._header(number))
+
+    def _how(self, reads: int) -> str:
+        if not self.tracks:
+            return "there are no bytes in groups"
+        if self.zipped:
+            return "one ZIP store; a group's chunks follow one another, with a small header between"
+        where = " and a file"
+        if self.arrays[self.tracks[0].numbers[0]].sharded:
+            where = f" in shards of {self.per:,} groups"
+            where = " in one shard" if self.per >= self.grouping.count else where
+        text = f"a group is a chunk of the largest field{where}"
+        return text + (f"; dsprep makes a read per field, {reads} per group" * (reads > 1))

@@ -1,0 +1,540 @@
+"""Writing a store in groups, in a directory or in one ZIP file; see `grid` for where all goes.
+
+Without compression (`GroupWriter`) pieces are parts of groups, of any size, written in any order.
+The sums of a group are joined from those of its pieces when it is complete; then the local headers
+of a ZIP file's members, which hold sums, are written. Groups of which an earlier run wrote a part
+are read back.
+
+With compression (`PackedWriter`) a piece is a whole group, encoded, and gets its place in order. A
+group begins at a multiple of the stripe size where all that is skipped for it stays below 1/50 of
+the file. What is known of groups is kept in a working file beside the output: a checkpoint then
+has only how far it reaches.
+
+The root's metadata document, or the central directory of a ZIP file, is written last: without it,
+neither is a store.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from typing_extensions import override
+
+from dsprep.core.groups import Grouping, round_up, seam
+from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
+from dsprep.core.spans import offsets_of
+from dsprep.errors import FormatError, TargetError, UnsupportedError
+from dsprep.formats.base import State
+from dsprep.formats.options import WriteOptions
+from dsprep.formats.zarr.chunks import build_index
+from dsprep.formats.zarr.documents import encode_file, encoder, root_key
+from dsprep.formats.zarr.grid import PADDING, GroupGrid, Track
+from dsprep.formats.zarr.plan import LARGEST
+from dsprep.formats.zarr.writer import Piece, StoreWriter
+from dsprep.formats.zarr.zip_file import Member, directory, is_zip, local_header
+from dsprep.layout.laws import Explicit
+from dsprep.layout.model import Blocks, Groups
+from dsprep.storage.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
+from dsprep.storage.durable import sync
+from dsprep.storage.ranges import (
+    CALL_NBYTES,
+    as_bytes,
+    fstat,
+    pread_exact,
+    pread_into,
+    pwrite_all,
+    truncate,
+)
+from dsprep.storage.trees import remove
+
+BLOCK = 8 << 20
+UNKNOWN = -1
+
+Sum = tuple[int, int, int, int]
+"""Of a range that was written: offset in the file, bytes, CRC-32C, and CRC-32 in a ZIP file."""
+
+
+class GroupWriter(StoreWriter):
+    """A store in groups being written.
+
+    Attributes
+    ----------
+    chunks
+        By number of an array in a track, of each of its chunks: offset in the file, bytes, and
+        ZIP's checksum if it is a member; int64, shape ``(3, chunks)``.
+    starts, used, ends
+        By track; see `Track`.
+    crcs
+        CRC-32C of each group, or `UNKNOWN`.
+    samples, shared
+        Samples that have been reserved; whether others write some of them, so that what is there
+        stays.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> None:
+        grid = self.grid = GroupGrid(schema, options, grouping, is_zip(path))
+        super().__init__(path, schema, options, grid.arrays)
+        self.grouping, self.offsets = grouping, grid.offsets
+        self.starts = [t.starts for t in grid.tracks]
+        self.used, self.ends = [t.used for t in grid.tracks], [t.ends for t in grid.tracks]
+        self.chunks: dict[int, Ints] = {}
+        for n in (n for t in grid.tracks for n in t.numbers):
+            nbytes = np.full(len(grid.offsets[n]), grid.chunk_nbytes(n))
+            self.chunks[n] = np.stack([grid.offsets[n], nbytes, np.zeros_like(nbytes)])
+        self.crcs = np.full(grouping.count, UNKNOWN, np.int64)
+        self._rows = {f.name: 0 for f in schema if f.ragged}
+        self._lock, self._sums = threading.Lock(), dict[int, list[Sum]]()
+        self.samples, self.shared = 0, False
+        if state is None:
+            remove(path)
+        else:
+            self.samples, self.shared = int(state["samples"]), bool(state["shared"])
+            self._rows = {name: int(state["rows"][name]) for name in self._rows}
+        if self.shared:
+            return
+        if not grid.zipped:
+            (path / root_key(options.zarr_format)).unlink(missing_ok=True)
+            self.make_folders()
+        else:
+            with self.files.opened(path, int(self.ends[0][-1]) if self.ends else 0) as fd:
+                beside = [span for n in grid.ordinary for span in self._known(n)]
+                erase(fd, beside, 0, min(grid.front, fstat(fd).st_size))
+        for track in grid.tracks if state is not None else ():
+            self._forget(track)
+
+    # --- files ---------------------------------------------------------------------------------
+
+    @override
+    def path(self, number: int, file: int) -> Path:
+        return self.root if self.grid.zipped else super().path(number, file)
+
+    def cut(self, track: Track, group: int, end: int) -> None:
+        """Let the file of a group end at `end`, and remove the files of later ones."""
+        files = itertools.count(group // track.groups)
+        with self.files.opened(self.path(track.numbers[0], next(files))) as fd:
+            truncate(fd, end)
+        while not self.grid.zipped and (path := self.path(track.numbers[0], next(files))).exists():
+            path.unlink()
+
+    def _known(self, number: int, first: int = 0, last: int | None = None) -> list[tuple[int, int]]:
+        """Return where rows that have been reserved are, chunk by chunk: begins and ends."""
+        plan, held = self.arrays[number], self.grid.held(number)
+        chunks = np.arange(len(held))
+        if plan.role == "values":
+            group = self.grouping.of(self.samples)
+            inside = self.samples > self.grouping.edges[group]
+            rows = self._rows[plan.field.name] if inside else 0
+            known = np.where(chunks < group, held, np.where(chunks == group, rows, 0))
+        else:
+            known = np.clip(self.samples - plan.chunk * chunks, 0, plan.chunk)
+        some = np.flatnonzero(known[first:last]) + first
+        begins = self.offsets[number][some]
+        ends = begins + known[some] * plan.row_nbytes
+        return list(zip(begins.tolist(), ends.tolist(), strict=True))
+
+    def _forget(self, track: Track) -> None:
+        """Cut off all behind the last value of the checkpoint, and write zeros between its values.
+
+        A killed run may have written anything there.
+        """
+        group = self.grouping.of(self.samples)
+        at = group if self.samples > self.grouping.edges[group] else max(0, group - 1)
+        known: list[tuple[int, int]] = []
+        for n in track.numbers:
+            edges = self.grid.first_chunks(n)
+            known += self._known(n, int(edges[at - at % track.groups]), int(edges[at + 1]))
+        begin, end = int(track.starts[at]), max((b for _, b in known), default=self.grid.front)
+        self.cut(track, at, end)
+        with self.files.opened(self.path(track.numbers[0], at // track.groups)) as fd:
+            erase(fd, [span for span in known if span[0] >= begin], begin, end)
+
+    # --- pieces --------------------------------------------------------------------------------
+
+    @override
+    def reserve(self, piece: Piece) -> None:
+        # Values follow those of the same group.
+        group = self.grouping.of(piece.start)
+        begins = piece.start == int(self.grouping.edges[group])
+        for name, counts in piece.counts.items():
+            rows = self.grouping.rows[name]
+            first = 0 if begins else self._rows[name]
+            piece.first_row[name] = group * int(np.max(rows)) + first
+            self._rows[name] = first + int(counts.sum())
+            if self._rows[name] > int(rows[group]):
+                raise TargetError(
+                    f"field {name} has more rows than were counted",
+                    where=f"{self.root}, group {group}",
+                    expected=int(rows[group]),
+                    found=self._rows[name],
+                    fix="the source has changed: begin again",
+                )
+        self.samples = piece.start + piece.count
+
+    @override
+    def write(self, piece: Piece) -> None:
+        if not piece.count:
+            return
+        group = self.grouping.of(piece.start)
+        for number in self.grid.ordinary:
+            self.place(number, *piece.column(number, self.arrays[number]))
+        for track, ends in zip(self.grid.tracks, self.ends, strict=True):
+            file = group // track.groups
+            end = int(ends[min((file + 1) * track.groups, len(ends)) - 1])
+            sums: list[Sum] = []
+            with self.files.opened(self.path(track.numbers[0], file), end) as fd:
+                for n in track.numbers:
+                    first, rows = piece.column(n, self.arrays[n])
+                    for _, offset, part in self.spans(n, first, rows):
+                        if track is self.grid.tracks[0]:
+                            sums.append(self._write_summed(fd, part, offset))
+                        else:
+                            pwrite_all(fd, [part], offset)
+                if track is self.grid.tracks[0]:
+                    self._add(fd, group, sums)
+
+    def _write_summed(self, fd: int, rows: Array, offset: int) -> Sum:
+        """Write rows, and take their sums on the way."""
+        if not self.grid.zipped:
+            return offset, rows.nbytes, pwrite_crc32c(fd, [rows], offset), 0
+        data, crc, crc32 = as_bytes(rows), 0, 0
+        for at in range(0, len(data), CALL_NBYTES):
+            part = data[at : at + CALL_NBYTES]
+            crc32 = zlib.crc32(part, crc32)
+            crc = pwrite_crc32c(fd, [part], offset + at, crc)
+        return offset, rows.nbytes, crc, crc32
+
+    # --- sums ----------------------------------------------------------------------------------
+
+    def _used(self, group: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield array, chunk, offset and bytes of samples of each chunk of a group in track 0."""
+        for n in self.grid.tracks[0].numbers:
+            held, row_nbytes = self.grid.held(n), self.arrays[n].row_nbytes
+            for k in range(*self.grid.first_chunks(n)[group : group + 2].tolist()):
+                yield n, k, int(self.offsets[n][k]), int(held[k]) * row_nbytes
+
+    def _add(self, fd: int, group: int, sums: list[Sum]) -> None:
+        """Note the sums of a piece, and complete its group if it was the last one."""
+        with self._lock:
+            held = self._sums.setdefault(group, [])
+            held += sums
+            if sum(s[1] for s in held) < sum(used for *_, used in self._used(group)):
+                return
+            del self._sums[group]
+        self._complete(fd, group, held)
+
+    def _complete(self, fd: int, group: int, sums: list[Sum]) -> None:
+        """Join the sums of a group; write its local headers."""
+        track = self.grid.tracks[0]
+        begin, nbytes = int(track.starts[group]), int(track.used[group] - track.starts[group])
+        sums.sort()
+        parts = [(at - begin, size, crc) for at, size, crc, _ in sums]
+        for n, k, at, _ in self._used(group) if self.grid.zipped else ():
+            size = self.grid.chunk_nbytes(n)
+            inside = sums[bisect_left(sums, (at,)) : bisect_left(sums, (at + size,))]
+            crc32 = CRC32.joined([(s[0] - at, s[1], s[3]) for s in inside], size)
+            self.chunks[n][2, k] = crc32
+            header = local_header(self._key(n, k), size, crc32)
+            pwrite_all(fd, [header], at - len(header))
+            parts.append((at - begin - len(header), len(header), CRC32C.of(header)))
+        parts = sorted(p for p in parts if 0 <= p[0] < nbytes)
+        self.crcs[group] = CRC32C.joined(parts, nbytes)
+
+    def _read_back(self, group: int) -> None:
+        """Take the sums of a group from its file, and complete it."""
+        track = self.grid.tracks[0]
+        path = self.path(track.numbers[0], group // track.groups)
+        with self.files.opened(path, access=os.O_RDWR) as fd:
+            truncate(fd, max(fstat(fd).st_size, int(track.ends[group])))
+            sums = []
+            for _, _, at, used in self._used(group):
+                crc32 = read_crc32(fd, at, at + used, path) if self.grid.zipped else 0
+                sums.append((at, used, read_crc32c(fd, at, at + used, path), crc32))
+            self._complete(fd, group, sums)
+
+    @override
+    def report(self) -> State:
+        # The sums of groups, and of members of a ZIP file.
+        groups = np.flatnonzero(self.crcs != UNKNOWN).tolist()
+        members = [
+            (n, k, int(self.chunks[n][2, k]))
+            for group in (groups if self.grid.zipped else ())
+            for n, k, *_ in self._used(group)
+        ]
+        return {"sums": [groups, self.crcs[groups].tolist()], "members": members}
+
+    @override
+    def adopt(self, report: State) -> None:
+        groups, crcs = np.array(report["sums"], np.int64)
+        self.crcs[groups] = crcs
+        for number, chunk, crc32 in report["members"]:
+            self.chunks[number][2, chunk] = crc32
+
+    # --- the end -------------------------------------------------------------------------------
+
+    @override
+    def checkpoint(self) -> State:
+        return {"samples": self.samples, "shared": self.shared, "rows": dict(self._rows)}
+
+    @override
+    def skip(self, stop: int) -> int | None:
+        # All offsets are known.
+        self.samples, self.shared = seam(stop, self.grouping, []), True
+        return self.samples
+
+    @override
+    def finish(self) -> None:
+        unknown = np.flatnonzero(self.crcs == UNKNOWN).tolist() if self.grid.tracks else []
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(self._read_back, unknown))
+        if self.grid.zipped:
+            self._finish_zip()
+            return
+        for track, ends in zip(self.grid.tracks, self.ends, strict=True):
+            self._finish_track(track, ends)
+        for number in self.grid.ordinary:
+            self.finish_rows(number, self.grid.rows[number])
+        self.finish_documents(self.grid.documents)
+
+    def _finish_track(self, track: Track, ends: Ints) -> None:
+        """Give each file of a track its length, and its index if it is a shard."""
+        (number,) = track.numbers
+        plan, edges = self.arrays[number], self.grid.first_chunks(number)
+        for i, first in enumerate(range(0, len(ends), track.groups)):
+            last = min(first + track.groups, len(ends))
+            with self.files.opened(self.path(number, i)) as fd:
+                end = int(ends[last - 1])
+                truncate(fd, end)
+                if plan.sharded:
+                    offsets, sizes, _ = self.chunks[number][:, edges[first] : edges[last]]
+                    pwrite_all(fd, [build_index(sizes, plan.file // plan.chunk, offsets)], end)
+
+    def _finish_zip(self) -> None:
+        with self.files.opened(self.root, access=os.O_RDWR) as fd:
+            end = int(self.ends[0][-1]) if self.grid.tracks else self.grid.front
+            truncate(fd, end)
+            members = [*self._write_front(fd)]
+            for n, table in self.chunks.items():
+                rows = enumerate(table.T.tolist())
+                members += [(self._key(n, k), size, crc, at) for k, (at, size, crc) in rows]
+            if self.durable:
+                sync(fd, data=True)
+            truncate(fd, end + pwrite_all(fd, [directory(members, end)], end))
+        if self.durable:
+            self.sync()
+
+    def _write_front(self, fd: int) -> Iterator[Member]:
+        """Write the metadata; give the chunks of ordinary arrays headers, with sums of the file."""
+        at = 0
+        for name, data in self.grid.documents.items():
+            header = local_header(name, len(data), crc := CRC32.of(data))
+            pwrite_all(fd, [header, data], at)
+            yield name, len(data), crc, at + len(header)
+            at += len(header) + len(data)
+        for n in self.grid.ordinary:
+            size = self.grid.chunk_nbytes(n)
+            for k, at in enumerate(self.offsets[n].tolist()):
+                name, crc = self._key(n, k), CRC32.of(pread_exact(fd, size, at, self.root))
+                header = local_header(name, size, crc)
+                pwrite_all(fd, [header], at - len(header))
+                yield name, size, crc, at
+
+    def _key(self, number: int, chunk: int) -> str:
+        """Return the name of a member of a ZIP file, which is a chunk."""
+        return self.arrays[number].key(chunk, self.options.zarr_format)
+
+    @override
+    def groups(self) -> Groups:
+        # Track 0.
+        path, files = "", None
+        starts = lengths = np.zeros(self.grouping.count, np.int64)
+        if self.grid.tracks:
+            starts, lengths = self.starts[0], self.used[0] - self.starts[0]
+        if self.grid.tracks and not self.grid.zipped:
+            track = self.grid.tracks[0]
+            path = self._key(track.numbers[0], 0)
+            if track.groups < self.grouping.count:
+                files = track.groups
+                head, _, name = path.rpartition("/")
+                path = f"{head}/{name.replace('0', '{0}', 1)}"
+        first = None if self.grouping.even else Explicit(self.grouping.edges[:-1])
+        blocks = Blocks(Explicit(starts), Explicit(lengths), path)
+        return Groups(max(1, self.grouping.samples), blocks, Explicit(self.crcs), first, files)
+
+
+@dataclass
+class PackedPiece(Piece):
+    """The samples of one group, encoded.
+
+    `parts` are, by track, local headers (empty in a directory) and chunks by turns.
+    """
+
+    group: int = 0
+    parts: list[list[bytes]] = field(default_factory=list)
+
+
+class PackedWriter(GroupWriter):
+    """A store in compressed groups being written; see the module."""
+
+    whole = True
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        grouping: Grouping,
+        options: WriteOptions,
+        state: State | None,
+    ) -> None:
+        self._index = path.with_name(path.name + ".chunks")
+        super().__init__(path, schema, grouping, options, state)
+        tracks = self.grid.tracks
+        self._encode = [encoder(options.compress, plan) for plan in self.arrays]
+        self.starts = [np.zeros(grouping.count, np.int64) for _ in tracks]
+        self.used = self.ends = [np.zeros(grouping.count, np.int64) for _ in tracks]
+        self._ending = [[self.grid.front, 0] for _ in tracks]  # where the last one ends; padding
+        if state is None:
+            remove(self._index)
+        else:
+            self._ending = [list(map(int, pair)) for pair in state["ending"]]
+            self._recall()
+
+    def _forget(self, track: Track) -> None:
+        """See `_recall`."""
+
+    @override
+    def encode(self, batch: Batch, start: int, arena: Arena) -> PackedPiece:
+        plain = super().encode(batch, start, arena)
+        piece = PackedPiece(start, plain.count, plain.rows, group=self.grouping.of(start))
+        for i, track in enumerate(self.grid.tracks if piece.count else ()):
+            parts: list[bytes] = []
+            for n in track.numbers:
+                encoded = encode_file(piece.rows.pop(n), self.arrays[n], self._encode[n])
+                first = int(self.grid.first_chunks(n)[piece.group])
+                for k, chunk in enumerate(map(bytes, encoded), first):
+                    self.chunks[n][1, k] = len(chunk)
+                    parts += [self._header(n, k, chunk), chunk]
+            piece.parts.append(parts)
+            if i == 0:
+                crc = 0
+                for part in parts[1:]:
+                    crc = CRC32C.combine(crc, CRC32C.of(part), len(part))
+                self.crcs[piece.group] = crc
+        return piece
+
+    def _header(self, number: int, chunk: int, data: bytes) -> bytes:
+        """Return the local header of a chunk in a ZIP file, whose sum is noted."""
+        if not self.grid.zipped:
+            return b""
+        if len(data) > LARGEST:
+            raise UnsupportedError(
+                "zarr: 4 GiB are the most that a member of a ZIP file holds here",
+                where=f"field {self.arrays[number].field.name}",
+                found=f"{len(data)} bytes in a group",
+                fix="choose smaller groups, or a directory store",
+            )
+        crc = self.chunks[number][2, chunk] = CRC32.of(data)
+        return local_header(self._key(number, chunk), len(data), int(crc))
+
+    @override
+    def reserve(self, piece: Piece) -> None:
+        # Behind the group before.
+        assert isinstance(piece, PackedPiece)
+        for i, (track, parts) in enumerate(zip(self.grid.tracks, piece.parts, strict=False)):
+            if not self.grid.zipped and piece.group % track.groups == 0:
+                self._ending[i] = [0, 0]
+            stop, padding = self._ending[i]
+            at = stop + len(parts[0])
+            begin = round_up(at, self.grouping.align)
+            if (padding + begin - at) * PADDING > begin:
+                begin = at
+            places = begin - len(parts[0]) + offsets_of(np.array([len(p) for p in parts], np.int64))
+            self._ending[i] = [int(places[-1]), padding + begin - at]
+            self.starts[i][piece.group], self.ends[i][piece.group] = begin, places[-1]
+            chunks = iter(places[1::2].tolist())
+            for n in track.numbers:
+                edges = self.grid.first_chunks(n)
+                for k in range(*edges[piece.group : piece.group + 2].tolist()):
+                    self.chunks[n][0, k] = next(chunks)
+        self.samples = piece.start + piece.count
+
+    @override
+    def write(self, piece: Piece) -> None:
+        assert isinstance(piece, PackedPiece)
+        if not piece.count:
+            return
+        for number, rows in piece.rows.items():
+            self.place(number, piece.start, rows)
+        for i, (track, parts) in enumerate(zip(self.grid.tracks, piece.parts, strict=True)):
+            path = self.path(track.numbers[0], piece.group // track.groups)
+            with self.files.opened(path) as fd:
+                pwrite_all(fd, parts, int(self.starts[i][piece.group]) - len(parts[0]))
+        with self.files.opened(self._index) as fd:
+            for known, at in self._known_of(piece.group, piece.group + 1):
+                pwrite_all(fd, [np.ascontiguousarray(known)], at)
+
+    def _known_of(self, group: int, last: int) -> Iterator[tuple[Ints, int]]:
+        """Yield what is known of groups ``group .. last``, and its offset in the working file."""
+        at = 0
+        tables = [(self.crcs, group, last)]
+        tables += [(column, group, last) for column in (*self.starts, *self.ends)]
+        for n, table in self.chunks.items():
+            edges = self.grid.first_chunks(n)
+            tables += [(column, int(edges[group]), int(edges[last])) for column in table]
+        for column, a, b in tables:
+            yield column[a:b], at + 8 * a
+            at += column.nbytes
+
+    def _recall(self) -> None:
+        """Recall what is known of the groups before the checkpoint; cut off what is behind."""
+        done = int(np.searchsorted(self.grouping.edges, self.samples))
+        if done and not self._index.exists():
+            raise FormatError(
+                "the unfinished output lacks its working file",
+                where=self._index,
+                fix="start again with --restart",
+            )
+        with self.files.opened(self._index, access=os.O_RDWR) as fd:
+            for column, at in self._known_of(0, done):
+                if column.size:
+                    pread_into(fd, column.view(np.uint8), at, self._index)
+        for i, track in enumerate(self.grid.tracks):
+            end = int(self.ends[i][done - 1]) if done else self.grid.front
+            self.cut(track, max(0, done - 1), end)
+
+    @override
+    def checkpoint(self) -> State:
+        return {**super().checkpoint(), "ending": [list(pair) for pair in self._ending]}
+
+    @override
+    def skip(self, stop: int) -> int | None:
+        # Offsets are known when the samples before have been encoded.
+        return None
+
+    @override
+    def clean(self) -> None:
+        remove(self._index)
+
+
+def erase(fd: int, keep: list[tuple[int, int]], start: int, stop: int) -> None:
+    """Write zeros to all bytes ``start <= i < stop`` of a file that do not lie in `keep`."""
+    edges = [(start, start), *sorted(keep), (stop, stop)]
+    zeros = np.zeros(min(BLOCK, max(1, stop - start)), np.uint8)
+    for (_, a), (b, _) in itertools.pairwise(edges):
+        for at in range(a, b, BLOCK):
+            pwrite_all(fd, [zeros[: min(BLOCK, b - at)]], at)
