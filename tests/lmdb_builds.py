@@ -15,7 +15,7 @@ import numpy as np
 from dsprep.core.schema import Arena
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb.pages import Pages
-from dsprep.formats.lmdb.records import named_databases
+from dsprep.formats.lmdb.parse import named_databases
 from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
 

@@ -73,10 +73,10 @@ FRAMES = {
 }
 RECIPES = {
     "values": Decoder(
-        "dsprep.formats.lmdb.layout:values", "the lengths that the value begins with"
+        "dsprep.formats.lmdb.fields:values", "the lengths that the value begins with"
     ),
-    "datum": Decoder("dsprep.formats.lmdb.layout:datum", "what Caffe's Datum message says"),
-    "example": Decoder("dsprep.formats.tfrecord.recipe:example", "what tf.train.Example says"),
+    "datum": Decoder("dsprep.formats.lmdb.fields:datum", "what Caffe's Datum message says"),
+    "example": Decoder("dsprep.formats.tfrecord.fields:example", "what tf.train.Example says"),
 }
 
 

@@ -14,7 +14,7 @@ from support import random_batch, schemas, write_batch
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb import Lmdb
-from dsprep.formats.lmdb import layout as recipe
+from dsprep.formats.lmdb import fields as recipe
 from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine, found_exact

@@ -22,7 +22,7 @@ from dsprep.formats.base import Source
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
-from dsprep.formats.tfrecord.recipe import example as recipe
+from dsprep.formats.tfrecord.fields import example as recipe
 from dsprep.formats.tfrecord.source import TFRecordSource
 from dsprep.layout.model import FileLayout
 from dsprep.sidecar.sidecar import Sidecar

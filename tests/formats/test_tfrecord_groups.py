@@ -17,7 +17,7 @@ from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import load
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.protobuf import read_varint
-from dsprep.formats.tfrecord import example, features, group, stream
+from dsprep.formats.tfrecord import example, features, stream
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import parse, view
@@ -160,7 +160,7 @@ def test_a_sample_that_padding_makes_too_large(monkeypatch, tmp_path: Path) -> N
     with pytest.raises(UnsupportedError):
         feed(writer, batch, [0, 1, 2])
     writer.close()
-    monkeypatch.setattr(group, "LARGEST", 300)
+    monkeypatch.setattr("dsprep.formats.tfrecord.plan.LARGEST", 300)
     fixed = Schema((Field("x", np.dtype("u1"), (100,)),))
     assert not TFR.plan(fixed, PLAIN, even(2, 1, 512)).groups.aligned
 

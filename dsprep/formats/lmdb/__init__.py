@@ -1,6 +1,6 @@
 """LMDB: read page by page without liblmdb, written in its compact form.
 
-`pages` knows the file format, `records` and `source` read it, `tree` and `writer` write it;
+`pages` knows the file format, `parse` and `source` read it, `tree` and `write` write it;
 `values` and `datum` say what a value means, `keys` how samples are called, `families` what other
 keys say. None of them maps the file, takes a lock or needs the ``lmdb`` package, so a damaged file
 cannot crash the process and any number of threads read at once.
@@ -75,7 +75,7 @@ class Lmdb(WritableFormat):
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""
-        from dsprep.formats.lmdb.records import Records
+        from dsprep.formats.lmdb.parse import Records
         from dsprep.formats.lmdb.source import LmdbSource
 
         records = Records(path, data_file(path), options)
@@ -126,7 +126,7 @@ class Lmdb(WritableFormat):
         state: State | None,
     ) -> Writer:
         """Start or continue an environment: a single file if `path` ends in ``.mdb``."""
-        from dsprep.formats.lmdb.writer import LmdbWriter
+        from dsprep.formats.lmdb.write import LmdbWriter
 
         file = path
         if path.suffix.lower() != ".mdb":

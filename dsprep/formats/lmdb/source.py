@@ -1,6 +1,6 @@
 """Reads an LMDB file as samples, with ``pread`` alone: no map, no lock, no limit on threads.
 
-Values are read by the layout of the file, which `records` found when it was opened. The header of
+Values are read by the layout of the file, which `parse` found when it was opened. The header of
 each value's first overflow page is read along with it and compared. The file must not be written
 to while it is read.
 """
@@ -23,9 +23,9 @@ from dsprep.formats.fields import retype, wanted
 from dsprep.formats.lmdb import families
 from dsprep.formats.lmdb.datum import Datum, looks_like_datum
 from dsprep.formats.lmdb.families import KEY, VALUE, Family, numbers
-from dsprep.formats.lmdb.layout import file_layout, records_of
+from dsprep.formats.lmdb.locate import file_layout, records_of
 from dsprep.formats.lmdb.overflow import describe_frame
-from dsprep.formats.lmdb.records import Records, shown
+from dsprep.formats.lmdb.parse import Records, shown
 from dsprep.formats.lmdb.snippet import family_loading_code, loading_code
 from dsprep.formats.lmdb.values import Values, is_group
 from dsprep.formats.options import OpenOptions

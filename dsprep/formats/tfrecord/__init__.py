@@ -1,9 +1,9 @@
 """TFRecord: files of ``tf.train.Example``, or of any records.
 
 ``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` and
-``batch_parser`` the message inside, ``features`` which feature a field is. ``source``, ``extents``
-and ``recipe`` read, ``writer``, ``build`` and ``group`` write, ``snippet`` shows how TensorFlow
-loads the file. TensorFlow itself is not needed.
+``batch_parser`` the message inside, ``features`` which feature a field is. ``parse``, ``fields``,
+``locate`` and ``source`` read, ``plan``, ``build`` and ``write`` write, ``snippet`` shows how
+TensorFlow loads the file. TensorFlow itself is not needed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class TFRecord(WritableFormat):
         name: str = "",
     ) -> WritePlan:
         """Return the list that carries each field; groups are contiguous, as all records are."""
-        from dsprep.formats.tfrecord import extents, features, group
+        from dsprep.formats.tfrecord import features
+        from dsprep.formats.tfrecord.locate import layout_of
+        from dsprep.formats.tfrecord.plan import arrange, plan_groups
 
         codec = options.compress.codec if options.compress else None
         if codec not in (None, "gzip"):
@@ -90,9 +92,9 @@ class TFRecord(WritableFormat):
         else:
             stored = {f.name: features.describe(f, types[f.name]) for f in schema}
         groups, grouping = None, samples if isinstance(samples, Grouping) else None
-        arranged = group.arrange(schema, types, options, grouping)
+        arranged = arrange(schema, types, options, grouping)
         if isinstance(samples, Grouping):
-            groups = group.plan(schema, types, arranged, samples)
+            groups = plan_groups(schema, types, arranged, samples)
             nbytes = groups.nbytes
         else:
             nbytes = _estimate(schema, types, samples, payload)
@@ -103,7 +105,7 @@ class TFRecord(WritableFormat):
             notes=_lost(schema, types),
             nbytes=nbytes,
             groups=groups,
-            layout=extents.layout_of(arranged, samples),
+            layout=layout_of(arranged, samples),
         )
 
     @override
@@ -115,7 +117,7 @@ class TFRecord(WritableFormat):
         options: WriteOptions,
         state: State | None,
     ) -> Writer:
-        from dsprep.formats.tfrecord.writer import TFRecordWriter
+        from dsprep.formats.tfrecord.write import TFRecordWriter
 
         return TFRecordWriter(path, schema, samples, options, state)
 

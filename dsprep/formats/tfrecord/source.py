@@ -22,11 +22,11 @@ from dsprep.formats.base import Source
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, features, framing
-from dsprep.formats.tfrecord.discovery import Discovery, FileView
 from dsprep.formats.tfrecord.example import BYTES
-from dsprep.formats.tfrecord.extents import file_layout, opaque_layout, records_of
 from dsprep.formats.tfrecord.features import RECORD, Feature
-from dsprep.formats.tfrecord.recipe import RecordMismatch
+from dsprep.formats.tfrecord.fields import RecordMismatch
+from dsprep.formats.tfrecord.locate import file_layout, opaque_layout, records_of
+from dsprep.formats.tfrecord.parse import Discovery, FileView
 from dsprep.formats.tfrecord.snippet import loading_code
 from dsprep.formats.tfrecord.stream import PackedFile, open_stream, read_index
 from dsprep.layout.describe import FieldStorage, of_layout
@@ -207,7 +207,7 @@ class TFRecordSource(Source):
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return where every record is stored, and the fields with the same offset in all of them.
 
-        See `Source.extents`, and `dsprep.formats.tfrecord.extents`.
+        See `Source.extents`, and `dsprep.formats.tfrecord.locate`.
         """
         if self._codec:
             raise UnsupportedError(

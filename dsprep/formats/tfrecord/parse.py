@@ -19,8 +19,8 @@ from dsprep.formats.tfrecord import example
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, FeatureSpans, Value
 from dsprep.formats.tfrecord.features import FeatureStats
+from dsprep.formats.tfrecord.fields import gather
 from dsprep.formats.tfrecord.framing import FOOTER, payload_right
-from dsprep.formats.tfrecord.recipe import gather
 from dsprep.reading.files import File
 
 FEW = 8
@@ -62,10 +62,10 @@ class FileView:
 class Discovery:
     """What has been seen in the records of one file, by feature.
 
-    With `check_crc` a record counts only if its CRC is right; `records` counts them. `why` is why
-    the first ones cannot be taken apart, None if they can; `unlike` has an error for each feature
-    that is of several types; `damaged` the number and the offset of the first record that was
-    passed over, as its CRC is wrong.
+    With `check_crc` a record counts only if its CRC is right; `records` counts them. `reason` is
+    why the first ones cannot be taken apart, None if they can; `unlike` has an error for each
+    feature that is of several types; `damaged` the number and the offset of the first record that
+    was passed over, as its CRC is wrong.
     """
 
     def __init__(self, stream: File, check_crc: bool, where: object) -> None:

@@ -39,7 +39,7 @@ from dsprep.formats.base import State
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.overflow import overflow_spans
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
-from dsprep.formats.lmdb.records import Records
+from dsprep.formats.lmdb.parse import Records
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_sizes
 from dsprep.formats.lmdb.values import (
     MAX_VALUE,

@@ -53,13 +53,11 @@ _LISTS: Mapping[str, tuple[int, Form]] = {
 """What a recipe calls a list, and what is read of it."""
 
 
-def _list_name(feature: Feature) -> str:
-    return TYPES[feature.type] if feature.form == "value" else feature.form
-
-
 def describe(features: Sequence[Feature], others: bool) -> dict[str, Any]:
     """Return the recipe for `features` as JSON; `others` if records may have more of them."""
-    lists = {f.field.name: [f.name, _list_name(f)] for f in features}
+    lists = {
+        f.field.name: [f.name, TYPES[f.type] if f.form == "value" else f.form] for f in features
+    }
     return {"name": "example", "features": lists, **({"others": True} if others else {})}
 
 

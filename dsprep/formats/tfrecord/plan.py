@@ -111,7 +111,7 @@ def _in_every(nbytes: int, samples: int, align: int) -> int:
 # --- the plan --------------------------------------------------------------------------------
 
 
-def plan(
+def plan_groups(
     schema: Schema, types: dict[str, int], arrangement: Arrangement, grouping: Grouping
 ) -> GroupPlan:
     """Return the plan of `arrangement`: exact for records of one size, else with upper bounds."""

@@ -3,7 +3,7 @@
 The headers were read when the file was opened. A field of a ``tf.train.Example`` has a constant
 place if all records have one length and agree in every byte that is not part of a value: tags,
 lengths and names. Where they differ in length, they have to agree up to the end of the features,
-and behind it there has to be nothing, or padding up to the end of the record (`group`). That is
+and behind it there has to be nothing, or padding up to the end of the record (`plan`). That is
 proven for every record. Of records from `SPARSE` bytes on only these bytes are read; shorter ones
 are read with all that is between them, which is faster.
 """
@@ -22,13 +22,15 @@ from dsprep.core.schema import Bytes
 from dsprep.core.spans import offsets_of, ranges
 from dsprep.errors import FormatError
 from dsprep.formats.protobuf import WireError
-from dsprep.formats.tfrecord import example, framing, recipe
+from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.batch_parser import is_padding
 from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value
 from dsprep.formats.tfrecord.features import Feature
+from dsprep.formats.tfrecord.fields import check_sizes
+from dsprep.formats.tfrecord.fields import describe as describe_recipe
 from dsprep.formats.tfrecord.framing import HEADER, Index
-from dsprep.formats.tfrecord.group import Arrangement
+from dsprep.formats.tfrecord.plan import Arrangement
 from dsprep.formats.tfrecord.stream import SPARSE, WINDOW
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
@@ -74,7 +76,7 @@ def records_of(
     return Records(
         Blocks(index.offsets, index.lengths),
         parts,
-        recipe=recipe.describe(features, known is None) if hidden else None,
+        recipe=describe_recipe(features, known is None) if hidden else None,
         frame={"name": framing.NAME},
     )
 
@@ -155,7 +157,7 @@ def opaque_layout(index: Index, features: Sequence[Feature]) -> FileLayout:
     parts = {}
     for f in features:
         unit = f.field.dtype.itemsize
-        recipe.check_sizes(index.lengths.span(0, index.count), f.field.row_nbytes, f, unit)
+        check_sizes(index.lengths.span(0, index.count), f.field.row_nbytes, f, unit)
         parts[f.field.name] = Part(0, None if f.field.ragged else f.field.row_nbytes)
     return FileLayout(index.count, records_of(index, features, None, parts))
 
@@ -214,7 +216,7 @@ def _constant_part(value: Value | None, feature: Feature) -> Part | None:
     start, stop = value.ranges[0] if value.ranges else (0, 0)
     field = feature.field
     size = np.array([stop - start], np.int64)
-    recipe.check_sizes(size, field.row_nbytes, feature, field.dtype.itemsize)
+    check_sizes(size, field.row_nbytes, feature, field.dtype.itemsize)
     return Part(start, stop - start)
 
 

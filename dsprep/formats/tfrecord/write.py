@@ -24,7 +24,7 @@ from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head, view
-from dsprep.formats.tfrecord.group import arrange
+from dsprep.formats.tfrecord.plan import arrange
 from dsprep.formats.tfrecord.stream import member, nbytes_at, read_index
 from dsprep.reading.files import File
 from dsprep.storage.checksums import crc32c
@@ -52,7 +52,7 @@ class Piece:
 
 
 class TFRecordWriter(RecordWriter):
-    """One TFRecord file being written; see `group` for how groups are laid out."""
+    """One TFRecord file being written; see `plan` for how groups are laid out."""
 
     def __init__(
         self,
