@@ -77,7 +77,7 @@ class Zarr(WritableFormat):
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        from dsprep.formats.zarr.source import ZarrSource
+        from dsprep.formats.zarr.parse import ZarrSource
 
         check_options(options, self.open_options, self.name)
         return ZarrSource(path, options)

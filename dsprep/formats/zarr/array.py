@@ -19,7 +19,7 @@ from dsprep.core.schema import Arena, Array, Bytes, DType, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
-from dsprep.formats.zarr.locations import Located, Step, Unlocated, locate
+from dsprep.formats.zarr.locate import Located, Step, Unlocated, locate
 from dsprep.formats.zarr.metadata import NUMCODECS, ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout

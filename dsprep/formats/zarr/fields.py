@@ -30,7 +30,7 @@ from dsprep.formats.index_tables import Route, locate, spell_rows
 from dsprep.formats.zarr.array import LastBlock, StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
-from dsprep.formats.zarr.locations import Step, Unlocated
+from dsprep.formats.zarr.locate import Step, Unlocated
 from dsprep.formats.zarr.metadata import MAX_ROW, ArrayMeta, NoField
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.laws import Explicit
@@ -74,7 +74,7 @@ class Reading(ABC):
 
     @abstractmethod
     def located(self, field: Field, count: int, step: Step) -> Located:
-        """Return where all samples are stored; see `base.Source.extents` and `locations.locate`.
+        """Return where all samples are stored; see `base.Source.extents` and `locate.locate`.
 
         `field` is as the user asked for it, perhaps with a type for what is kept as bytes.
         """

@@ -1,6 +1,6 @@
-"""Where the chunks of one array are: every chunk file is looked for, every shard index read.
+"""Locating the chunks of one array: every chunk file is looked for, every shard index read.
 
-What is found is compared with the files' sizes, and stated as a `Grid`. `locate` does so for the
+Their offsets are compared with the files' sizes and stated as a `Grid`. `locate` does so for the
 whole array, whose directories are listed, which gives the files' sizes; `Located` for the files
 that are read. No file is opened but shards, for their index.
 """
@@ -13,22 +13,19 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Array, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.zarr.chunks import shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
-from dsprep.formats.zarr.store import Zip, is_number, join
+from dsprep.formats.zarr.store import Store, Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
 from dsprep.layout.laws import LARGEST, Explicit, Law, affine
 from dsprep.layout.model import Blocks, Grid
-
-if TYPE_CHECKING:
-    from dsprep.formats.zarr.array import StoredArray
 
 MAX_BLOCKS = 1 << 27
 """Chunks of an array whose offsets are kept in memory, 16 bytes each."""
@@ -49,7 +46,22 @@ class Unlocated(Exception):
     """Only zarr reads this; the text is the reason, a clause."""
 
 
-def locate(array: StoredArray, step: Step) -> Grid:
+class ChunkedArray(Protocol):
+    """What an array states of itself so that its chunks can be located; see `StoredArray`."""
+
+    meta: ArrayMeta
+    store: Store
+    where: str
+    complete: bool
+
+    def missing(self, key: str, detail: str | None = None) -> FormatError:
+        """Return the error for a missing file of a complete array."""
+
+    def element(self, at: tuple[int, ...]) -> Array:
+        """Return an element, as shape ``()``."""
+
+
+def locate(array: ChunkedArray, step: Step) -> Grid:
     """Return the chunks of an array, none of whose axes is 0: all of its files are looked for.
 
     Chunks beyond the array's edge belong to no sample and may have any offset: they get the one
@@ -84,7 +96,7 @@ class Located:
     The laws of `grid` hold for what `find` was called for. Both raise as `locate` does.
     """
 
-    def __init__(self, array: StoredArray) -> None:
+    def __init__(self, array: ChunkedArray) -> None:
         self._array, self._frame = array, Frame(array.meta)
         frame, grid = self._frame, _grid(array, self._frame)
         self._beside = math.prod(frame.along[1:])
@@ -129,7 +141,7 @@ class Located:
         self._located[first:last] = True
 
 
-def _grid(array: StoredArray, frame: Frame) -> Grid:
+def _grid(array: ChunkedArray, frame: Frame) -> Grid:
     """Return an array whose chunks have no locations yet."""
     meta = array.meta
     if meta.unlocated:
@@ -234,7 +246,7 @@ class Frame:
 # --- files -----------------------------------------------------------------------------------
 
 
-def _files(array: StoredArray, frame: Frame) -> Ints:
+def _files(array: ChunkedArray, frame: Frame) -> Ints:
     """Return number, offset and bytes of each file that is there: shape ``(3, n)``, by number."""
     start, separator = array.meta.keys
     folder, axes = array.meta.path, len(array.meta.shape)
@@ -274,7 +286,7 @@ def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> in
     return number
 
 
-def _check_count(array: StoredArray, frame: Frame, numbers: Ints) -> None:
+def _check_count(array: ChunkedArray, frame: Frame, numbers: Ints) -> None:
     """See that no file of dsprep's is missing, and that the chunks are not too many to list."""
     present = len(numbers)
     missing, blocks = frame.files - present, frame.files * frame.inside
@@ -291,7 +303,7 @@ def _check_count(array: StoredArray, frame: Frame, numbers: Ints) -> None:
 
 
 def _chunks(
-    array: StoredArray, frame: Frame, files: Ints, ordered: bool, step: Step
+    array: ChunkedArray, frame: Frame, files: Ints, ordered: bool, step: Step
 ) -> tuple[Ints, Ints, bytes | None]:
     """Return offset and bytes of each chunk, -1 and 0 where it is missing, and the fill value.
 
@@ -330,7 +342,7 @@ def _key(meta: ArrayMeta, frame: Frame, number: int) -> str:
 
 
 def _read_shards(
-    array: StoredArray, frame: Frame, files: Ints, out: tuple[Ints, Ints], step: Step
+    array: ChunkedArray, frame: Frame, files: Ints, out: tuple[Ints, Ints], step: Step
 ) -> None:
     """Put what the indexes of shards give into offsets and bytes of chunks."""
     numbers, starts, _ = files

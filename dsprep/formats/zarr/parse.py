@@ -36,7 +36,7 @@ from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, from_json
 from dsprep.formats.zarr.conventions import state_images
 from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading, program
-from dsprep.formats.zarr.locations import Unlocated
+from dsprep.formats.zarr.locate import Unlocated
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
 from dsprep.layout.describe import FieldStorage
