@@ -197,13 +197,13 @@ def test_what_ends_a_command_lets_it_clean_up(tmp_path, name, code):
 import signal, time, typer
 from dataclasses import replace
 from pathlib import Path
-from dsprep.cli.ending import plainly
+from dsprep.cli.ending import reporting_errors
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGTERM, signal.SIGHUP):  # which nohup has let be ignored
     signal.signal(number, signal.SIG_DFL)
 def work():
     made = Path({str(tmp_path / "made")!r})
-    with plainly():
+    with reporting_errors():
         try:
             made.touch()
             print("ready", flush=True)
@@ -227,8 +227,8 @@ app = typer.Typer(); app.command()(work); app()
 def test_an_ignored_signal_stays_ignored():
     code = (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "from dsprep.cli.ending import heeding\n"
-        "with heeding(): signal.raise_signal(signal.SIGTERM)"
+        "from dsprep.cli.ending import handling_signals\n"
+        "with handling_signals(): signal.raise_signal(signal.SIGTERM)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

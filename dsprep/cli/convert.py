@@ -9,7 +9,8 @@ import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
-    Voice,
+    Verbosity,
+    current_verbosity,
     fail,
     files_written,
     note,
@@ -18,7 +19,6 @@ from dsprep.cli.report import (
     print_rows,
     progress_bar,
     say,
-    voice,
 )
 from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD
 from dsprep.cli.verify import report_verdict, verdict_json
@@ -118,7 +118,7 @@ def convert(
         if json:
             proof = {} if verdict is None else {"verify": verdict_json(verdict)}
             print_json({**vars(report), "rate": _rate(report), **proof})
-        elif verdict is not None and (not verdict.same or voice() > Voice.quiet):
+        elif verdict is not None and (not verdict.same or current_verbosity() > Verbosity.quiet):
             report_verdict(verdict)
         if verdict is not None and not verdict.same:
             raise typer.Exit(1)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsprep.cli.report import Voice, detail, fail, say, voice
+from dsprep.cli.report import Verbosity, current_verbosity, detail, fail, say
 from dsprep.errors import DsprepError
 
 INTERRUPTED = 130
@@ -34,13 +34,13 @@ WAITING = (
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def reporting_errors() -> Iterator[None]:
     """Leave with one line on stderr and an exit code where the user is wrong.
 
     A bug keeps its traceback.
     """
     try:
-        with heeding(), warnings.catch_warnings():
+        with handling_signals(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
             yield
     except DsprepError as error:
@@ -77,7 +77,7 @@ def plainly() -> Iterator[None]:
 
 def _causes(error: BaseException) -> None:
     """Print what an error follows from and where it was noticed, with ``--verbose``."""
-    if voice() < Voice.verbose:
+    if current_verbosity() < Verbosity.verbose:
         return
     root = Path(__file__).parents[1]
     frames = traceback.extract_tb(error.__traceback__)
@@ -99,7 +99,7 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def heeding() -> Iterator[None]:
+def handling_signals() -> Iterator[None]:
     """Raise `Ended` when one of `ENDING` comes, unless it is ignored or has another handler.
 
     A second interrupt does not raise `KeyboardInterrupt` again, but ends the process.

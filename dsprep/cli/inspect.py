@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import Voice, note, print_json, print_rows, say, voice
+from dsprep.cli.report import Verbosity, current_verbosity, note, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from dsprep.formats.options import OpenOptions
@@ -109,7 +109,9 @@ def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
 
 def _short(value: object) -> str:
     text = " ".join(str(value).split())
-    return text if len(text) <= 100 or voice() >= Voice.verbose else f"{text[:97]}..."
+    return (
+        text if len(text) <= 100 or current_verbosity() >= Verbosity.verbose else f"{text[:97]}..."
+    )
 
 
 def _plain(sample: dict[str, object]) -> dict[str, str]:

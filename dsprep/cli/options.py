@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, 
 
 import typer
 
-from dsprep.cli.ending import plainly
-from dsprep.cli.report import Voice, count_bar, fail, note, speaking
+from dsprep.cli.ending import reporting_errors
+from dsprep.cli.report import Verbosity, count_bar, fail, note, verbosity
 from dsprep.cli.usage import HDF5_ZARR, IMAGES, LMDB, PARQUET, TFRECORD, Command
 
 if TYPE_CHECKING:
@@ -391,7 +391,11 @@ def _runner(
         talk = pick(Talking)
         if talk.quiet and talk.verbose:
             fail("--quiet and --verbose contradict each other", 2)
-        with speaking(Voice(talk.verbose - talk.quiet)), plainly(), ExitStack() as stack:
+        with (
+            verbosity(Verbosity(talk.verbose - talk.quiet)),
+            reporting_errors(),
+            ExitStack() as stack,
+        ):
             values = {n: pick(kind).made(given, stack) for n, kind in groups.items()}
             command(**{n: values[n] if n in values else given[n] for n in plain})
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
-    Voice,
+    Verbosity,
+    current_verbosity,
     fail,
     files_written,
     note,
@@ -18,7 +19,6 @@ from dsprep.cli.report import (
     print_rows,
     progress_bar,
     say,
-    voice,
 )
 from dsprep.cli.usage import HDF5_ZARR
 
@@ -171,7 +171,7 @@ def _progress_of_all(
 
 def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
     """Print what is going to be done, as far as that was asked for, and what may go wrong."""
-    if dry_run or voice() > Voice.quiet:
+    if dry_run or current_verbosity() > Verbosity.quiet:
         _print_plan(plan, options.ranks)
     for line in (*plan.warnings, *_idle(plan, options), *(_lacking(plan) if dry_run else ())):
         note(line)

@@ -28,7 +28,7 @@ SECONDS = 30.0
 """Between two lines of progress where stderr is not a terminal."""
 
 
-class Voice(IntEnum):
+class Verbosity(IntEnum):
     """How much a command says: results, notes and errors always."""
 
     quiet = -1
@@ -36,23 +36,23 @@ class Voice(IntEnum):
     verbose = 1
 
 
-_voice: ContextVar[Voice] = ContextVar("voice", default=Voice.usual)
+_verbosity: ContextVar[Verbosity] = ContextVar("verbosity", default=Verbosity.usual)
 
 
-def voice() -> Voice:
+def current_verbosity() -> Verbosity:
     """Return how much the command that runs is to say."""
-    return _voice.get()
+    return _verbosity.get()
 
 
 @contextmanager
-def speaking(voice: Voice) -> Iterator[None]:
+def verbosity(level: Verbosity) -> Iterator[None]:
     """Set how much the command says that runs inside, and show its time if that is asked for."""
-    before = _voice.set(voice)
+    before = _verbosity.set(level)
     try:
         with step("in all"):
             yield
     finally:
-        _voice.reset(before)
+        _verbosity.reset(before)
 
 
 def say(*lines: str, err: bool = False, style: Mapping[str, Any] | None = None) -> None:
@@ -87,13 +87,13 @@ def note(message: str) -> None:
 
 def remark(message: str) -> None:
     """Print what is worth knowing, unless the command is to be quiet."""
-    if voice() > Voice.quiet:
+    if current_verbosity() > Verbosity.quiet:
         note(message)
 
 
 def detail(message: str) -> None:
     """Print what only ``--verbose`` asks for."""
-    if voice() >= Voice.verbose:
+    if current_verbosity() >= Verbosity.verbose:
         say(f"dsprep: {message}", err=True)
 
 
@@ -112,7 +112,7 @@ def files_written(job: Job) -> None:
     from dsprep.storage.trees import tree_nbytes
     from dsprep.writing.plan import show_nbytes
 
-    if voice() < Voice.verbose:
+    if current_verbosity() < Verbosity.verbose:
         return
     for shard in job.shards:
         path = job.target / shard.name if job.sharded else job.target
@@ -160,7 +160,7 @@ def _wrapped(line: str, indent: int) -> list[str]:
 
 def print_done(rows: list[tuple[str, str]]) -> None:
     """Print what was done, unless the command is to be quiet."""
-    if voice() > Voice.quiet:
+    if current_verbosity() > Verbosity.quiet:
         print_rows(rows)
 
 
@@ -226,7 +226,7 @@ def _shown(
     Yields the function to call with what is done, of how much, that in words, and `fields`.
     """
     with step(label):
-        if not show or voice() < Voice.usual:
+        if not show or current_verbosity() < Verbosity.usual:
             yield lambda done, total, words, **fields: None
         elif not sys.stderr.isatty():
             yield _Lines(label)

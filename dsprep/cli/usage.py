@@ -177,7 +177,7 @@ def _process_value(param: Any, process: Any, ctx: Any, value: Any) -> Any:
 
 
 def _plain(kind: Any, value: Any, settings: Any) -> Any:
-    """Return a value of a simple type where it is written plainly, else `_FOREIGN`."""
+    """Return a value of a simple type if its text is a plain one, else `_FOREIGN`."""
     if kind is bool and type(value) is bool:
         return value
     if kind is str and type(value) is str and value.isprintable():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import Voice, note, print_json, say, voice
+from dsprep.cli.report import Verbosity, current_verbosity, note, print_json, say
 from dsprep.core.escaping import printable, printable_json
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _show(comparison: Comparison) -> None:
 
 def _doubts(comparison: Comparison) -> None:
     """Say what else differs between the reports."""
-    shown = len(comparison.differences) if voice() >= Voice.verbose else SHOWN
+    shown = len(comparison.differences) if current_verbosity() >= Verbosity.verbose else SHOWN
     for fact, old, new in comparison.differences[:shown]:
         note(f"{fact} differs: {old[:200]} / {new[:200]}")
     more = len(comparison.differences) - shown

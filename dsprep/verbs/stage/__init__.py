@@ -23,7 +23,7 @@ from dsprep.reader.order import REMAINDERS, Assignment, Remainder, Shuffle
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import sorting_field
-from dsprep.verbs.stage.copying import Outcome, Want, copy_all, look
+from dsprep.verbs.stage.copying import Outcome, PiecesNeeded, copy_all, look
 from dsprep.verbs.stage.manifest import write
 from dsprep.verbs.stage.needs import groups_needed, needs, ranks_of
 
@@ -181,7 +181,7 @@ def stage(
     with Sidecar.open(settings.path, settings.data) as opened:
         pieces, order = _ordered(opened, settings, ranks)
         chosen = range(nodes[0].start, nodes[-1].stop)
-        wants = [Want(pieces, *need) for need in needs(pieces, order, chosen, span)]
+        wants = [PiecesNeeded(pieces, *need) for need in needs(pieces, order, chosen, span)]
         outcome = None
         if manifest is not None and not dry_run:
             lists = _lists(order, wants, nodes, span)
@@ -232,7 +232,7 @@ def _ordered(opened: Sidecar, settings: ReaderOptions, ranks: int) -> tuple[Piec
 
 
 def _lists(
-    order: Assignment, wants: Sequence[Want], nodes: Sequence[range], epochs: range
+    order: Assignment, wants: Sequence[PiecesNeeded], nodes: Sequence[range], epochs: range
 ) -> list[tuple[int | None, Ints]]:
     """Return the pieces for a manifest: of one node, or of each with its number."""
     if len(nodes) > 1:

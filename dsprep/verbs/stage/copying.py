@@ -25,7 +25,7 @@ PAUSE = 0.2
 """Seconds between two looks at what another process copies."""
 
 
-class Want:
+class PiecesNeeded:
     """Pieces that are needed of one copy, those first that are needed first.
 
     Attributes
@@ -77,7 +77,7 @@ class Outcome:
     refused: tuple[str, ...] = ()
 
 
-def look(wants: Sequence[Want], how: CacheOptions, partial: bool) -> Outcome:
+def look(wants: Sequence[PiecesNeeded], how: CacheOptions, partial: bool) -> Outcome:
     """Return what `copy_all` would do, or raise its `TargetError`."""
     states, folder = [], None
     with suppress(OSError, UsageError):
@@ -94,7 +94,7 @@ def look(wants: Sequence[Want], how: CacheOptions, partial: bool) -> Outcome:
 
 def copy_all(
     pieces: Pieces,
-    wants: Sequence[Want],
+    wants: Sequence[PiecesNeeded],
     how: CacheOptions,
     partial: bool,
     progress: Callable[[int, int], None] | None,
@@ -115,7 +115,7 @@ def copy_all(
     before = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     _left_out(wants, before, how, folder, partial)
     missing = sum(int(w.nbytes.sum()) for w in wants) - _total(wants, before, READY)
-    there, drawn = 0, _Drawn(missing, progress)
+    there, drawn = 0, _CopyProgress(missing, progress)
     refused: list[str] = []
     copier = Copier(pieces, folder, how.size, how.threads, how.throttle, drawn.add, refused.append)
     for want, copy in zip(wants, copies, strict=True):
@@ -134,7 +134,7 @@ def copy_all(
     return Outcome(there, _total(wants, after, READY) - there, left, tuple(refused))
 
 
-def _opened(folder: CacheFolder, pieces: Pieces, wants: Sequence[Want]) -> list[Copy]:
+def _opened(folder: CacheFolder, pieces: Pieces, wants: Sequence[PiecesNeeded]) -> list[Copy]:
     """Return all copies, open.
 
     One that was being filled when a run was killed comes first: opening another one removes it.
@@ -145,7 +145,7 @@ def _opened(folder: CacheFolder, pieces: Pieces, wants: Sequence[Want]) -> list[
     return [opened[i] for i in range(len(wants))]
 
 
-def _fill(copier: Copier, copy: Copy, want: Want) -> int:
+def _fill(copier: Copier, copy: Copy, want: PiecesNeeded) -> int:
     """Fill a copy as soon as no other process does; return the bytes that it has by then."""
     stopping, there = threading.Event(), 0
 
@@ -169,7 +169,7 @@ def _fill(copier: Copier, copy: Copy, want: Want) -> int:
 
 
 def _left_out(
-    wants: Sequence[Want],
+    wants: Sequence[PiecesNeeded],
     states: Sequence[Array],
     how: CacheOptions,
     folder: CacheFolder | None,
@@ -201,12 +201,12 @@ def _left_out(
     )
 
 
-def _total(wants: Sequence[Want], states: Sequence[Array], state: int) -> int:
+def _total(wants: Sequence[PiecesNeeded], states: Sequence[Array], state: int) -> int:
     """Return the bytes of all pieces in a state."""
     return sum(int(w.nbytes[s == state].sum()) for w, s in zip(wants, states, strict=True))
 
 
-class _Drawn:
+class _CopyProgress:
     """Counts bytes that threads have copied."""
 
     def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
