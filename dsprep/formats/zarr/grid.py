@@ -173,16 +173,16 @@ class GroupGrid:
     def _check_chunk(self, number: int) -> None:
         """Raise `UnsupportedError` if a chunk of an array is too large."""
         plan, nbytes = self.arrays[number], self.chunk_nbytes(number)
-        what = fix = ""
+        reason = fix = ""
         if self._packed and nbytes > MAX_PACKED:
-            what = "2 GiB are the most that codecs compress at once"
+            reason = "2 GiB are the most that codecs compress at once"
             fix = "choose smaller groups, or leave compression out"
         elif self.zipped and nbytes > LARGEST:
-            what = "4 GiB are the most that a member of a ZIP file holds here"
+            reason = "4 GiB are the most that a member of a ZIP file holds here"
             fix = "choose smaller groups, or a directory store"
-        if what and self.rows[number]:
+        if reason and self.rows[number]:
             raise UnsupportedError(
-                f"zarr: {what}",
+                f"zarr: {reason}",
                 where=f"field {plan.field.name}",
                 found=f"{nbytes} bytes in a group",
                 fix=fix,
@@ -252,9 +252,9 @@ class GroupGrid:
             counts, step = np.diff(edges), self._header(n) + self.chunk_nbytes(n)
             within = np.arange(int(edges[-1])) - np.repeat(edges[:-1], counts)
             self.offsets[n] = np.repeat(starts + begins[n], counts) + within * step
-            held = self.held(n)
-            stops = self.offsets[n] + held * self.arrays[n].row_nbytes
-            used = np.maximum(used, np.maximum.reduceat(np.where(held > 0, stops, 0), edges[:-1]))
+            rows = self.rows_in_chunks(n)
+            stops = self.offsets[n] + rows * self.arrays[n].row_nbytes
+            used = np.maximum(used, np.maximum.reduceat(np.where(rows > 0, stops, 0), edges[:-1]))
         return Track(numbers, self.per, starts, used, starts + ends)
 
     # --- of one array --------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class GroupGrid:
             return np.arange(self.grouping.count + 1)
         return offsets_of(-(-np.diff(self.grouping.edges) // self.arrays[number].chunk))
 
-    def held(self, number: int) -> Ints:
+    def rows_in_chunks(self, number: int) -> Ints:
         """Return how many rows of samples each chunk of an array has: int64, ``(chunks,)``."""
         plan = self.arrays[number]
         if plan.role == "values":
@@ -285,7 +285,7 @@ class GroupGrid:
 
     def payload(self, number: int) -> int:
         """Return the bytes of all samples in an array."""
-        return int(self.held(number).sum()) * self.arrays[number].row_nbytes
+        return int(self.rows_in_chunks(number).sum()) * self.arrays[number].row_nbytes
 
     # --- for a person and for the space check --------------------------------------------------
 
@@ -298,13 +298,13 @@ class GroupGrid:
         for track in self.tracks:
             plan, groups = self.arrays[track.numbers[0]], self.grouping.count
             last = np.minimum(np.arange(0, groups, self.per) + self.per, groups) - 1  # of each file
-            held = sum(map(self.payload, track.numbers))
+            content = sum(map(self.payload, track.numbers))
             stored = int(track.ends[last].sum()) - self.front
             if self._packed:
-                held = sum(map(self._most_packed, track.numbers))
-                stored = held
-                stored += (held + self.front) // (PADDING - 1) if self.grouping.align > 1 else 0
-            padding += stored - held
+                content = sum(map(self._max_packed_nbytes, track.numbers))
+                stored = content
+                stored += (content + self.front) // (PADDING - 1) if self.grouping.align > 1 else 0
+            padding += stored - content
             nbytes += stored
             if plan.sharded:
                 nbytes += index_nbytes(plan.file // plan.chunk) * len(last)
@@ -325,7 +325,7 @@ class GroupGrid:
             how += "" if aligned else f"; aligned where that skips at most 1/{PADDING} of the file"
         return GroupPlan(nbytes, padding, largest, aligned, reads, how)
 
-    def _most_packed(self, number: int) -> int:
+    def _max_packed_nbytes(self, number: int) -> int:
         """Return the bytes at most of the compressed chunks of an array, with their headers."""
         full = self.chunk_nbytes(number)
         return len(self.offsets[number]) * (full + full // 100 + OVERHEAD + self._header(number))

@@ -1,11 +1,11 @@
-"""Writing a store in groups, in a directory or in one ZIP file; see `grid` for where all goes.
+"""Writing a store in groups, in a directory or in one ZIP file; see `grid` for the offsets.
 
 Without compression (`GroupWriter`) pieces are parts of groups, of any size, written in any order.
 The sums of a group are joined from those of its pieces when it is complete; then the local headers
 of a ZIP file's members, which hold sums, are written. Groups of which an earlier run wrote a part
 are read back.
 
-With compression (`PackedWriter`) a piece is a whole group, encoded, and gets its place in order. A
+With compression (`PackedWriter`) a piece is a whole group, encoded, and gets its offset in order. A
 group begins at a multiple of the stripe size where all that is skipped for it stays below 1/50 of
 the file. What is known of groups is kept in a working file beside the output: a checkpoint then
 has only how far it reaches.
@@ -116,7 +116,7 @@ class GroupWriter(StoreWriter):
                 beside = [span for n in grid.ordinary for span in self._known(n)]
                 erase(fd, beside, 0, min(grid.front, fstat(fd).st_size))
         for track in grid.tracks if state is not None else ():
-            self._forget(track)
+            self._erase_after_checkpoint(track)
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -134,13 +134,13 @@ class GroupWriter(StoreWriter):
 
     def _known(self, number: int, first: int = 0, last: int | None = None) -> list[tuple[int, int]]:
         """Return where rows that have been reserved are, chunk by chunk: begins and ends."""
-        plan, held = self.arrays[number], self.grid.held(number)
-        chunks = np.arange(len(held))
+        plan, chunk_rows = self.arrays[number], self.grid.rows_in_chunks(number)
+        chunks = np.arange(len(chunk_rows))
         if plan.role == "values":
             group = self.grouping.of(self.samples)
             inside = self.samples > self.grouping.edges[group]
             rows = self._rows[plan.field.name] if inside else 0
-            known = np.where(chunks < group, held, np.where(chunks == group, rows, 0))
+            known = np.where(chunks < group, chunk_rows, np.where(chunks == group, rows, 0))
         else:
             known = np.clip(self.samples - plan.chunk * chunks, 0, plan.chunk)
         some = np.flatnonzero(known[first:last]) + first
@@ -148,7 +148,7 @@ class GroupWriter(StoreWriter):
         ends = begins + known[some] * plan.row_nbytes
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
-    def _forget(self, track: Track) -> None:
+    def _erase_after_checkpoint(self, track: Track) -> None:
         """Cut off all behind the last value of the checkpoint, and write zeros between its values.
 
         A killed run may have written anything there.
@@ -192,7 +192,7 @@ class GroupWriter(StoreWriter):
             return
         group = self.grouping.of(piece.start)
         for number in self.grid.ordinary:
-            self.place(number, *piece.column(number, self.arrays[number]))
+            self.write_rows(number, *piece.column(number, self.arrays[number]))
         for track, ends in zip(self.grid.tracks, self.ends, strict=True):
             file = group // track.groups
             end = int(ends[min((file + 1) * track.groups, len(ends)) - 1])
@@ -224,19 +224,19 @@ class GroupWriter(StoreWriter):
     def _used(self, group: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield array, chunk, offset and bytes of samples of each chunk of a group in track 0."""
         for n in self.grid.tracks[0].numbers:
-            held, row_nbytes = self.grid.held(n), self.arrays[n].row_nbytes
+            chunk_rows, row_nbytes = self.grid.rows_in_chunks(n), self.arrays[n].row_nbytes
             for k in range(*self.grid.first_chunks(n)[group : group + 2].tolist()):
-                yield n, k, int(self.offsets[n][k]), int(held[k]) * row_nbytes
+                yield n, k, int(self.offsets[n][k]), int(chunk_rows[k]) * row_nbytes
 
     def _add(self, fd: int, group: int, sums: list[Sum]) -> None:
         """Note the sums of a piece, and complete its group if it was the last one."""
         with self._lock:
-            held = self._sums.setdefault(group, [])
-            held += sums
-            if sum(s[1] for s in held) < sum(used for *_, used in self._used(group)):
+            pending = self._sums.setdefault(group, [])
+            pending += sums
+            if sum(s[1] for s in pending) < sum(used for *_, used in self._used(group)):
                 return
             del self._sums[group]
-        self._complete(fd, group, held)
+        self._complete(fd, group, pending)
 
     def _complete(self, fd: int, group: int, sums: list[Sum]) -> None:
         """Join the sums of a group; write its local headers."""
@@ -414,7 +414,7 @@ class PackedWriter(GroupWriter):
             self._ending = [list(map(int, pair)) for pair in state["ending"]]
             self._recall()
 
-    def _forget(self, track: Track) -> None:
+    def _erase_after_checkpoint(self, track: Track) -> None:
         """See `_recall`."""
 
     @override
@@ -463,10 +463,11 @@ class PackedWriter(GroupWriter):
             begin = round_up(at, self.grouping.align)
             if (padding + begin - at) * PADDING > begin:
                 begin = at
-            places = begin - len(parts[0]) + offsets_of(np.array([len(p) for p in parts], np.int64))
-            self._ending[i] = [int(places[-1]), padding + begin - at]
-            self.starts[i][piece.group], self.ends[i][piece.group] = begin, places[-1]
-            chunks = iter(places[1::2].tolist())
+            sizes = np.array([len(part) for part in parts], np.int64)
+            offsets = begin - len(parts[0]) + offsets_of(sizes)
+            self._ending[i] = [int(offsets[-1]), padding + begin - at]
+            self.starts[i][piece.group], self.ends[i][piece.group] = begin, offsets[-1]
+            chunks = iter(offsets[1::2].tolist())
             for n in track.numbers:
                 edges = self.grid.first_chunks(n)
                 for k in range(*edges[piece.group : piece.group + 2].tolist()):
@@ -479,7 +480,7 @@ class PackedWriter(GroupWriter):
         if not piece.count:
             return
         for number, rows in piece.rows.items():
-            self.place(number, piece.start, rows)
+            self.write_rows(number, piece.start, rows)
         for i, (track, parts) in enumerate(zip(self.grid.tracks, piece.parts, strict=True)):
             path = self.path(track.numbers[0], piece.group // track.groups)
             with self.files.opened(path) as fd:

@@ -204,15 +204,15 @@ class StoreWriter(Writer):
         while at < last:
             begin, offset = at, -1
             while at < last and begin // plan.file == at // plan.file:
-                place = 0 if offsets is None else int(offsets[at // unit])
-                place += at % unit * plan.row_nbytes
-                if offset >= 0 and place != offset + (at - begin) * plan.row_nbytes:
+                position = 0 if offsets is None else int(offsets[at // unit])
+                position += at % unit * plan.row_nbytes
+                if offset >= 0 and position != offset + (at - begin) * plan.row_nbytes:
                     break
-                offset = place if offset < 0 else offset
+                offset = position if offset < 0 else offset
                 at = min(last, at - at % unit + unit)
             yield begin // plan.file, offset, rows[begin - first : at - first]
 
-    def place(self, number: int, first: int, rows: Array, count: int = 0) -> None:
+    def write_rows(self, number: int, first: int, rows: Array, count: int = 0) -> None:
         """Write the rows ``first ..`` of an array; space is reserved for `count` rows if given."""
         plan = self.arrays[number]
         for file, offset, part in self.spans(number, first, rows):
@@ -225,10 +225,10 @@ class StoreWriter(Writer):
         plan = self.arrays[number]
         chunk_nbytes = plan.chunk * plan.row_nbytes
         for i in range(plan.files(rows)):
-            held = plan.file_rows(rows, i)
-            chunks = plan.chunks(held)
+            rows_in_file = plan.file_rows(rows, i)
+            chunks = plan.chunks(rows_in_file)
             with self.files.opened(self.path(number, i)) as fd:
-                truncate(fd, held * plan.row_nbytes)
+                truncate(fd, rows_in_file * plan.row_nbytes)
                 truncate(fd, chunks * chunk_nbytes)
                 if plan.sharded:
                     sizes = np.full(chunks, chunk_nbytes, np.int64)
@@ -320,7 +320,7 @@ class ZarrWriter(StoreWriter):
                 for i, chunks in enumerate(rows, first // plan.file):
                     self._write_file(number, i, chunks)
             elif self.options.compress is None:
-                self.place(number, first, rows, 0 if plan.role == "values" else self._count)
+                self.write_rows(number, first, rows, 0 if plan.role == "values" else self._count)
             elif rows.size:
                 with self.files.opened(self._spool / str(number)) as fd:
                     pwrite_all(fd, [rows], first * plan.row_nbytes)
@@ -377,9 +377,9 @@ class ZarrWriter(StoreWriter):
             raise TargetError("the collected samples are gone", where=path)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, path.open("rb") as spool:
             for i in range(plan.files(rows)):
-                held = np.empty((plan.file_rows(rows, i), plan.row_nbytes), np.uint8)
-                pread_into(spool.fileno(), held, i * plan.file * plan.row_nbytes, path)
-                self._write_file(number, i, _encode_parallel(held, plan, encode, pool))
+                values = np.empty((plan.file_rows(rows, i), plan.row_nbytes), np.uint8)
+                pread_into(spool.fileno(), values, i * plan.file * plan.row_nbytes, path)
+                self._write_file(number, i, _encode_parallel(values, plan, encode, pool))
 
 
 def _encode_parallel(
