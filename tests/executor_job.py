@@ -49,7 +49,7 @@ CASES += [
     ("hdf5", "fixed-files", {}, None),
     ("hdf5", "mixed.tfrecord", {**ONE, "shuffle": 3}, "buckets"),
     ("lmdb", "fixed.h5", {}, None),
-    ("lmdb", "mixed-files", {**ONE, "duplicate": 2}, None),
+    ("lmdb", "fixed-files", {**ONE, "duplicate": 2}, None),
     ("tfrecord", "fixed-files", {"samples": "20:280"}, None),
     ("tfrecord", "fixed.h5", {**ONE, **SPLIT}, "direct"),
     ("zarr", "fixed.h5", {**CHUNKS, "compress": "zstd:1"}, None),
