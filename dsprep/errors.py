@@ -135,3 +135,17 @@ class ExecutorError(DsprepError, RuntimeError):
 
 class MissingExtra(DsprepError, ImportError):
     """An optional package is needed for this; the message names it."""
+
+
+def layout_mismatch(
+    subject: str, where: object, expected: object = None, found: object = None
+) -> FormatError:
+    """Return the error for a layout that does not fit its file, regardless of what gave it."""
+    return FormatError(
+        f"the layout {subject}",
+        where=where,
+        expected=expected,
+        found=found,
+        fix="the data were damaged or changed since their layout was found; where a sidecar gives "
+        "it, write that again with dsprep provenance",
+    )

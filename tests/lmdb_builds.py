@@ -18,6 +18,7 @@ from dsprep.formats.lmdb.pages import Pages
 from dsprep.formats.lmdb.parse import named_databases
 from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
+from dsprep.storage.local import open_file
 
 POOL = random.Random(1).randbytes(1 << 16)
 KEYS = {
@@ -169,16 +170,16 @@ def datum(shape=None, data=None, label=None, floats=None, packed=True, encoded=N
 
 def walk(path, named=False):
     """What dsprep's walk finds: no law is involved."""
-    fd = os.open(path, os.O_RDONLY)
+    file = open_file(path)
     try:
-        pages = Pages(fd, path)
+        pages = Pages(file)
         database = named_databases(pages)[b"train"] if named else pages.meta.main
         columns = [
             (nodes.offset, nodes.size, nodes.key_size)
             for _, nodes in pages.every_node(pages.leaves(database))
         ]
     finally:
-        os.close(fd)
+        file.close()
     empty = [np.zeros(0, np.int64)] * 3
     offsets, sizes, keys = (
         np.concatenate([c[k] for c in columns] or empty[:1]).astype(np.int64) for k in range(3)

@@ -30,7 +30,7 @@ from dsprep.bench.sums import Sums
 from dsprep.bench.task import Epoch, Result, Task
 from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
-from dsprep.reading.files import File
+from dsprep.storage.local import open_file
 
 LEAST = 10_000_000
 UNKNOWN = "server cache unknown"
@@ -214,7 +214,7 @@ def ways(monkeypatch, **answers):
 
 
 def test_the_ways_of_looking_agree(file):
-    opened = File(file)
+    opened = open_file(file)
     os.pread(opened.fd, opened.nbytes, 0)
     found = {way(opened, 0, opened.nbytes) for way in caches._METHODS}
     assert found <= {1.0, None}
@@ -249,7 +249,7 @@ def test_the_page_cache_is_looked_at_as_the_mount_allows(
 
 
 def test_single_pages_are_tried_without_changing_them(file):
-    opened = File(file)
+    opened = open_file(file)
     os.posix_fadvise(opened.fd, 0, 0, os.POSIX_FADV_DONTNEED)
     if caches.by_trying(opened, 0, opened.nbytes) is None:
         pytest.skip("this file system cannot read without waiting")

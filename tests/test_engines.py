@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader import engines
-from dsprep.reader.engines import EngineWarning, Fallback, Unavailable, copying, direct, mapped
+from dsprep.reader.engines import EngineWarning, Fallback, Unavailable, direct, mapped
 from dsprep.reader.memory import PAGE, anonymous
-from dsprep.reading.files import File
-from dsprep.storage import scatter
+from dsprep.storage import copying, scatter
+from dsprep.storage.local import open_file
 from dsprep.storage.ring import Ring
 
 NAMES = engines.NAMES
@@ -105,7 +105,7 @@ spans_of_data = st.lists(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_random_places(name, path):
-    file, engine = File(path), engines.make(name)
+    file, engine = open_file(path), engines.make(name)
 
     @settings(max_examples=60, deadline=None)
     @given(spans_of_data, st.integers(0, 99))
@@ -117,7 +117,7 @@ def test_random_places(name, path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_few_and_many_places(name, path):
-    engine, file = engines.make(name), File(path)
+    engine, file = engines.make(name), open_file(path)
     places = np.array([[scatter.DROPPED, 0]], np.int64)
     assert engine.name == name
     assert engine.read(file, SIZE, places)[1] == 0  # nothing is read for nothing
@@ -158,7 +158,7 @@ def scatter_spans(file, spans, near=scatter.NEAR):
     ],
 )
 def test_gaps_are_read_where_that_saves_calls(spans, near, calls, nbytes, path):
-    assert scatter_spans(File(path), spans, near) == (calls, nbytes, b"".join(expected(spans)))
+    assert scatter_spans(open_file(path), spans, near) == (calls, nbytes, b"".join(expected(spans)))
 
 
 def test_places_are_counted_as_the_kernel_takes_them(path, monkeypatch):
@@ -166,15 +166,15 @@ def test_places_are_counted_as_the_kernel_takes_them(path, monkeypatch):
     counts, call = [], scatter._call
     monkeypatch.setattr(scatter, "_call", lambda *a: counts.append(a[2]) or call(*a))
     spans = [(i * 10, 10) for i in range(10_000)]
-    assert scatter_spans(File(path), spans)[0] == 1
+    assert scatter_spans(open_file(path), spans)[0] == 1
     assert counts == [1]
     runs, _ = scattered([(i * 100, 100) for i in range(2500)])
-    assert engines.make("buffered").read(File(path), *runs[0])[0] == 3
+    assert engines.make("buffered").read(open_file(path), *runs[0])[0] == 3
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_several_threads(name, path):
-    file, engine = File(path), engines.make(name)
+    file, engine = open_file(path), engines.make(name)
     wrong = []
 
     def work(seed):
@@ -200,10 +200,10 @@ def test_descriptors_and_maps_go_with_the_file(name, path):
         return len(os.listdir("/proc/self/fd")), maps  # noqa: PTH208
 
     engine = engines.make(name)
-    read(engine, File(path), [(0, 100)])
+    read(engine, open_file(path), [(0, 100)])
     before = held()
     for _ in range(100):
-        read(engine, File(path), [(0, 5000), (100_000, 5000)])
+        read(engine, open_file(path), [(0, 5000), (100_000, 5000)])
     assert held() == before
 
 
@@ -211,7 +211,7 @@ def test_descriptors_and_maps_go_with_the_file(name, path):
 def test_a_file_that_lost_its_name_is_still_read(name, tmp_path):
     path = tmp_path / "data"
     path.write_bytes(DATA.tobytes())
-    file = File(path)
+    file = open_file(path)
     path.rename(tmp_path / "old")
     path.write_bytes(b"another one" * 1000)
     assert read(engines.make(name), file, [(5, 9000)]) == expected([(5, 9000)])
@@ -222,7 +222,7 @@ def test_a_file_that_lost_its_name_is_still_read(name, tmp_path):
 def test_a_file_that_was_truncated(name, size, tmp_path):
     path = tmp_path / "data"
     path.write_bytes(DATA[:100_000].tobytes())
-    file, engine = File(path), engines.make(name)
+    file, engine = open_file(path), engines.make(name)
     read(engine, file, [(0, 1000)])
     os.truncate(path, size)
     with pytest.raises(FormatError, match="ends too early") as error:
@@ -247,7 +247,7 @@ def test_a_file_that_is_truncated_while_it_is_read(name, of, call, tmp_path, ref
 
     monkeypatch.setattr(of, call, late)
     with pytest.raises(FormatError, match="ends too early"):
-        read(engines.make(name), File(path), [(0, SIZE)])
+        read(engines.make(name), open_file(path), [(0, SIZE)])
 
 
 def test_mapped_data_that_cannot_be_read_is_an_error(path, monkeypatch):
@@ -257,7 +257,7 @@ def test_mapped_data_that_cannot_be_read_is_an_error(path, monkeypatch):
 
     monkeypatch.setattr(copying, "_call", fault)
     with pytest.raises(OSError, match="offset 5000") as error:
-        read(engines.make("mapped"), File(path), [(5000, 100)])
+        read(engines.make("mapped"), open_file(path), [(5000, 100)])
     assert error.value.errno == errno.EIO
     assert error.value.filename == str(path)
 
@@ -270,9 +270,9 @@ def test_without_process_vm_readv(denied, path, monkeypatch):
 
     monkeypatch.setattr(copying, "_call", denied and refuse)
     spans = [(i * 1000, 700) for i in range(500)]
-    assert read(engines.make("direct"), File(path), spans) == expected(spans)
+    assert read(engines.make("direct"), open_file(path), spans) == expected(spans)
     with pytest.raises(Unavailable, match="buffered"):
-        read(engines.make("mapped"), File(path), spans)
+        read(engines.make("mapped"), open_file(path), spans)
 
 
 # --- direct reads ----------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_whole_blocks_go_straight_to_their_places(path, monkeypatch):
     memory = np.frombuffer(anonymous(20 * block), np.uint8)
     order = np.random.default_rng(0).permutation(20)
     places = np.array([[memory.ctypes.data + k * block, block] for k in order], np.int64)
-    assert engines.make("direct").read(File(path), block, places) == (1, 20 * block)
+    assert engines.make("direct").read(open_file(path), block, places) == (1, 20 * block)
     for i, k in enumerate(order):
         assert (memory[k * block :][:block] == DATA[(1 + i) * block :][:block]).all()
 
@@ -293,10 +293,10 @@ def test_whole_blocks_that_are_cut_short_are_read_again(path, monkeypatch):
     def invalid(*_):
         raise OSError(errno.EINVAL, "not at a block")
 
-    monkeypatch.setattr(direct, "read_runs", invalid)
+    monkeypatch.setattr(direct, "read_files", invalid)
     memory = np.frombuffer(anonymous(PAGE), np.uint8)
     places = np.array([[memory.ctypes.data, PAGE]], np.int64)
-    assert engines.make("direct").read(File(path), PAGE, places) == (1, PAGE)
+    assert engines.make("direct").read(open_file(path), PAGE, places) == (1, PAGE)
     assert (memory == DATA[PAGE : 2 * PAGE]).all()
 
 
@@ -305,7 +305,7 @@ def test_short_reads(most, path, monkeypatch):
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda *a: min(most, real(*a)))
     spans = [(i * 5000, 3000) for i in range(40)]
-    assert read(engines.make("direct"), File(path), spans) == expected(spans)
+    assert read(engines.make("direct"), open_file(path), spans) == expected(spans)
 
 
 @pytest.mark.parametrize("result", [0, 100, 9000, -errno.EAGAIN, -errno.EINTR, -errno.EIO])
@@ -322,7 +322,7 @@ def test_parts_that_do_not_come_whole(result, path, monkeypatch):
 
     monkeypatch.setattr(Ring, "each", less)
     spans = [(3 + i * 70_000, 60_000) for i in range(18)]
-    assert read(engines.make("direct"), File(path), spans) == expected(spans)
+    assert read(engines.make("direct"), open_file(path), spans) == expected(spans)
     assert not depths or set(depths) == {3}
 
 
@@ -331,7 +331,7 @@ def test_parts_that_do_not_come_whole(result, path, monkeypatch):
 def test_direct_reads_without_a_ring(spans, path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(direct, "ring", lambda: None)
-        assert read(engines.make("direct"), File(path), spans) == expected(spans)
+        assert read(engines.make("direct"), open_file(path), spans) == expected(spans)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -342,7 +342,7 @@ def test_many_ranges_by_one_call(name, path):
     found = scatter.runs(offsets, lengths, out.ctypes.data + np.arange(140) * 5000, near=0)
     engine = engines.make(name)
     assert len(found.starts) == 140
-    calls, nbytes = engine.read_runs(File(path), found)
+    calls, nbytes = engine.read_runs(open_file(path), found)
     assert out.tobytes() == b"".join(expected(spans))
     assert calls >= 1
     assert nbytes >= out.nbytes
@@ -352,7 +352,7 @@ def test_many_ranges_by_one_call(name, path):
 def test_interruptions(tmp_path):
     data = np.random.default_rng(1).bytes(8 << 20)
     (tmp_path / "data").write_bytes(data)
-    file = File(tmp_path / "data")
+    file = open_file(tmp_path / "data")
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     try:
@@ -372,7 +372,7 @@ def test_what_the_system_says_is_passed_on_with_the_offset(path, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(OSError, match="Input/output error at offset 8192") as error:
-        read(engines.make("direct"), File(path), [(10_000, 100)])
+        read(engines.make("direct"), open_file(path), [(10_000, 100)])
     assert error.value.errno == errno.EIO
     assert error.value.filename == str(path)
 
@@ -398,7 +398,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("name", "of", "call", "number"), REFUSALS)
 def test_what_a_file_system_refuses_is_read_otherwise(name, of, call, number, path, monkeypatch):
-    first, second = File(path), File(path)
+    first, second = open_file(path), open_file(path)
     monkeypatch.setattr(of, call, refusing(number))
     with pytest.raises(Unavailable, match=r'refused here .* give engine="buffered"'):
         read(engines.make(name), first, [(0, 100)])
@@ -419,8 +419,8 @@ def test_what_a_file_system_refuses_is_read_otherwise(name, of, call, number, pa
 @pytest.mark.parametrize("name", ["direct", "mapped"])
 def test_an_engine_that_works_says_nothing(name, path, recwarn):
     engine = Fallback(engines.make(name))
-    engine.prepare(File(path))
-    assert read(engine, File(path), [(7, 9000)]) == expected([(7, 9000)])
+    engine.prepare(open_file(path))
+    assert read(engine, open_file(path), [(7, 9000)]) == expected([(7, 9000)])
     assert engine.why is None
     assert not recwarn.list
 
@@ -428,7 +428,7 @@ def test_an_engine_that_works_says_nothing(name, path, recwarn):
 @pytest.mark.parametrize("name", ["direct", "mapped"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
 def test_errors_are_not_taken_for_refusals(name, number, path, monkeypatch):
-    file, of = File(path), {"direct": (os, "open"), "mapped": (mapped.mmap, "mmap")}[name]
+    file, of = open_file(path), {"direct": (os, "open"), "mapped": (mapped.mmap, "mmap")}[name]
     monkeypatch.setattr(*of, refusing(number))
     engine = Fallback(engines.make(name))
     with pytest.raises(OSError, match=os.strerror(number)) as error:
@@ -443,13 +443,13 @@ def test_a_file_that_the_kernel_says_cannot_be_read_directly(told, path, monkeyp
     monkeypatch.setattr(direct, "_dio_align", lambda fd: told)
     engine = Fallback(engines.make("direct"))
     with pytest.warns(EngineWarning, match="statx gives no alignment"):
-        engine.prepare(File(path))
+        engine.prepare(open_file(path))
 
 
 def test_a_system_without_direct_reads(path, monkeypatch):
     monkeypatch.delattr(os, "O_DIRECT")
     with pytest.raises(Unavailable, match="only on Linux"):
-        read(engines.make("direct"), File(path), [(0, 100)])
+        read(engines.make("direct"), open_file(path), [(0, 100)])
 
 
 def test_blocks(path, monkeypatch):
@@ -470,11 +470,11 @@ def test_blocks(path, monkeypatch):
     spans = [(i * 70_000, 60_000) for i in range(18)]
     for block in (8192, 65536):
         monkeypatch.setattr(direct, "block_nbytes", lambda fd, block=block: block)
-        assert read(engines.make("direct"), File(path), spans) == expected(spans)
+        assert read(engines.make("direct"), open_file(path), spans) == expected(spans)
 
 
 def test_memory_of_a_thread_is_bounded(path):
-    engine, file = engines.make("direct"), File(path)
+    engine, file = engines.make("direct"), open_file(path)
     read(engine, file, [(0, SIZE)])
     first = engine._own.memory
     assert len(first) < direct.WINDOW + 3 * (2 << 20)

@@ -743,10 +743,10 @@ def test_a_file_of_which_nothing_can_be_asked_any_more(made, monkeypatch):
     def refused(file, offset=None):
         raise OSError(errno.EBADFD, os.strerror(errno.EBADFD))
 
-    for name, what in (("size", "cannot be read"), ("check_same", "is not given out")):
+    for name, what in (("identify", "cannot be read"), ("check_same", "is not given out")):
         with monkeypatch.context() as patch:
-            patch.setattr(f"dsprep.reading.files.File.{name}", refused)
-            if name == "size":
+            patch.setattr(f"dsprep.storage.local.LocalFile.{name}", refused)
+            if name == "identify":
                 failing(patch, errno.ENOTCONN, 0)
             with dsprep.Reader(made["groups"], 5) as reader, pytest.raises(ReadError, match=what):
                 list(reader)

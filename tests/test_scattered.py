@@ -20,12 +20,12 @@ from dsprep.errors import FormatError, ReadError
 from dsprep.layout.locate import Stored
 from dsprep.reader import filling
 from dsprep.reading import read_plan
-from dsprep.reading.files import File
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage import ring as module
 from dsprep.storage import scatter
+from dsprep.storage.local import open_file
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.job import RunOptions
 from dsprep.writing.plan import Cut
@@ -112,15 +112,15 @@ def test_what_is_read(data, way, chosen, names, own):
 
 def test_values_that_are_near_each_other_are_read_together(data, monkeypatch):
     read = []
-    real = read_plan.read_files
-    monkeypatch.setattr(read_plan, "read_files", lambda parts: (read.extend(parts), real(parts))[1])
+    real = read_plan.read_all
+    monkeypatch.setattr(read_plan, "read_all", lambda parts: (read.extend(parts), real(parts))[1])
     few = data.read(slice(0, 500, 2), fields(data))
-    apart = sum(len(runs.starts) for _, runs, _ in read)
+    apart = sum(len(runs.starts) for _, runs in read)
     read.clear()
     many = data.read(np.arange(COUNT)[::-1], fields(data))
     assert apart >= 250
     if len(data.content.files) == 1:
-        assert sum(len(runs.starts) for _, runs, _ in read) < 100
+        assert sum(len(runs.starts) for _, runs in read) < 100
     for name in fields(data):
         np.testing.assert_array_equal(many[name][::-1][:500:2], few[name])
 
@@ -193,4 +193,4 @@ def test_offsets_that_are_not_in_the_file(start, tmp_path):
     found = Stored("", np.array([0, start, 900]), [(SCHEMA["y"], 40), (SCHEMA["z"], 76)])
     out = np.zeros(300, np.uint8)
     with pytest.raises(FormatError, match="not in the file"):
-        ReadPlan().put_stored(File(path), found, [out.ctypes.data + np.arange(3)] * 2)
+        ReadPlan().put_stored(open_file(path), found, [out.ctypes.data + np.arange(3)] * 2)

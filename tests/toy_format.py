@@ -23,8 +23,8 @@ from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, FileLayout, Groups, Part, Records
-from dsprep.reading.files import File
 from dsprep.storage.checksums import crc32c
+from dsprep.storage.local import open_file
 
 MAGIC, HEADER, CRC = b"toy rows", 4096, 4
 
@@ -136,7 +136,7 @@ class ToySource(Source):
 
     def __init__(self, path: Path, shape: Shape) -> None:
         self.path, self.schema, self.version, self._shape = path, shape.schema, "toy", shape
-        self._file = File(path)
+        self._file = open_file(path)
 
     def __len__(self) -> int:
         return self._shape.count
@@ -239,7 +239,7 @@ class PlainSource(LocatedSource):
     """What is found by parsing is read through its layout."""
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
-        self._file = File(path)
+        self._file = open_file(path)
         schema = Schema(Plain.fields)
         row = schema.fixed_nbytes
         count, rest = divmod(self._file.nbytes, row)
@@ -250,7 +250,7 @@ class PlainSource(LocatedSource):
         layout = FileLayout(count, Records(blocks, {"x": x, "y": y}))
         fields = {f.name: f for f in schema}
         parsed = Parsed(version="plain rows", fields=fields, layout=layout)
-        super().__init__(path, parsed, options, self._file.itself)
+        super().__init__(path, parsed, options, self._file.opened)
 
     def loading_code(self) -> str:
         return f"print({self.schema.names}, len(open({str(self.path)!r}, 'rb').read()))\n"

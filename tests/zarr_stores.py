@@ -19,8 +19,8 @@ from dsprep.formats import load
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import FileLayout
-from dsprep.reading.files import File
 from dsprep.reading.layout_reader import LayoutReader
+from dsprep.storage.local import open_file
 
 ZARR = load("zarr")
 F4 = np.dtype("<f4")
@@ -103,7 +103,7 @@ def check(path: Path, source) -> FileLayout:
             blocks = column.grid.blocks
             assert blocks.offsets.count == blocks.lengths.count == column.grid.block_count
     schema = Schema(tuple(f for f in source.schema if f.name in layout.columns))
-    known, where = kept(layout, source.schema), lambda p: File(path / p if p else path)
+    known, where = kept(layout, source.schema), lambda p: open_file(path / p if p else path)
     found = LayoutReader(known, source.schema, where, path).read(
         np.arange(len(source)), schema.names
     )

@@ -23,8 +23,9 @@ from dsprep.bench.counters import fetched
 from dsprep.bench.evidence import Seen
 from dsprep.bench.received import Received, mount_under, node, received, remote
 from dsprep.errors import UsageError
-from dsprep.reading.files import File
-from dsprep.storage.ranges import is_cached, pread_most, preadv_most, preadv_once
+from dsprep.storage.base import Handle
+from dsprep.storage.local import open_file
+from dsprep.storage.ranges import is_cached, preadv_most, preadv_once
 from dsprep.storage.trees import data_files
 
 WINDOW = 4 << 30
@@ -48,7 +49,7 @@ MANY = 1000
 CACHESTAT = 451
 """Number of ``cachestat(2)``, the same on every architecture that came after Alpha."""
 
-Way: TypeAlias = Callable[[File, int, int], float | None]
+Way: TypeAlias = Callable[[Handle, int, int], float | None]
 """Returns the share of a range of a file that is in the page cache, None if it cannot be seen."""
 
 
@@ -67,7 +68,7 @@ class Look:
             return None
         found = total = 0.0
         for path in files:
-            file = File(path)
+            file = open_file(path)
             for at in range(0, file.nbytes, WINDOW):
                 nbytes = min(WINDOW, file.nbytes - at)
                 share = self.way(file, at, nbytes)
@@ -77,7 +78,7 @@ class Look:
         return found / total if total else 0.0
 
 
-def by_count(file: File, offset: int, nbytes: int) -> float | None:
+def by_count(file: Handle, offset: int, nbytes: int) -> float | None:
     """Return the share of a range that is in the page cache, by ``cachestat(2)`` of Linux 6.5.
 
     Notes
@@ -96,7 +97,7 @@ def by_count(file: File, offset: int, nbytes: int) -> float | None:
     return min(1.0, float(found[0]) / (last - first + 1))
 
 
-def by_map(file: File, offset: int, nbytes: int) -> float | None:
+def by_map(file: Handle, offset: int, nbytes: int) -> float | None:
     """Return the share of a range that is in the page cache; None where the kernel keeps it secret.
 
     Notes
@@ -119,13 +120,13 @@ def by_map(file: File, offset: int, nbytes: int) -> float | None:
     return float((pages & 1).mean())
 
 
-def hidden(file: File) -> bool:
+def hidden(file: Handle) -> bool:
     """Whether a file is one that this user can neither write nor owns."""
     owner = os.fstat(file.fd).st_uid
     return os.geteuid() not in (0, owner) and not os.access(file.path, os.W_OK)
 
 
-def by_trying(file: File, offset: int, nbytes: int) -> float | None:
+def by_trying(file: Handle, offset: int, nbytes: int) -> float | None:
     """Return the share of some pages of a range that can be read without waiting."""
     _advise(file, 0, 0, os.POSIX_FADV_RANDOM)  # or trying a page reads what follows
     found = []
@@ -150,7 +151,7 @@ def look(files: Sequence[Path]) -> Look:
     if file is None:
         return Look(None)
     at = file.nbytes // 2
-    pread_most(file.fd, 1, at)
+    file.pread(1, at)
     shares = [way(file, at, 1) for way in _METHODS]
     seen = next((w for w, share in zip(_METHODS, shares, strict=True) if share), None)
     if seen is not None:
@@ -190,14 +191,14 @@ def counts(files: Sequence[Path], look: Look) -> bool | None:
     return False if answers == {False} else None
 
 
-def _advise(file: File, offset: int, nbytes: int, advice: int) -> None:
+def _advise(file: Handle, offset: int, nbytes: int, advice: int) -> None:
     with suppress(OSError):
         os.posix_fadvise(file.fd, offset, nbytes, advice)
 
 
-def _largest(files: Sequence[Path]) -> File | None:
+def _largest(files: Sequence[Path]) -> Handle | None:
     path = max(files, key=lambda p: p.stat().st_size, default=None)
-    file = None if path is None else File(path)
+    file = None if path is None else open_file(path)
     return file if file is not None and file.nbytes else None
 
 
@@ -212,7 +213,7 @@ def drop(files: Iterable[Path]) -> None:
     What is not yet on the disk is written first. Pages that a process has mapped stay, and all
     where a file system cannot do it: whether it worked is for `Look.held` to say.
     """
-    for file in map(File, files):
+    for file in map(open_file, files):
         with suppress(OSError):
             os.fdatasync(file.fd)
         _advise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -221,7 +222,7 @@ def drop(files: Iterable[Path]) -> None:
 def fill(files: Iterable[Path]) -> None:
     """Read files once, so that the page cache holds them."""
     buffer = memoryview(bytearray(8 << 20))
-    for file in map(File, files):
+    for file in map(open_file, files):
         offset = 0
         while got := preadv_once(file.fd, buffer, offset):
             offset += got

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy, Handle
+from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, Copy, Descriptor
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import PAGE, Pieces, Range, name_of
 from dsprep.core.schema import Bytes
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 from dsprep.storage.checksums import pwrite_crc32c
-from dsprep.storage.ranges import fstat, named, pread_into, truncate
+from dsprep.storage.ranges import fstat, named, truncate
 
 BLOCK = 4 << 20
 """Bytes that are copied at a time."""
@@ -172,7 +172,7 @@ class Copier:
                     raise Stopped
                 part = buffer[: min(BLOCK, r.end - at)]
                 self._throttle.take(len(part), stop)
-                pread_into(file.fd, part, at, file.where)
+                file.pread_into(part, at)
                 file.check_same(at)  # before it is written: ranges may overlap
                 self._drawn(len(part))
                 crc = pwrite_crc32c(to.fd, [part], at, crc)
@@ -183,7 +183,7 @@ class Copier:
         copy.set_sum(i, crc)
         copy.set_state(i, READY)
 
-    def _refuse(self, copy: Copy, i: int, file: File, r: Range, expected: int, crc: int) -> None:
+    def _refuse(self, copy: Copy, i: int, file: Handle, r: Range, expected: int, crc: int) -> None:
         copy.set_state(i, REFUSED)
         self._refused(
             f"{file.path}: bytes {r.begin:,} to {r.end:,} are not kept in the cache, as their "
@@ -248,10 +248,10 @@ class _Writer:
 
     def __init__(self, copy: Copy, pieces: Pieces) -> None:
         self._copy, self._pieces, self._known = copy, pieces, copy.files()
-        self._open: dict[tuple[int, str], Handle] = {}
+        self._open: dict[tuple[int, str], Descriptor] = {}
         self._lock = threading.Lock()
 
-    def file(self, r: Range) -> Handle:
+    def file(self, r: Range) -> Descriptor:
         """Return the file of a range."""
         key = r.number, r.path
         with self._lock:
@@ -270,10 +270,10 @@ class _Writer:
         except OSError as error:
             raise named(error, out.fd, r.begin) from error
 
-    def _made(self, number: int, path: str) -> Handle:
+    def _made(self, number: int, path: str) -> Descriptor:
         name, nbytes = name_of(number, path), self._pieces.sidecar.open_file(number, path).nbytes
         new = name not in self._known
-        out = Handle(self._copy.open(name, os.O_RDWR | (os.O_CREAT if new else 0)))
+        out = Descriptor(self._copy.open(name, os.O_RDWR | (os.O_CREAT if new else 0)))
         size = fstat(out.fd).st_size
         if size != nbytes:
             if not new:

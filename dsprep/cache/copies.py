@@ -40,15 +40,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.cache.locks import Lock
 from dsprep.cache.pieces import PAGE, Pieces, name_of
 from dsprep.cache.root import Root
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array, Ints
-from dsprep.reading.files import File
 from dsprep.storage.directory import Directory
 from dsprep.storage.durable import sync
+from dsprep.storage.local import LocalFile
 from dsprep.storage.nodes import boot
 from dsprep.storage.ranges import close_quietly, fstat, pread_exact, pwrite_all
 from dsprep.storage.trees import HIDDEN, soon
@@ -145,7 +146,7 @@ class Facts:
             raise ValueError(f"{FACTS} is damaged: {error}") from error
 
 
-class Handle:
+class Descriptor:
     """A descriptor, closed when nothing refers to it any more."""
 
     def __init__(self, fd: int) -> None:
@@ -155,7 +156,7 @@ class Handle:
         close_quietly(self.fd)
 
 
-class _Table(Handle):
+class _Table(Descriptor):
     """An array in a file that several processes read and write, element by element."""
 
     def __init__(self, fd: int, dtype: str, count: int) -> None:
@@ -190,16 +191,17 @@ class _Table(Handle):
         pwrite_all(self.fd, [values.astype(self._dtype).tobytes()], 0)
 
 
-class CopyFile(File):
-    """A file of a copy; `number` and `inside` say which of the dataset it stands for.
+class CopyFile(LocalFile):
+    """A file of a copy, which stands for one of the dataset: its `original`.
 
     It may grow while it is read, by what nobody reads yet.
     """
 
     def __init__(self, path: Path, fd: int, number: int, inside: str) -> None:
         super().__init__(path, fd)
-        self.number, self.inside = number, inside
+        self.original = number, inside
 
+    @override
     def check_same(self, offset: int | None = None) -> None:
         """Do nothing: what is there is not written again."""
 
@@ -301,7 +303,7 @@ class Copy:
             **dict.fromkeys(("use", "fill", "files"), b""),
         }
         for file, content in contents.items():
-            out = Handle(made.open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            out = Descriptor(made.open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             pwrite_all(out.fd, [content], 0)
             if file == FACTS:
                 sync(out.fd, data=True)

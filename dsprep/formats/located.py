@@ -21,8 +21,8 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes
 from dsprep.layout.model import FileLayout
-from dsprep.reading.files import File
 from dsprep.reading.layout_reader import LayoutReader
+from dsprep.storage.base import Handle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class LocatedSource(Source):
     random_access = True
 
     def __init__(
-        self, path: Path, parsed: Parsed, options: OpenOptions, open_file: Callable[[str], File]
+        self, path: Path, parsed: Parsed, options: OpenOptions, open_file: Callable[[str], Handle]
     ) -> None:
         self.path, self.version, self.notes = path, parsed.version, parsed.notes
         chosen = wanted(options.fields, parsed.fields)

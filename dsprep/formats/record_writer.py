@@ -16,9 +16,10 @@ from dsprep.core.schema import Ints
 from dsprep.formats.base import State, Writer
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 from dsprep.storage.checksums import Sums, read_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
+from dsprep.storage.local import open_file
 from dsprep.storage.ranges import fstat
 
 THREADS = 2
@@ -88,7 +89,7 @@ class RecordWriter(Writer):
             self.sums.add(*part)
 
     @abstractmethod
-    def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
+    def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
         """Return where the groups begin and end in the finished file: int64, ``(groups,)`` each.
 
         `edges` are the samples between them. Raises `FormatError` if the file was changed.
@@ -102,13 +103,13 @@ class RecordWriter(Writer):
         grouping = self.grouping
         if grouping is None:
             return None
-        with closing(File(self.path)) as file, ThreadPoolExecutor(THREADS) as pool:
+        with closing(open_file(self.path)) as file, ThreadPoolExecutor(THREADS) as pool:
             begins, ends = self.group_ranges(file, grouping.edges)
 
             def one(group: int) -> int:
                 begin, end = int(begins[group]), int(ends[group])
                 known = self.sums.of(group, begin, end)
-                return read_crc32c(file.fd, begin, end, self.path) if known is None else known
+                return read_crc32c(file, begin, end) if known is None else known
 
             sums = np.fromiter(pool.map(one, range(grouping.count)), np.int64, grouping.count)
         return Groups(

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 
 from dsprep.errors import FormatError
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.base import Handle
 
 LOCAL_HEADER = 30
 """Bytes of a local header, less the name and the extra field."""
@@ -33,7 +33,7 @@ ZIP_ERRORS = (
 """What `zipfile` raises for files that are damaged or encrypted."""
 
 
-def begin(fd: int, info: zipfile.ZipInfo, where: str) -> int:
+def begin(file: Handle, info: zipfile.ZipInfo, where: str) -> int:
     """Return the offset of a member's bytes, which only its local header says.
 
     Raises
@@ -44,7 +44,7 @@ def begin(fd: int, info: zipfile.ZipInfo, where: str) -> int:
     at = info.header_offset
     own = info.orig_filename.encode("utf-8" if info.flag_bits & UTF8 else "cp437")
     size = LOCAL_HEADER + len(own)
-    header = pread_most(fd, size, at) if at >= 0 else b""
+    header = file.pread(size, at) if at >= 0 else b""
     name, extra = struct.unpack("<2H", header[26:LOCAL_HEADER]) if len(header) == size else (0, 0)
     if header[:4] != b"PK\3\4" or header[LOCAL_HEADER:] != own or name != len(own):
         raise FormatError("the local header of a ZIP member is wrong", where=where)

@@ -12,10 +12,10 @@ import numpy as np
 
 from dsprep.core.schema import Field, Ints
 from dsprep.core.spans import ranges
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, layout_mismatch
 from dsprep.layout.as_json import file_path
 from dsprep.layout.laws import Affine
-from dsprep.layout.model import Column, FileLayout, Grid, Records, misfit
+from dsprep.layout.model import Column, FileLayout, Grid, Records
 from dsprep.layout.words import Words
 
 
@@ -298,7 +298,7 @@ def check_rows(grid: Grid, first: Ints, count: Ints, name: str) -> None:
     bad = (first < 0) | (count < 0) | (count > rows) | (first > rows - count)
     if bad.any():
         i = int(bad.argmax())
-        raise misfit(
+        raise layout_mismatch(
             "gives a sample rows that do not exist",
             f"field {name}",
             f"within {rows} rows",
@@ -307,7 +307,7 @@ def check_rows(grid: Grid, first: Ints, count: Ints, name: str) -> None:
     if len(count) > 1 and int(count.sum()) > rows:
         _, chosen = np.unique(first, return_index=True)
         if int(count[chosen].sum()) > rows:
-            raise misfit("gives samples rows that overlap", f"field {name}")
+            raise layout_mismatch("gives samples rows that overlap", f"field {name}")
 
 
 @dataclass(frozen=True)

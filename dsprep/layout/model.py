@@ -25,21 +25,9 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, Field, Ints, Ragged
-from dsprep.errors import FormatError
+from dsprep.errors import layout_mismatch
 from dsprep.layout.laws import Law
 from dsprep.layout.words import Words
-
-
-def misfit(what: str, where: object, expected: object = None, found: object = None) -> FormatError:
-    """Return the error for a layout that does not fit its file, regardless of what gave it."""
-    return FormatError(
-        f"the layout {what}",
-        where=where,
-        expected=expected,
-        found=found,
-        fix="the data were damaged or changed since their layout was found; where a sidecar gives "
-        "it, write that again with dsprep provenance",
-    )
 
 
 @dataclass(frozen=True)
@@ -117,7 +105,9 @@ class Records:
         low, high = int(found.min()), int(found.max())
         if low < 0 or high >= count:
             wrong = high if high >= count else low
-            raise misfit("gives a sample a record that does not exist", where, f"< {count}", wrong)
+            raise layout_mismatch(
+                "gives a sample a record that does not exist", where, f"< {count}", wrong
+            )
         return found
 
     def extents(self, indices: Ints, where: object) -> tuple[Ints, Ints]:
@@ -294,7 +284,9 @@ class Given:
             return self.at(np.array([index], np.int64), field)
         number = self.which.one(index)
         if not 0 <= number < len(self.values):
-            raise misfit("gives a sample a value that does not exist", f"field {field.name}")
+            raise layout_mismatch(
+                "gives a sample a value that does not exist", f"field {field.name}"
+            )
         word = np.frombuffer(self.values[number], np.uint8)
         return Ragged(word, np.array([0, len(word)]), field.kind)
 
@@ -304,7 +296,7 @@ class Given:
         if self.values is None or not len(found):
             return found
         if not 0 <= int(found.min()) <= int(found.max()) < len(self.values):
-            raise misfit("gives a sample a value that does not exist", f"field {name}")
+            raise layout_mismatch("gives a sample a value that does not exist", f"field {name}")
         return found
 
 

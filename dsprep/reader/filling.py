@@ -29,9 +29,9 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.reader.cached import Staged
 from dsprep.reader.memory import Block
-from dsprep.reading.files import File
 from dsprep.reading.read_plan import ReadPlan, shared, strided, woven
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.base import Handle
 from dsprep.storage.ranges import as_bytes
 from dsprep.storage.scatter import APART_NEAR, GROUP_NEAR, SEVERAL, RangeError, Runs, one_range
 
@@ -82,7 +82,7 @@ class Slice(NamedTuple):
 class ReadPart:
     """What one thread reads: one range of a file, or many, or fields that are decoded."""
 
-    file: File | None = None  # None where `decode` does the reading
+    file: Handle | None = None  # None where `decode` does the reading
     runs: Runs | None = None
     decode: Callable[[Arena, Sidecar], int] | None = None
     """With memory of the thread, and the dataset or a copy of it; returns bytes asked for."""
@@ -98,7 +98,7 @@ class Fill:
     tier: Staged | None = None  # the copy from which they are read; None: the dataset itself
     parts: list[ReadPart] = field(default_factory=list)  # what has to be read
     ragged: dict[str, Ragged] = field(default_factory=dict)  # as delivered, once all is done
-    files: dict[File, int] = field(default_factory=dict)  # that are read, and first where
+    files: dict[Handle, int] = field(default_factory=dict)  # that are read, and first where
     done: SimpleQueue[None] = field(default_factory=SimpleQueue)
     """Not empty once all is there, or `error` is. Not an event: an interrupt within its `wait`,
     which is written in Python, may become a RuntimeError."""
@@ -249,7 +249,7 @@ class Filler:
 
     def _plan_strided(
         self, fill: Fill, to: Callable[[Area, bool], Ints | int]
-    ) -> list[tuple[File, int, Ints]] | None:
+    ) -> list[tuple[Handle, int, Ints]] | None:
         """Plan consecutive samples of one file at a constant distance; None if they are not."""
         n = len(fill.samples)
         areas = [area for area in self.areas.values() if area.nbytes]
@@ -276,7 +276,7 @@ class Filler:
         to: Callable[[Area, bool], Ints | int],
         rising: bool,
         take: Callable[[str, int], Bytes],
-    ) -> Iterator[tuple[File, Runs]]:
+    ) -> Iterator[tuple[Handle, Runs]]:
         """Plan samples wherever they are."""
         by_file = self.sidecar.by_file(fill.samples)
         if self.verify:
@@ -370,7 +370,9 @@ class Filler:
             check_rows(column.grid, *rows_of(column, local), name)
         return locate(layout, name, local)
 
-    def _files(self, fill: Fill, number: int, local: Ints, names: Sequence[str]) -> dict[File, int]:
+    def _files(
+        self, fill: Fill, number: int, local: Ints, names: Sequence[str]
+    ) -> dict[Handle, int]:
         """Return the files that hold fields, but for chunks that are files of their own.
 
         Each with the offset of what is read first.
@@ -470,7 +472,7 @@ class Filler:
     def sample_at(self, fill: Fill, part: ReadPart, error: BaseException) -> int:
         """Return the sample of a unit at which reading a part failed, or the unit's first one."""
         if part.file is not None and part.runs is not None:
-            starts, end = part.runs.starts, part.file.size()
+            starts, end = part.runs.starts, part.file.identify()[1]
             beyond = np.flatnonzero(starts + part.runs.sizes > end)
             offset = int(starts[0])
             if isinstance(error, RangeError):

@@ -27,7 +27,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dsprep.cache.copies import CopyFile
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Ragged
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.cached import ReaderCache, Reading, Staged
@@ -36,8 +35,8 @@ from dsprep.reader.filling import SMALL, Fill, Filler, ReadPart, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, Leg
-from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
+from dsprep.storage.base import Handle
 from dsprep.storage.scatter import SEVERAL, Runs
 
 JOIN_SECONDS = 5.0
@@ -367,13 +366,13 @@ class Pipeline:
 
         Raises as `Sidecar.open_file`.
         """
-        if not isinstance(part.file, CopyFile):
+        if part.file is None or part.file.original is None:
             return part
-        file = self._filler.sidecar.open_file(part.file.number, part.file.inside)
+        file = self._filler.sidecar.open_file(*part.file.original)
         fill.files[file] = _first(part)
         return replace(part, file=file)
 
-    def _read_part(self, epoch: int, file: File, runs: Runs) -> tuple[int, int]:
+    def _read_part(self, epoch: int, file: Handle, runs: Runs) -> tuple[int, int]:
         """Read ranges; return the calls made, and the bytes that they asked for."""
         engine, transfer = self._settings.engine, self._settings.transfer
         if len(runs.starts) >= SEVERAL and (transfer is None or int(runs.sizes.max()) <= transfer):

@@ -10,8 +10,8 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UsageError
 from dsprep.layout.locate import locate
 from dsprep.reader.order import Shuffle
-from dsprep.reading.files import File
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.base import Handle
 from dsprep.writing.buffers import InBytes, InSamples, parse_buffer
 
 BUFFER_NBYTES = 64 << 20
@@ -82,7 +82,7 @@ def is_decoded(sidecar: Sidecar, names: Sequence[str]) -> bool:
     return any(grid is not None and not grid.plain for grid in grids)
 
 
-def first_file(sidecar: Sidecar, names: Sequence[str]) -> File:
+def first_file(sidecar: Sidecar, names: Sequence[str]) -> Handle:
     """Return the file of the first sample's first field that has a location.
 
     Raises

@@ -15,11 +15,10 @@ import numpy as np
 
 from dsprep.core import filters
 from dsprep.core.schema import Array, Bytes
-from dsprep.errors import FormatError
+from dsprep.errors import FormatError, layout_mismatch
 from dsprep.layout.as_json import file_path
-from dsprep.layout.model import Grid, misfit
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_exact
+from dsprep.layout.model import Grid
+from dsprep.storage.base import Handle
 
 DECODED = 64 << 20
 """Decoded bytes in the making at once: threads beyond wait, unless none is at work."""
@@ -39,7 +38,7 @@ class Chunks:
         Bytes that reading holds besides its result: a line, and a chunk that it is made from.
     """
 
-    def __init__(self, grid: Grid, name: str, open_file: Callable[[str], File]) -> None:
+    def __init__(self, grid: Grid, name: str, open_file: Callable[[str], Handle]) -> None:
         self.grid, self._name, self._open = grid, name, open_file
         self.side = math.prod(grid.chunks[1:])
         # What one chunk holds of a whole row, and nothing else, is a line already.
@@ -142,7 +141,7 @@ class Chunks:
     ) -> None:
         """Copy rows of a line chunk by chunk."""
         grid = self.grid
-        opened: tuple[str | None, File | None] = (None, None)
+        opened: tuple[str | None, Handle | None] = (None, None)
         for number, tile in enumerate(self._tiles):
             sizes = zip(tile, grid.chunk[1:], grid.shape[1:], strict=True)
             box = [slice(p * c, min(p * c + c, n)) for p, c, n in sizes]
@@ -161,18 +160,18 @@ class Chunks:
             for to, begin, count in rows:
                 out[to : to + count, *box] = chunk[begin : begin + count, *inner]
 
-    def _decode(self, file: File, place: tuple[int, int], mask: int, data: Bytes | None) -> Array:
+    def _decode(self, file: Handle, place: tuple[int, int], mask: int, data: Bytes | None) -> Array:
         """Return a chunk as uint8 of shape ``(*chunk, itemsize)``."""
         grid = self.grid
         offset, nbytes = place
         here = f"{file.path}, field {self._name}, offset {offset}"
         if data is None and not 0 <= offset <= file.nbytes - nbytes:
-            file.check(np.array([offset]), np.array([nbytes]), f"field {self._name}")
+            file.check_extents(np.array([offset]), np.array([nbytes]), f"field {self._name}")
         if not grid.filters and nbytes != grid.chunk_nbytes:
             raise FormatError(
                 "a chunk has the wrong size", where=here, expected=grid.chunk_nbytes, found=nbytes
             )
-        stored: Bytes | bytes = pread_exact(file.fd, nbytes, offset, here) if data is None else data
+        stored: Bytes | bytes = file.pread_exact(nbytes, offset) if data is None else data
         file.check_same(offset)
         flat = filters.decode(stored, grid.filters, mask, grid.chunk_nbytes, here)
         if data is not None and np.may_share_memory(flat, data):
@@ -183,7 +182,7 @@ class Chunks:
 def fill_value(grid: Grid, name: str) -> Bytes:
     """Return the element that chunks hold which are not stored; `FormatError` if none may be."""
     if grid.fill is None:
-        raise misfit("lacks a chunk, and gives no fill value", f"field {name}")
+        raise layout_mismatch("lacks a chunk, and gives no fill value", f"field {name}")
     return np.frombuffer(grid.fill, np.uint8)
 
 

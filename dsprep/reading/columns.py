@@ -12,18 +12,19 @@ from dsprep.core import filters
 from dsprep.core.schema import Arena, Bytes, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.core.spans import offsets_of
+from dsprep.errors import layout_mismatch
 from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_at, rows_of
-from dsprep.layout.model import Column, Grid, misfit
+from dsprep.layout.model import Column, Grid
 from dsprep.reading.chunks import Chunks, fill_value
-from dsprep.reading.files import File
 from dsprep.reading.read_plan import ReadPlan
+from dsprep.storage.base import Handle
 from dsprep.storage.scatter import GROUP_NEAR, NEAR
 
 _U8 = np.dtype(np.uint8)
 _ALIGN = 64
 
 
-Spans = tuple[Callable[[str], File], str, Ints, Ints, Ints]
+Spans = tuple[Callable[[str], Handle], str, Ints, Ints, Ints]
 """Byte ranges of one file: what opens it, its path, offsets, lengths, offsets in the buffer."""
 
 
@@ -63,7 +64,7 @@ def fetch(
     for want in wanted.values():
         bases.append(bases[-1] + -(-want.nbytes // _ALIGN) * _ALIGN)
     buffer = new_array(arena, "sidecar.columns", (bases[-1],), _U8)
-    spans: dict[tuple[Callable[[str], File], str], list[tuple[str, Ints, Ints, Ints]]] = {}
+    spans: dict[tuple[Callable[[str], Handle], str], list[tuple[str, Ints, Ints, Ints]]] = {}
     for base, (name, want) in zip(bases, wanted.items(), strict=False):
         for open_file, path, offsets, lengths, places in want.spans:
             part = name, offsets, lengths, places + base if base else places
@@ -89,7 +90,7 @@ class ColumnReader:
     `open_file` opens a file by its path relative to the dataset's file entry.
     """
 
-    def __init__(self, column: Column, field: Field, open_file: Callable[[str], File]) -> None:
+    def __init__(self, column: Column, field: Field, open_file: Callable[[str], Handle]) -> None:
         self.column, self.field, self._open = column, field, open_file
         self._chunks: Chunks | None = None
         grid = column.grid
@@ -139,11 +140,13 @@ class ColumnReader:
         if not field.ragged:
             return out.view(field.dtype).reshape(len(count), *field.inner)
         if grid is None and count.any():
-            raise misfit("gives samples rows of an array that has none", f"field {field.name}")
+            raise layout_mismatch(
+                "gives samples rows of an array that has none", f"field {field.name}"
+            )
         nbytes, row = count * (0 if grid is None else grid.row_nbytes), max(1, field.row_nbytes)
         excess = field.excess(nbytes)
         if excess.any():
-            raise misfit(
+            raise layout_mismatch(
                 f"does not give whole values of {field}",
                 self.field.name,
                 f"a multiple of {field.row_nbytes}",
@@ -189,7 +192,7 @@ class ColumnReader:
         if chunks.side == len(lines) == 1 and not chunks.has(line):
             path, offset, length, _ = chunks.where(line)
             if length:
-                self._open(path).check(np.array([offset]), np.array([length]), "a chunk")
+                self._open(path).check_extents(np.array([offset]), np.array([length]), "a chunk")
                 extent = np.array([[offset], [length], [0]], np.int64)
                 return Wanted(length, [(self._open, path, *extent)], decode)
         return Wanted(0, [], lambda _: decode(None))

@@ -18,8 +18,9 @@ from dsprep.core.schema import (
     new_array,
 )
 from dsprep.core.spans import offsets_of
-from dsprep.layout.model import OwnFiles, misfit
-from dsprep.reading.files import File
+from dsprep.errors import layout_mismatch
+from dsprep.layout.model import OwnFiles
+from dsprep.storage.base import Handle
 
 TRUSTED = 64 << 20
 """Bytes that are taken before the sizes of the files have been seen."""
@@ -31,7 +32,7 @@ def read_each(
     own: OwnFiles,
     field: Field,
     indices: Ints,
-    open_file: Callable[[str], File],
+    open_file: Callable[[str], Handle],
     arena: Arena | None,
 ) -> Ragged:
     """Return the field of samples, in the order asked for; one file is open at a time.
@@ -50,7 +51,7 @@ def read_each(
     """
     lengths = own.lengths.at(indices)
     if len(lengths) and int(lengths.min()) < 0:
-        raise misfit("gives a sample a file of less than no bytes", "the files")
+        raise layout_mismatch("gives a sample a file of less than no bytes", "the files")
     cuts = _cut(lengths)
     if len(cuts) > 1:
         arena = None  # it has memory for one part
@@ -78,7 +79,7 @@ def _read(
     field: Field,
     indices: Ints,
     lengths: Ints,
-    open_file: Callable[[str], File],
+    open_file: Callable[[str], Handle],
     arena: Arena | None,
 ) -> Ragged:
     """Return the field of samples whose bytes are taken together."""

@@ -9,14 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-
-from dsprep.core.schema import Bytes, Ints
-from dsprep.layout.model import misfit
-from dsprep.storage.marks import ChangedError, Mark, Status, changed, is_coarse, same_file, status
-from dsprep.storage.ranges import close_quietly, fstat, pread_into
-from dsprep.storage.scatter import NEAR, read_spans
-from dsprep.storage.trees import DirectoryGuard
+from dsprep.storage.base import Handle
+from dsprep.storage.local import DirectoryGuard, open_file
+from dsprep.storage.marks import Mark, Status, changed, is_coarse, same_file
 
 KEPT = 64
 """Files that stay open at most."""
@@ -26,107 +21,6 @@ SHARE = 8
 
 KNOWN = 1 << 16
 """Files that are recognised when they are opened again."""
-
-
-class File:
-    """A file open for reading, closed when nothing refers to it any more.
-
-    `where` is its path as it was opened, `status` and `nbytes` are what it was then. What reads it
-    looks at it afterwards, and raises `ChangedError` if it is not the same any more: see
-    `check_same`.
-    """
-
-    def __init__(self, path: str | Path, fd: int | None = None) -> None:
-        self.fd = -1
-        self.where = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if fd is None else fd
-        found = fstat(self.fd)
-        self.status, self._links = status(found), found.st_nlink
-        self.nbytes = self.status[1]
-
-    @property
-    def path(self) -> Path:
-        """Its path."""
-        return Path(self.where)
-
-    def close(self) -> None:
-        """Close it at once; closing twice is allowed."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            close_quietly(fd)
-
-    def __del__(self) -> None:
-        self.close()
-
-    def read_into(self, out: Bytes, offset: int) -> None:
-        """Fill `out` from `offset` on."""
-        pread_into(self.fd, out, offset, self.where)
-        self.check_same(offset)
-
-    def read_checked(self, out: Bytes, offset: int, what: str) -> None:
-        """Fill `out` from `offset` on, which may be anything; see `check`."""
-        if not 0 <= offset <= self.nbytes - len(out):
-            self.check(np.array([offset]), np.array([len(out)]), what)
-        if len(out):
-            self.read_into(out, offset)
-
-    def read_spans(
-        self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = NEAR
-    ) -> None:
-        """Read ranges into `out`; see `dsprep.storage.scatter.read_spans`."""
-        read_spans(self.fd, offsets, lengths, out, places, self.where, near)
-        self.check_same(int(offsets[0]) if len(offsets) else None)
-
-    def itself(self, path: str) -> File:
-        """Return this file, whatever the path: what opens the files of a dataset of one file."""
-        del path
-        return self
-
-    def size(self) -> int:
-        """Return its size now."""
-        return fstat(self.fd).st_size
-
-    def check_same(self, offset: int | None = None) -> None:
-        """Raise `ChangedError` if the file was written to since it was opened.
-
-        Another name, or one less when another file takes its place, changes its change time, too.
-        Where that cannot be seen, the error has the file and the `offset` that was read.
-        """
-        found = fstat(self.fd, offset)
-        now = status(found)
-        if now != self.status and not same_file(self.where, self.status, now):
-            renamed = same_file(self.where, self.status, (*now[:3], self.status[3]))
-            if not renamed or found.st_nlink == self._links:
-                raise changed(self.path, self.status, now)
-            self.status, self._links = now, found.st_nlink
-
-    def check_end(self, end: int) -> None:
-        """Raise `ChangedError` unless it ends at `end`, as when its records were located."""
-        if end != self.nbytes:
-            raise ChangedError(
-                "the file has another size than when it was located",
-                where=self.path,
-                expected=f"{end:,} bytes",
-                found=f"{self.nbytes:,} bytes",
-                fix="where a sidecar gives the size, write it again with dsprep provenance; "
-                "otherwise start again once nobody writes to it",
-            )
-
-    def check(self, offsets: Ints, lengths: Ints, what: str) -> None:
-        """Raise `FormatError` unless every range, int64 of shape ``(n,)``, lies within the file.
-
-        The ranges may be anything; `what` names them in the message.
-        """
-        bad = (offsets < 0) | (lengths < 0) | (lengths > self.nbytes)
-        bad |= offsets > self.nbytes - lengths
-        if bad.any():
-            i = int(bad.argmax())
-            raise misfit(
-                f"gives an extent of {what} that is not in the file",
-                self.path,
-                f"within {self.nbytes} bytes",
-                f"{lengths[i]} bytes at {offsets[i]}",
-            )
 
 
 class Files:
@@ -148,11 +42,11 @@ class Files:
     def __init__(
         self,
         inside: DirectoryGuard,
-        first: Callable[[int, str, File], None] | None = None,
+        first: Callable[[int, str, Handle], None] | None = None,
         most: int | None = None,
     ) -> None:
         self._inside, self._first = inside, first
-        self._open: OrderedDict[tuple[int, str], File] = OrderedDict()
+        self._open: OrderedDict[tuple[int, str], Handle] = OrderedDict()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         kept = KEPT if most is None else most
         self._kept = kept if limit == resource.RLIM_INFINITY else max(1, min(kept, limit // SHARE))
@@ -177,7 +71,7 @@ class Files:
         with self._lock:
             self._check((entry, path), file, now)
 
-    def get(self, entry: int, path: str, root: Callable[[int], Path]) -> File:
+    def get(self, entry: int, path: str, root: Callable[[int], Path]) -> Handle:
         """Return the file at `path` below file entry number `entry`, open; `root` has its path.
 
         Raises
@@ -198,12 +92,12 @@ class Files:
         below = self._root
         if below[0] != entry:
             below = self._root = entry, os.fspath(root(entry))
-        made = File(f"{below[1]}/{path}" if path else below[1])
-        self._inside.check(made.fd, made.where)
+        made = open_file(f"{below[1]}/{path}" if path else below[1])
+        self._inside.check(made)
         if self._first and self._marks and entry not in self._marks and key not in self._known:
             self._first(entry, path, made)
         with self._lock:
-            self._check(key, made.where, made.status)
+            self._check(key, made.name, made.status)
             found = self._open.setdefault(key, made)
             if len(self._open) > self._kept:
                 self._open.popitem(last=False)

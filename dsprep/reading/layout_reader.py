@@ -9,9 +9,9 @@ from dsprep.errors import UsageError
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader, read_columns
 from dsprep.reading.each import read_each
-from dsprep.reading.files import File
 from dsprep.reading.records import Decoders, RecordReader, Verify
 from dsprep.reading.single import Single
+from dsprep.storage.base import Handle
 
 
 class LayoutReader:
@@ -44,7 +44,7 @@ class LayoutReader:
         self,
         layout: FileLayout,
         schema: Schema,
-        open_file: Callable[[str], File],
+        open_file: Callable[[str], Handle],
         where: object,
         decoders: Decoders | None = None,
         label: Callable[[int], str] | None = None,

@@ -17,8 +17,8 @@ from dsprep.core.schema import Field, Ints
 from dsprep.layout.laws import Affine
 from dsprep.layout.locate import Extents, Stored, rows_at
 from dsprep.layout.model import Column, FileLayout, Records
-from dsprep.reading.files import File
-from dsprep.storage.scatter import APART_NEAR, DROPPED, NEAR, Runs, read_files, runs, together
+from dsprep.storage.base import Handle, read_all
+from dsprep.storage.scatter import APART_NEAR, DROPPED, NEAR, Runs, runs, together
 
 LEAST = 2 << 20
 """Bytes of a part below which another thread would not pay."""
@@ -31,10 +31,10 @@ class ReadPlan:
     """Ranges of files, collected field by field, and the address that each is read to."""
 
     def __init__(self) -> None:
-        self._files: dict[int, tuple[File, list[tuple[Ints, Ints, Ints]]]] = {}
-        self._apart: list[tuple[File, Runs]] = []
+        self._files: dict[int, tuple[Handle, list[tuple[Ints, Ints, Ints]]]] = {}
+        self._apart: list[tuple[Handle, Runs]] = []
 
-    def add(self, open_file: Callable[[str], File], found: Extents, to: Ints, what: str) -> None:
+    def add(self, open_file: Callable[[str], Handle], found: Extents, to: Ints, what: str) -> None:
         """Add the extents of a field that are stored, and stored as they are wanted.
 
         Parameters
@@ -56,14 +56,14 @@ class ReadPlan:
             file = open_file(path)
             self.put(file, found.offset[chosen], found.length[chosen], addresses[chosen], what)
 
-    def put(self, file: File, offsets: Ints, lengths: Ints, addresses: Ints, what: str) -> None:
+    def put(self, file: Handle, offsets: Ints, lengths: Ints, addresses: Ints, what: str) -> None:
         """Add ranges of a file, each with its address; see `add`."""
-        file.check(offsets, lengths, what)
+        file.check_extents(offsets, lengths, what)
         if len(offsets):
             columns = self._files.setdefault(id(file), (file, []))[1]
             columns.append((offsets, lengths, addresses))
 
-    def put_stored(self, file: File, found: Stored, to: Sequence[Ints]) -> None:
+    def put_stored(self, file: Handle, found: Stored, to: Sequence[Ints]) -> None:
         """Add fields of samples in any order, each value with its address; see `add`.
 
         `to` has int64, shape ``(n,)``, for each of the fields of `found`.
@@ -73,7 +73,7 @@ class ReadPlan:
         ends = [at + f.row_nbytes for f, at in found.fields]
         if low < 0 or high + max(ends) > file.nbytes:
             for f, at in found.fields:
-                file.check(starts + at, np.full(n, f.row_nbytes), f"field {f.name}")
+                file.check_extents(starts + at, np.full(n, f.row_nbytes), f"field {f.name}")
         if n >= MERGED and high - low < n * 2 * APART_NEAR:
             for (f, at), addresses in zip(found.fields, to, strict=True):
                 self.put(file, starts + at, np.full(n, f.row_nbytes), addresses, f"field {f.name}")
@@ -81,9 +81,9 @@ class ReadPlan:
         self._apart += [(file, runs) for runs in _side_by_side(found, to)]
 
     def read(self, near: int) -> None:
-        """Read all of it; see `dsprep.storage.scatter.read_files`."""
+        """Read all of it; see `dsprep.storage.base.read_all`."""
         parts = [*self._apart, *self.runs(near)]
-        read_files([(file.fd, found, file.path) for file, found in parts])
+        read_all(parts)
         first = {file: int(r.starts[0]) for file, r in reversed(parts) if len(r.starts)}
         for file, offset in first.items():
             file.check_same(offset)
@@ -93,7 +93,7 @@ class ReadPlan:
         """Bytes of the files that have been added."""
         return sum(file.nbytes for file, _ in self._files.values())
 
-    def runs(self, near: int) -> Iterator[tuple[File, Runs]]:
+    def runs(self, near: int) -> Iterator[tuple[Handle, Runs]]:
         """Yield what to read of each file, by rising offsets; see `dsprep.storage.scatter.runs`."""
         for file, columns in self._files.values():
             offsets, lengths, addresses = (

@@ -27,10 +27,10 @@ from dsprep.core.schema import (
     new_array,
 )
 from dsprep.core.spans import move_spans, offsets_of
-from dsprep.errors import FormatError
-from dsprep.layout.model import FileLayout, Part, Records, misfit
-from dsprep.reading.files import File
+from dsprep.errors import FormatError, layout_mismatch
+from dsprep.layout.model import FileLayout, Part, Records
 from dsprep.reading.read_plan import strided
+from dsprep.storage.base import Handle
 
 Verify: TypeAlias = Literal["header", "full"] | None
 
@@ -136,7 +136,7 @@ class RecordReader:
 
     def read(
         self,
-        file: File,
+        file: Handle,
         indices: Ints,
         names: Sequence[str],
         verify: Verify,
@@ -154,7 +154,7 @@ class RecordReader:
             if views is not None:
                 return views
         offsets, lengths = records.extents(indices, file.path)
-        file.check(offsets, lengths, "a record")
+        file.check_extents(offsets, lengths, "a record")
         if len(offsets) > 1:
             _check_disjoint(offsets, lengths, file)
         parts = [(self.schema[n], records.parts[n]) for n in names]
@@ -179,7 +179,7 @@ class RecordReader:
             )
             if not out.keys() >= set(names):
                 lists = ", ".join(names), ", ".join(out)
-                raise misfit("has a recipe that lacks fields", file.path, *lists)
+                raise layout_mismatch("has a recipe that lacks fields", file.path, *lists)
             return {name: out[name] for name in names}
         for i, (field, part) in enumerate(parts):
             found = taken[i] if taken[0].cut else taken[0]
@@ -188,7 +188,7 @@ class RecordReader:
         return out
 
     def _strided(
-        self, file: File, indices: Ints, fields: Sequence[Field], arena: Arena | None
+        self, file: Handle, indices: Ints, fields: Sequence[Field], arena: Arena | None
     ) -> Batch | None:
         """Return fields of consecutive samples at a constant distance as views of one range.
 
@@ -221,12 +221,12 @@ class RecordReader:
         """Whether there is a checksum of every record, behind it in the file."""
         return self._frame is not None and self._frame.after > 0
 
-    def prove(self, file: File, indices: Ints) -> None:
+    def prove(self, file: Handle, indices: Ints) -> None:
         """Compare the records of samples with their checksums, without taking them apart."""
         blocks = self.records.blocks
         numbers = np.unique(self.records.numbers(indices, file.path))
         offsets, lengths = blocks.offsets.at(numbers), blocks.lengths.at(numbers)
-        file.check(offsets, lengths, "a record")
+        file.check_extents(offsets, lengths, "a record")
         ends = np.cumsum(lengths)
         i = 0
         while i < len(numbers):
@@ -240,7 +240,7 @@ class RecordReader:
 
     def _take(
         self,
-        file: File,
+        file: Handle,
         offsets: Ints,
         lengths: Ints,
         parts: Sequence[tuple[Field, Part]],
@@ -275,7 +275,7 @@ class RecordReader:
 
     def _take_spans(
         self,
-        file: File,
+        file: Handle,
         offsets: Ints,
         lengths: Ints,
         parts: Sequence[tuple[Field, Part]],
@@ -326,7 +326,7 @@ class RecordReader:
         return taken
 
     def _verify_range(
-        self, frame: Frame, taken: Taken, offsets: Ints, verify: Verify, file: File
+        self, frame: Frame, taken: Taken, offsets: Ints, verify: Verify, file: Handle
     ) -> None:
         """Compare frames that were read along with the records."""
         wide = np.minimum(taken.starts, frame.before)
@@ -372,21 +372,21 @@ class _Wrong(Exception):
         )
 
 
-def _check_disjoint(offsets: Ints, lengths: Ints, file: File) -> None:
+def _check_disjoint(offsets: Ints, lengths: Ints, file: Handle) -> None:
     """Raise if records that are not the same overlap, before memory is taken for all of them."""
     if int(lengths.sum()) > file.nbytes:
         _, chosen = np.unique(offsets, return_index=True)
         if int(lengths[chosen].sum()) > file.nbytes:
-            raise misfit("gives records that overlap", file.path)
+            raise layout_mismatch("gives records that overlap", file.path)
 
 
-def _part_lengths(lengths: Ints, part: Part, file: File) -> Ints:
+def _part_lengths(lengths: Ints, part: Part, file: Handle) -> Ints:
     """Return the bytes of a part of each record, which must hold it."""
     at = int(part.at or 0)
     rest = lengths - at
     least = 0 if part.nbytes is None else part.nbytes
     if len(rest) and int(rest.min()) < least:
-        raise misfit(
+        raise layout_mismatch(
             "gives a field an offset beyond its record",
             file.path,
             f"at most {int(lengths.min())} bytes",

@@ -18,9 +18,8 @@ from dsprep.core.schema import Batch, Bytes, Field, Ragged
 from dsprep.core.schema import Column as Values
 from dsprep.layout.locate import rows_at
 from dsprep.layout.model import Column, FileLayout, OwnFiles, Part, Records
-from dsprep.reading.files import File
 from dsprep.reading.records import Recipe
-from dsprep.storage.ranges import pread_into
+from dsprep.storage.base import Handle
 from dsprep.storage.scatter import NEAR
 
 Range: TypeAlias = tuple[str, int, int]
@@ -57,7 +56,7 @@ class Single:
         self,
         layout: FileLayout,
         fields: Sequence[Field],
-        open_file: Callable[[str], File],
+        open_file: Callable[[str], Handle],
         recipe: Recipe | None,
     ) -> None:
         self._open, self._recipe = open_file, recipe
@@ -131,8 +130,8 @@ class Single:
 
     def _read_apart(self, ranges: Sequence[Range]) -> list[Bytes]:
         out = []
-        files: dict[str, File] = {}
-        first: list[tuple[File, int]] = []  # where each is read
+        files: dict[str, Handle] = {}
+        first: list[tuple[Handle, int]] = []  # where each is read
         for k, (path, offset, nbytes) in enumerate(ranges):
             file = files.get(path)
             if file is None:
@@ -141,10 +140,10 @@ class Single:
             if k in self._own:
                 file.check_end(offset + nbytes)
             if not 0 <= offset <= file.nbytes - nbytes:
-                file.check(np.array([offset]), np.array([nbytes]), "a sample")
+                file.check_extents(np.array([offset]), np.array([nbytes]), "a sample")
             data = np.empty(nbytes, np.uint8)
             if nbytes:
-                pread_into(file.fd, data, offset, file.where)
+                file.pread_into(data, offset)
             out.append(data)
         for file, offset in first:
             file.check_same(offset)

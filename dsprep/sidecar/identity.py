@@ -12,6 +12,7 @@ not noticed here: that takes ``--check full``.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from dsprep import formats
 from dsprep.errors import DsprepError
 from dsprep.sidecar.spec import Identity
 from dsprep.storage.checksums import read_crc32c
+from dsprep.storage.local import open_file
 from dsprep.storage.marks import DataFiles, Mark, same_time, sample
 
 WRITTEN = "it was written to (its time stamp changed)"
@@ -103,7 +105,7 @@ def block_crc32c(path: Path, begin: int, end: int) -> int:
     for file, nbytes in Mark.with_files(path)[1]:
         low, high = max(begin, at), min(end, at + nbytes)
         if low < high:
-            with file.open("rb", buffering=0) as opened:
-                crc = read_crc32c(opened.fileno(), low - at, high - at, file, crc)
+            with closing(open_file(file)) as opened:
+                crc = read_crc32c(opened, low - at, high - at, crc)
         at += nbytes
     return crc

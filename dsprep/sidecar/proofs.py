@@ -34,7 +34,7 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.layout.laws import Explicit
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 from dsprep.storage.checksums import Members, read_crc32c
 from dsprep.storage.trees import data_files
 
@@ -161,7 +161,7 @@ def _inside(
 # --- summing ---------------------------------------------------------------------------------
 
 
-def rest_of(layout: FileLayout, open_file: Callable[[str], File]) -> Rest | None:
+def rest_of(layout: FileLayout, open_file: Callable[[str], Handle]) -> Rest | None:
     """Return the checksums of what groups have outside their ranges; None if that is nothing."""
     names, groups = outside(layout), layout.groups
     if groups is None or groups.crc32c is None or not names:
@@ -174,16 +174,16 @@ def rest_of(layout: FileLayout, open_file: Callable[[str], File]) -> Rest | None
 
 
 def rest_crc(
-    layout: FileLayout, names: Sequence[str], edges: Ints, open_file: Callable[[str], File]
+    layout: FileLayout, names: Sequence[str], edges: Ints, open_file: Callable[[str], Handle]
 ) -> int:
     """Return the CRC-32C of the stored ranges of fields of the samples from one edge to another."""
     crc, local = 0, np.arange(edges[0], edges[1], dtype=np.int64)
     for name in names:
         for path, offsets, lengths in stored_ranges(layout, name, local):
             file = open_file(path)
-            file.check(offsets, lengths, f"field {name}")
+            file.check_extents(offsets, lengths, f"field {name}")
             for begin, end in _joined(offsets, lengths):
-                crc = read_crc32c(file.fd, begin, end, file.path, crc)
+                crc = read_crc32c(file, begin, end, crc)
     return crc
 
 
@@ -346,8 +346,8 @@ class Proofs:
         assert groups.crc32c is not None
         file = self._sidecar.open_file(number, groups.path(g))
         offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
-        file.check(np.array([offset]), np.array([nbytes]), "a group")
-        found = read_crc32c(file.fd, offset, offset + nbytes, file.path)
+        file.check_extents(np.array([offset]), np.array([nbytes]), "a group")
+        found = read_crc32c(file, offset, offset + nbytes)
         return file.path, groups.crc32c.one(g), found, ()
 
     def _rest_sums(self, number: int, groups: Groups, g: int) -> Sums:
@@ -402,7 +402,7 @@ class Proofs:
         """Compare the members or blocks that hold a field, unless that was done before."""
         sums = self._sums(number)
         for path, offsets, lengths in stored_ranges(self._sidecar.layout(number), name, local):
-            self._sidecar.open_file(number, path).check(offsets, lengths, f"field {name}")
+            self._sidecar.open_file(number, path).check_extents(offsets, lengths, f"field {name}")
             if kind == "member" and sums.members is not None:
                 ends = sums.members.offsets + sums.members.nbytes
                 first = np.searchsorted(ends, offsets, "right")
@@ -435,14 +435,14 @@ class Proofs:
         file = self._sidecar.open_file(number, "")
         for i in range(len(members.offsets)):
             try:
-                members.check(file.fd, i, file.path)
+                members.check(file, i)
             except FormatError as error:
                 yield error
 
     def _member(self, number: int, sums: FileEntrySums, i: int) -> None:
         assert sums.members is not None
         file = self._sidecar.open_file(number, "")
-        sums.members.check(file.fd, i, file.path)
+        sums.members.check(file, i)
 
     def _block(self, number: int, sums: FileEntrySums, i: int) -> None:
         begin, end, crc = i * sums.block, (i + 1) * sums.block, 0
@@ -452,7 +452,7 @@ class Proofs:
             start, path = sums.files[k]
             file = self._sidecar.open_file(number, path)
             low, high = max(0, begin - start), min(file.nbytes, end - start)
-            crc = read_crc32c(file.fd, low, max(low, high), file.path, crc)
+            crc = read_crc32c(file, low, max(low, high), crc)
             where = file.path
             k += 1
         if crc != int(sums.blocks[i]):

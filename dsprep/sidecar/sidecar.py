@@ -29,7 +29,7 @@ from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
 from dsprep.layout.locate import Extents, locate, stored
 from dsprep.layout.model import FileLayout
-from dsprep.reading.files import KEPT, File, Files
+from dsprep.reading.files import KEPT, Files
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
@@ -38,9 +38,10 @@ from dsprep.sidecar.identity import block_crc32c, look
 from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import restore
+from dsprep.storage.base import Handle
+from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.marks import Mark, same_time
 from dsprep.storage.scatter import APART_NEAR
-from dsprep.storage.trees import DirectoryGuard
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
 
@@ -241,7 +242,7 @@ class Sidecar:
         self.marks: Mapping[int, Mark] = {}
         self._compared: Mapping[int, Mark] | None = None
         self._files = Files(DirectoryGuard(dataset, follow_external), self._check_first)
-        self._open_file: Callable[[int, str], File] | None = None
+        self._open_file: Callable[[int, str], Handle] | None = None
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._count = int(self._starts[-1])
@@ -300,7 +301,7 @@ class Sidecar:
             found.check()
         return found
 
-    def through(self, open_file: Callable[[int, str], File]) -> Self:
+    def through(self, open_file: Callable[[int, str], Handle]) -> Self:
         """Return the same dataset, whose files something else opens; closing it closes none.
 
         `open_file` takes what `open_file` of this class takes; what it returns holds the same bytes
@@ -701,13 +702,13 @@ class Sidecar:
         root = self.root(number)
         return LayoutReader(self.layout(number), self.schema, opened, root, formats.decoders)
 
-    def open_file(self, number: int, path: str) -> File:
+    def open_file(self, number: int, path: str) -> Handle:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""
         if self._open_file is not None:
             return self._open_file(number, path)
         return self._files.get(number, path, self.root)
 
-    def _check_first(self, number: int, path: str, file: File) -> None:
+    def _check_first(self, number: int, path: str, file: Handle) -> None:
         """Raise `StaleError` if a file of very many, not yet looked at, is another one."""
         known = self.content.files[number].identity
         inode, nbytes, mtime, _ = file.status

@@ -18,7 +18,8 @@ import numpy as np
 
 from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
-from dsprep.storage.ranges import CALL_NBYTES, Buffer, as_bytes, pread_into, pwrite_all
+from dsprep.storage.base import Handle
+from dsprep.storage.ranges import CALL_NBYTES, Buffer, as_bytes, pwrite_all
 
 _WINDOW = 4 << 20  # bytes read back at a time
 ONES = 0xFFFFFFFF
@@ -60,34 +61,32 @@ def pwrite_crc32c(fd: int, buffers: Sequence[Buffer], offset: int, crc: int = 0)
 
 
 def read_crc32c(
-    fd: int, begin: int, end: int, where: object, crc: int = 0, window: Bytes | None = None
+    file: Handle, begin: int, end: int, crc: int = 0, window: Bytes | None = None
 ) -> int:
     """Return the CRC-32C of the bytes ``begin .. end`` of a file behind what has the CRC `crc`.
 
     In bounded memory, that of `window` if it is given. Raises `FormatError` if the file ends first.
     """
-    for part in _windows(fd, begin, end, where, window):
+    for part in _windows(file, begin, end, window):
         crc = crc32c(part, crc)
     return crc
 
 
-def read_crc32(fd: int, begin: int, end: int, where: object) -> int:
+def read_crc32(file: Handle, begin: int, end: int) -> int:
     """Return ZIP's CRC-32 of the bytes ``begin .. end`` of a file; see `read_crc32c`."""
     crc = 0
-    for part in _windows(fd, begin, end, where):
+    for part in _windows(file, begin, end):
         crc = zlib.crc32(as_bytes(part), crc)
     return crc
 
 
-def _windows(
-    fd: int, begin: int, end: int, where: object, window: Bytes | None = None
-) -> Iterator[Bytes]:
+def _windows(file: Handle, begin: int, end: int, window: Bytes | None = None) -> Iterator[Bytes]:
     """Yield the bytes of a file in parts, which are valid until the next one is asked for."""
     if window is None:
         window = np.empty(min(_WINDOW, max(0, end - begin)), np.uint8)
     for at in range(begin, end, max(1, len(window))):
         part = window[: min(len(window), end - at)]
-        pread_into(fd, part, at, where)
+        file.pread_into(part, at)
         yield part
 
 
@@ -103,11 +102,11 @@ class Members:
     nbytes: Ints
     crc32: Ints
 
-    def check(self, fd: int, i: int, where: object) -> None:
+    def check(self, file: Handle, i: int) -> None:
         """Raise `FormatError` if the checksum of a member is wrong."""
         begin = int(self.offsets[i])
-        found = read_crc32(fd, begin, begin + int(self.nbytes[i]), where)
-        check_member(found, int(self.crc32[i]), f"{where}, {self.names[i]}")
+        found = read_crc32(file, begin, begin + int(self.nbytes[i]))
+        check_member(found, int(self.crc32[i]), f"{file.name}, {self.names[i]}")
 
 
 def check_member(found: int, expected: int, where: object) -> None:

@@ -11,8 +11,6 @@ from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 
-from dsprep.errors import FormatError
-
 HIDDEN = (".nfs", ".fuse_hidden")
 """How names begin under which clients of NFS and FUSE keep removed files that are still open."""
 
@@ -87,48 +85,6 @@ SIDECARS = (".dsprep.json", ".dsprep.bin")
 
 WORKING = ".dsprep-partial"
 """How the names end of directories in which datasets are made."""
-
-
-class DirectoryGuard:
-    """The directory in which a dataset lies, out of which no symbolic link may lead.
-
-    Parameters
-    ----------
-    dataset
-        The file or directory, itself perhaps a link: it is the user who named it.
-    follow
-        Whether links may lead anywhere.
-    """
-
-    def __init__(self, dataset: Path, follow: bool) -> None:
-        named, real = dataset.absolute().parent, Path(os.path.realpath(dataset)).parent
-        self._roots = () if follow else tuple({os.path.realpath(named), str(real)})
-
-    def check(self, fd: int, where: object) -> None:
-        """Raise `FormatError` if an open file is outside."""
-        if self._roots:
-            self._check(os.readlink(f"/proc/self/fd/{fd}"), where)  # noqa: PTH115 (it is quick)
-
-    def check_tree(self, path: Path) -> None:
-        """Raise `FormatError` if a link at or below `path` leads outside."""
-        todo = [path] if self._roots else []
-        while todo:
-            with os.scandir(todo.pop()) as entries:
-                for entry in entries:
-                    if entry.is_symlink():
-                        self._check(os.path.realpath(entry.path), entry.path)
-                    elif entry.is_dir():
-                        todo.append(Path(entry.path))
-
-    def _check(self, real: str, where: object) -> None:
-        if not any(real.startswith(f"{root.rstrip('/')}/") for root in self._roots):
-            raise FormatError(
-                "a symbolic link leads out of the directory of the dataset",
-                where=where,
-                expected=f"a file in {self._roots[0]}",
-                found=real,
-                fix="if it may be read, add --follow-external (follow_external=True)",
-            )
 
 
 def data_files(path: Path) -> Iterator[Path]:

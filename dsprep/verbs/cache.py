@@ -285,7 +285,7 @@ class _Verifying:
                 file, offset = name_of(first.number, first.path), first.begin
             for r in piece.ranges:
                 opened = copy.file(r.number, r.path)
-                crc = read_crc32c(opened.fd, r.begin, r.end, opened.where, crc, window)
+                crc = read_crc32c(opened, r.begin, r.end, crc, window)
         except DsprepError as error:
             reason = error.what
         except OSError as error:

@@ -30,12 +30,14 @@ from dsprep.formats.base import Format, Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import Column, FileLayout, Groups
-from dsprep.reading.files import KEPT, File
+from dsprep.reading.files import KEPT
 from dsprep.reading.records import RecordReader
 from dsprep.sidecar import identity, spec
 from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content, FileEntry, Identity
 from dsprep.source.many import MultiSource, NativeOpening, open_native
+from dsprep.storage.base import Handle
+from dsprep.storage.local import open_file
 from dsprep.storage.marks import Mark, unchanged
 from dsprep.storage.trees import data_files
 
@@ -247,13 +249,13 @@ def _made(subject: Subject, found: Sequence[Looked], notes: Sequence[str] = ()) 
 
 def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
     """Return a layout with the checksums of what lies outside the ranges of its groups."""
-    files: dict[str, File] = {}
+    files: dict[str, Handle] = {}
 
-    def opened(below: str) -> File:
+    def opened(below: str) -> Handle:
         if below not in files:
             if len(files) >= KEPT:
                 files.clear()
-            files[below] = File(path / below if below else path)
+            files[below] = open_file(path / below if below else path)
         return files[below]
 
     rest = rest_of(layout, opened)
@@ -387,12 +389,12 @@ def _summed(format: Format, path: Path, layout: FileLayout, schema: Schema) -> b
     records = layout.records
     reader = None if records is None else RecordReader(records, schema, formats.decoders)
     if members is not None:
-        file = File(path)
+        file = open_file(path)
         for i in range(len(members.offsets)):
-            members.check(file.fd, i, path)
+            members.check(file, i)
     elif reader is not None and reader.has_crcs:
         below = reader.records.blocks.path
-        reader.prove(File(path / below if below else path), np.arange(layout.count))
+        reader.prove(open_file(path / below if below else path), np.arange(layout.count))
     return checksums_of(path)
 
 

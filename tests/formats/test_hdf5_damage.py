@@ -23,7 +23,7 @@ import dsprep
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
-from dsprep.reading.files import File
+from dsprep.storage.local import open_file
 
 X = random_array(np.dtype("<f4"), (20, 6, 4))
 
@@ -449,7 +449,7 @@ def test_collections_within_each_other(tmp_path):
     path = tmp_path / "a"
     head = b"GCOL\1\0\0\0"
     path.write_bytes((head + (4096).to_bytes(8, "little")) * 999)
-    heaps = Heaps(File(path), 0, (8, 8))
+    heaps = Heaps(open_file(path), 0, (8, 8))
     rows = np.zeros((900, 16), np.uint8)
     rows[:, 4:12] = (16 * np.arange(1, 901)).astype("<u8")[:, None].view("u1")
     with pytest.raises(FormatError, match="is damaged"):

@@ -19,7 +19,7 @@ from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.hdf5 import datasets
 from dsprep.formats.hdf5.datasets import Elsewhere, walk
 from dsprep.formats.options import Compression, WriteOptions
-from dsprep.reading.files import File
+from dsprep.storage.local import open_file
 
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
 
@@ -476,7 +476,7 @@ def members_of_all_kinds(path):
 def walked(path):
     try:
         with h5py.File(path) as file:
-            found = walk(file, File(path), path, Elsewhere(path, follow=False))
+            found = walk(file, open_file(path), path, Elsewhere(path, follow=False))
             return found.datasets, found.groups, found.attributed, found.left_out
     except (OSError, DsprepError) as error:
         return type(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import parse, view
 from dsprep.formats.tfrecord.framing import FRAME, HEADER
 from dsprep.layout.model import Groups
+from dsprep.storage.local import open_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -174,5 +176,5 @@ def test_gzip_members_of_any_size(tmp_path: Path) -> None:
             assert gzip.decompress(data) == block[: 2 * size].tobytes()
             path = tmp_path / "a.gz"
             path.write_bytes(data)
-            with path.open("rb") as file:
-                assert stream.nbytes_at(file.fileno(), 0, path) == len(data)
+            with closing(open_file(path)) as file:
+                assert stream.nbytes_at(file, 0) == len(data)

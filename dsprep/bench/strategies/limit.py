@@ -22,15 +22,14 @@ from dsprep.reader.engines.direct import Opened
 from dsprep.reader.memory import Pool
 from dsprep.reader.order import share
 from dsprep.reader.units import group_edges
-from dsprep.reading.files import File
 from dsprep.reading.read_plan import shared
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.ranges import pread_into
+from dsprep.storage.base import Handle
 
 _ALIGN = 64 << 10
 """Bytes at whose multiples buffers begin: whole blocks of direct reads."""
 
-Job: TypeAlias = tuple[int, File, int, int]
+Job: TypeAlias = tuple[int, Handle, int, int]
 """Samples, and the extent of their bytes: a file, an offset, a number of bytes."""
 
 
@@ -153,7 +152,7 @@ class Limit(Counting):
         self._buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
         for buffer in self._buffers:
             buffer[::4096] = 0
-        self._direct: WeakKeyDictionary[File, Opened] = WeakKeyDictionary()
+        self._direct: WeakKeyDictionary[Handle, Opened] = WeakKeyDictionary()
 
     def epoch(self, number: int) -> Iterator[int]:
         """Yield the number of samples of each step, once that many are in memory."""
@@ -217,7 +216,7 @@ class Limit(Counting):
             yield samples, self._sidecar.open_file(*table.files[file]), offset, nbytes
 
     def _parts(
-        self, file: File, offset: int, nbytes: int, buffer: Bytes
+        self, file: Handle, offset: int, nbytes: int, buffer: Bytes
     ) -> list[Callable[[], None]]:
         """Cut a group into as many parts as there are threads, unless they get too small."""
         places = np.array([[0, nbytes]], np.int64)
@@ -229,15 +228,15 @@ class Limit(Counting):
             found.append(partial(self._read, file, at, size, into))
         return found
 
-    def _read(self, file: File, start: int, nbytes: int, buffer: Bytes) -> None:
+    def _read(self, file: Handle, start: int, nbytes: int, buffer: Bytes) -> None:
         if self.task.engine == "direct":
             self._read_direct(file, start, nbytes, buffer)
             return
         step = self.task.transfer_size or max(1, nbytes)
         for at in range(0, nbytes, step):
-            pread_into(file.fd, buffer[at : min(nbytes, at + step)], start + at, file.path)
+            file.pread_into(buffer[at : min(nbytes, at + step)], start + at)
 
-    def _read_direct(self, file: File, start: int, nbytes: int, buffer: Bytes) -> None:
+    def _read_direct(self, file: Handle, start: int, nbytes: int, buffer: Bytes) -> None:
         opened = self._direct.get(file)
         if opened is None:
             opened = self._direct.setdefault(file, Opened(file))

@@ -15,7 +15,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, Attrs, Bytes, DType, Ints
 from dsprep.errors import FormatError
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 
 Kind: TypeAlias = Literal["array", "local", "joined", "value", "local value"]
 
@@ -213,7 +213,7 @@ class Numbers:
     Raises `FormatError` wherever an offset is not in the file.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: Handle) -> None:
         self.where = file.path
         self.nbytes = file.nbytes
         self._whole = bytearray(-(-file.nbytes // 8) * 8)
@@ -318,7 +318,7 @@ def subfile(number: int) -> str:
     return "md.0" if number == METADATA else SUBFILE.format(number)
 
 
-def operator(variable: Variable, file: File) -> str:
+def operator(variable: Variable, file: Handle) -> str:
     """Return the problem of a variable of BP5 that went through an operator, with its name."""
     head, offset = np.zeros(1, np.uint8), int(variable.blocks.offset[0])
     if 0 <= offset < file.nbytes:

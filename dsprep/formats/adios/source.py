@@ -27,8 +27,9 @@ from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader, read_columns
-from dsprep.reading.files import File, Files
-from dsprep.storage.trees import DirectoryGuard
+from dsprep.reading.files import Files
+from dsprep.storage.base import Handle
+from dsprep.storage.local import DirectoryGuard
 
 
 class AdiosSource(LocatedSource):
@@ -45,7 +46,7 @@ class AdiosSource(LocatedSource):
             self._files.close()
             raise
 
-    def _open(self, path: str) -> File:
+    def _open(self, path: str) -> Handle:
         """Return a file of the dataset; what is not a regular file is not opened."""
         file = self._root / path
         if not file.is_file():
@@ -90,7 +91,7 @@ class AdiosSource(LocatedSource):
         for number in np.unique(variable.blocks.file[nbytes != 0]).tolist():
             here = variable.blocks.file == number
             file, what = self._open(subfile(number)), f"variable {variable.name}"
-            file.check(offset[here], nbytes[here], what)
+            file.check_extents(offset[here], nbytes[here], what)
             total = float(nbytes[here].astype(float).sum())
             if total > file.nbytes:
                 raise FormatError(

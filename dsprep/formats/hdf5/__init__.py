@@ -16,7 +16,7 @@ Dtypes that HDF5 lacks are stored bit by bit, see `dsprep.formats.hdf5.dtypes`. 
 
 from __future__ import annotations
 
-import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from dsprep.core.groups import Grouping
 from dsprep.formats.base import Facts, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.hdf5.guard import signature, superblock
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
+from dsprep.storage.local import open_file
 
 if TYPE_CHECKING:
     from dsprep.core.schema import Schema
@@ -44,11 +45,8 @@ class Hdf5(WritableFormat):
         """Whether the signature stands at 0, 512, 1024, 2048, ...: before it is a user block."""
         if not path.is_file():
             return False
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            return signature(fd) is not None
-        finally:
-            os.close(fd)
+        with closing(open_file(path)) as file:
+            return signature(file) is not None
 
     @override
     def identity(self, path: Path) -> Facts:

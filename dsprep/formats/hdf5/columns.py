@@ -37,8 +37,7 @@ from dsprep.layout.laws import LARGEST, Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.layout.words import Words
 from dsprep.reading.columns import ColumnReader, Wanted, fetch
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_exact
+from dsprep.storage.base import Handle
 
 _STEP = 1 << 20
 
@@ -438,7 +437,7 @@ class Sequences(FieldColumn):
         self,
         dataset: Any,
         held: Held,
-        file: File,
+        file: Handle,
         heaps: Heaps,
         where: str,
         attrs: Attrs,
@@ -546,7 +545,7 @@ class Sequences(FieldColumn):
         except (Unlocated, grids.Outside):
             return None
         field = Field(self.field.name, np.dtype(np.uint8), (width,))
-        return ColumnReader(Column(grid), field, self._file.itself)
+        return ColumnReader(Column(grid), field, self._file.opened)
 
 
 def _to_zeros(values: Array, nbytes: Ints) -> tuple[Array, Ints]:
@@ -569,13 +568,13 @@ class _Foreign:
     each, and `plist` the dataset's ``h5py.h5p.PropDCID``.
     """
 
-    def __init__(self, table: Array, file: File, block: int, width: int, plist: Any) -> None:
+    def __init__(self, table: Array, file: Handle, block: int, width: int, plist: Any) -> None:
         self._table, self._file, self._plist = table, file, plist
         self._block, self._width = block, width
         self._last: tuple[int, Array | None] = (-1, None)
 
     @classmethod
-    def of(cls, dataset: Any, file: File, width: int) -> _Foreign | None:
+    def of(cls, dataset: Any, file: Handle, width: int) -> _Foreign | None:
         """Return the chunks of an `h5py.Dataset`, or None if the library cannot list them."""
         from h5py import h5d
 
@@ -613,7 +612,7 @@ class _Foreign:
 
         address = int(entry["address"])
         here = f"{where}, offset {address}"
-        data = pread_exact(self._file.fd, int(entry["nbytes"]), address, here)
+        data = self._file.pread_exact(int(entry["nbytes"]), address)
         rows = np.empty((self._block, self._width), np.uint8)
         with (
             library(here, "the chunk cannot be decoded"),

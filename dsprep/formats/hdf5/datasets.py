@@ -29,9 +29,8 @@ from dsprep.core.schema import DType, Kind
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
-from dsprep.formats.hdf5.guard import library, open_file
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_most
+from dsprep.formats.hdf5.guard import library, open_hdf5
+from dsprep.storage.base import Handle
 
 _DEEPEST = 8
 """Virtual datasets of virtual datasets: more is refused, as circles are."""
@@ -182,7 +181,7 @@ class Contents:
         self.__dict__.pop("_inside", None)
 
 
-def walk(file: Any, disk: File, where: object, elsewhere: Elsewhere) -> Contents:
+def walk(file: Any, disk: Handle, where: object, elsewhere: Elsewhere) -> Contents:
     """Return the contents of an `h5py.File`; `elsewhere` says what may be read from other files.
 
     Raises
@@ -313,7 +312,7 @@ class _Headers:
         What datasets hold, by their headers as `header` returns them.
     """
 
-    def __init__(self, file: Any, disk: File) -> None:
+    def __init__(self, file: Any, disk: Handle) -> None:
         self._disk = disk
         self._alike: dict[Held, Held] = {}
         self.datasets: dict[bytes | None, Held] = {}
@@ -327,7 +326,7 @@ class _Headers:
         """
         if not self._usable or not 0 < address < self._disk.nbytes:
             return None
-        data = bytearray(pread_most(self._disk.fd, _HEADER_NBYTES, address))
+        data = bytearray(self._disk.pread(_HEADER_NBYTES, address))
         if len(data) < 16 or data[0] != 1:
             return None
         at, end = 16, 16 + int.from_bytes(data[8:12], "little")
@@ -432,7 +431,7 @@ class Elsewhere:
         for other in files:
             if not (other.is_file() and h5py.is_hdf5(other)):
                 continue  # which the library takes for missing
-            with open_file(other) as opened:
+            with open_hdf5(other) as opened:
                 found = self._source(opened, source, other, depth)
             if found is not None:
                 return found

@@ -50,7 +50,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import RaggedRows, route_of, spelled, table_paths
 from dsprep.formats.splits import arrays_of_parts, check_arrays
 from dsprep.reading.columns import fetch
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 
 
 class Fields:
@@ -75,7 +75,7 @@ class Fields:
         If a field that the user named does not fit, or what counts the samples is doubtful.
     """
 
-    def __init__(self, file: Any, disk: File, options: OpenOptions) -> None:
+    def __init__(self, file: Any, disk: Handle, options: OpenOptions) -> None:
         self._disk, self._path, self._specs = disk, disk.path, options.fields
         self._mode, self._keys_as = options.sample_axis, options.keys_as
         self._rows: dict[str, Rows] = {}

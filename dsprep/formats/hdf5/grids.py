@@ -26,8 +26,7 @@ from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Grid
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.base import Handle
 
 # --- filters ---------------------------------------------------------------------------------
 
@@ -266,7 +265,7 @@ class Outside(FormatError):
 
 def locate(
     dataset: Any,
-    file: File,
+    file: Handle,
     where: str,
     progress: Callable[[int], None] | None = None,
     *,
@@ -348,7 +347,7 @@ def extended(grid: Grid | None, dataset: Any, shape: tuple[int, ...], fill: byte
 
 
 def _contiguous(
-    dataset: Any, shape: tuple[int, ...], itemsize: int, file: File, where: str, *, raw: bool
+    dataset: Any, shape: tuple[int, ...], itemsize: int, file: Handle, where: str, *, raw: bool
 ) -> Grid:
     nbytes = math.prod(shape) * itemsize
     # Before the first write there is no address, or, with a user block, a false one.
@@ -381,7 +380,7 @@ def _chunked(
     dataset: Any,
     shape: tuple[int, ...],
     itemsize: int,
-    file: File,
+    file: Handle,
     where: str,
     progress: Callable[[int], None] | None,
     fill: Callable[[Any, int, int], bytes],
@@ -411,7 +410,7 @@ def _chunked(
     return Grid(blocks, shape, itemsize, chunk, None, filters, masks, missing)
 
 
-def _check(table: NDArray[Any], nbytes: int | None, file: File, where: str) -> None:
+def _check(table: NDArray[Any], nbytes: int | None, file: Handle, where: str) -> None:
     """Raise `FormatError` unless every stored chunk is in the file, of `nbytes` if given."""
     address, sizes = table["address"], table["nbytes"].astype(np.int64)
     wrong = (address == 0) | (address > file.nbytes - sizes)
@@ -426,7 +425,7 @@ def _check(table: NDArray[Any], nbytes: int | None, file: File, where: str) -> N
         )
 
 
-def _believed(dataset: Any, table: NDArray[Any], file: File) -> bool:
+def _believed(dataset: Any, table: NDArray[Any], file: Handle) -> bool:
     """Whether a chunk is where the library says: some releases forget the user block."""
     stored = np.flatnonzero(table["address"] >= 0)
     if not len(stored):
@@ -434,7 +433,7 @@ def _believed(dataset: Any, table: NDArray[Any], file: File) -> bool:
     number = int(stored[int(table["nbytes"][stored].argmin())])
     _, data = dataset.id.read_direct_chunk(_corner(dataset, number))
     entry = table[number]
-    return pread_most(file.fd, int(entry["nbytes"]), int(entry["address"])) == bytes(data)
+    return file.pread(int(entry["nbytes"]), int(entry["address"])) == bytes(data)
 
 
 def _fill(dataset: Any, missing: int, itemsize: int) -> bytes:

@@ -14,12 +14,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra
-from dsprep.storage.ranges import fstat, pread_most
+from dsprep.storage.base import Handle
+from dsprep.storage.local import open_file
 
 _ERRNO = re.compile(r"\berrno = (\d+)")
 _NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -115,7 +116,7 @@ LOCKED = (0.05, 0.15, 0.8, 1.0)
 locks some time after the file was closed."""
 
 
-def open_file(path: Path) -> Any:
+def open_hdf5(path: Path) -> Any:
     """Open a file for reading.
 
     With the library's own setting for locks, since it refuses a file that the process has open
@@ -148,11 +149,11 @@ _SIZES = (2, 4, 8, 16, 32)
 _LONGEST = 28 + 4 * max(_SIZES)
 
 
-def signature(fd: int) -> int | None:
+def signature(file: Handle) -> int | None:
     """Return where the signature is: at 0, or behind a user block at 512, 1024, 2048, ..."""
-    nbytes, at = fstat(fd).st_size, 0
-    while at + len(SIGNATURE) <= nbytes:
-        if pread_most(fd, len(SIGNATURE), at) == SIGNATURE:
+    at = 0
+    while at + len(SIGNATURE) <= file.nbytes:
+        if file.pread(len(SIGNATURE), at) == SIGNATURE:
             return at
         at = max(512, 2 * at)
     return None
@@ -169,14 +170,11 @@ def superblock(path: Path) -> dict[str, int]:
     FormatError
         If there is none, or it is damaged.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        at = signature(fd)
+    with closing(open_file(path)) as file:
+        at = signature(file)
         if at is None:
             raise FormatError("the file has no HDF5 signature", where=path)
-        return _parse(pread_most(fd, _LONGEST, at), f"{path}, offset {at}")
-    finally:
-        os.close(fd)
+        return _parse(file.pread(_LONGEST, at), f"{path}, offset {at}")
 
 
 def _parse(head: bytes, where: str) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The heaps that hold values of variable length, followed and checked without the library.
 
-The values are in collections of objects (`Heaps`; "Global Heap", section III.E of the HDF5 File
+The values are in collections of objects (`Heaps`; "Global Heap", section III.E of the HDF5 Handle
 Format Specification). The library walks a collection without looking whether it advances, so that
 one wrong byte can keep it busy for ever while it holds Python's lock, and it copies an object
 before it compares its size with what was asked for. So the values of datasets are fetched by plain
@@ -23,8 +23,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, Ints
 from dsprep.errors import FormatError
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_exact, pread_into
+from dsprep.storage.base import Handle
 
 _SIGNATURE = b"GCOL"
 _START = _SIGNATURE + b"\1\0\0\0"
@@ -53,7 +52,7 @@ class Heaps:
         Bytes of an address and of a size.
     """
 
-    def __init__(self, file: File, base: int, widths: tuple[int, int]) -> None:
+    def __init__(self, file: Handle, base: int, widths: tuple[int, int]) -> None:
         self.file, self.base = file, base
         self.address_nbytes, self.size_nbytes = widths
         self._recent: dict[int, Ints] = {}
@@ -139,10 +138,10 @@ class Heaps:
         data = None
         if high - low <= _WINDOW + 2 * int(sizes.sum()):
             data = np.empty(high - low, np.uint8)
-            pread_into(self.file.fd, data, low, where)
+            self.file.pread_into(data, low)
         for begin, size, at in zip(begins.tolist(), sizes.tolist(), to.tolist(), strict=True):
             if data is None:
-                pread_into(self.file.fd, out[at : at + size], begin, where)
+                self.file.pread_into(out[at : at + size], begin)
             else:
                 out[at : at + size] = data[begin - low : begin - low + size]
 
@@ -159,7 +158,7 @@ class Heaps:
         left = self.file.nbytes - offset
         if left < 8 + self.size_nbytes:
             raise self._error(where, offset, f"within {self.file.nbytes} bytes", "beyond the file")
-        head = pread_exact(self.file.fd, 8 + self.size_nbytes, offset, where)
+        head = self.file.pread_exact(8 + self.size_nbytes, offset)
         if head[:8] != _START:
             raise self._error(where, offset, f"a collection, {_START!r}", repr(head[:8]))
         size = int.from_bytes(head[8:], "little")
@@ -196,7 +195,7 @@ class Heaps:
         at, end = offset + head, offset + size
         objects: dict[int, tuple[int, int]] = {}
         while end - at >= head:
-            low, window = at, pread_exact(self.file.fd, min(_WINDOW, end - at), at, where)
+            low, window = at, self.file.pread_exact(min(_WINDOW, end - at), at)
             last = low + len(window) - head
             while at <= last:
                 number, nbytes = unpack(window, at - low)
@@ -387,7 +386,7 @@ class Descriptors:
         nbytes = min(nbytes, _MOST, self._file.nbytes - offset)
         if nbytes <= 0:
             return b""
-        return pread_exact(self._file.fd, nbytes, offset, f"offset {offset}")
+        return self._file.pread_exact(nbytes, offset)
 
 
 def _attribute(message: bytes, at: int, name: bytes) -> bytes | None:

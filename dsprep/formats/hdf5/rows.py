@@ -21,7 +21,7 @@ from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.columns import ColumnReader, Wanted, fetch
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 
 _LARGE = 256 << 20
 _BEST_RATIO = 1100
@@ -44,7 +44,7 @@ class Rows:
     """
 
     def __init__(
-        self, dataset: Any, held: Held, file: File, where: str, *, whole: bool = False
+        self, dataset: Any, held: Held, file: Handle, where: str, *, whole: bool = False
     ) -> None:
         self.dataset, self.held, self.where = dataset, held, where
         self.whole = whole or not held.shape
@@ -105,7 +105,7 @@ class Rows:
                     grid = None
                 if grid is not None and grid.row_nbytes * self.lines == self.row_nbytes:
                     field = Field(self.dataset.name.strip("/"), self.dtype, self.inner)
-                    self._reader = ColumnReader(Column(grid), field, self._file.itself)
+                    self._reader = ColumnReader(Column(grid), field, self._file.opened)
                 self._opened = True
             return self._reader
 

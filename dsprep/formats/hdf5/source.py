@@ -31,13 +31,13 @@ from dsprep.formats.hdf5.columns import (
 from dsprep.formats.hdf5.dtypes import mislabelled
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.grids import Unlocated
-from dsprep.formats.hdf5.guard import library, open_file, superblock
+from dsprep.formats.hdf5.guard import library, open_hdf5, superblock
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
 from dsprep.layout.model import Column, FileLayout, Part, Records
 from dsprep.reading.columns import Wanted, fetch
-from dsprep.reading.files import File
+from dsprep.storage.local import open_file
 
 
 class Hdf5Source(Source):
@@ -47,11 +47,11 @@ class Hdf5Source(Source):
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
         self.path = path
-        self._disk = File(path)
+        self._disk = open_file(path)
         self._file: Any = None
         try:
             with library(path, "the HDF5 file cannot be opened"):
-                self._file = open_file(path)
+                self._file = open_hdf5(path)
                 stated = superblock(path)
             self.version = f"HDF5, superblock {stated['superblock']}"
             # Nothing behind the end that the file states belongs to it; the library reads none.

@@ -25,6 +25,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -53,6 +54,7 @@ from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 from dsprep.storage.checksums import CRC32C, combine, crc32c, pwrite_crc32c, read_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
+from dsprep.storage.local import open_file
 from dsprep.storage.ranges import (
     Buffer,
     as_bytes,
@@ -565,13 +567,10 @@ class _Sums:
         missing = np.flatnonzero(self._crcs == _MISSING)
         if not len(missing):
             return
-        fd = os.open(path, os.O_RDONLY)
-        try:
+        with closing(open_file(path)) as file:
             for g in missing.tolist():
                 begin = int(self._offsets[g])
-                self._crcs[g] = read_crc32c(fd, begin, begin + int(self._lengths[g]), path)
-        finally:
-            os.close(fd)
+                self._crcs[g] = read_crc32c(file, begin, begin + int(self._lengths[g]))
 
     def groups(self) -> Groups:
         """Return the groups of a layout."""

@@ -22,7 +22,8 @@ from dsprep.formats.images.recognise import has_suffix
 from dsprep.formats.samples import listed, natural_order
 from dsprep.formats.splits import parts_of, parts_of_many
 from dsprep.layout.words import Words
-from dsprep.storage.trees import HIDDEN, SIDECARS, DirectoryGuard
+from dsprep.storage.local import DirectoryGuard
+from dsprep.storage.trees import HIDDEN, SIDECARS
 
 IMAGE = "image"
 """The field of the only file that a sample has."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from dsprep import formats
 from dsprep.errors import DsprepError
 from dsprep.formats.samples import is_file
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.local import read_head
 
 SUFFIXES = frozenset(
     b"avif bmp dib exr gif heic heif j2k jfif jp2 jpe jpeg jpf jpg jpx jxl pbm pgm png pnm ppm qoi "
@@ -72,7 +72,9 @@ def is_image_folder(path: Path) -> bool:
     images, others = _seen(path)
     if not images or any(formats.by_suffix(Path(os.fsdecode(p))) for p in others):
         return False
-    heads = [_head(p) for p in images[:: max(1, len(images) // LOOKED)][:LOOKED]]
+    heads = [
+        read_head(os.fsdecode(p), 16) for p in images[:: max(1, len(images) // LOOKED)][:LOOKED]
+    ]
     filled = [head for head in heads if head]
     if not filled or 2 * sum(map(is_image, filled)) < len(filled):
         return False
@@ -99,14 +101,6 @@ def _seen(path: Path) -> tuple[list[bytes], list[bytes]]:
                     break
         waiting += sorted(folders, reverse=True)
     return images, others
-
-
-def _head(path: bytes) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return pread_most(fd, 16, 0)
-    finally:
-        os.close(fd)
 
 
 def _is_dataset(path: Path) -> bool:

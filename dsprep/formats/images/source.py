@@ -22,9 +22,10 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import FileLayout, Given, OwnFiles
 from dsprep.layout.words import Words
-from dsprep.reading.files import File, Files
+from dsprep.reading.files import Files
+from dsprep.storage.base import Handle
+from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.marks import changed
-from dsprep.storage.trees import DirectoryGuard
 
 LABELS = ("auto", "folders", "none", "pairs")
 """What labels images, if no table does."""
@@ -58,7 +59,7 @@ class ImageSource(LocatedSource):
             if f.kind != parsed.fields[self.names[f.name]].kind:
                 raise UsageError(f"field {f.name} is bytes and cannot have a type", where=path)
 
-    def _open(self, path: str) -> File:
+    def _open(self, path: str) -> Handle:
         file = self._files.get(0, path, lambda _: self.path)
         if file.status[3] > self._newest:
             raise changed(file.path, (*file.status[:3], self._newest), file.status)

@@ -8,8 +8,8 @@ cannot crash the process and any number of threads read at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +26,7 @@ from dsprep.formats.lmdb.pages import HEADER, NODE, looks_like, read_meta
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.storage.local import open_file
 from dsprep.storage.ranges import pread_most
 
 DATA = "data.mdb"
@@ -87,11 +88,8 @@ class Lmdb(WritableFormat):
 
     def identity(self, path: Path) -> Facts:
         """Return the newest transaction, the root of its tree and the last page in use."""
-        fd = os.open(data_file(path), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            meta = read_meta(fd, path)
-        finally:
-            os.close(fd)
+        with closing(open_file(data_file(path))) as file:
+            meta = read_meta(file)
         return Facts(
             {"transaction": meta.transaction, "root": meta.main.root, "last_page": meta.last_page}
         )

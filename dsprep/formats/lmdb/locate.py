@@ -18,7 +18,7 @@ from dsprep.formats.lmdb.values import Values
 from dsprep.layout import model
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout, Part
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.base import Handle
 
 KEYS = "keys are in the leaf pages of the tree, not in the values"
 _AT_ONCE = 1 << 16
@@ -39,7 +39,7 @@ def file_layout(
     inside = [(name, f) for name, f in fields if name in decoder.schema.names]
     parts = None
     if isinstance(decoder, Datum):
-        data = _data_part(records.file.fd, positions, decoder)
+        data = _data_part(records.file, positions, decoder)
         parts = {f.name: data if name == "data" else Part() for name, f in inside}
     keys = {f.name: KEYS for name, f in fields if name not in decoder.schema.names}
     stored = records_of(records, decoder, inside, parts)
@@ -86,7 +86,7 @@ def _parts(decoder: Values, fields: Sequence[tuple[str, Field]]) -> dict[str, Pa
 # --- Datum messages --------------------------------------------------------------------------
 
 
-def _data_part(fd: int, stored: StoredValues, decoder: Datum) -> Part:
+def _data_part(file: Handle, stored: StoredValues, decoder: Datum) -> Part:
     """Return the place of the image in every message, if it is one and that is proven.
 
     A message is its fields, back to back. If all begin with the same bytes, up to the image,
@@ -96,7 +96,7 @@ def _data_part(fd: int, stored: StoredValues, decoder: Datum) -> Part:
     if not n or not decoder.fixed or decoder.floats:
         return Part()
     try:
-        first = parse(pread_most(fd, int(lengths[0]), int(stored.offsets[0])))
+        first = parse(file.pread(int(lengths[0]), int(stored.offsets[0])))
     except ValueError:  # reading says so, with the sample
         return Part()
     start, stop = first.data or (0, 0)
@@ -104,13 +104,13 @@ def _data_part(fd: int, stored: StoredValues, decoder: Datum) -> Part:
         return Part()
     if start > _MARGIN or int(lengths.min()) < stop or int(lengths.max()) > stop + _MARGIN:
         return Part()
-    head = pread_most(fd, start, int(stored.offsets[0]))
+    head = file.pread(start, int(stored.offsets[0]))
     for a in range(0, n, _AT_ONCE):
         offsets = stored.offsets[a : a + _AT_ONCE].tolist()
         rest = (lengths[a : a + _AT_ONCE] - stop).tolist()
-        if {pread_most(fd, start, at) for at in offsets} != {head}:
+        if {file.pread(start, at) for at in offsets} != {head}:
             return Part()
-        tails = {pread_most(fd, k, at + stop) for at, k in zip(offsets, rest, strict=True)}
+        tails = {file.pread(k, at + stop) for at, k in zip(offsets, rest, strict=True)}
         if not all(map(_leaves_image, tails)):
             return Part()
     return Part(start, stop - start)

@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.core.spans import ranges
 from dsprep.errors import FormatError
-from dsprep.storage.ranges import fstat, pread_most
-from dsprep.storage.scatter import read_spans
+from dsprep.storage.base import Handle
 
 MAGIC = 0xBEEFC0DE
 VERSION = 1
@@ -128,14 +127,15 @@ def looks_like(head: bytes) -> bool:
     return any(head[at : at + 4] in magics for at in (12, 16, 24))
 
 
-def read_meta(fd: int, where: object) -> Meta:
+def read_meta(file: Handle) -> Meta:
     """Return the newest meta of the file; `FormatError` if there is none that dsprep reads."""
-    head = pread_most(fd, META_NBYTES, 0)
+    where = file.name
+    head = file.pread(META_NBYTES, 0)
     _check_kind(head, where)
     first = _parse_meta(head, where)
     if not is_page_size(first.psize):
         raise FormatError("the page size is damaged", where=where, found=first.psize)
-    page = pread_most(fd, META_NBYTES, first.psize)
+    page = file.pread(META_NBYTES, first.psize)
     second = None
     if len(page) == META_NBYTES and page[16:20] == head[16:20] and page[20:24] == head[20:24]:
         second = _parse_meta(page, where)
@@ -235,12 +235,12 @@ class Nodes:
 class Pages:
     """The pages of an open file, read and checked; the file stays the caller's."""
 
-    def __init__(self, fd: int, where: object) -> None:
-        self.fd = fd
-        self.where = where
-        self.meta = read_meta(fd, where)
+    def __init__(self, file: Handle) -> None:
+        self.file = file
+        self.where = file.name
+        self.meta = read_meta(file)
         self.psize = self.meta.psize
-        self.nbytes = fstat(fd).st_size
+        self.nbytes = file.nbytes
         self.count = min(self.meta.last_page + 1, self.nbytes // self.psize)
 
     def load(self, numbers: Ints, flag: int, out: Bytes) -> tuple[Bytes, Ints]:
@@ -253,7 +253,7 @@ class Pages:
         n = len(numbers)
         targets = np.arange(n, dtype=np.int64) * self.psize
         sizes = np.full(n, self.psize, np.int64)
-        read_spans(self.fd, numbers * self.psize, sizes, out, targets, self.where)
+        self.file.read_spans(numbers * self.psize, sizes, out, targets)
         pages = out.reshape(n, self.psize)
         words = pages.view("<u2")
         own = pages[:, :8].copy().view("<u8")[:, 0]

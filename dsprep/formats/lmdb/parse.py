@@ -26,9 +26,8 @@ from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
 from dsprep.layout import model
 from dsprep.layout.laws import Affine, Explicit, Law, Runs, Table, runs
-from dsprep.reading.files import File
 from dsprep.reading.layout_reader import LayoutReader
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.local import open_file
 
 MOST_FACT = 4096
 """Bytes of a value that is looked at to see whether it is a number."""
@@ -74,7 +73,7 @@ class Records:
     def __init__(self, path: Path, file: Path, options: OpenOptions) -> None:
         self.path, self.named = path, options.database is not None
         self.inside = "" if file == path else file.name
-        self.file = File(file)
+        self.file = open_file(file)
         self.databases: list[bytes] = []
         self.skipped: set[bytes] = set()
         self.facts: dict[bytes, int | None] = {}
@@ -84,7 +83,7 @@ class Records:
         self.payload = self.big = self.backward = 0
         self.order: Ints | None = None
         try:
-            self.pages = Pages(self.file.fd, path)
+            self.pages = Pages(self.file)
             self.database = self.pages.meta.main
             if options.database is not None:
                 self.database = self._named(options.database)
@@ -258,7 +257,7 @@ class Records:
     def head(self, sample: int, nbytes: int) -> bytes:
         """Return the first bytes of the value of a sample."""
         row = int(self.rows(sample, sample + 1)[0])
-        return pread_most(self.file.fd, min(nbytes, self.lengths.one(row)), self.offsets.one(row))
+        return self.file.pread(min(nbytes, self.lengths.one(row)), self.offsets.one(row))
 
     def probe(self, count: int, largest: int) -> list[bytes]:
         """Return up to `count` values of at most `largest` bytes, spread over the samples."""

@@ -50,9 +50,10 @@ from dsprep.formats.lmdb.values import (
 )
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.record_writer import RecordWriter
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 from dsprep.storage.checksums import read_crc32c
 from dsprep.storage.durable import sync, sync_directory
+from dsprep.storage.local import open_file
 from dsprep.storage.ranges import CALL_NBYTES, pwrite_all, truncate
 from dsprep.storage.scatter import drain
 
@@ -263,9 +264,9 @@ class LmdbWriter(RecordWriter):
         last = int(piece.value_pages[-1]) * PSIZE + HEADER + int(piece.sizes[-1])
         window = piece.arena.empty("write.window", (CALL_NBYTES,), np.dtype(np.uint8))
         edges = sorted({begin, end, *(edge for edge in (first, last) if begin < edge < end)})
-        with closing(File(self.path)) as file:  # the other one is for writing only
+        with closing(open_file(self.path)) as file:  # the other one is for writing only
             for a, b in pairwise(edges):
-                self.sums.add(group, a, b - a, read_crc32c(file.fd, a, b, self.path, window=window))
+                self.sums.add(group, a, b - a, read_crc32c(file, a, b, window=window))
 
     def _build_leaves(self, piece: Piece) -> Bytes:
         """Return the leaf pages that the piece completes: uint8, shape ``(k, PSIZE)``."""
@@ -341,7 +342,7 @@ class LmdbWriter(RecordWriter):
         self.close()
 
     @override
-    def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
+    def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
         # The tree is read again.
         with closing(Records(self.path, file.path, OpenOptions())) as records:
             stored = records.stored_values()

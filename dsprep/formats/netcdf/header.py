@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.core.schema import DType
 from dsprep.errors import FormatError
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 
 MAX_HEADER_NBYTES = 64 << 20
 """No header is larger: that of 100,000 variables with ten attributes each fits."""
@@ -109,7 +109,7 @@ class Header:
         return ((self.records,) if variable.record else ()) + variable.shape
 
 
-def read_header(file: File) -> Header:
+def read_header(file: Handle) -> Header:
     """Return the header of a file, after comparing it with the file's size.
 
     Raises
@@ -168,7 +168,7 @@ def _complete(inside: list[Variable], stride: int, nbytes: int) -> int:
     return rest // stride + 1 if rest >= 0 else 0
 
 
-def _check_places(header: Header, inside: list[Variable], end: int, file: File) -> None:
+def _check_places(header: Header, inside: list[Variable], end: int, file: Handle) -> None:
     """Raise unless all variables lie behind each other, behind the header and within the file."""
     places = [(v.begin, v.nbytes, v.name) for v in header.variables if not v.record]
     if inside and header.records:
@@ -206,7 +206,7 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // 4) * 4
 
 
-def _overlap(one: str, other: str, offset: int, file: File) -> FormatError:
+def _overlap(one: str, other: str, offset: int, file: Handle) -> FormatError:
     return FormatError(f"{one} and {other} overlap", where=f"{file.path}, offset {offset}")
 
 
@@ -230,7 +230,7 @@ class _Cursor:
         Whether counts, and whether offsets, have 8 bytes instead of 4.
     """
 
-    file: File
+    file: Handle
     at: int = 0
     wide: bool = False
     far: bool = False

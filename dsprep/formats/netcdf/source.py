@@ -22,7 +22,7 @@ from dsprep.formats.samples import SampleAxis, listed
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
-from dsprep.reading.files import File
+from dsprep.storage.local import open_file
 
 MAX_STRING = 1 << 20
 """Characters along the last axis up to which they are one string."""
@@ -34,7 +34,7 @@ class NetCdfSource(LocatedSource):
     """A classic netCDF file opened for reading."""
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
-        self._file = File(path)
+        self._file = open_file(path)
         try:
             header = read_header(self._file)
             variables = _asked(header, options, path)
@@ -49,7 +49,7 @@ class NetCdfSource(LocatedSource):
                 attrs=header.attrs,
                 notes=(*header.notes, *axis.notes, *unapplied),
             )
-            super().__init__(path, parsed, options, self._file.itself)
+            super().__init__(path, parsed, options, self._file.opened)
         except BaseException:
             self._file.close()
             raise

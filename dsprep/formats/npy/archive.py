@@ -21,9 +21,9 @@ import numpy as np
 
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 from dsprep.storage.checksums import Members
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.local import open_file
 
 MAX_INFLATED = 1 << 30
 """Bytes of the largest deflated member that is read: it is decoded as a whole."""
@@ -52,9 +52,9 @@ class Member:
     crc32: int
     deflated: bool
 
-    def head(self, file: File, nbytes: int) -> bytes:
+    def head(self, file: Handle, nbytes: int) -> bytes:
         """Return the first bytes of what it holds, fewer than `nbytes` only at its end."""
-        data = pread_most(file.fd, min(nbytes, self.stored), self.offset)
+        data = file.pread(min(nbytes, self.stored), self.offset)
         if not self.deflated:
             return data
         try:
@@ -65,7 +65,7 @@ class Member:
             ) from error
 
 
-def members(file: File) -> tuple[list[Member], dict[str, UnsupportedError]]:
+def members(file: Handle) -> tuple[list[Member], dict[str, UnsupportedError]]:
     """Return the members in their order in the file, and why some cannot be read.
 
     Raises
@@ -96,7 +96,7 @@ def members(file: File) -> tuple[list[Member], dict[str, UnsupportedError]]:
 
 def checksums(path: Path) -> Members:
     """Return the checksums of the members that are stored as they are."""
-    file = File(path)
+    file = open_file(path)
     try:
         plain = [m for m in members(file)[0] if not m.deflated]
     finally:
@@ -136,10 +136,10 @@ def _refused(info: zipfile.ZipInfo) -> str:
     return ""
 
 
-def _located(file: File, info: zipfile.ZipInfo, where: str) -> Member:
+def _located(file: Handle, info: zipfile.ZipInfo, where: str) -> Member:
     member = Member(
         name=info.filename,
-        offset=begin(file.fd, info, where),
+        offset=begin(file, info, where),
         stored=info.compress_size,
         nbytes=info.file_size,
         crc32=info.CRC,

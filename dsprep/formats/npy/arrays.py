@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,8 @@ from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import without_part
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.base import Handle
+from dsprep.storage.local import open_file
 from dsprep.storage.trees import HIDDEN, SIDECARS
 
 SUFFIX = ".npy"
@@ -130,7 +130,7 @@ def name_of(path: str) -> str:
     return path.removesuffix(SUFFIX)
 
 
-def of_file(file: File, name: str) -> Arrays:
+def of_file(file: Handle, name: str) -> Arrays:
     """Return the array of a file.
 
     Raises
@@ -142,12 +142,12 @@ def of_file(file: File, name: str) -> Arrays:
     return Arrays("NumPy array", [name], {name: _in_file(file, "", notes)}, notes=notes)
 
 
-def _in_file(file: File, path: str, notes: list[str]) -> StoredArray:
-    header = parse(partial(_head, file.fd), file.path)
+def _in_file(file: Handle, path: str, notes: list[str]) -> StoredArray:
+    header = parse(partial(file.pread, offset=0), file.path)
     _check_size(header, file.nbytes, file.path)
     end = header.begin + header.nbytes
     if end < file.nbytes:
-        another = pread_most(file.fd, len(MAGIC), end) == MAGIC
+        another = file.pread(len(MAGIC), end) == MAGIC
         notes.append(
             f"left out the last {file.nbytes - end:,} bytes{f' of {path}' if path else ''}: "
             + ("another array, of which a file has one" if another else "behind the array")
@@ -155,10 +155,6 @@ def _in_file(file: File, path: str, notes: list[str]) -> StoredArray:
     _check_order(header, file.path)
     place = header.begin, header.nbytes, path
     return StoredArray(header.dtype, header.shape, *place, columns=header.columns)
-
-
-def _head(fd: int, nbytes: int) -> bytes:
-    return pread_most(fd, nbytes, 0)
 
 
 def _check_size(header: Header, nbytes: int, where: object) -> None:
@@ -187,7 +183,7 @@ def _check_order(header: Header, where: object, *, deflated: bool = False) -> No
         )
 
 
-def of_archive(file: File, names: Collection[str]) -> Arrays:
+def of_archive(file: Handle, names: Collection[str]) -> Arrays:
     """Return the arrays of a ZIP file.
 
     Parameters
@@ -225,7 +221,7 @@ def _says_more(name: str) -> bool:
     return name in SCIPY or may_be_table(name)
 
 
-def _in_member(file: File, member: archive.Member) -> StoredArray:
+def _in_member(file: Handle, member: archive.Member) -> StoredArray:
     where = f"{file.path}, {member.name}"
     header = parse(lambda nbytes: member.head(file, nbytes), where)
     _check_size(header, member.nbytes, where)
@@ -278,13 +274,13 @@ def _alike(path: Path, names: list[str]) -> bool:
     """Whether the first of some files have rows of one kind; damaged ones do not tell."""
     kinds = set()
     for name in names[:LOOKED_AT]:
-        with suppress(DsprepError, OSError), (path / name).open("rb") as file:
-            header = parse(partial(_head, file.fileno()), name)
+        with suppress(DsprepError, OSError), closing(open_file(path / name)) as file:
+            header = parse(partial(file.pread, offset=0), name)
             kinds.add((header.dtype.str, header.shape[1:], len(header.shape)))
     return len(kinds) < 2
 
 
-def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], File]) -> Arrays:
+def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], Handle]) -> Arrays:
     """Return the arrays of the files of a directory; see `of_archive`.
 
     Parameters

@@ -31,9 +31,9 @@ from dsprep.formats.ragged import spelled, table_paths
 from dsprep.formats.samples import SampleAxis, check_share, choose, has_coordinates, listed
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
-from dsprep.reading.files import File, Files
-from dsprep.storage.ranges import pread_most
-from dsprep.storage.trees import DirectoryGuard
+from dsprep.reading.files import Files
+from dsprep.storage.base import Handle
+from dsprep.storage.local import DirectoryGuard, open_file
 
 PROVED = 64 << 20
 """Bytes of a stored ZIP member up to which its CRC-32 is compared when it is first read."""
@@ -48,7 +48,7 @@ class NumpySource(LocatedSource):
     """A file of one array, a ZIP file of several, or a directory whose files are fields."""
 
     def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
-        self._file = None if path.is_dir() else File(path)
+        self._file = None if path.is_dir() else open_file(path)
         self._files = Files(DirectoryGuard(path, options.follow_external))
         self.path = path
         try:
@@ -77,12 +77,12 @@ class NumpySource(LocatedSource):
         names = {n for p in named for n in (p, name_of(p))}
         if self._file is None:
             return of_directory(self.path, names, self._open)
-        if pread_most(self._file.fd, 2, 0) == b"PK":
+        if self._file.pread(2, 0) == b"PK":
             return of_archive(self._file, names)
         alone = None if hint is None or len(hint) != 1 else hint.names[0]
         return of_file(self._file, alone or name_of(self.path.name) or self.path.name)
 
-    def _open(self, path: str) -> File:
+    def _open(self, path: str) -> Handle:
         return self._file or self._files.get(0, path, lambda _: self.path)
 
     @override
@@ -91,7 +91,7 @@ class NumpySource(LocatedSource):
             self._prove(self._file)
         return super().read(start, stop, arena)
 
-    def _prove(self, file: File) -> None:
+    def _prove(self, file: Handle) -> None:
         """Compare stored members of a ZIP file with their CRC-32, once; see `PROVED`."""
         with self._proving:
             while self._unproved:

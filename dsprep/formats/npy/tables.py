@@ -20,7 +20,7 @@ from dsprep.formats.ragged import ArrayTree, find_tables, route_of, spelled, tab
 from dsprep.formats.samples import Sized, listed
 from dsprep.layout.laws import Explicit
 from dsprep.reading.columns import ColumnReader, fetch
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 from dsprep.storage.checksums import check_member, read_crc32
 
 _STEP = 1 << 20
@@ -45,8 +45,8 @@ class Tables:
         specs: Sequence[FieldSpec],
         options: OpenOptions,
         path: Path,
-        open_file: Callable[[str], File],
-        archive: File | None,
+        open_file: Callable[[str], Handle],
+        archive: Handle | None,
     ) -> None:
         self._found, self._open, self._archive = found, open_file, archive
         self._where = path
@@ -138,7 +138,7 @@ class StoredNumbers:
     """An array as an index table has it; see `dsprep.formats.index_tables.Numbers`."""
 
     def __init__(
-        self, name: str, array: StoredArray, open_file: Callable[[str], File], where: str
+        self, name: str, array: StoredArray, open_file: Callable[[str], Handle], where: str
     ) -> None:
         self.where, self._array = where, array
         self.count = (*array.shape, 1)[0]
@@ -158,8 +158,8 @@ class StoredNumbers:
         return found
 
 
-def check(file: File, member: Member) -> None:
+def check(file: Handle, member: Member) -> None:
     """Compare a stored member of a ZIP file with its CRC-32."""
     where = f"{file.path}, {member.name}"
-    found = read_crc32(file.fd, member.offset, member.offset + member.nbytes, where)
+    found = read_crc32(file, member.offset, member.offset + member.nbytes)
     check_member(found, member.crc32, where)

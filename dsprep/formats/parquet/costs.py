@@ -14,8 +14,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.options import OpenOptions, not_enough
 from dsprep.formats.parquet.footer import Chunk, Footer, page
 from dsprep.formats.parquet.types import Leaf
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.base import Handle
 
 SMALL, SMALL_SHARE = 64 << 20, 64
 """Bytes of a row group up to which all of it is decoded at once, and their share of the memory."""
@@ -78,7 +77,7 @@ class Costs:
     """
 
     def __init__(
-        self, file: File, footer: Footer, leaves: Sequence[Leaf], options: OpenOptions
+        self, file: Handle, footer: Footer, leaves: Sequence[Leaf], options: OpenOptions
     ) -> None:
         self._file, self._footer, self._limit = file, footer, options.limit
         self._columns: dict[str, int] = {}
@@ -203,7 +202,7 @@ class Costs:
         return max(largest, c.encoded - seen)
 
     def _head(self, at: int) -> bytes:
-        data = pread_most(self._file.fd, 64 << 10, at)
+        data = self._file.pread(64 << 10, at)
         if at < 0 or not data:
             raise FormatError("a column begins outside of the file", where=self._file.path)
         return data

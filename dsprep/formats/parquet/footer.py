@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_exact
+from dsprep.storage.base import Handle
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 
@@ -99,7 +98,7 @@ class Footer:
     chunks: list[list[Chunk]]
 
 
-def read(file: File) -> Footer:
+def read(file: Handle) -> Footer:
     """Return what the footer of a file states.
 
     Raises
@@ -110,7 +109,7 @@ def read(file: File) -> Footer:
         If the file is encrypted, or refers to others.
     """
     nbytes = file.nbytes
-    end = pread_exact(file.fd, _END, max(0, nbytes - _END), file.path) if nbytes > _END else b""
+    end = file.pread_exact(_END, max(0, nbytes - _END)) if nbytes > _END else b""
     if end[4:] not in (MAGIC, ENCRYPTED):
         raise FormatError(
             "the footer is missing: the file is truncated or damaged",
@@ -128,7 +127,7 @@ def read(file: File) -> Footer:
             expected=f"<= {nbytes}",
             found=size,
         )
-    data = pread_exact(file.fd, size, nbytes - _END - size, file.path)
+    data = file.pread_exact(size, nbytes - _END - size)
     try:
         top = _Compact(data).struct(0)
         found = _footer(top, file.path)

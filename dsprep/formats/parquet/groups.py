@@ -11,7 +11,7 @@ from typing import Any
 from dsprep.errors import FormatError
 from dsprep.formats.parquet.costs import KEPT, Costs, RowGroup
 from dsprep.formats.parquet.guard import arrow, library
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 
 BUFFER = 256 << 10
 """Bytes of a large row group that are read at once."""
@@ -69,7 +69,7 @@ class RowGroups:
         How each row group is decoded.
     """
 
-    def __init__(self, file: File, metadata: Any, columns: list[str], costs: Costs) -> None:
+    def __init__(self, file: Handle, metadata: Any, columns: list[str], costs: Costs) -> None:
         self._file, self._metadata = file, metadata
         self._columns, self._costs = columns, costs
         self._dictionaries = costs.dictionaries()

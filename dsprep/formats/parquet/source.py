@@ -41,7 +41,7 @@ from dsprep.formats.parquet.nulls import with_nulls
 from dsprep.formats.parquet.types import Leaf
 from dsprep.layout.describe import FieldStorage, show_nbytes
 from dsprep.layout.model import FileLayout
-from dsprep.reading.files import File
+from dsprep.storage.local import open_file
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -61,7 +61,7 @@ class ParquetSource(Source):
         if any(s.index for s in options.fields):
             raise UsageError("fields of Parquet have no @INDEX", where=path)
         arrow()
-        self._file = File(path)
+        self._file = open_file(path)
         self._rows: RowGroups | None = None
         try:
             with library(path, "the footer cannot be read"):

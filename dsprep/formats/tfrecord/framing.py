@@ -29,7 +29,7 @@ from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.laws.follow import Follow
-from dsprep.storage.ranges import preadv_most
+from dsprep.storage.base import Handle
 
 HEADER = 12
 FOOTER = 4
@@ -218,23 +218,21 @@ class Scan:
         if begins:
             self._accept(window[np.array(begins)[:, None] + np.arange(HEADER)])
 
-    def hop(self, fd: int, limit: int = 4096) -> bool:
-        """Take up to `limit` headers of the file `fd`, each by its own `preadv`.
+    def hop(self, file: Handle, limit: int = 4096) -> bool:
+        """Take up to `limit` headers of a file, each by a read of its own.
 
         Returns whether any was taken.
         """
-        count, pos, end = 0, self.position, self.end or 0
-        heads = np.empty((limit, HEADER), np.uint8)
-        view = heads.reshape(-1).data
-        while count < limit and pos + HEADER <= end:
-            head = view[count * HEADER : (count + 1) * HEADER]
-            if preadv_most(fd, head, pos) < HEADER:
+        heads, pos, end = bytearray(), self.position, self.end or 0
+        for _ in range(limit):
+            head = file.pread(HEADER, pos) if pos + HEADER <= end else b""
+            if len(head) < HEADER:
                 break
-            count += 1
+            heads += head
             pos += int.from_bytes(head[:8], "little") + FRAME
-        if count:
-            self._accept(heads[:count])
-        return count > 0
+        if heads:
+            self._accept(np.frombuffer(heads, np.uint8).reshape(-1, HEADER))
+        return bool(heads)
 
     def _accept(self, heads: NDArray[np.uint8]) -> None:
         """Append the records of these headers, shape ``(n, 12)``, once their CRCs are right."""

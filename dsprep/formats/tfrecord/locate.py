@@ -34,7 +34,8 @@ from dsprep.formats.tfrecord.plan import Arrangement
 from dsprep.formats.tfrecord.stream import SPARSE, WINDOW
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
+from dsprep.storage.local import open_file
 
 NEAR = 128
 """Bytes of values between two ranges that are read along rather than skipped."""
@@ -49,7 +50,7 @@ Ranges: TypeAlias = list[tuple[int, int]]
 
 
 def file_layout(
-    file: File,
+    file: Handle,
     index: Index,
     features: Sequence[Feature],
     known: frozenset[str] | None,
@@ -101,7 +102,7 @@ def layout_of(
             f.field.name: Part() if f.type == INT64 else Part(at, f.field.row_nbytes)
             for f, at in by_name
         }
-        with closing(File(path)) as file:
+        with closing(open_file(path)) as file:
             _probe(file, index, chosen, parts)
         known = frozenset(f.name for f in chosen)
         return FileLayout(index.count, records_of(index, chosen, known, parts))
@@ -123,7 +124,7 @@ def _lengths(arranged: Arrangement, each: int, samples: int | Grouping) -> tuple
 
 
 def _probe(
-    file: File, index: Index, features: Sequence[Feature], parts: Mapping[str, Part]
+    file: Handle, index: Index, features: Sequence[Feature], parts: Mapping[str, Part]
 ) -> None:
     """Raise `FormatError` unless some records are where the index has them, and have the parts."""
     bad = file.nbytes != index.nbytes
@@ -163,7 +164,7 @@ def opaque_layout(index: Index, features: Sequence[Feature]) -> FileLayout:
 
 
 def _parts(
-    file: File,
+    file: Handle,
     index: Index,
     features: Sequence[Feature],
     known: frozenset[str] | None,
@@ -190,7 +191,7 @@ def _parts(
     return {name: part or Part() for name, part in placed.items()}
 
 
-def _common(file: File, index: Index) -> int:
+def _common(file: Handle, index: Index) -> int:
     """Return how many bytes of every record may be alike but for values, 0 if none are.
 
     Of records that differ in length these are the features, given that padding follows them.
@@ -223,7 +224,9 @@ def _constant_part(value: Value | None, feature: Feature) -> Part | None:
 # --- every record ----------------------------------------------------------------------------
 
 
-def _all_agree(file: File, index: Index, first: Bytes, shared: Ranges, progress: Progress) -> bool:
+def _all_agree(
+    file: Handle, index: Index, first: Bytes, shared: Ranges, progress: Progress
+) -> bool:
     """Whether all payloads equal `first` in the shared ranges, and end or are padded behind it."""
     count, nbytes = index.count, len(first)
     tail = [] if index.constant else [(nbytes, nbytes + TAIL)]
@@ -259,7 +262,7 @@ def _joined(ranges: Ranges) -> Ranges:
     return out
 
 
-def _rows(file: File, index: Index, spans: Ranges) -> Iterator[Bytes]:
+def _rows(file: Handle, index: Index, spans: Ranges) -> Iterator[Bytes]:
     """Yield the bytes of all payloads in `spans` as rows, some payloads at a time.
 
     Small records are read with all that is between the spans. What a span has behind the end of

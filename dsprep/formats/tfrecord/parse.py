@@ -21,7 +21,7 @@ from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, FeatureSpans, V
 from dsprep.formats.tfrecord.features import FeatureStats
 from dsprep.formats.tfrecord.fields import gather
 from dsprep.formats.tfrecord.framing import FOOTER, payload_right
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 
 FEW = 8
 """Records that are looked at one by one rather than together."""
@@ -38,7 +38,7 @@ Facts: TypeAlias = Mapping[str, FeatureStats]
 class FileView:
     """The bytes of a stream up to `stop`, read as `example.parse` looks at them."""
 
-    def __init__(self, stream: File, stop: int) -> None:
+    def __init__(self, stream: Handle, stop: int) -> None:
         self._stream, self._stop = stream, stop
         self._at, self._block = 0, b""
 
@@ -68,7 +68,7 @@ class Discovery:
     was passed over, as its CRC is wrong.
     """
 
-    def __init__(self, stream: File, check_crc: bool, where: object) -> None:
+    def __init__(self, stream: Handle, check_crc: bool, where: object) -> None:
         self._stream, self._check_crc, self._where = stream, check_crc, where
         self.stats: dict[str, FeatureStats] = {}
         self.records = self._passed = 0

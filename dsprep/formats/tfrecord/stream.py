@@ -20,14 +20,16 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.spans import move_spans
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord.example import view
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
-from dsprep.reading.files import File
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.base import Handle
+from dsprep.storage.local import open_file
+from dsprep.storage.marks import Status
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 
@@ -101,7 +103,7 @@ def _look(look: Look, window: NDArray[np.uint8], at: int, starts: Ints, lengths:
         look.take_on_disk(start, length)
 
 
-def read_index(file: File, look: Look | None = None) -> Index:
+def read_index(file: Handle, look: Look | None = None) -> Index:
     """Read all headers, and show every record to `look`; of a compressed file, unpack it once.
 
     Raises `FormatError` if the stream or a header is damaged, or either ends too early.
@@ -120,7 +122,7 @@ def read_index(file: File, look: Look | None = None) -> Index:
     while scan.position + HEADER <= size:
         if scan.length >= SPARSE:
             here = np.empty(0, np.uint8), 0
-            if scan.hop(file.fd):
+            if scan.hop(file):
                 continue
         begin = scan.position
         part = window[: min(WINDOW, size - begin)]
@@ -136,7 +138,7 @@ def read_index(file: File, look: Look | None = None) -> Index:
     return scan.index(size)
 
 
-def windows(file: File, starts: range, nbytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+def windows(file: Handle, starts: range, nbytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """Yield each start, and up to `nbytes` from there on, read by threads ahead of their use.
 
     The bytes are valid until the next window is asked for.
@@ -183,7 +185,7 @@ class _Cursor:
         file = self.file
         while True:
             if not self._tail:
-                self._tail = pread_most(file.fd, INPUT, self.at)
+                self._tail = file.stored.pread(INPUT, self.at)
                 self.at += len(self._tail)
             given = self._tail
             if self._decoder is None:
@@ -212,17 +214,17 @@ class _Cursor:
                 return data
 
 
-class PackedFile(File):
+class PackedFile(Handle):
     """A file compressed as a whole with GZIP or ZLIB; its offsets are those of the unpacked bytes.
 
     `nbytes` are the bytes that it unpacks to, once its index has been read, and `kept` those of a
     record that is looked at in memory.
     """
 
-    def __init__(self, path: Path, codec: Packing, kept: int = KEPT) -> None:
-        super().__init__(path)
+    def __init__(self, stored: Handle, codec: Packing, kept: int = KEPT) -> None:
+        self.stored, self.name, self.status = stored, stored.name, stored.status
         self.codec, self._kept = codec, kept
-        self.stored_nbytes, self.nbytes = self.nbytes, 0
+        self.nbytes = 0
         self._copies = [_Cursor(self)]  # by rising position, of the first pass
         self._between: list[tuple[int, int]] = [(0, 0)]  # (position, at) where a stream begins
         self._spacing = SPACING
@@ -263,11 +265,11 @@ class PackedFile(File):
             if begun:
                 taken(*np.array([begun.pop()], np.int64).T)
             scan.take(window, at)
-            if scan.length > max(LEAST_RECORD, UNPACKED * self.stored_nbytes):
+            if scan.length > max(LEAST_RECORD, UNPACKED * self.stored.nbytes):
                 raise FormatError(
                     f"record {scan.count - 1} unpacks to far more than the file holds",
                     where=self.path,
-                    expected=f"at most {UNPACKED} times its {self.stored_nbytes} bytes",
+                    expected=f"at most {UNPACKED} times its {self.stored.nbytes} bytes",
                     found=f"{scan.length} bytes",
                     fix=f"if that is right, unpack it first: gzip -dc {self.path.name} > FILE",
                 )
@@ -303,8 +305,22 @@ class PackedFile(File):
                 return _Cursor(self, at, position)
             return best.copy()
 
+    @override
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        out = np.empty(max(0, min(nbytes, self.nbytes - offset)), np.uint8)
+        self.read_into(out, offset)
+        return out.tobytes()
+
+    @override
+    def identify(self, offset: int | None = None) -> Status:
+        return self.stored.identify(offset)
+
+    @override
+    def close(self) -> None:
+        self.stored.close()
+
+    @override
     def read_into(self, out: NDArray[np.uint8], offset: int) -> None:
-        """Fill `out` from `offset` on, counted in unpacked bytes."""
         cursor = self._nearest(offset)
         if offset - cursor.position <= SPACING:
             self._continue(cursor, out, offset)
@@ -331,10 +347,11 @@ class PackedFile(File):
         with self._lock:
             self._stopped = [*self._stopped[-7:], cursor]
 
+    @override
     def read_spans(
         self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = 0
     ) -> None:
-        """Read ranges into `out`, by way of all that is between them."""
+        # By way of all that is between them.
         if not len(offsets):
             return
         begin, end = int(offsets.min()), int((offsets + lengths).max())
@@ -343,13 +360,13 @@ class PackedFile(File):
         move_spans(window, offsets - begin, lengths, out, places)
 
 
-def open_stream(path: Path, memory: int) -> File:
+def open_stream(path: Path, memory: int) -> Handle:
     """Return the bytes of the file `path`, unpacked if need be, in so much memory."""
-    file = File(path)
-    head = pread_most(file.fd, 1024, 0)
+    file = open_file(path)
+    head = file.pread(1024, 0)
     codec = None if is_header(head) else packing(head)
     kept = min(KEPT, memory // KEPT_SHARE)
-    return file if codec is None else PackedFile(path, codec, kept)
+    return file if codec is None else PackedFile(file, codec, kept)
 
 
 # --- members of groups ---------------------------------------------------------------------
@@ -390,14 +407,14 @@ def member(level: int, blocks: Iterable[NDArray[np.uint8]], align: int = 1) -> l
     return parts
 
 
-def nbytes_at(fd: int, offset: int, where: object) -> int:
+def nbytes_at(file: Handle, offset: int) -> int:
     """Return the bytes of the member at `offset`; `FormatError` if `member` did not make it."""
-    nbytes = stated_nbytes(pread_most(fd, MEMBER, offset))
+    nbytes = stated_nbytes(file.pread(MEMBER, offset))
     if nbytes is not None:
         return nbytes
     raise FormatError(
         "there is no group where one was written",
-        where=f"{where}, offset {offset}",
+        where=f"{file.name}, offset {offset}",
         fix="the file was changed while it was being written",
     )
 

@@ -26,7 +26,7 @@ from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head, view
 from dsprep.formats.tfrecord.plan import arrange
 from dsprep.formats.tfrecord.stream import member, nbytes_at, read_index
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 from dsprep.storage.checksums import crc32c
 from dsprep.storage.durable import sync
 from dsprep.storage.ranges import pwrite_all, truncate
@@ -163,14 +163,14 @@ class TFRecordWriter(RecordWriter):
         self.close()
 
     @override
-    def group_ranges(self, file: File, edges: Ints) -> tuple[Ints, Ints]:
+    def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
         # Those of an earlier run are found in the file.
         if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
             return self._begins, self._ends
         arrangement, edges_at = self._arrangement, np.zeros(len(edges), np.int64)
         if arrangement.level is not None:
             for g in range(len(edges) - 1):
-                edges_at[g + 1] = edges_at[g] + nbytes_at(file.fd, int(edges_at[g]), self.path)
+                edges_at[g + 1] = edges_at[g] + nbytes_at(file, int(edges_at[g]))
         elif arrangement.fixed:
             edges_at = arrangement.group_offsets(edges)
         else:

@@ -21,7 +21,7 @@ import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 
 BLOCK = 512
 EXTENSION = 1 << 20
@@ -105,7 +105,7 @@ class Archive:
         Whether the blocks of zeros were found with which an archive ends; set by `members`.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: Handle) -> None:
         self.file, self.at, self.ended = file, 0, False
         self.skipped: dict[str, tuple[int, bytes]] = {}
         self._said: _Said | None = None

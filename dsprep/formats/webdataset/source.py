@@ -15,7 +15,8 @@ from dsprep.formats.webdataset.headers import Archive
 from dsprep.formats.webdataset.samples import Extents, Samples
 from dsprep.layout.laws import Affine, Law
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
+from dsprep.storage.local import open_file
 
 
 class WebDatasetSource(LocatedSource):
@@ -36,7 +37,7 @@ class WebDatasetSource(LocatedSource):
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
         check_options(options, frozenset({"fields", "keys_as"}), "webdataset")
-        self._file = File(path)
+        self._file = open_file(path)
         try:
             samples, chosen = _found(self._file, options)
             self._members = {f.name: member for member, f in chosen}
@@ -50,7 +51,7 @@ class WebDatasetSource(LocatedSource):
                 layout=_layout(samples.count, self._file.nbytes, fields, extents),
                 notes=tuple(samples.notes),
             )
-            super().__init__(path, parsed, replace(options, fields=()), self._file.itself)
+            super().__init__(path, parsed, replace(options, fields=()), self._file.opened)
         except BaseException:
             self._file.close()
             raise
@@ -78,7 +79,7 @@ class WebDatasetSource(LocatedSource):
         self._file.close()
 
 
-def _found(file: File, options: OpenOptions) -> tuple[Samples, list[tuple[str, Field]]]:
+def _found(file: Handle, options: OpenOptions) -> tuple[Samples, list[tuple[str, Field]]]:
     """Return the samples of an archive, and the fields that are wanted with their members."""
     for spec in options.fields:
         if spec.index:

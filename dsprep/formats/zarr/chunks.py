@@ -26,7 +26,6 @@ import numpy as np
 
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, FormatError
-from dsprep.storage.ranges import pread_exact
 
 if TYPE_CHECKING:
     from dsprep.formats.zarr.metadata import ArrayMeta
@@ -106,7 +105,7 @@ def _check_header(chunk: Chunk, offset: int, nbytes: int, meta: ArrayMeta) -> No
             fix="the file is truncated or still being written",
         )
     size = min(nbytes, ZSTD_HEADER)
-    header = pread_exact(chunk.fd, size, chunk.offset + offset, chunk.where)
+    header = chunk.file.pread_exact(size, chunk.offset + offset)
     stored, plain = (_blosc if meta.outer == "blosc" else _zstd)(header, nbytes)
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
     unknown = meta.vlen or meta.wrapped
@@ -169,7 +168,7 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
             fix="the file is truncated or still being written",
         )
     at = 0 if meta.sharding.at_start else shard.nbytes - nbytes
-    data = pread_exact(shard.fd, nbytes, shard.offset + at, shard.where)
+    data = shard.file.pread_exact(nbytes, shard.offset + at)
     body = data[: ENTRY * chunks]
     if meta.sharding.crc and data != body + _crc(body):
         raise FormatError("the CRC of the shard index is wrong", where=shard.where)

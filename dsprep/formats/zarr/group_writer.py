@@ -23,6 +23,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,7 @@ from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 from dsprep.storage.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
 from dsprep.storage.durable import sync
+from dsprep.storage.local import open_file
 from dsprep.storage.ranges import (
     CALL_NBYTES,
     as_bytes,
@@ -262,9 +264,10 @@ class GroupWriter(StoreWriter):
         with self.files.opened(path, access=os.O_RDWR) as fd:
             truncate(fd, max(fstat(fd).st_size, int(track.ends[group])))
             sums = []
-            for _, _, at, used in self._used(group):
-                crc32 = read_crc32(fd, at, at + used, path) if self.grid.zipped else 0
-                sums.append((at, used, read_crc32c(fd, at, at + used, path), crc32))
+            with closing(open_file(path)) as file:
+                for _, _, at, used in self._used(group):
+                    crc32 = read_crc32(file, at, at + used) if self.grid.zipped else 0
+                    sums.append((at, used, read_crc32c(file, at, at + used), crc32))
             self._complete(fd, group, sums)
 
     @override

@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from dsprep.core.packing import digest
 from dsprep.core.schema import DType, Kind, check_dtype, extension, is_extension
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, Store, join
-from dsprep.storage.ranges import fstat, pread_exact
+from dsprep.storage.local import open_file
 
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""
@@ -474,10 +475,9 @@ def facts(path: Path) -> dict[str, Any]:
     """
     if path.is_dir():
         return {"documents": digest(b"".join(_documents(Directory(path, follow=True))))}
-    with path.open("rb") as file:
-        nbytes = fstat(file.fileno()).st_size
-        tail = min(nbytes, TAIL)
-        return {"zip_directory": digest(pread_exact(file.fileno(), tail, nbytes - tail, path))}
+    with closing(open_file(path)) as file:
+        tail = min(file.nbytes, TAIL)
+        return {"zip_directory": digest(file.pread_exact(tail, file.nbytes - tail))}
 
 
 def _documents(store: Directory) -> list[bytes]:

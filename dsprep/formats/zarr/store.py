@@ -14,7 +14,7 @@ import threading
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from typing_extensions import override
 
 from dsprep.errors import FormatError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
-from dsprep.reading.files import File, Files
+from dsprep.reading.files import Files
+from dsprep.storage.base import Handle, stream
 from dsprep.storage.checksums import Members, check_member, read_crc32
+from dsprep.storage.local import DirectoryGuard, open_file
 from dsprep.storage.marks import status
-from dsprep.storage.ranges import close_quietly, fstat, pread_exact
-from dsprep.storage.trees import DirectoryGuard
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -48,9 +48,9 @@ KEPT = 8
 
 @dataclass(frozen=True)
 class Chunk:
-    """The bytes ``offset .. offset + nbytes`` of the file `fd`, called `where` in messages."""
+    """The bytes ``offset .. offset + nbytes`` of a file, called `where` in messages."""
 
-    fd: int
+    file: Handle
     offset: int
     nbytes: int
     where: str
@@ -114,7 +114,7 @@ class Store(ABC):
         """Raise `ChangedError` if one of these is not what it was when it was first looked at."""
 
     @abstractmethod
-    def open(self, path: str) -> File:
+    def open(self, path: str) -> Handle:
         """Return an open file by its path in the layout: ``""`` is a ZIP file itself."""
 
     def verify_crc(self, keys: Iterable[str]) -> None:
@@ -163,7 +163,7 @@ class Directory(Store):
             if chunk is None:
                 return None
             check_nbytes(chunk.nbytes, limit, chunk.where)
-            return pread_exact(chunk.fd, chunk.nbytes, 0, chunk.where)
+            return chunk.file.pread_exact(chunk.nbytes, 0)
 
     @override
     def children(self, group: str) -> list[str]:
@@ -254,8 +254,8 @@ class Directory(Store):
     @override
     def chunk(self, key: str) -> Iterator[Chunk | None]:
         path = f"{self.path}/{key}"
-        try:  # without O_NONBLOCK, opening a pipe would wait for a writer
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            file = open_file(path)
         except (FileNotFoundError, NotADirectoryError):
             yield None
             return
@@ -263,19 +263,14 @@ class Directory(Store):
             if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
                 raise FormatError("no file can be called so", where=path[:200]) from error
             raise
-        try:
-            facts = fstat(fd)
-            if not stat.S_ISREG(facts.st_mode):
-                raise FormatError("this is not a regular file", where=path)
-            self._inside.check(fd, path)
-            self._files.recognise(0, key, self.path / key, status(facts))
-            yield Chunk(fd, 0, facts.st_size, path)
-            self._files.recognise(0, key, self.path / key, status(fstat(fd)))
-        finally:
-            close_quietly(fd)
+        with closing(file):
+            self._inside.check(file)
+            self._files.recognise(0, key, self.path / key, file.status)
+            yield Chunk(file, 0, file.nbytes, path)
+            self._files.recognise(0, key, self.path / key, file.identify())
 
     @override
-    def open(self, path: str) -> File:
+    def open(self, path: str) -> Handle:
         return self._files.get(0, path, lambda _: self.path)
 
     @override
@@ -295,18 +290,17 @@ class Zip(Store):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("rb")
+        self._file = open_file(path)
         try:
-            self._zip = zipfile.ZipFile(self._file)
+            self._zip = zipfile.ZipFile(stream(self._file))
             self._root = zip_root(self._zip.namelist(), path)
         except (*ZIP_ERRORS, FormatError) as error:
             self._file.close()
             if isinstance(error, FormatError):
                 raise
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
-        self._size = fstat(self._file.fileno()).st_size
+        self._size = self._file.nbytes
         self._library: Any = None
-        self._file_of_zip = File(path)
         self._starts: dict[str, int] = {}
         self._verified: set[str] = set()
         self._verifying: dict[str, threading.Lock] = {}
@@ -406,15 +400,15 @@ class Zip(Store):
         where = f"{self.path}, {info.filename}"
         start = self._start(info)
         nbytes = max(0, min(info.file_size, self._size - start))
-        yield Chunk(self._file.fileno(), start, nbytes, where)
+        yield Chunk(self._file, start, nbytes, where)
 
     @override
     def recognise(self, keys: Iterable[str]) -> None:
-        self._file_of_zip.check_same()
+        self._file.check_same()
 
     @override
-    def open(self, path: str) -> File:
-        return self._file_of_zip
+    def open(self, path: str) -> Handle:
+        return self._file
 
     @override
     def verify_crc(self, keys: Iterable[str]) -> None:
@@ -430,7 +424,7 @@ class Zip(Store):
                 where = f"{self.path}, {name}"
                 start = self._start(info)
                 end = min(start + info.file_size, self._size)
-                check_member(read_crc32(self._file.fileno(), start, end, where), info.CRC, where)
+                check_member(read_crc32(self._file, start, end), info.CRC, where)
                 self._verified.add(name)
 
     def members(self) -> Members:
@@ -453,7 +447,7 @@ class Zip(Store):
         if info.filename in self._starts:
             return self._starts[info.filename]
         where = f"{self.path}, {info.filename}"
-        start = self._starts[info.filename] = begin(self._file.fileno(), info, where)
+        start = self._starts[info.filename] = begin(self._file, info, where)
         return start
 
     @override
@@ -470,7 +464,6 @@ class Zip(Store):
             self._library.close()
         self._zip.close()
         self._file.close()
-        self._file_of_zip.close()
 
 
 def zip_root(names: list[str], where: object) -> str:

@@ -8,8 +8,6 @@
     From a mapping of the file, to compare with.
 `Fallback`
     One of the others where it works, and `Buffered` elsewhere.
-`copying`
-    From memory to many addresses, by one call.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from weakref import WeakSet
 
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
-from dsprep.reading.files import File
+from dsprep.storage.base import Handle
 from dsprep.storage.ring import way
-from dsprep.storage.scatter import Runs, fill, read_runs
+from dsprep.storage.scatter import Runs
 
 NAMES = ("buffered", "direct", "mapped")
 """What ``engine=`` takes."""
@@ -42,7 +40,7 @@ class Engine(Protocol):
 
     name: str
 
-    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
         """Read the file from byte `start` on into places, which that fills.
 
         Parameters
@@ -70,10 +68,10 @@ class Engine(Protocol):
     def scattered(self) -> str:
         """How `read_runs` reads, for `dsprep.reader.ledger.EpochStats`."""
 
-    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+    def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
         """Read many ranges of a file to their places; returns and raises as `read` does."""
 
-    def prepare(self, file: File) -> None:
+    def prepare(self, file: Handle) -> None:
         """Make ready to read a file, which no byte is read for.
 
         Raises
@@ -90,20 +88,20 @@ class Buffered:
 
     name = "buffered"
 
-    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
-        return fill(file.fd, start, places, file.path)
+        return file.read_range(start, places)
 
     @property
     def scattered(self) -> str:
         """``"io_uring"`` or ``"preadv"``; see `Engine.scattered`."""
         return way()
 
-    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+    def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
         """Read ranges to their places; see `Engine.read_runs`."""
-        return read_runs(file.fd, runs, file.path)
+        return file.read_runs(runs)
 
-    def prepare(self, file: File) -> None:
+    def prepare(self, file: Handle) -> None:
         """Do nothing: every file that is open can be read so."""
 
 
@@ -123,17 +121,17 @@ class Fallback:
         self.name = engine.name
         self.why: str | None = None
         self._engine, self._buffered = engine, Buffered()
-        self._refused: WeakSet[File] = WeakSet()
+        self._refused: WeakSet[Handle] = WeakSet()
         self._lock = threading.Lock()
 
-    def prepare(self, file: File) -> None:
+    def prepare(self, file: Handle) -> None:
         """Find out whether a file can be read so, as far as opening it shows."""
         try:
             self._engine.prepare(file)
         except Unavailable as error:
             self._refuse(file, error)
 
-    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
         if file not in self._refused:
             try:
@@ -147,7 +145,7 @@ class Fallback:
         """What the engine says; see `Engine.scattered`."""
         return self._engine.scattered if self.why is None else self._buffered.scattered
 
-    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+    def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
         """Read ranges to their places; see `Engine.read_runs`."""
         if file not in self._refused:
             try:
@@ -156,7 +154,7 @@ class Fallback:
                 self._refuse(file, error)
         return self._buffered.read_runs(file, runs)
 
-    def _refuse(self, file: File, error: Unavailable) -> None:
+    def _refuse(self, file: Handle, error: Unavailable) -> None:
         """Read a file by `Buffered` from now on, and say so, once."""
         with self._lock:
             self._refused.add(file)

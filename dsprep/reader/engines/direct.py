@@ -23,20 +23,20 @@ import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.spans import offsets_of
-from dsprep.reader.engines import Unavailable, copying
+from dsprep.reader.engines import Unavailable
 from dsprep.reader.memory import HUGE, PAGE, anonymous
-from dsprep.reading.files import File
 from dsprep.reading.read_plan import stepped
+from dsprep.storage import copying
+from dsprep.storage.base import Handle
 from dsprep.storage.ranges import (
     as_bytes,
     close_quietly,
     ends_early,
     fstat,
-    pread_into,
     preadv_once,
 )
 from dsprep.storage.ring import READ, Ring, ring
-from dsprep.storage.scatter import Runs, one_range, read_runs
+from dsprep.storage.scatter import Runs, one_range, read_files
 
 WINDOW = 4 << 20
 """Bytes read at a time, where the kernel refuses io_uring, and of memory of each thread."""
@@ -66,10 +66,10 @@ class Direct:
     name = "direct"
 
     def __init__(self) -> None:
-        self._open: WeakKeyDictionary[File, Opened] = WeakKeyDictionary()
+        self._open: WeakKeyDictionary[Handle, Opened] = WeakKeyDictionary()
         self._own = threading.local()
 
-    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
         return self.read_runs(file, one_range(start, places))
 
@@ -78,7 +78,7 @@ class Direct:
         """Where there is io_uring, its reads are direct; see `Engine.scattered`."""
         return "direct" if ring() is None else "direct, io_uring"
 
-    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+    def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
         """Read ranges to their places; see `Engine.read_runs`."""
         _check_size(file, runs)
         if not int(runs.sizes.sum()):
@@ -90,7 +90,7 @@ class Direct:
         if not (runs.starts % block).any() and not (runs.places % block).any():
             try:
                 whole = runs if found is None else _joined(parts)
-                return read_runs(opened.fd, whole, file.path)
+                return read_files([(opened.fd, whole, file.name)])
             except OSError as error:  # a read was cut short within a block: start over
                 if error.errno != errno.EINVAL:
                     raise
@@ -108,7 +108,7 @@ class Direct:
         return calls, int(windows.sizes.sum())
 
     def _arrived(
-        self, file: File, opened: Opened, windows: Windows, found: Ring | None, step: int
+        self, file: Handle, opened: Opened, windows: Windows, found: Ring | None, step: int
     ) -> Generator[tuple[int, int, int], None, None]:
         """Yield the number of each window that was read, its address, and further calls made."""
         low, sizes, least = windows.low.tolist(), windows.sizes.tolist(), windows.least.tolist()
@@ -131,11 +131,11 @@ class Direct:
                     more = opened.read(file, whole, low[i], least[i])
                 yield i, slot, more
 
-    def prepare(self, file: File) -> None:
+    def prepare(self, file: Handle) -> None:
         """Open a file for direct reads; see `Engine.prepare`."""
         self._opened(file)
 
-    def _opened(self, file: File) -> Opened:
+    def _opened(self, file: Handle) -> Opened:
         opened = self._open.get(file)
         if opened is None:
             # Another thread may have opened it meanwhile: then that one is taken.
@@ -168,9 +168,9 @@ def _joined(parts: Sequence[tuple[int, Ints]]) -> Runs:
     return Runs(starts, offsets_of(np.array([len(p) for p in places])), np.concatenate(places))
 
 
-def _check_size(file: File, runs: Runs) -> None:
+def _check_size(file: Handle, runs: Runs) -> None:
     """Raise `FormatError` if a file ends before one of the ranges does."""
-    size = file.size()
+    size = file.identify()[1]
     for i in np.flatnonzero(runs.starts + runs.sizes > size).tolist():
         start, nbytes = int(runs.starts[i]), int(runs.sizes[i])
         if nbytes:
@@ -183,7 +183,7 @@ class Opened:
     Reads begin and end at multiples of `block` bytes, in the file and in memory.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: Handle) -> None:
         self.fd = -1
         if not hasattr(os, "O_DIRECT"):
             raise Unavailable("O_DIRECT is only on Linux", where=file.path, fix=_FIX)
@@ -203,7 +203,7 @@ class Opened:
         if self.fd >= 0:
             close_quietly(self.fd)
 
-    def read(self, file: File, memory: Bytes, offset: int, least: int) -> int:
+    def read(self, file: Handle, memory: Bytes, offset: int, least: int) -> int:
         """Read whole blocks from `offset` on, of which the first `least` bytes must come.
 
         Returns the read calls made.
@@ -224,7 +224,7 @@ class Opened:
             whole = got // self.block * self.block
             have += whole
             if not whole:  # less than a block came, as before the end of some files
-                pread_into(file.fd, memory[have:least], offset + have, file.path)
+                file.pread_into(memory[have:least], offset + have)
                 return calls + 1
 
 

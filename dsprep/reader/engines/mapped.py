@@ -16,9 +16,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
-from dsprep.reader.engines import Unavailable, copying
-from dsprep.reading.files import File
+from dsprep.reader.engines import Unavailable
 from dsprep.reading.read_plan import stepped
+from dsprep.storage import copying
+from dsprep.storage.base import Handle
 from dsprep.storage.ranges import ends_early
 from dsprep.storage.scatter import Runs
 
@@ -47,9 +48,9 @@ class Mapped:
     name = "mapped"
 
     def __init__(self) -> None:
-        self._maps: WeakKeyDictionary[File, Bytes] = WeakKeyDictionary()
+        self._maps: WeakKeyDictionary[Handle, Bytes] = WeakKeyDictionary()
 
-    def read(self, file: File, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`. A call is a step of the copy."""
         nbytes = int(places[:, 1].sum())
         if not nbytes:
@@ -75,17 +76,17 @@ class Mapped:
         """As everything: from the mapping; see `Engine.scattered`."""
         return self.name
 
-    def read_runs(self, file: File, runs: Runs) -> tuple[int, int]:
+    def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
         """Read ranges to their places, one by one; see `Engine.read_runs`."""
         done = [self.read(file, start, places) for start, places in runs]
         return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
 
-    def prepare(self, file: File) -> None:
+    def prepare(self, file: Handle) -> None:
         """Map a file; see `Engine.prepare`."""
         if file.nbytes:
             self._map(file, 1)
 
-    def _map(self, file: File, stop: int) -> Bytes:
+    def _map(self, file: Handle, stop: int) -> Bytes:
         """Return all of a file, as it was when it was opened, as memory."""
         _check_size(file, stop)
         found = self._maps.get(file)
@@ -102,8 +103,8 @@ class Mapped:
         return found
 
 
-def _check_size(file: File, stop: int) -> None:
+def _check_size(file: Handle, stop: int) -> None:
     """Raise `FormatError` if a file has less than `stop` bytes by now."""
-    size = file.size()
+    size = file.identify()[1]
     if size < stop:
         raise ends_early(file.path, 0, stop, size)

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dsprep.core.schema import Ints
-from dsprep.errors import TargetError, UsageError
-from dsprep.layout.model import misfit
+from dsprep.errors import TargetError, UsageError, layout_mismatch
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.durable import sync, sync_directory
 
@@ -152,4 +151,4 @@ def check_inside(offsets: Ints, lengths: Ints, path: Path, what: str, before: in
     if bad.any():
         i = int(bad.argmax())
         facts = f"within {size} bytes", f"{lengths[i]} bytes at {offsets[i]}"
-        raise misfit("gives an extent that is not in the file", f"{path}, {what}", *facts)
+        raise layout_mismatch("gives an extent that is not in the file", f"{path}, {what}", *facts)

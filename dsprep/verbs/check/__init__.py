@@ -22,11 +22,11 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
-from dsprep.reading.files import File
 from dsprep.sidecar import identity, spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content, FileEntry
 from dsprep.source.files import find_files
+from dsprep.storage.local import open_file
 from dsprep.verbs.check.bounds import file_nbytes, outside
 from dsprep.verbs.check.full import against_files
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
@@ -210,7 +210,7 @@ def _prepare(layout: FileLayout, schema: Schema, root: Path) -> None:
     if layout.records is not None:
         formats.decoders(layout.records, schema)
     for name, column in layout.columns.items():
-        ColumnReader(column, schema[name], lambda path: File(root / path if path else root))
+        ColumnReader(column, schema[name], lambda path: open_file(root / path if path else root))
 
 
 # --- the files -------------------------------------------------------------------------------

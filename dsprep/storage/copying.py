@@ -36,7 +36,7 @@ _call = _process_vm_readv()
 
 
 def scatter(address: int, places: Ints) -> int | None:
-    """Copy memory from `address` on to places as in `Engine.read`, as far as it can be read.
+    """Copy memory from `address` on to places as in `Handle.read_range`, as far as it can be read.
 
     Any `IOV_MAX` of the places have at most `MOST` bytes. Returns the bytes copied, all unless a
     page could not be read; None if the system denies the call.
@@ -56,6 +56,12 @@ def scatter(address: int, places: Ints) -> int | None:
         if got < size:
             break
     return done
+
+
+def copy(address: int, places: Ints) -> None:
+    """Copy memory from `address` on to places, by the quickest way that the system has."""
+    if scatter(address, places) is None:
+        move(address, places)
 
 
 def move(address: int, places: Ints) -> None:

@@ -1,0 +1,246 @@
+"""What a file of a dataset is to those who read it: ranges of bytes, a name, and an identity.
+
+`Handle` is one file, open. Formats, sidecars and the reader see nothing else of a file, so that
+they read from any place that has an implementation: `dsprep.storage.local`, copies, unpacked files.
+"""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from typing_extensions import override
+
+from dsprep.core.schema import Array, Bytes, Ints
+from dsprep.errors import layout_mismatch
+from dsprep.storage import copying
+from dsprep.storage.marks import ChangedError, Status, changed, same_file
+from dsprep.storage.ranges import as_bytes, ends_early
+from dsprep.storage.scatter import NEAR, Runs, read_files, runs
+
+
+class Handle(ABC):
+    """A file open for reading, by any number of threads; closed when nothing refers to it.
+
+    All else follows from `pread` and `identify`; implementations replace what they do faster.
+
+    Attributes
+    ----------
+    name
+        Its path as it was opened, for messages.
+    nbytes, status
+        What it was when it was opened.
+    fd
+        The descriptor of a local file, for what only the kernel can do with one (``O_DIRECT``,
+        ``mmap``, ``io_uring``); -1 if it has none.
+    original
+        Of a copy: the number of the dataset's file entry, and the path below it.
+    """
+
+    name: str | Path
+    nbytes: int
+    status: Status
+    fd: int = -1
+    original: tuple[int, str] | None = None
+
+    @property
+    def path(self) -> Path:
+        """Its name as a path."""
+        return Path(self.name)
+
+    @abstractmethod
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Return `nbytes` bytes from `offset` on, fewer only where the file ends first."""
+
+    @abstractmethod
+    def identify(self, offset: int | None = None) -> Status:
+        """Return what it is now; an error names the file, and the `offset` that was read."""
+
+    def check_same(self, offset: int | None = None) -> None:
+        """Raise `ChangedError` if the file was written to or replaced since it was opened."""
+        now = self.identify(offset)
+        if now != self.status and not same_file(self.name, self.status, now):
+            raise changed(self.path, self.status, now)
+
+    def close(self) -> None:  # noqa: B027 (not every file has something to close)
+        """Close it at once; closing twice is allowed."""
+
+    def opened(self, path: str) -> Self:
+        """Return this file, whatever the path: what opens the files of a dataset of one file."""
+        del path
+        return self
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def pread_exact(self, nbytes: int, offset: int) -> bytes:
+        """Return `nbytes` bytes from `offset` on; for headers, not for payloads.
+
+        Raises
+        ------
+        FormatError
+            If the file ends first.
+        """
+        data = self.pread(nbytes, offset)
+        if len(data) < nbytes:
+            raise ends_early(self.name, offset, nbytes, len(data))
+        return data
+
+    def pread_into(self, out: Array, offset: int) -> None:
+        """Fill the C-contiguous array `out` from `offset` on; raises as `pread_exact`."""
+        view = as_bytes(out)
+        view[:] = self.pread_exact(len(view), offset)
+
+    def read_into(self, out: Bytes, offset: int) -> None:
+        """Fill `out` from `offset` on, of a file that is still the same."""
+        self.pread_into(out, offset)
+        self.check_same(offset)
+
+    def read_checked(self, out: Bytes, offset: int, subject: str) -> None:
+        """Fill `out` from `offset` on, which may be anything; see `check_extents`."""
+        if not 0 <= offset <= self.nbytes - len(out):
+            self.check_extents(np.array([offset]), np.array([len(out)]), subject)
+        if len(out):
+            self.read_into(out, offset)
+
+    def read_range(self, start: int, places: Ints) -> tuple[int, int]:
+        """Read the bytes from `start` on to places, which that fills.
+
+        Parameters
+        ----------
+        start, places
+            As `dsprep.storage.scatter.runs` returns them: int64, shape ``(m, 2)``, addresses
+            and bytes.
+
+        Returns
+        -------
+        calls, nbytes
+            Read calls made, and the bytes that they asked for.
+
+        Raises
+        ------
+        FormatError
+            If the file ends before the last place is full.
+        OSError
+            If it cannot be read.
+        """
+        nbytes = int(places[:, 1].sum())
+        data = np.frombuffer(self.pread_exact(nbytes, start), np.uint8)
+        copying.copy(data.ctypes.data, places)
+        return 1, nbytes
+
+    def read_runs(self, ranges: Runs) -> tuple[int, int]:
+        """Read many ranges to their places; returns and raises as `read_range`."""
+        done = [self.read_range(start, places) for start, places in ranges]
+        return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
+
+    def read_spans(
+        self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = NEAR
+    ) -> None:
+        """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``out[places[i]]`` and after.
+
+        The spans are int64, shape ``(n,)``, in any order; `out` is uint8, C-contiguous; `near` as
+        in `dsprep.storage.scatter.runs`.
+
+        Raises
+        ------
+        FormatError
+            If the file ends before a span does.
+        """
+        if not len(offsets):
+            return
+        first = int(offsets[0])
+        if len(offsets) > 1 and (np.diff(offsets) < 0).any():
+            order = np.argsort(offsets, kind="stable")
+            offsets, lengths, places = offsets[order], lengths[order], places[order]
+        if int(places.min()) < 0 or int((places + lengths).max()) > out.nbytes:
+            raise ValueError("a span is placed outside its memory")
+        self.read_runs(runs(offsets, lengths, places + out.ctypes.data, near))
+        self.check_same(first)
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def check_end(self, end: int) -> None:
+        """Raise `ChangedError` unless it ends at `end`, as when its records were located."""
+        if end != self.nbytes:
+            raise ChangedError(
+                "the file has another size than when it was located",
+                where=self.path,
+                expected=f"{end:,} bytes",
+                found=f"{self.nbytes:,} bytes",
+                fix="where a sidecar gives the size, write it again with dsprep provenance; "
+                "otherwise start again once nobody writes to it",
+            )
+
+    def check_extents(self, offsets: Ints, lengths: Ints, subject: str) -> None:
+        """Raise `FormatError` unless every range, int64 of shape ``(n,)``, lies within the file.
+
+        The ranges may be anything; `subject` names them in the message.
+        """
+        bad = (offsets < 0) | (lengths < 0) | (lengths > self.nbytes)
+        bad |= offsets > self.nbytes - lengths
+        if bad.any():
+            i = int(bad.argmax())
+            raise layout_mismatch(
+                f"gives an extent of {subject} that is not in the file",
+                self.path,
+                f"within {self.nbytes} bytes",
+                f"{lengths[i]} bytes at {offsets[i]}",
+            )
+
+
+def read_all(parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:
+    """Read ranges of files to their places: those of local files together, see `read_files`.
+
+    Returns
+    -------
+    calls, nbytes
+        Read calls made, and the bytes that they asked for.
+    """
+    local = [(file.fd, ranges, file.name) for file, ranges in parts if file.fd >= 0]
+    done = [file.read_runs(ranges) for file, ranges in parts if file.fd < 0]
+    if local:
+        done.append(read_files(local))
+    return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
+
+
+class _Stream(io.RawIOBase):
+    """A file as Python's libraries read one; closing it leaves the handle open."""
+
+    def __init__(self, file: Handle) -> None:
+        self._file, self._at = file, 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        return self._at
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.nbytes}[whence]
+        if start + offset < 0:
+            raise ValueError("a file has no bytes before its first")
+        self._at = start + offset
+        return self._at
+
+    @override
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.pread(len(buffer), self._at)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def stream(file: Handle, buffer_nbytes: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
+    """Return a file as libraries of Python read one: a seekable binary stream."""
+    return io.BufferedReader(_Stream(file), buffer_nbytes)

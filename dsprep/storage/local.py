@@ -1,0 +1,127 @@
+"""Files of this machine's file systems, read by ``preadv`` and ``io_uring``."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import closing
+from pathlib import Path
+
+from typing_extensions import override
+
+from dsprep.core.schema import Array, Ints
+from dsprep.errors import FormatError
+from dsprep.storage.base import Handle
+from dsprep.storage.marks import Status, changed, same_file, status
+from dsprep.storage.ranges import close_quietly, fstat, pread_into, pread_most
+from dsprep.storage.scatter import Runs, fill, read_files
+
+
+class LocalFile(Handle):
+    """A regular file of a file system; one that is open already, by its descriptor, becomes its."""
+
+    def __init__(self, path: str | Path, fd: int | None = None) -> None:
+        self.fd = -1
+        self.name = path
+        # Without O_NONBLOCK, opening a FIFO would wait for a writer.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        self.fd = os.open(path, flags) if fd is None else fd
+        facts = fstat(self.fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise FormatError("this is not a regular file", where=path)
+        self.status, self._links = status(facts), facts.st_nlink
+        self.nbytes = self.status[1]
+
+    @override
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close_quietly(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @override
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        return pread_most(self.fd, nbytes, offset)
+
+    @override
+    def pread_into(self, out: Array, offset: int) -> None:
+        pread_into(self.fd, out, offset, self.name)
+
+    @override
+    def read_range(self, start: int, places: Ints) -> tuple[int, int]:
+        return fill(self.fd, start, places, self.name)
+
+    @override
+    def read_runs(self, ranges: Runs) -> tuple[int, int]:
+        return read_files([(self.fd, ranges, self.name)])
+
+    @override
+    def identify(self, offset: int | None = None) -> Status:
+        return status(fstat(self.fd, offset))
+
+    @override
+    def check_same(self, offset: int | None = None) -> None:
+        facts = fstat(self.fd, offset)
+        now = status(facts)
+        if now != self.status and not same_file(self.name, self.status, now):
+            # Another name, or one less when another file takes its place, changes its change time.
+            renamed = same_file(self.name, self.status, (*now[:3], self.status[3]))
+            if not renamed or facts.st_nlink == self._links:
+                raise changed(self.path, self.status, now)
+            self.status, self._links = now, facts.st_nlink
+
+
+class DirectoryGuard:
+    """The directory in which a dataset lies, out of which no symbolic link may lead.
+
+    Parameters
+    ----------
+    dataset
+        The file or directory, itself perhaps a link: it is the user who named it.
+    follow
+        Whether links may lead anywhere.
+    """
+
+    def __init__(self, dataset: Path, follow: bool) -> None:
+        named, real = dataset.absolute().parent, Path(os.path.realpath(dataset)).parent
+        self._roots = () if follow else tuple({os.path.realpath(named), str(real)})
+
+    def check(self, file: Handle) -> None:
+        """Raise `FormatError` if an open file is outside."""
+        if self._roots and file.fd >= 0:
+            real = os.readlink(f"/proc/self/fd/{file.fd}")  # noqa: PTH115 (it is quick)
+            self._check(real, file.name)
+
+    def check_tree(self, path: Path) -> None:
+        """Raise `FormatError` if a link at or below `path` leads outside."""
+        todo = [path] if self._roots else []
+        while todo:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        self._check(os.path.realpath(entry.path), entry.path)
+                    elif entry.is_dir():
+                        todo.append(Path(entry.path))
+
+    def _check(self, real: str, where: object) -> None:
+        if not any(real.startswith(f"{root.rstrip('/')}/") for root in self._roots):
+            raise FormatError(
+                "a symbolic link leads out of the directory of the dataset",
+                where=where,
+                expected=f"a file in {self._roots[0]}",
+                found=real,
+                fix="if it may be read, add --follow-external (follow_external=True)",
+            )
+
+
+def open_file(path: str | Path) -> Handle:
+    """Return a file of a dataset, open for reading; `OSError` if it cannot be opened."""
+    return LocalFile(path)
+
+
+def read_head(path: str | Path, nbytes: int) -> bytes:
+    """Return the first `nbytes` bytes of a file, fewer of a shorter one."""
+    with closing(open_file(path)) as file:
+        return file.pread(nbytes, 0)
