@@ -220,7 +220,7 @@ def test_damage_is_one_clear_error(text, tmp_path, monkeypatch):
 )
 def test_more_than_a_sidecar_lists_is_refused_before_it_is_parsed(entry, tmp_path, monkeypatch):
     """Three million files took 39 s and 1.5 GB; as small ones, here."""
-    monkeypatch.setattr(spec, "_MOST", tuple((mark, most >> 10) for mark, most in spec._MOST))
+    monkeypatch.setattr(spec, "_MAX_COUNTS", tuple((mark, n >> 10) for mark, n in spec._MAX_COUNTS))
     path, count = tmp_path / "x.dsprep.json", 13 << 10
     path.write_bytes(b'{"dsprep_sidecar": 1, "files": [' + b",".join([entry] * count) + b"]}")
     monkeypatch.setattr(json, "loads", lambda text: pytest.fail("it was parsed"))

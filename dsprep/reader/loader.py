@@ -35,7 +35,7 @@ from dsprep.reader.order import Assignment, Leg, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import Place, detect
 from dsprep.reader.units import cut_units, first_file, is_decoded, sample_nbytes
-from dsprep.sidecar.proofs import WORDS, said
+from dsprep.sidecar.proofs import WORDS, summarize
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorting_field
 from dsprep.storage.marks import Mark
@@ -818,7 +818,7 @@ class Reader(ReaderOptions):
         )
 
     def _proof(self) -> str:
-        return f", verified: {said(self.verified)}" if self.verified else ""
+        return f", verified: {summarize(self.verified)}" if self.verified else ""
 
 
 class StateWarning(UserWarning):

@@ -55,45 +55,49 @@ class Look(NamedTuple):
 
 def look(path: Path, format: str, known: Identity) -> Look:
     """Compare `path` with what was recorded; `OSError` if it is there and cannot be looked at."""
-    found, mark, files = _sized(path, known, anew=False)
-    if found:
-        found, mark, files = _sized(path, known, anew=True)
+    differences, mark, files = _sized(path, known, revalidate=False)
+    if differences:
+        differences, mark, files = _sized(path, known, revalidate=True)
     if mark is None:
-        return Look(found, False, None)
+        return Look(differences, False, None)
     inode, _, mtime, _ = mark.status
     written = known.mtime_ns is not None and not same_time(mtime, known.mtime_ns)
     written = written and known.inode is not None and inode == known.inode
-    if found:
-        return Look([*found, *([WRITTEN] if written else [])], written, mark)
+    if differences:
+        return Look([*differences, *([WRITTEN] if written else [])], written, mark)
     try:
         facts = formats.load(format).identity(path).values
         for key, value in known.facts.items():
             if facts.get(key) != value:
-                found.append(f"its {key.replace('_', ' ')} is {facts.get(key)}, expected {value}")
-        if not found and known.sampled:
+                differences.append(
+                    f"its {key.replace('_', ' ')} is {facts.get(key)}, expected {value}"
+                )
+        if not differences and known.sampled:
             mark = replace(mark, sampled=sample(files))
             if mark.sampled != known.sampled:
-                found.append("its content changed (sampled blocks differ)")
+                differences.append("its content changed (sampled blocks differ)")
     except DsprepError as error:
-        found.append(f"it cannot be read: {error}")
-    return Look([*found, *([WRITTEN] if found and written else [])], written, mark)
+        differences.append(f"it cannot be read: {error}")
+    return Look([*differences, *([WRITTEN] if differences and written else [])], written, mark)
 
 
-def _sized(path: Path, known: Identity, *, anew: bool) -> tuple[list[str], Mark | None, DataFiles]:
+def _sized(
+    path: Path, known: Identity, *, revalidate: bool
+) -> tuple[list[str], Mark | None, DataFiles]:
     """Return how sizes differ from what was recorded, the mark, and the data files.
 
-    `anew`: the server is asked, whatever the client has kept.
+    `revalidate`: the server is asked, whatever the client has kept.
     """
     try:
-        mark, files = Mark.with_files(path, anew=anew)
+        mark, files = Mark.with_files(path, anew=revalidate)
     except FileNotFoundError:
         return ["it is missing"], None, DataFiles.none(path)
-    found = []
+    differences = []
     if mark.status[1] != known.nbytes:
-        found.append(f"it has {mark.status[1]:,} bytes, expected {known.nbytes:,}")
+        differences.append(f"it has {mark.status[1]:,} bytes, expected {known.nbytes:,}")
     if mark.files != known.files:
-        found.append(f"it has {mark.files:,} files, expected {known.files:,}")
-    return found, mark, files
+        differences.append(f"it has {mark.files:,} files, expected {known.files:,}")
+    return differences, mark, files
 
 
 def block_crc32c(path: Path, begin: int, end: int) -> int:

@@ -62,7 +62,7 @@ SMALL_MEMBER = 64 << 20
 _DAMAGED = "the file was changed or is damaged"
 
 Sums: TypeAlias = tuple[Path, int, int, tuple[str, ...]]
-"""Of a group: the file, the CRC-32C expected and the one found, and fields, if only these."""
+"""Of a group: the file, the expected and the actual CRC-32C, and fields, if only these."""
 
 StoredRange: TypeAlias = tuple[str, Ints, Ints]
 """A file, as a path below the dataset's entry, and offsets and lengths of ranges in it."""
@@ -86,24 +86,24 @@ class BadGroup:
     group: int
     sample: int
     expected: int
-    found: int
+    actual: int
     fields: tuple[str, ...] = ()
 
     @property
-    def what(self) -> str:
+    def message(self) -> str:
         """What is wrong, a clause."""
         where = f" in the files of {', '.join(self.fields)}" if self.fields else ""
         return f"the CRC-32C of group {self.group}{where} is wrong"
 
 
-# --- what lies where -------------------------------------------------------------------------
+# --- locating --------------------------------------------------------------------------------
 
 
 def stored_ranges(layout: FileLayout, name: str, local: Ints) -> Iterator[StoredRange]:
     """Yield the stored ranges of a field of some samples, by file and offset, each once."""
-    found = locate(layout, name, local).stored()
-    for path, chosen in found.by_path() if len(found.offset) else ():
-        yield path, *_once(found.offset[chosen], found.length[chosen])
+    extents = locate(layout, name, local).stored()
+    for path, chosen in extents.by_path() if len(extents.offset) else ():
+        yield path, *_once(extents.offset[chosen], extents.length[chosen])
 
 
 def _once(offsets: Ints, lengths: Ints) -> tuple[Ints, Ints]:
@@ -115,45 +115,45 @@ def _once(offsets: Ints, lengths: Ints) -> tuple[Ints, Ints]:
 
 
 def outside(layout: FileLayout) -> tuple[str, ...]:
-    """Return the fields of which some bytes lie outside the range of their group."""
+    """Return the fields that have bytes outside the range of their group."""
     groups = layout.groups
     if groups is None:
         return ()
     edges = groups.edges(layout.count)
-    held = np.flatnonzero(np.diff(edges) > 0)
+    nonempty = np.flatnonzero(np.diff(edges) > 0)
     records = layout.records.parts if layout.records is not None else ()
     names = [*records, *layout.columns, *layout.files]
-    return tuple(n for n in names if not _inside(layout, groups, n, edges[:-1], edges, held))
+    return tuple(n for n in names if not _inside(layout, groups, n, edges[:-1], edges, nonempty))
 
 
 def _inside(
-    layout: FileLayout, groups: Groups, name: str, first: Ints, edges: Ints, held: Ints
+    layout: FileLayout, groups: Groups, name: str, first: Ints, edges: Ints, nonempty: Ints
 ) -> bool:
     """Whether the first and the last sample of every group lie in its range."""
     low = groups.blocks.offsets.span(0, groups.blocks.count)
     high = low + groups.blocks.lengths.span(0, groups.blocks.count)
-    for samples in (edges[held], edges[held + 1] - 1):
-        found = locate(layout, name, samples)
-        there = found.offset >= 0
-        which = held[found.request[there]]
-        offset = found.offset[there]
-        if bool((offset < low[which]).any()):
+    for samples in (edges[nonempty], edges[nonempty + 1] - 1):
+        extents = locate(layout, name, samples)
+        is_stored = extents.offset >= 0
+        group = nonempty[extents.request[is_stored]]
+        offset = extents.offset[is_stored]
+        if bool((offset < low[group]).any()):
             return False
-        if bool((offset + found.length[there] > high[which]).any()):
+        if bool((offset + extents.length[is_stored] > high[group]).any()):
             return False
-        if found.place is None:
-            if len(which) and found.template != groups.path(int(which[0])):
+        if extents.place is None:
+            if len(group) and extents.template != groups.path(int(group[0])):
                 return False
-            if groups.files and len(np.unique(which // groups.files)) > 1:
+            if groups.files and len(np.unique(group // groups.files)) > 1:
                 return False
             continue
-        places = found.place[:, there]
-        new = np.ones(len(which), bool)
-        new[1:] = (places[:, 1:] != places[:, :-1]).any(axis=0)
+        file_numbers = extents.place[:, is_stored]
+        new = np.ones(len(group), bool)
+        new[1:] = (file_numbers[:, 1:] != file_numbers[:, :-1]).any(axis=0)
         if groups.files:
-            new[1:] |= which[1:] // groups.files != which[:-1] // groups.files
+            new[1:] |= group[1:] // groups.files != group[:-1] // groups.files
         for k in np.flatnonzero(new).tolist():
-            if found.path(places[:, k].tolist()) != groups.path(int(which[k])):
+            if extents.path(file_numbers[:, k].tolist()) != groups.path(int(group[k])):
                 return False
     return True
 
@@ -162,7 +162,7 @@ def _inside(
 
 
 def rest_of(layout: FileLayout, open_file: Callable[[str], Handle]) -> Rest | None:
-    """Return the checksums of what groups have outside their ranges; None if that is nothing."""
+    """Return the checksums of the bytes of groups outside their ranges; None if there are none."""
     names, groups = outside(layout), layout.groups
     if groups is None or groups.crc32c is None or not names:
         return None
@@ -198,10 +198,10 @@ def _joined(offsets: Ints, lengths: Ints) -> list[tuple[int, int]]:
     return list(zip(offsets[starts].tolist(), (offsets + lengths)[ends].tolist(), strict=True))
 
 
-def said(found: Mapping[str, str | None]) -> str:
+def summarize(checksums: Mapping[str, str | None]) -> str:
     """Return what fields are compared with, as `Proofs.describe` has it, for a person."""
     words: dict[str | None, list[str]] = {}
-    for name, word in found.items():
+    for name, word in checksums.items():
         words.setdefault(word, []).append(name)
     return "; ".join(f"{', '.join(names)} by {word or 'nothing'}" for word, names in words.items())
 
@@ -238,7 +238,10 @@ class Proofs:
         self.once = False
         self._proved: set[tuple[int, Kind, int]] = set()
         self.kinds = lru_cache(maxsize=1024)(self._kinds)
-        self._members = lru_cache(maxsize=256)(self._find_members)
+        format, root = sidecar.content.format, sidecar.root
+        self._members = lru_cache(maxsize=256)(
+            lambda number: formats.load(format).identity(root(number)).members()
+        )
         self._sums = lru_cache(maxsize=256)(self._find_sums)
         self._edges = lru_cache(maxsize=256)(self._find_edges)
 
@@ -292,13 +295,13 @@ class Proofs:
         groups = layout.groups
         if groups is not None and ("group" in by_kind or "rest" in by_kind):
             edges = self._edges(number)
-            which = np.unique(np.searchsorted(edges[1:], local, "right")).tolist()
-            for bad in self.bad_groups(number, which, by_kind.keys()):
+            numbers = np.unique(np.searchsorted(edges[1:], local, "right")).tolist()
+            for bad in self.bad_groups(number, numbers, by_kind.keys()):
                 raise FormatError(
-                    bad.what,
+                    bad.message,
                     where=f"{bad.path}, sample {bad.sample} and on",
                     expected=f"{bad.expected:#010x}",
-                    found=f"{bad.found:#010x}",
+                    found=f"{bad.actual:#010x}",
                     fix=_DAMAGED,
                 )
         if "record" in by_kind and read:
@@ -331,12 +334,12 @@ class Proofs:
                 if self.once and (number, kind, g) in self._proved:
                     continue
                 of = self._range_sums if kind == "group" else self._rest_sums
-                path, expected, found, fields = of(number, groups, g)
-                if found == expected:
+                path, expected, crc, fields = of(number, groups, g)
+                if crc == expected:
                     self._proved.add((number, kind, g))
                     continue
                 sample = self._sidecar.first(number) + int(edges[g])
-                yield BadGroup(path, g, sample, expected, found, fields)
+                yield BadGroup(path, g, sample, expected, crc, fields)
 
     def _find_edges(self, number: int) -> Ints:
         layout = self._sidecar.layout(number)
@@ -347,15 +350,15 @@ class Proofs:
         file = self._sidecar.open_file(number, groups.path(g))
         offset, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
         file.check_extents(np.array([offset]), np.array([nbytes]), "a group")
-        found = read_crc32c(file, offset, offset + nbytes)
-        return file.path, groups.crc32c.one(g), found, ()
+        crc = read_crc32c(file, offset, offset + nbytes)
+        return file.path, groups.crc32c.one(g), crc, ()
 
     def _rest_sums(self, number: int, groups: Groups, g: int) -> Sums:
         assert groups.rest is not None
-        opened, edges = partial(self._sidecar.open_file, number), self._edges(number)[g : g + 2]
+        open_file, edges = partial(self._sidecar.open_file, number), self._edges(number)[g : g + 2]
         fields = groups.rest.fields
-        found = rest_crc(self._sidecar.layout(number), fields, edges, opened)
-        return self._sidecar.root(number), groups.rest.crc32c.one(g), found, fields
+        crc = rest_crc(self._sidecar.layout(number), fields, edges, open_file)
+        return self._sidecar.root(number), groups.rest.crc32c.one(g), crc, fields
 
     # --- members and blocks --------------------------------------------------------------------
 
@@ -418,10 +421,6 @@ class Proofs:
                     (self._member if kind == "member" else self._block)(number, sums, i)
                     self._proved.add((number, kind, i))
 
-    def _find_members(self, number: int) -> Members | None:
-        format = formats.load(self._sidecar.content.format)
-        return format.identity(self._sidecar.root(number)).members()
-
     def has_members(self, number: int) -> bool:
         """Whether a file keeps the checksums of its members, none of which takes long to read."""
         members = self._members(number)
@@ -474,20 +473,20 @@ class Proofs:
             for name in names:
                 words[name].add(WORDS[kinds[name]] if name in kinds else None)
         return {
-            name: None if None in found else ", or ".join(sorted(str(word) for word in found))
-            for name, found in words.items()
+            name: None if None in of_field else ", or ".join(sorted(map(str, of_field)))
+            for name, of_field in words.items()
         }
 
-    def lacking(self, found: Mapping[str, str | None], dataset: Path) -> str | None:
+    def lacking(self, checksums: Mapping[str, str | None], dataset: Path) -> str | None:
         """Return which fields have no checksum, by what `describe` found; None if all have one.
 
         Raises `UsageError` if no field has one.
         """
-        without = [name for name, word in found.items() if word is None]
+        without = [name for name, word in checksums.items() if word is None]
         if not without:
             return None
         fix = f"dsprep provenance {dataset} --checksums keeps one of every 16 MiB, or repack it"
-        if len(without) == len(found):
+        if len(without) == len(checksums):
             raise UsageError(
                 "there are no checksums to verify samples with", where=dataset, fix=fix
             )

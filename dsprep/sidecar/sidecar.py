@@ -1,8 +1,8 @@
-"""Reading a dataset through its sidecar: places are computed, bytes come by ``preadv``.
+"""Reading a dataset through its sidecar: offsets are computed, bytes come by ``preadv``.
 
-No format library is opened. Whatever the sidecar says is compared with the files before it is
-used. Whether the files are still the ones that it was written for is checked at the start, and
-after every read whether they are still the ones of the start.
+No format library is opened. Every statement of the sidecar is compared with the files before it is
+used. That the files are still those it was written for is checked when it is opened, and again
+after every read.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StaleWarning(UserWarning):
 def changes(
     content: Content,
     dataset: Path,
-    most: int | None = None,
+    max_files: int | None = None,
     path: Path | None = None,
     notes: list[str] | None = None,
     marks: dict[int, Mark] | None = None,
@@ -98,16 +98,16 @@ def changes(
 
     Parameters
     ----------
-    most
+    max_files
         Look only at so many of the files, spread evenly; None: at all.
     path
-        The sidecar, if it does not lie beside the dataset.
+        The sidecar, if it is not beside the dataset.
     notes
-        Is told which files have another time stamp.
+        Gets a line that names the files with another time stamp.
     marks
-        Is told what the files are, by their number.
+        Gets the marks of the files, by their number.
     known
-        What files were when they were compared before: those that still are it are not opened.
+        The marks of files when they were last compared: files that still have them are not opened.
 
     Raises
     ------
@@ -116,8 +116,8 @@ def changes(
     """
     files = content.files
     chosen: Iterable[int] = range(len(files))
-    if most is not None and len(files) > most:
-        chosen = np.unique(np.linspace(0, len(files) - 1, most).astype(int)).tolist()
+    if max_files is not None and len(files) > max_files:
+        chosen = np.unique(np.linspace(0, len(files) - 1, max_files).astype(int)).tolist()
     lines, touched = [], []
     for i in chosen:
         before = None if known is None else known.get(i)
@@ -126,12 +126,12 @@ def changes(
                 marks[i] = before
             continue
         file = dataset / files[i].path
-        found = look(file, content.format, files[i].identity)
-        lines += [f"{file.name}: {line}" for line in found.differences]
-        if found.written:
+        compared = look(file, content.format, files[i].identity)
+        lines += [f"{file.name}: {line}" for line in compared.differences]
+        if compared.written:
             touched.append(i)
-        if marks is not None and found.mark is not None:
-            marks[i] = found.mark
+        if marks is not None and compared.mark is not None:
+            marks[i] = compared.mark
     if lines or not touched:
         return lines
     if content.layouts:
@@ -218,7 +218,7 @@ class Sidecar:
     proofs
         Compares samples with checksums.
     marks
-        By file number, what `check` has found files to be, or what they are taken to be.
+        By file number, the marks of files as `check` took them, or as `expect` was given them.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Sidecar:
         follow_external: bool = False,
     ) -> None:
         self.content, self.dataset, self.path = content, dataset, path
-        self._held = companion
+        self._companion_bytes = companion
         self.schema = content.schema
         if not content.layouts:
             raise FormatError(
@@ -248,7 +248,10 @@ class Sidecar:
         self._count = int(self._starts[-1])
         self._tables: Tables | None = None
         self._lock = threading.Lock()
-        self._layout = lru_cache(maxsize=1024)(self._parse_layout)
+        layouts = content.layouts
+        self._layout = lru_cache(maxsize=1024)(
+            lambda number, n: as_json.from_json(layouts[number], n, self.schema, self.tables())
+        )
         self._reader = lru_cache(maxsize=256)(self._make_reader)
         self._chosen = lru_cache(maxsize=64)(self._choose)
         self.proofs = Proofs(self)
@@ -296,48 +299,48 @@ class Sidecar:
         dataset = Path(data) if data is not None else path.with_name(_stem(path))
         if not path.exists():
             raise MissingError(path, dataset)
-        found = cls(spec.read(path), dataset, path, follow_external=follow_external)
+        opened = cls(spec.read(path), dataset, path, follow_external=follow_external)
         if check:
-            found.check()
-        return found
+            opened.check()
+        return opened
 
     def through(self, open_file: Callable[[int, str], Handle]) -> Self:
-        """Return the same dataset, whose files something else opens; closing it closes none.
+        """Return the same dataset with files opened by `open_file`; closing it closes none.
 
-        `open_file` takes what `open_file` of this class takes; what it returns holds the same bytes
-        at the same offsets.
+        `open_file` takes the arguments of `Sidecar.open_file`; the file that it returns holds the
+        same bytes at the same offsets.
         """
-        found = copy(self)
-        found._open_file = open_file
-        found._reader = lru_cache(maxsize=256)(found._make_reader)
-        found.proofs = Proofs(found)
-        return found
+        other = copy(self)
+        other._open_file = open_file
+        other._reader = lru_cache(maxsize=256)(other._make_reader)
+        other.proofs = Proofs(other)
+        return other
 
     @cached_property
     def identity(self) -> str:
         """A word that is the same for the same samples in copies of the same files.
 
-        What it comes from: the fields, the sizes and sampled blocks of files, and where the first,
-        the middle and the last sample lie. So files of which only other bytes differ have the same.
+        It is a digest of the fields, the sizes and sampled blocks of files, and the extents of the
+        first, the middle and the last sample: files that differ only in other bytes have the same.
         """
         content, digits = self.content, hashlib.blake2b(digest_size=8)
         digits.update(json.dumps(self.schema.to_json()).encode())
         for entry in content.files:
-            who = entry.identity
-            digits.update(f"{entry.samples} {who.nbytes} {who.sampled}\n".encode())
+            recorded = entry.identity
+            digits.update(f"{entry.samples} {recorded.nbytes} {recorded.sampled}\n".encode())
         some = self.indices([0, len(self) // 2, len(self) - 1] if len(self) else [])
         for name in self.schema.names:
             for number, _, local in self.by_file(some):
                 if name not in self.layout(number).unlocated:
-                    found = locate(self.layout(number), name, local)
-                    digits.update(found.offset.tobytes() + found.length.tobytes())
+                    extents = locate(self.layout(number), name, local)
+                    digits.update(extents.offset.tobytes() + extents.length.tobytes())
         return digits.hexdigest()
 
     def check(self, known: Mapping[int, Mark] | None = None) -> None:
         """Raise `StaleError` if the data changed since the sidecar was written; a few reads.
 
-        `known`: what files were when they were compared before, for this call and all later ones.
-        Those that still are it are not opened.
+        `known`: the marks of files when they were last compared, for this call and all later ones.
+        Files that still have them are not opened.
         """
         self._compared = known or self._compared
         marks: dict[int, Mark] = {}
@@ -355,7 +358,7 @@ class Sidecar:
         return bool(self.marks) and all(known.get(i) is mark for i, mark in self.marks.items())
 
     def expect(self, marks: Mapping[int, Mark]) -> None:
-        """Take these to be the files: what is opened from here on must be they."""
+        """Expect these marks: a file that is opened from here on must have its own."""
         self.marks = marks
         self._files.expect(marks)
 
@@ -369,10 +372,6 @@ class Sidecar:
         entry = self.content.files[file]
         return self._layout(entry.layout, entry.samples)
 
-    def _parse_layout(self, number: int, samples: int) -> FileLayout:
-        json = self.content.layouts[number]
-        return as_json.from_json(json, samples, self.schema, self.tables())
-
     def tables(self) -> Tables:
         """Return the packed tables, with those of the companion."""
         with self._lock:
@@ -383,8 +382,8 @@ class Sidecar:
     def companion(self) -> bytes | None:
         """Return the bytes of the companion, None without; `FormatError` if it is another's."""
         known = self.content.companion
-        if known is None or self._held is not None:
-            return self._held
+        if known is None or self._companion_bytes is not None:
+            return self._companion_bytes
         path = self.path.with_name(spec.companion_name(self.path))
         fix = f"write the sidecar again with dsprep provenance {self.dataset}"
         if not path.is_file():
@@ -420,7 +419,7 @@ class Sidecar:
             yield self.layout(file), start, np.arange(local, local + end - start, dtype=np.int64)
             start = end
 
-    # --- places ------------------------------------------------------------------------------
+    # --- locating ----------------------------------------------------------------------------
 
     def indices(self, chosen: Indices) -> Ints:
         """Return sample numbers as int64, shape ``(n,)``, negative ones counted from the end.
@@ -435,19 +434,19 @@ class Sidecar:
             return np.arange(*chosen.indices(n), dtype=np.int64)
         if isinstance(chosen, int) and 0 <= chosen < n:
             return np.array([chosen], np.int64)
-        found = np.asarray(chosen).reshape(-1)
-        if found.size and found.dtype.kind not in "iu":
-            raise UsageError("samples are chosen by integers", found=found.dtype)
-        if found.dtype.kind == "u" and found.size and int(found.max()) >= n:
-            raise IndexError(f"sample {found.max()} of {n} in {self.dataset}")
-        found = found.astype(np.int64, copy=False)
-        if not len(found):
-            return found
-        low = int(found.min())
-        if low < -n or int(found.max()) >= n:
-            wrong = low if low < -n else int(found.max())
+        numbers = np.asarray(chosen).reshape(-1)
+        if numbers.size and numbers.dtype.kind not in "iu":
+            raise UsageError("samples are chosen by integers", found=numbers.dtype)
+        if numbers.dtype.kind == "u" and numbers.size and int(numbers.max()) >= n:
+            raise IndexError(f"sample {numbers.max()} of {n} in {self.dataset}")
+        numbers = numbers.astype(np.int64, copy=False)
+        if not len(numbers):
+            return numbers
+        low = int(numbers.min())
+        if low < -n or int(numbers.max()) >= n:
+            wrong = low if low < -n else int(numbers.max())
             raise IndexError(f"sample {wrong} of {n} in {self.dataset}")
-        return np.where(found < 0, found + n, found) if low < 0 else found
+        return np.where(numbers < 0, numbers + n, numbers) if low < 0 else numbers
 
     def by_file(self, indices: Ints) -> list[tuple[int, Ints, Ints]]:
         """Return, for each file that holds some, ``(file, which of the indices, theirs in it)``."""
@@ -457,10 +456,10 @@ class Sidecar:
         order = np.argsort(file, kind="stable")
         edges = np.flatnonzero(np.diff(file[order])) + 1
         parts = []
-        for which in np.split(order, edges):
-            if len(which):
-                number = int(file[which[0]])
-                parts.append((number, which, indices[which] - self._starts[number]))
+        for positions in np.split(order, edges):
+            if len(positions):
+                number = int(file[positions[0]])
+                parts.append((number, positions, indices[positions] - self._starts[number]))
         return parts
 
     def locate(self, chosen: Indices, field: str) -> tuple[Array, Ints, Ints, Ints]:
@@ -487,8 +486,8 @@ class Sidecar:
         self.schema[field]
         none = np.zeros(0, np.int64)
         parts = [
-            (request, np.full(len(request), number, np.int64), found.offset, found.length)
-            for number, request, found in self._located(self.indices(chosen), field)
+            (request, np.full(len(request), number, np.int64), extents.offset, extents.length)
+            for number, request, extents in self._located(self.indices(chosen), field)
         ]
         if len(parts) == 1:
             return parts[0]
@@ -498,9 +497,9 @@ class Sidecar:
 
     def _located(self, indices: Ints, field: str) -> Iterator[tuple[int, Ints, Extents]]:
         """Yield ``(file, request, extents)`` of each file that holds some of the samples."""
-        for number, which, local in self.by_file(indices):
-            found = locate(self.layout(number), field, local)
-            yield number, which[found.request], found
+        for number, positions, local in self.by_file(indices):
+            extents = locate(self.layout(number), field, local)
+            yield number, positions[extents.request], extents
 
     def extents(self, chosen: Indices, fields: Sequence[str] = ()) -> list[Extent]:
         """Return every range of bytes that holds the fields of the samples, in their order.
@@ -551,14 +550,14 @@ class Sidecar:
         keys: list[Ints] = []
         columns: list[list[Any]] = [[], [], [], [], []]
         for k, name in enumerate(names):
-            for number, request, found in self._located(indices, name):
+            for number, request, extents in self._located(indices, name):
                 n = len(request)
                 keys.append(request * len(names) + k)
-                columns[0] += self._file_names(number, found)
-                columns[1] += found.offset.tolist()
-                columns[2] += found.length.tolist()
-                columns[3] += [None] * n if found.inside is None else found.inside.tolist()
-                size = found.inside_nbytes
+                columns[0] += self._file_names(number, extents)
+                columns[1] += extents.offset.tolist()
+                columns[2] += extents.length.tolist()
+                columns[3] += [None] * n if extents.inside is None else extents.inside.tolist()
+                size = extents.inside_nbytes
                 columns[4] += [None] * n if size is None else size.tolist()
         key = np.concatenate([np.zeros(0, np.int64), *keys])
         order = np.argsort(key, kind="stable")
@@ -568,11 +567,11 @@ class Sidecar:
         for i, k, j in zip(at, field.tolist(), order.tolist(), strict=True):
             yield i, names[k], file[j], offset[j], length[j], inside[j], inside_nbytes[j]
 
-    def _file_names(self, number: int, found: Extents) -> list[str]:
+    def _file_names(self, number: int, extents: Extents) -> list[str]:
         """Return the file of each range, relative to the directory of the sidecar."""
         entry, parent = self.root(number), self.path.parent
-        names = [""] * len(found.offset)
-        for path, chosen in found.by_path():
+        names = [""] * len(extents.offset)
+        for path, chosen in extents.by_path():
             name = os.path.relpath(entry / path if path else entry, parent)
             for i in np.arange(len(names))[chosen].tolist():
                 names[i] = name
@@ -635,16 +634,16 @@ class Sidecar:
         if indices is None:
             indices = np.array([one], np.int64)
         groups = self.by_file(indices)
-        if verify is None and (found := self._read_stored(schema, indices, groups, arena)):
-            return found
+        if verify is None and (batch := self._read_stored(schema, indices, groups, arena)):
+            return batch
         if len(groups) == 1:
             number, _, local = groups[0]
             return self._read_file(number, local, names, verify, arena)
         parts, order = [], []
-        for number, which, local in groups:
+        for number, positions, local in groups:
             batch = self._read_file(number, local, names, verify, None)
             parts.append({n: batch[n] for n in names})
-            order.append(which)
+            order.append(positions)
         joined = concatenate(schema, parts) if parts else concatenate(schema, [])
         back = np.argsort(np.concatenate([np.zeros(0, np.int64), *order]), kind="stable")
         if len(back) and bool((back == np.arange(len(back))).all()):
@@ -658,10 +657,10 @@ class Sidecar:
         groups: Sequence[tuple[int, Ints, Ints]],
         arena: Arena | None,
     ) -> Batch | None:
-        """Read samples that are apart from each other into their places; None where that is not so.
+        """Read scattered samples straight into the batch; None where that is impossible or slower.
 
-        Consecutive samples are better read by what knows groups, and what has to be decoded, or
-        is in very many files, cannot be read so.
+        Consecutive samples are better read by the reader of their file, which knows groups; samples
+        that have to be decoded, or are in very many files, cannot be read so.
         """
         n, files = len(indices), len(groups)
         if n < 2 or files > KEPT or schema.ragged or int(indices[-1]) - int(indices[0]) == n - 1:
@@ -675,10 +674,12 @@ class Sidecar:
             for f in schema
         }
         plan = ReadPlan()
-        for (number, which, _), found in zip(groups, located, strict=True):
-            for each in found or ():
-                to = [which * f.row_nbytes + out[f.name].ctypes.data for f, _ in each.fields]
-                plan.put_stored(self.open_file(number, each.path), each, to)
+        for (number, positions, _), ranges_of_file in zip(groups, located, strict=True):
+            for ranges in ranges_of_file or ():
+                addresses = [
+                    positions * f.row_nbytes + out[f.name].ctypes.data for f, _ in ranges.fields
+                ]
+                plan.put_stored(self.open_file(number, ranges.path), ranges, addresses)
         plan.read(APART_NEAR)
         return {**out}
 
@@ -691,9 +692,10 @@ class Sidecar:
     ) -> Batch:
         reader = self._reader(number)
         if verify == "full":
-            whole = reader.records is not None and reader.records.has_crcs  # reading compares these
+            # Reading compares the CRCs of records itself.
+            crc_read = reader.records is not None and reader.records.has_crcs
             unlocated = self.layout(number).unlocated
-            sums = [n for n in names if not whole or n in reader.columns]
+            sums = [n for n in names if not crc_read or n in reader.columns]
             self.proofs.check(number, local, [n for n in sums if n not in unlocated])
         return reader.read(local, names, verify, arena, int(self._starts[number]))
 
@@ -709,16 +711,16 @@ class Sidecar:
         return self._files.get(number, path, self.root)
 
     def _check_first(self, number: int, path: str, file: Handle) -> None:
-        """Raise `StaleError` if a file of very many, not yet looked at, is another one."""
+        """Raise `StaleError` if a file that `check` skipped, of very many, has changed."""
         known = self.content.files[number].identity
         inode, nbytes, mtime, _ = file.status
         if path or known.inode is None or known.mtime_ns is None:
             return
         if (inode, nbytes) == (known.inode, known.nbytes) and same_time(mtime, known.mtime_ns):
             return
-        found = look(file.path, self.content.format, known)
-        if found.differences:
-            line = f"{file.path.name}: {found.differences[0]}"
+        compared = look(file.path, self.content.format, known)
+        if compared.differences:
+            line = f"{file.path.name}: {compared.differences[0]}"
             raise stale(line, self.path, self.dataset)
 
     def root(self, number: int) -> Path:
@@ -745,7 +747,7 @@ class Sidecar:
         Yields
         ------
         BadGroup
-            With file, first sample, and the expected and the found CRC-32C.
+            With file, first sample, and the expected and the actual CRC-32C.
 
         Raises
         ------
@@ -761,14 +763,14 @@ class Sidecar:
         own = self.content.files[number].crc32c is not None
         return own or (groups is not None and (groups.crc32c or groups.rest) is not None)
 
-    def wrong_sums(self, numbers: Sequence[int], most: int | None = None) -> Iterator[str]:
+    def wrong_sums(self, numbers: Sequence[int], max_nbytes: int | None = None) -> Iterator[str]:
         """Yield where checksums of some files are wrong, one clause each.
 
         Parameters
         ----------
         numbers
             Of the files. Their own checksums are compared, or else those of their groups.
-        most
+        max_nbytes
             Bytes that are read at most, about, spread over all; None: all.
 
         Raises
@@ -778,7 +780,7 @@ class Sidecar:
         """
         files = self.content.files
         nbytes = sum(files[i].identity.nbytes for i in numbers)
-        step = 1 if most is None else max(1, -(-nbytes // most))
+        step = 1 if max_nbytes is None else max(1, -(-nbytes // max_nbytes))
         before = 0
         for number in numbers:
             name, size = self.root(number).name, files[number].identity.nbytes
@@ -786,17 +788,18 @@ class Sidecar:
                 block, expected = sums
                 for k in range(-before % step, len(expected), step):
                     begin, end = k * block, min(size, (k + 1) * block)
-                    found = block_crc32c(self.root(number), begin, end)
-                    if found != expected[k]:
+                    crc = block_crc32c(self.root(number), begin, end)
+                    if crc != expected[k]:
                         yield (
-                            f"{name}: the CRC-32C of bytes {begin:,} to {end:,} is {found:#010x}, "
+                            f"{name}: the CRC-32C of bytes {begin:,} to {end:,} is {crc:#010x}, "
                             f"expected {int(expected[k]):#010x}"
                         )
                 before += len(expected)
             elif (groups := self.layout(number).groups) is not None:
                 count = groups.blocks.count
                 for bad in self.proofs.bad_groups(number, range(-before % step, count, step)):
-                    yield f"{name}: {bad.what} ({bad.found:#010x}, expected {bad.expected:#010x})"
+                    crcs = f"({bad.actual:#010x}, expected {bad.expected:#010x})"
+                    yield f"{name}: {bad.message} {crcs}"
                 before += count
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The sidecar: a small JSON file beside a dataset, from which every sample's place is computed.
+"""The sidecar: a small JSON file beside a dataset, from which every sample's offset is computed.
 
 Specification, version 1
 ------------------------
@@ -17,11 +17,11 @@ Numbers are JSON integers; offsets and sizes count bytes.
 ``files``          in sample order: ``path`` (``.`` for a dataset of one file or store, otherwise
                    relative to the dataset's directory), ``samples``, ``nbytes``; the rest of its
                    identity: ``mtime_ns``, ``inode``, ``files`` (data files in a directory, 1 if
-                   left out), ``facts`` (what the format tells about its state), ``sampled``
+                   left out), ``facts`` (what the format states about itself), ``sampled``
                    (digest of sampled blocks); ``layout`` (which one of ``layouts``, 0 if left
                    out); ``crc32c`` (optional: see below)
-``layouts``        how the samples of a file lie; files that are alike share one
-``reading``        how the samples were told from the file, where that is not the default: the
+``layouts``        how the samples of a file are stored; files that are alike share one
+``reading``        how samples are made from the file, where that is not the default: the
                    options of `OpenOptions`
 ``notes``          what was assumed or left out when the dataset was looked at
 ``companion``      ``nbytes`` and ``blake2b`` of ``NAME.dsprep.bin``, where large tables are; left
@@ -29,13 +29,13 @@ Numbers are JSON integers; offsets and sizes count bytes.
 ``lineage``        what it was made from: ``source``, ``command``, ``version``, ``created``
 ================== ============================================================================
 
-A **layout** tells of each field of the schema where it lies. ``n`` stands for the samples of the
+A **layout** gives the location of each field of the schema. ``n`` stands for the samples of the
 file that has the layout.
 
 ``records``
     A block holds a sample. ``offsets`` and ``lengths``: laws; ``path``: the file in a directory;
     ``blocks``: how many, if not n; ``order``: a law, the block of each sample (sample i is block i
-    if left out). ``parts``: field to ``[at, nbytes]``, its place in every block (``nbytes`` null:
+    if left out). ``parts``: field to ``[at, nbytes]``, its range in every block (``nbytes`` null:
     up to the end), or null if only the recipe finds it. ``recipe``: how a block is taken apart:
     ``{"name": "values"}`` (dsprep's encoding in LMDB), ``{"name": "datum"}`` (Caffe),
     ``{"name": "example"}`` (``tf.train.Example``) and parameters. ``frame``: what proves a block:
@@ -62,11 +62,11 @@ file that has the layout.
 ``unlocated``
     Fields that only the format's library can read: name to the reason.
 ``groups``
-    Where samples lie in groups of ``samples``, each in one range of bytes: ``offsets``,
+    Where samples are stored in groups of ``samples``, each in one range of bytes: ``offsets``,
     ``lengths`` and perhaps ``crc32c``: laws. If groups differ in their number of samples, also
     ``count``, how many groups there are, and ``first``, a law, the first sample of each. In a
     directory ``path``; if groups lie in several files, ``{0}`` in it stands for the file's number,
-    and ``files`` is the number of groups per file. ``rest``, where fields lie outside these ranges:
+    and ``files`` is the number of groups per file. ``rest``, where fields are outside these ranges:
     ``fields``, their names, and ``crc32c``, a law: of each group the CRC-32C of their stored
     ranges, field by field, those of a field in the order of files and offsets, each once.
 ``provenance``
@@ -81,7 +81,7 @@ order); see `dsprep.layout.laws`. ``data`` is a packed table: base64, or
 ``count``, and ``data``: a packed table of all of them, each with a NUL behind it.
 
 ``crc32c`` of a file: ``{"block": bytes, "data": table}``, the CRC-32C of each block of the file (of
-the data files of a directory one behind another, by path); the last block may be shorter.
+the data files of a directory back to back, by path); the last block may be shorter.
 
 Unknown keys are kept when a sidecar is read and written again. Nothing in it is executed, and
 every offset is compared with the file before it is used.
@@ -114,16 +114,16 @@ from dsprep.storage.trees import SIDECARS
 VERSION = 1
 NAMES = SIDECARS
 SUFFIX, COMPANION = NAMES
-LARGEST = 1 << 60
+MAX_SAMPLES = 1 << 60
 """Numbers of samples are smaller."""
 PAUSES = (0.0, 0.1, 0.3, 1.2)
-"""Seconds before each look at a sidecar that ends too early."""
+"""Seconds before each attempt to read a sidecar that ends too early."""
 MAX_NBYTES = 256 << 20
 """No sidecar is larger; a larger file is not read into memory."""
-MOST_FILES = 1 << 20
+MAX_FILES = 1 << 20
 """Files that a sidecar lists at most."""
-_MOST = ((b'"path"', MOST_FILES), (b"{", 4 << 20), (b"[", 4 << 20), (b",", 12 << 20))
-"""What the text of a sidecar has at most of, as values take far more memory than their text."""
+_MAX_COUNTS = ((b'"path"', MAX_FILES), (b"{", 4 << 20), (b"[", 4 << 20), (b",", 12 << 20))
+"""How often a sidecar may contain each text: parsed values take far more memory than their text."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Identity:
     files
         Data files in a directory; 1 for a file.
     facts
-        What the format tells, see `Format.identity`.
+        What the format states about the file, see `Format.identity`.
     sampled
         Digest of the sampled blocks; empty: not recorded.
     """
@@ -225,7 +225,7 @@ class FileEntry:
         if ".." in path.split("/"):
             raise ValueError(f"the path {path!r} leaves the dataset")
         for value in (samples, layout):
-            if type(value) is not int or not 0 <= value < LARGEST:
+            if type(value) is not int or not 0 <= value < MAX_SAMPLES:
                 raise TypeError(f"{value!r} is not a number of samples, or of a layout")
         crcs = json.get("crc32c")
         if crcs is not None and not isinstance(crcs, Mapping):
@@ -236,7 +236,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Content:
-    """What a sidecar says; the attributes are those of the specification above.
+    """The content of a sidecar; the attributes are those of the specification above.
 
     `layouts` is their JSON: `dsprep.layout.as_json` reads it when it is needed.
     """
@@ -329,7 +329,7 @@ class Content:
                 raise TypeError(f"{str(mapping)[:40]!r} is no JSON object")
         if not all(isinstance(layout.get("unlocated", {}), Mapping) for layout in layouts):
             raise TypeError("unlocated is no JSON object")
-        if sum(f.samples for f in files) >= LARGEST:
+        if sum(f.samples for f in files) >= MAX_SAMPLES:
             raise ValueError("there are impossibly many samples")
         if layouts and any(f.layout >= len(layouts) for f in files):
             raise ValueError("a file has a layout that is not there")
@@ -356,20 +356,20 @@ _KNOWN |= {"reading", "notes", "companion", "lineage"}
 
 
 def sidecar_path(dataset: Path) -> Path:
-    """Return where the sidecar of `dataset` lies."""
+    """Return the path of the sidecar of `dataset`."""
     return dataset.with_name(dataset.name + SUFFIX)
 
 
 def staged_path(dataset: Path) -> Path:
-    """Return where the sidecar of `dataset` is until a run that makes the dataset is at its end."""
+    """Return the path of the sidecar of `dataset` until the run that makes the dataset ends."""
     return partial_path(dataset) / sidecar_path(dataset).name
 
 
 def beside(dataset: Path) -> Path:
-    """Return where the sidecar of `dataset` is, or would be.
+    """Return the path of the sidecar of `dataset`, whether it exists or not.
 
-    That is beside it; but if a run was killed when it had put a new dataset in place and not yet
-    its sidecar, it is still where the run worked.
+    That is beside it; but if a run was killed after it had put a new dataset in place and before
+    its sidecar, it is still in the directory in which the run worked.
     """
     where, staged = sidecar_path(dataset), staged_path(dataset)
     if not staged.is_file():
@@ -394,14 +394,14 @@ def read(path: Path) -> Content:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a sidecar as JSON; `FormatError` if it is none, or would take too much memory."""
-    text = _read_whole(path)
-    for mark, most in _MOST:
-        count = text.count(mark)
-        if count > most:
+    text = _read_complete(path)
+    for text_mark, max_count in _MAX_COUNTS:
+        count = text.count(text_mark)
+        if count > max_count:
             raise FormatError(
-                f"the sidecar lists more than {MOST_FILES:,} files, or is damaged",
+                f"the sidecar lists more than {MAX_FILES:,} files, or is damaged",
                 where=path,
-                expected=f"{mark.decode()} at most {most:,} times",
+                expected=f"{text_mark.decode()} at most {max_count:,} times",
                 found=f"{count:,} times",
                 fix="put the samples into fewer files with dsprep repack",
             )
@@ -414,7 +414,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_whole(path: Path) -> bytes:
+def _read_complete(path: Path) -> bytes:
     """Return the bytes of a sidecar, which may just have replaced a shorter one.
 
     A client that keeps attributes ends it where the other one ended.
@@ -513,22 +513,22 @@ def _text(value: Any, indent: int | None = None) -> str:
 def find(files: Sequence[Path], at: Path | None = None) -> tuple[Content, Path, Path] | None:
     """Return the sidecar that covers `files`, reduced to them; None without one.
 
-    It lies beside the only file, or beside a directory that holds them all, or is the file `at`;
+    It is beside the only file, or beside a directory that holds them all, or is the file `at`;
     and it lists them.
 
     Returns
     -------
-    ``(content, dataset, path)``: what it says, what it lies beside, and where it is.
+    ``(content, dataset, path)``: its content, the dataset beside it, and its path.
 
     Raises
     ------
     FormatError
         If there is one and it cannot be read, or lists other files.
     """
-    found = find_path(files, at)
-    if found is None:
+    located = find_path(files, at)
+    if located is None:
         return None
-    dataset, where = found
+    dataset, where = located
     return reduced(read(where), dataset, files, where), dataset, where
 
 

@@ -56,8 +56,8 @@ def sorted_by(
     for name in names[:FIELDS]:
         runs = np.stack([read(name, start, start + length) for start in starts])
         constant = (runs == runs[:, :1]).all(axis=1).mean()
-        _, seen = np.unique(runs, return_counts=True)
-        if constant >= CONSTANT and float(((seen / runs.size) ** 2).sum()) < COMMON:
+        _, counts = np.unique(runs, return_counts=True)
+        if constant >= CONSTANT and float(((counts / runs.size) ** 2).sum()) < COMMON:
             return name
     return ""
 

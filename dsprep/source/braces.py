@@ -6,13 +6,13 @@ import re
 
 from dsprep.errors import UsageError
 
-MOST = 1 << 20
+MAX_PATHS = 1 << 20
 """Paths that a pattern may stand for."""
 
-LONGEST = 8 << 10
+MAX_LENGTH = 8 << 10
 """Characters of a pattern: longer ones are not taken apart, and no file is called so."""
 
-DEEPEST = 16
+MAX_DEPTH = 16
 """Braces within braces, at most."""
 
 _NUMBERS = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?", re.ASCII)
@@ -28,19 +28,19 @@ def expand(text: str, depth: int = 0) -> list[str]:
     Raises
     ------
     UsageError
-        If it stands for more than `MOST` paths.
+        If it stands for more than `MAX_PATHS` paths.
 
     Examples
     --------
     >>> expand("x-{08..10}.{tar,json}")[:3]
     ['x-08.tar', 'x-08.json', 'x-09.tar']
     """
-    found = _first(text) if len(text) <= LONGEST else None
-    if found is None:
+    braces = _first(text) if len(text) <= MAX_LENGTH else None
+    if braces is None:
         return [text]
-    begin, end, items = found
-    if depth >= DEEPEST:
-        raise UsageError(f"{text!r} has braces within braces", expected=f"at most {DEEPEST} deep")
+    begin, end, items = braces
+    if depth >= MAX_DEPTH:
+        raise UsageError(f"{text!r} has braces within braces", expected=f"at most {MAX_DEPTH} deep")
     out: list[str] = []
     for item in items:
         out += expand(item, depth + 1)
@@ -52,8 +52,8 @@ def expand(text: str, depth: int = 0) -> list[str]:
 
 
 def _check(count: int, text: str) -> None:
-    if count > MOST:
-        raise UsageError(f"{text!r} stands for too many paths", expected=f"<= {MOST:,}")
+    if count > MAX_PATHS:
+        raise UsageError(f"{text!r} stands for too many paths", expected=f"<= {MAX_PATHS:,}")
 
 
 def _first(text: str) -> tuple[int, int, list[str]] | None:
@@ -79,13 +79,13 @@ def _first(text: str) -> tuple[int, int, list[str]] | None:
 
 def _range(text: str) -> list[str]:
     """Return the members of ``A..B`` or ``A..B..STEP``; none if it is something else."""
-    found = _NUMBERS.fullmatch(text) or _LETTERS.fullmatch(text)
-    if found is None:
+    match = _NUMBERS.fullmatch(text) or _LETTERS.fullmatch(text)
+    if match is None:
         return []
-    low, high = found[1], found[2]
+    low, high = match[1], match[2]
     numbers = not low.isalpha()
     a, b = (int(low), int(high)) if numbers else (ord(low), ord(high))
-    step = abs(int(found[3] or 1)) or 1
+    step = abs(int(match[3] or 1)) or 1
     _check(abs(b - a) // step + 1, "{" + text + "}")
     every = range(a, b + 1, step) if a <= b else range(a, b - 1, -step)
     if not numbers:

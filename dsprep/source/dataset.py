@@ -288,10 +288,10 @@ def _known(files: _Files, trusted: bool = False) -> Known | None:
     OSError
         If that cannot be seen.
     """
-    found = spec.find(files.names, files.at)
-    if found is None:
+    located = spec.find(files.names, files.at)
+    if located is None:
         return None
-    content, dataset, path = found
+    content, dataset, path = located
     marks: dict[int, Mark] = {}
     known = Known(content, dataset, path, marks)
     if content.format != files.format.name:
@@ -332,16 +332,16 @@ def _lost(
     DsprepError
         If without it nothing says what the fields are.
     """
-    asked = options or OpenOptions()
-    typed = any(s.dtype is not None or s.index for s in asked.fields)
-    if typed or replace(asked, fields=()).meaning != OpenOptions():
+    requested = options or OpenOptions()
+    typed = any(s.dtype is not None or s.index for s in requested.fields)
+    if typed or replace(requested, fields=()).meaning != OpenOptions():
         return None
     dataset = files[0]
     try:
-        found = spec.find_path(files, at)
-        if found is None:
+        located = spec.find_path(files, at)
+        if located is None:
             return None
-        dataset, path = found
+        dataset, path = located
         content = spec.read(path)
     except FormatError:
         if format.keeps_types:
@@ -373,15 +373,15 @@ def _refused(error: DsprepError, dataset: Path, *, readable: bool) -> DsprepErro
     )
 
 
-def _as_recorded(found: Schema, recorded: Schema, fields: Sequence[FieldSpec]) -> bool:
+def _as_recorded(opened: Schema, recorded: Schema, fields: Sequence[FieldSpec]) -> bool:
     """Whether fields, or those that were asked for, are what a sidecar says."""
     pairs = [(s.path, s.name) for s in fields] or [(n, n) for n in recorded.names]
-    if len(pairs) != len(found.names):
+    if len(pairs) != len(opened.names):
         return False
     return all(
         path in recorded.names
-        and name in found.names
-        and _type(recorded[path]) == _type(found[name])
+        and name in opened.names
+        and _type(recorded[path]) == _type(opened[name])
         for path, name in pairs
     )
 
@@ -401,14 +401,14 @@ def _ignored(error: DsprepError) -> str:
 
 def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
     """Return how to read: as asked, else as the sidecar was made."""
-    asked = options or OpenOptions()
-    if known is None or replace(asked, fields=()).meaning != OpenOptions():
-        return asked
+    requested = options or OpenOptions()
+    if known is None or replace(requested, fields=()).meaning != OpenOptions():
+        return requested
     recorded = OpenOptions.from_json(known.content.reading)
-    if asked.fields and recorded.fields:
-        return asked
-    own = {name: getattr(asked, name) for name in UNRECORDED}
-    return replace(recorded, fields=asked.fields or recorded.fields, **own)
+    if requested.fields and recorded.fields:
+        return requested
+    own = {name: getattr(requested, name) for name in UNRECORDED}
+    return replace(recorded, fields=requested.fields or recorded.fields, **own)
 
 
 def _through_sidecar(

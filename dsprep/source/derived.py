@@ -81,29 +81,29 @@ class DerivedSource(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        wanted = self.numbers(np.arange(start, stop, dtype=np.int64))
-        if not len(wanted):
+        numbers = self.numbers(np.arange(start, stop, dtype=np.int64))
+        if not len(numbers):
             return empty_batch(self.schema)
-        bounds = self._spans(wanted).tolist()
-        if len(bounds) == 2 and wanted[-1] - wanted[0] + 1 == len(wanted):
-            return self.base.read(int(wanted[0]), int(wanted[-1]) + 1, arena)
-        found = Assembly(self.schema, len(wanted), arena, "selected")
+        bounds = self._spans(numbers).tolist()
+        if len(bounds) == 2 and numbers[-1] - numbers[0] + 1 == len(numbers):
+            return self.base.read(int(numbers[0]), int(numbers[-1]) + 1, arena)
+        assembly = Assembly(self.schema, len(numbers), arena, "selected")
         for i, j in itertools.pairwise(bounds):
-            first, last = int(wanted[i]), int(wanted[j - 1])
+            first, last = int(numbers[i]), int(numbers[j - 1])
             batch = self.base.read(first, last + 1, self.own_arena())
-            found.put(i, batch, wanted[i:j] - first)
-        return found.batch()
+            assembly.put(i, batch, numbers[i:j] - first)
+        return assembly.batch()
 
     def own_arena(self) -> Arena:
         """Return this thread's memory for what is read from `base`."""
-        found: Arena | None = getattr(self._local, "arena", None)
-        if found is None:
-            found = self._local.arena = Arena()
-        return found
+        arena: Arena | None = getattr(self._local, "arena", None)
+        if arena is None:
+            arena = self._local.arena = Arena()
+        return arena
 
-    def _spans(self, wanted: Ints) -> Ints:
-        """Return where in `wanted` each read begins, and its length."""
-        steps = np.diff(wanted)
+    def _spans(self, numbers: Ints) -> Ints:
+        """Return where in `numbers` each read begins, and its length."""
+        steps = np.diff(numbers)
         apart = steps <= 0
         if (steps > 1).any():
             each = self._sample_nbytes
@@ -114,22 +114,22 @@ class DerivedSource(Source):
                 each = self._sample_nbytes = max(1, each)
             apart |= (steps - 1) * each > JOIN_NBYTES
             # A read ends before it grows long where samples are left out; whole runs stay whole.
-            block = (wanted - wanted[0]) // max(1, SPAN_NBYTES // each)
+            block = (numbers - numbers[0]) // max(1, SPAN_NBYTES // each)
             apart |= (np.diff(block) != 0) & (steps != 1)
-        return np.concatenate([[0], np.flatnonzero(apart) + 1, [len(wanted)]])
+        return np.concatenate([[0], np.flatnonzero(apart) + 1, [len(numbers)]])
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
         if not self.schema.ragged:
             return super().sizes(start, stop)
-        wanted = self.numbers(np.arange(start, stop, dtype=np.int64))
-        out = np.empty(len(wanted), np.int64)
-        for i, j in itertools.pairwise(self._spans(wanted).tolist() if len(wanted) else ()):
-            first, last = int(wanted[i]), int(wanted[j - 1])
+        numbers = self.numbers(np.arange(start, stop, dtype=np.int64))
+        out = np.empty(len(numbers), np.int64)
+        for i, j in itertools.pairwise(self._spans(numbers).tolist() if len(numbers) else ()):
+            first, last = int(numbers[i]), int(numbers[j - 1])
             sizes = self.base.sizes(first, last + 1)
             if sizes is None:
                 return None
-            out[i:j] = sizes[wanted[i:j] - first]
+            out[i:j] = sizes[numbers[i:j] - first]
         return out
 
     def files(self) -> list[Path]:

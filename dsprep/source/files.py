@@ -59,7 +59,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
         If a path does not exist, a pattern matches nothing, a directory holds no dataset, or a
         named file is of no known format.
     """
-    found: list[tuple[Path, Format]] = []
+    files: list[tuple[Path, Format]] = []
     notes: list[str] = []
     for text in paths:
         for path in _expand(str(text)):
@@ -72,12 +72,12 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
                 if skipped:
                     names = listed([p.name for p in skipped])
                     notes.append(f"left out {names} in {path}: of no known format")
-                found += inside
+                files += inside
             else:
-                found.append((path, format))
-    if not found:
+                files.append((path, format))
+    if not files:
         raise UsageError("no dataset is named")
-    return found, notes
+    return files, notes
 
 
 def _expand(text: str) -> list[Path]:
@@ -107,11 +107,11 @@ def _match(text: str) -> list[Path]:
         return [path for name in names for path in _match(name)]
     if missing and glob.has_magic(text):
         # pathlib's ** does not follow links to directories, which may lead in circles.
-        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        matching = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
         hidden = path.name.startswith(".")
         matches = [
             m
-            for m in found
+            for m in matching
             if not m.name.endswith(spec.NAMES) and (hidden or not m.name.startswith("."))
         ]
         if not matches:
@@ -129,7 +129,7 @@ def _match(text: str) -> list[Path]:
 
 def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
     """Return the datasets under `directory` in natural order, and the files that are none."""
-    found: list[tuple[Path, Format]] = []
+    datasets: list[tuple[Path, Format]] = []
     skipped: list[Path] = []
     waiting = [directory]
     while waiting:
@@ -150,9 +150,9 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
             ):
                 skipped.append(path)
                 continue
-            found.append((path, format))
-    found.sort(key=lambda item: natural_key(item[0]))
-    return found, sorted(skipped, key=natural_key)
+            datasets.append((path, format))
+    datasets.sort(key=lambda item: natural_key(item[0]))
+    return datasets, sorted(skipped, key=natural_key)
 
 
 def _check_one_part(directory: Path, files: Sequence[Path]) -> None:

@@ -132,8 +132,8 @@ class SidecarSource(Source):
         """Return how each field is stored, by the layout of the first file with samples."""
         files = self.sidecar.content.files
         first = next((i for i, f in enumerate(files) if f.samples), 0)
-        found = of_layout(self.sidecar.layout(first), self.sidecar.schema)
-        return {new: found[old] for old, new in self._new.items()}
+        storage_of = of_layout(self.sidecar.layout(first), self.sidecar.schema)
+        return {new: storage_of[old] for old, new in self._new.items()}
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with the format's own library."""

@@ -111,14 +111,14 @@ class JoinedSource(Source):
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        found = [
+        openings = [
             part.part(start + skipped, stop + skipped)
             for part, skipped in zip(self.parts, self._skipped, strict=True)
         ]
-        before = [offset - n for (_, offset), n in zip(found, self._skipped, strict=True)]
+        before = [offset - n for (_, offset), n in zip(openings, self._skipped, strict=True)]
         first = max(before)
-        parts = tuple((o, first - n) for (o, _), n in zip(found, before, strict=True))
-        marks = tuple(mark for opening, _ in found for mark in opening.marks)
+        parts = tuple((o, first - n) for (o, _), n in zip(openings, before, strict=True))
+        marks = tuple(mark for opening, _ in openings for mark in opening.marks)
         return JoinedOpening(names=self.schema.names, parts=parts, marks=marks), first
 
     @override
@@ -132,8 +132,8 @@ class JoinedSource(Source):
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored."""
-        found = {name: s for part in self.parts for name, s in part.storage().items()}
-        return {name: found[name] for name in self.schema.names}
+        storage_of = {name: s for part in self.parts for name, s in part.storage().items()}
+        return {name: storage_of[name] for name in self.schema.names}
 
     def loading_code(self) -> str:
         """Return the programs that load sample 0 of each dataset, one after another."""
@@ -165,25 +165,25 @@ def joined_names(parts: Sequence[tuple[Path, Schema]]) -> list[dict[str, str]]:
         If names are the same even so.
     """
     every = Counter(name for _, schema in parts for name in schema.names)
-    found: list[dict[str, str]] = []
+    renamed: list[dict[str, str]] = []
     for path, schema in parts:
         stem = path.name.partition(".")[0]
         called = {n: n if every[n] == 1 else stem for n in schema.names}
         if len(schema) > 1:
             called = {n: n if every[n] == 1 else f"{stem}_{n}" for n in schema.names}
-        found.append({new: name for name, new in called.items()})
-    again = Counter(name for names in found for name in names)
+        renamed.append({new: name for name, new in called.items()})
+    again = Counter(name for names in renamed for name in names)
     twice = [name for name, count in again.items() if count > 1]
     if twice:
         paths = [path for path, _ in parts]
-        where = [str(p) for p, names in zip(paths, found, strict=True) if twice[0] in names]
+        where = [str(p) for p, names in zip(paths, renamed, strict=True) if twice[0] in names]
         raise SchemaError(
             f"the datasets that are to be joined have the field {twice[0]} more than once",
             found=", ".join(where),
             fix="give the files different names, or join converted datasets with renamed fields: "
             "dsprep convert FILE OUT --field NEW=OLD",
         )
-    return found
+    return renamed
 
 
 def assign_fields(
@@ -199,14 +199,14 @@ def assign_fields(
         What `joined_names` gives.
     """
     owner = {new: (k, old) for k, own in enumerate(names) for new, old in own.items()}
-    found: list[list[FieldSpec]] = [[] for _ in names]
+    assigned: list[list[FieldSpec]] = [[] for _ in names]
     every = with_others(specs or (FieldSpec(OTHERS, OTHERS),), owner)
     for spec in every:
         if spec.path not in owner:
             raise missing_field(spec.path, owner, where)
         k, old = owner[spec.path]
-        found[k].append(replace(spec, path=old))
-    return [tuple(own) for own in found], [spec.name for spec in every]
+        assigned[k].append(replace(spec, path=old))
+    return [tuple(own) for own in assigned], [spec.name for spec in every]
 
 
 def check_lengths(parts: Sequence[Source]) -> None:

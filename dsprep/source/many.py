@@ -218,7 +218,7 @@ class MultiSource(Source):
         self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
-        self._said: Counter[str] = Counter()
+        self._note_counts: Counter[str] = Counter()
         self._status: dict[int, Status] = {}
         self._inferring = format.infers and hint is None
         try:
@@ -229,7 +229,7 @@ class MultiSource(Source):
         if hint is not None:
             self.schema = _with_hinted_attrs(self.schema, hint)
         self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
-        self.notes = (*notes, *(self._counted(n, k) for n, k in self._said.items()))
+        self.notes = (*notes, *(self._counted(n, k) for n, k in self._note_counts.items()))
 
     def _counted(self, note: str, files: int) -> str:
         return (
@@ -270,7 +270,7 @@ class MultiSource(Source):
         if known is not None:
             settled = _settled(self.format, (known,), options, None)
             self.options, self.hint = settled.options, settled.hint
-            self._said |= dict.fromkeys(settled.notes, len(self.paths))
+            self._note_counts |= dict.fromkeys(settled.notes, len(self.paths))
         if self.options != first_look or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):
@@ -283,7 +283,7 @@ class MultiSource(Source):
         first = int(np.flatnonzero(counts)[0]) if counts.any() else 0
         with self.file(first) as source:
             self.schema, self.version = source.schema, source.version
-            self._said |= {note: len(self.paths) for note in source.notes if options.fields}
+            self._note_counts |= {note: len(self.paths) for note in source.notes if options.fields}
         return counts
 
     def _each(self, progress: Callable[[int, int], None] | None) -> Iterator[tuple[int, Source]]:
@@ -291,26 +291,28 @@ class MultiSource(Source):
         first = ""
         for i in range(len(self.paths)):
             with self.file(i) as source:
-                self._said.update(source.notes)
+                self._note_counts.update(source.notes)
                 if not len(source):
-                    self._said["there are no samples"] += 1
+                    self._note_counts["there are no samples"] += 1
                 if i == 0:
                     first = attributes_text(source.schema)
                 elif attributes_text(source.schema) != first:
-                    self._said["attributes are not those of the first file, which are kept"] += 1
+                    self._note_counts[
+                        "attributes are not those of the first file, which are kept"
+                    ] += 1
                 yield i, source
             if progress is not None:
                 progress(i + 1, len(self.paths))
 
-    def _disagree(self, path: Path, found: Schema) -> SchemaError:
-        whole = "records" in self.format.open_options
+    def _disagree(self, path: Path, schema: Schema) -> SchemaError:
+        reads_records = "records" in self.format.open_options
         return SchemaError(
             f"its fields differ from those of {self.paths[0]}: "
-            + "; ".join(differences(self.schema, found)[:3]),
+            + "; ".join(differences(self.schema, schema)[:3]),
             where=path,
             fix="name the fields that all files have with --field, or leave the file out; if the "
             "files hold fields of the same samples, take them together with --join"
-            + (", or take the records whole with --raw-records" if whole else ""),
+            + (", or take the records whole with --raw-records" if reads_records else ""),
         )
 
     @contextmanager
@@ -426,14 +428,14 @@ class MultiSource(Source):
             with self.file(index) as source:
                 batch = source.read(first, last, arena)
             return {name: batch[name] for name in self.schema.names}
-        found = Assembly(self.schema, stop - start, arena, "multi")
-        scratch = None if found.ragged.fields else Arena()
+        assembly = Assembly(self.schema, stop - start, arena, "multi")
+        scratch = None if assembly.ragged.fields else Arena()
         at = 0
         for index, first, last in ranges:
             with self.file(index) as source:
-                found.put(at, source.read(first, last, scratch))
+                assembly.put(at, source.read(first, last, scratch))
             at += last - first
-        return found.batch()
+        return assembly.batch()
 
     @override
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
@@ -474,8 +476,8 @@ class MultiSource(Source):
 
 def attributes_text(schema: Schema) -> str:
     """Return all attributes as text, to compare those of two files."""
-    found = {"": schema.attrs, **{f.name: f.attrs for f in schema}}
+    attrs_of = {"": schema.attrs, **{f.name: f.attrs for f in schema}}
     return json.dumps(
-        {n: {k: spec.encode_attr(v) for k, v in a.items()} for n, a in found.items() if a},
+        {n: {k: spec.encode_attr(v) for k, v in a.items()} for n, a in attrs_of.items() if a},
         sort_keys=True,
     )

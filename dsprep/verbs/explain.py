@@ -21,7 +21,7 @@ from dsprep.layout.laws import Affine, Law, Runs
 from dsprep.layout.locate import locate, rows_of
 from dsprep.layout.model import Column, FileLayout, Given, Records
 from dsprep.sidecar import spec
-from dsprep.sidecar.proofs import said
+from dsprep.sidecar.proofs import summarize
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.writing.create_sidecar import Made
 
@@ -172,7 +172,7 @@ def _layouts(opened: Sidecar) -> Iterator[LayoutWords]:
 
 def _checksums(opened: Sidecar, number: int) -> str:
     try:
-        return said(opened.proofs.describe([number], opened.schema.names))
+        return summarize(opened.proofs.describe([number], opened.schema.names))
     except (DsprepError, OSError):  # the data are gone, or damaged
         return ""
 

@@ -302,7 +302,7 @@ def _damaged_groups(source: Source) -> list[str]:
     if not isinstance(source, SidecarSource):
         return []
     return [
-        f"{bad.what} in {bad.path}: {bad.found:#010x}, expected {bad.expected:#010x}"
+        f"{bad.message} in {bad.path}: {bad.actual:#010x}, expected {bad.expected:#010x}"
         for bad in source.sidecar.bad_groups()
     ]
 

@@ -1,4 +1,4 @@
-"""Exports: the places that a sidecar tells, in files that other readers understand.
+"""Exports: the extents that a sidecar gives, in files that other readers understand.
 
 ============ ====================================================================================
 ``kerchunk`` references by which fsspec and zarr open the dataset as a virtual Zarr group
@@ -6,8 +6,8 @@
 ``off-idx``  offsets and sizes as DLIO keeps them, for its workloads of Megatron
 ============ ====================================================================================
 
-Only the sidecar is read, the data are not touched. A file appears under its name when it is
-complete, and none is overwritten unless that is asked for.
+Only the sidecar is read, the data are not touched. A file gets its name when it is complete, and
+none is overwritten unless that is requested.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
 
 
 SLICE = 1 << 16
-"""Samples whose places are held in memory at a time."""
+"""Samples whose extents are kept in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def export(
     Raises
     ------
     UsageError
-        If there is no such kind, or the dataset cannot be told in it; the message names the field.
+        If there is no such kind, or it cannot express the dataset; the message names the field.
     TargetError
         If a file is there already.
     FormatError
@@ -144,11 +144,13 @@ def _write(path: Path, output: Output) -> None:
         sync(file.fileno())
 
 
-def check_inside(offsets: Ints, lengths: Ints, path: Path, what: str, before: int = 0) -> None:
+def check_inside(offsets: Ints, lengths: Ints, path: Path, context: str, before: int = 0) -> None:
     """Raise `FormatError` if byte ranges, and `before` bytes in front of each, leave a file."""
     size = path.stat().st_size
     bad = (offsets < before) | (lengths < 0) | (offsets + lengths > size)
     if bad.any():
         i = int(bad.argmax())
         facts = f"within {size} bytes", f"{lengths[i]} bytes at {offsets[i]}"
-        raise layout_mismatch("gives an extent that is not in the file", f"{path}, {what}", *facts)
+        raise layout_mismatch(
+            "gives an extent that is not in the file", f"{path}, {context}", *facts
+        )

@@ -34,12 +34,12 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
             found=sidecar.content.format,
             fix="convert the dataset with --to tfrecord",
         )
-    found = []
+    indexes = []
     for number, entry in enumerate(sidecar.content.files):
         path = sidecar.dataset / entry.path
         lines = partial(_lines, sidecar.layout(number), path)
-        found.append(Output(os.path.relpath(path, sidecar.dataset.parent) + SUFFIX, lines))
-    return found
+        indexes.append(Output(os.path.relpath(path, sidecar.dataset.parent) + SUFFIX, lines))
+    return indexes
 
 
 def _lines(layout: FileLayout, path: Path) -> Iterator[bytes]:

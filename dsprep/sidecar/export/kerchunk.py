@@ -12,16 +12,16 @@ from the dataset's own files::
 
 Every field of fixed shape is an array ``(samples, *shape)``, slashes in its name are groups. A
 chunk is a whole sample or more, or a chunk of the dataset with its filters. Left out, with a note,
-is what Zarr version 2 cannot tell: ragged fields, values that have to be sought in a record, chunks
-of different shape, types such as bfloat16.
+is what Zarr version 2 cannot express: ragged fields, values without a fixed offset in a record,
+chunks of different shape, types such as bfloat16.
 
 Files are named by the template ``d``, the directory of the dataset, absolute. If the dataset has
-moved (or was uploaded), tell where it is now, with the slash at the end::
+moved (or was uploaded), give its new directory, with the slash at the end::
 
     fsspec.filesystem("reference", fo=..., template_overrides={"d": "/new/place/"}, ...)
 
-Where contiguous rows end in the middle of a chunk, the last chunk goes on into what follows them in
-the file, which Zarr does not look at; if the file ends there, that chunk is kept in the JSON.
+Where contiguous rows end in the middle of a chunk, the last chunk extends into the bytes after
+them, which Zarr ignores; if the file ends there, that chunk is kept in the JSON.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
     notes += [f"left out {reason}" for reason in reasons]
     total = sum(p.count for p in plans)
     if total > MAX_REFERENCES:
-        most = max(plans, key=lambda p: p.count)
+        largest = max(plans, key=lambda p: p.count)
         raise UsageError(
-            f"field {most.field.name} has too many chunks for a file of references",
+            f"field {largest.field.name} has too many chunks for a file of references",
             where=sidecar.dataset,
             expected=f"at most {MAX_REFERENCES} in all",
             found=total,
@@ -106,12 +106,12 @@ def _check_name(field: Field, before: Sequence[ArrayPlan]) -> None:
 def _metadata(sidecar: Sidecar, plans: Sequence[ArrayPlan], notes: list[str]) -> dict[str, str]:
     """Return the keys and texts of all groups and arrays."""
     root = _attributes(sidecar.schema.attrs, "the dataset", notes)
-    found = {".zgroup": '{"zarr_format": 2}', ".zattrs": json.dumps(root)}
+    texts = {".zgroup": '{"zarr_format": 2}', ".zattrs": json.dumps(root)}
     for p in plans:
         name, inner = p.field.name, p.field.inner
         for k in range(1, len(name.split("/"))):
             group = "/".join(name.split("/")[:k])
-            found[f"{group}/.zgroup"] = found[".zgroup"]
+            texts[f"{group}/.zgroup"] = texts[".zgroup"]
         filters, compressor = codecs(p.filters)
         array = {
             "zarr_format": 2,
@@ -125,19 +125,19 @@ def _metadata(sidecar: Sidecar, plans: Sequence[ArrayPlan], notes: list[str]) ->
         }
         axes = {DIMENSIONS: ["sample", *(f"{name}_{k}" for k in range(1, len(inner) + 1))]}
         attrs = axes | _attributes(p.field.attrs, f"field {name}", notes)
-        found[f"{name}/.zarray"] = json.dumps(array)
-        found[f"{name}/.zattrs"] = json.dumps(attrs)
-    return found
+        texts[f"{name}/.zarray"] = json.dumps(array)
+        texts[f"{name}/.zattrs"] = json.dumps(attrs)
+    return texts
 
 
-def _attributes(attrs: Mapping[str, Any], what: str, notes: list[str]) -> dict[str, Any]:
-    found = {}
+def _attributes(attrs: Mapping[str, Any], owner: str, notes: list[str]) -> dict[str, Any]:
+    encoded = {}
     for key, value in attrs.items():
         try:
-            found[key] = attribute(value)
+            encoded[key] = attribute(value)
         except Inexpressible as reason:
-            notes.append(f"left out attribute {key} of {what}: {reason}")
-    return found
+            notes.append(f"left out attribute {key} of {owner}: {reason}")
+    return encoded
 
 
 # --- the file --------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _content(
 
 def _lines(name: str, url: str, chunks: FileChunks) -> list[str]:
     """Return a line of JSON for every chunk."""
-    axis, inner = chunks.place[0].tolist(), chunks.place[1:]
+    axis, inner = chunks.position[0].tolist(), chunks.position[1:]
     if not inner.any():
         rest: Iterator[str] = itertools.repeat(".0" * len(inner))
     else:

@@ -1,6 +1,6 @@
 """Offsets and sizes of samples as the DLIO benchmark keeps them, for its workloads of Megatron.
 
-Beside ``FILE`` lie ``FILE.off.idx`` and ``FILE.sz.idx``: for each sample of the file a 64-bit
+Beside ``FILE`` are ``FILE.off.idx`` and ``FILE.sz.idx``: for each sample of the file a 64-bit
 integer, little-endian, the offset of its bytes in one and their number in the other. DLIO's reader
 of indexed binary files seeks and reads just that, so they are those of the sample alone: the value
 in an LMDB file, the payload of a TFRecord record, the row of an array.
@@ -8,7 +8,7 @@ in an LMDB file, the payload of a TFRecord record, the row of an array.
 A sample has to be one byte range. In HDF5 and Zarr that is so if there is one field, not compressed
 and cut into chunks along its first axis only.
 
-The index of a store that is a directory (``train.lmdb``, with ``data.mdb`` in it) lies beside that
+The index of a store that is a directory (``train.lmdb``, with ``data.mdb`` in it) is beside that
 directory (``train.lmdb.off.idx``): a file inside would be taken for a part of the store. The
 offsets are those in the only data file.
 """
@@ -35,14 +35,18 @@ OFFSETS, SIZES = ".off.idx", ".sz.idx"
 
 def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
     """Return both indexes for each file; `UsageError` if samples are not one byte range each."""
-    found = []
+    indexes = []
     for number, entry in enumerate(sidecar.content.files):
         layout, path = sidecar.layout(number), sidecar.dataset / entry.path
         name = os.path.relpath(path, sidecar.dataset.parent)
         data = path / check(layout, sidecar.schema, path)
-        found.append(Output(name + OFFSETS, partial(_numbers, layout, sidecar.schema, data, "at")))
-        found.append(Output(name + SIZES, partial(_numbers, layout, sidecar.schema, data, "size")))
-    return found
+        indexes.append(
+            Output(name + OFFSETS, partial(_numbers, layout, sidecar.schema, data, "at"))
+        )
+        indexes.append(
+            Output(name + SIZES, partial(_numbers, layout, sidecar.schema, data, "size"))
+        )
+    return indexes
 
 
 def check(layout: FileLayout, schema: Schema, path: Path) -> str:
@@ -83,22 +87,24 @@ def _numbers(
         raise FormatError("the file is too small for its samples", where=path, found=layout.count)
     for start in range(0, layout.count, SLICE):
         indices = np.arange(start, min(start + SLICE, layout.count), dtype=np.int64)
-        offsets, lengths = _places(layout, schema, indices, path)
+        offsets, lengths = _extents_of_samples(layout, schema, indices, path)
         check_inside(offsets, lengths, path, f"sample {start} and after")
         yield (offsets if kind == "at" else lengths).astype("<i8").tobytes()
 
 
-def _places(layout: FileLayout, schema: Schema, indices: Ints, path: Path) -> tuple[Ints, Ints]:
+def _extents_of_samples(
+    layout: FileLayout, schema: Schema, indices: Ints, path: Path
+) -> tuple[Ints, Ints]:
     """Return offset and size of each sample; a sample without bytes is at offset 0."""
     records = layout.records
     if records is not None:
         return records.extents(indices, path)
     name = schema.names[0]
-    found = locate(layout, name, indices)
-    twice = np.flatnonzero(np.diff(found.request) == 0)
-    if len(twice) or (found.offset < 0).any():
-        at = twice if len(twice) else np.flatnonzero(found.offset < 0)
-        sample = int(indices[found.request[at[0]]])
+    extents = locate(layout, name, indices)
+    twice = np.flatnonzero(np.diff(extents.request) == 0)
+    if len(twice) or (extents.offset < 0).any():
+        at = twice if len(twice) else np.flatnonzero(extents.offset < 0)
+        sample = int(indices[extents.request[at[0]]])
         reason = "it spreads over several chunks" if len(twice) else "it is not stored"
         raise UsageError(
             f"sample {sample} of field {name} is not one range of bytes: {reason}",
@@ -106,5 +112,5 @@ def _places(layout: FileLayout, schema: Schema, indices: Ints, path: Path) -> tu
             fix="convert the dataset to tfrecord or lmdb",
         )
     offsets, lengths = np.zeros(len(indices), np.int64), np.zeros(len(indices), np.int64)
-    offsets[found.request], lengths[found.request] = found.offset, found.length
+    offsets[extents.request], lengths[extents.request] = extents.offset, extents.length
     return offsets, lengths

@@ -32,7 +32,7 @@ from dsprep.sidecar.sidecar import Sidecar
 class FileChunks:
     """Chunks of one file, int64: where in the grid, shape ``(axes, m)``, and their stored bytes."""
 
-    place: Ints
+    position: Ints
     offset: Ints
     length: Ints
 
@@ -65,7 +65,7 @@ class FileArray:
 
     @property
     def unit(self) -> int:
-        """Samples that lie behind each other wherever one begins with a multiple of it."""
+        """Samples that are contiguous wherever one begins with a multiple of it."""
         if self.grid is None:
             return 1
         return self.grid.chunk[0] // self.lines
@@ -88,7 +88,7 @@ class ArrayPlan:
         Of every chunk.
     fill
         Its fill value in JSON; None without, and `unfillable` says why, though chunks may want one.
-    whole
+    as_stored
         Whether chunks are those of the dataset, with filters or cut along inner axes.
     """
 
@@ -97,7 +97,7 @@ class ArrayPlan:
     parts: tuple[FileArray, ...] = ()
     filters: tuple[Mapping[str, Any], ...] = ()
     fill: Any = None
-    whole: bool = False
+    as_stored: bool = False
     unfillable: str = ""
 
     @property
@@ -118,9 +118,9 @@ class ArrayPlan:
         Raises
         ------
         FormatError
-            If a place is not in its file.
+            If an extent is not in its file.
         UsageError
-            If chunks are not stored, and what they hold cannot be told.
+            If chunks are not stored, and there is no fill value for them.
         """
         for part in self.parts:
             if part.grid is None:
@@ -133,14 +133,14 @@ class ArrayPlan:
     def _records(self, part: FileArray) -> Iterator[tuple[Path, FileChunks]]:
         for start in range(0, part.count, SLICE):
             indices = np.arange(start, min(start + SLICE, part.count), dtype=np.int64)
-            found = locate(part.layout, self.field.name, indices)
-            if (found.length != self.nbytes).any():
+            extents = locate(part.layout, self.field.name, indices)
+            if (extents.length != self.nbytes).any():
                 raise FormatError(
                     "a record has another length than its field",
                     where=f"{part.path}, field {self.field.name}",
                     expected=self.nbytes,
                 )
-            yield self._checked(part, found.template, indices, found.offset, found.length)
+            yield self._checked(part, extents.template, indices, extents.offset, extents.length)
 
     def _rows(self, part: FileArray) -> Iterator[tuple[Path, FileChunks]]:
         assert part.grid is not None
@@ -178,34 +178,34 @@ class ArrayPlan:
                 yield key, path, base + kept * self.nbytes, nbytes, self.nbytes
 
     def _grid(self, part: FileArray, grid: Grid) -> Iterator[tuple[Path, FileChunks]]:
-        step = grid.chunk[0] if self.whole else self.chunks[0] * part.lines
+        step = grid.chunk[0] if self.as_stored else self.chunks[0] * part.lines
         counts = (-(-grid.shape[0] // step), *grid.chunks[1:])
         total = math.prod(counts)
         for start in range(0, total, SLICE):
             numbers = np.arange(start, min(start + SLICE, total), dtype=np.int64)
-            place = np.array(np.unravel_index(numbers, counts), np.int64)
-            row = place[0] * step
-            at = np.concatenate([row[None] // grid.chunk[0], place[1:]])
+            position = np.array(np.unravel_index(numbers, counts), np.int64)
+            row = position[0] * step
+            at = np.concatenate([row[None] // grid.chunk[0], position[1:]])
             block, files = grid.numbers(at)
             offset, length = grid.blocks.offsets.at(block), grid.blocks.lengths.at(block)
             stored = (offset >= 0) & (length > 0)
-            if not self.whole:
+            if not self.as_stored:
                 offset = offset + row % grid.chunk[0] * grid.row_nbytes
                 length = np.where(stored, self.nbytes, 0)
             if not stored.all():
                 self._need_fill(part, grid)
-                place, offset, length = place[:, stored], offset[stored], length[stored]
+                position, offset, length = position[:, stored], offset[stored], length[stored]
                 files = files[:, stored] if files is not None else None
             template = grid.blocks.path
             if files is None:
-                yield self._checked(part, template, place, offset, length)
+                yield self._checked(part, template, position, offset, length)
                 continue
             # Neighbours in one file together.
             edges = np.flatnonzero((np.diff(files) != 0).any(axis=0)) + 1
             for some in np.split(np.arange(len(offset)), edges):
                 if len(some):
                     name = file_path(template, files[:, some[0]].tolist())
-                    yield self._checked(part, name, place[:, some], offset[some], length[some])
+                    yield self._checked(part, name, position[:, some], offset[some], length[some])
 
     def _need_fill(self, part: FileArray, grid: Grid) -> None:
         where = f"{part.path}, field {self.field.name}"
@@ -219,18 +219,18 @@ class ArrayPlan:
             )
 
     def _checked(
-        self, part: FileArray, name: str, place: Array, offset: Ints, length: Ints
+        self, part: FileArray, name: str, position: Array, offset: Ints, length: Ints
     ) -> tuple[Path, FileChunks]:
         path = part.path / name
         check_inside(offset, length, path, f"field {self.field.name}")
-        if place.ndim == 1 or len(place) != len(self.chunks):
-            axis = place if place.ndim == 1 else place[0]
-            place = np.zeros((len(self.chunks), len(axis)), np.int64)
-            place[0] = axis
+        if position.ndim == 1 or len(position) != len(self.chunks):
+            axis = position if position.ndim == 1 else position[0]
+            position = np.zeros((len(self.chunks), len(axis)), np.int64)
+            position[0] = axis
         else:
-            place = place.copy()
-        place[0] += part.first // self.chunks[0]
-        return path, FileChunks(place, offset, length)
+            position = position.copy()
+        position[0] += part.first // self.chunks[0]
+        return path, FileChunks(position, offset, length)
 
 
 # --- chunks of one shape -----------------------------------------------------------------------
@@ -286,9 +286,9 @@ def _part(sidecar: Sidecar, number: int, field: Field, first: int) -> FileArray:
 
 
 def _as_rows(field: Field, parts: tuple[FileArray, ...]) -> ArrayPlan:
-    """Return a plan in which a chunk is as many samples as lie behind one another."""
-    last, whole = parts[-1], math.gcd(*(p.count for p in parts[:-1]))
-    bound = math.gcd(whole, *(p.unit for p in parts if not p.free))
+    """Return a plan in which a chunk is as many samples as are contiguous."""
+    last, common_count = parts[-1], math.gcd(*(p.count for p in parts[:-1]))
+    bound = math.gcd(common_count, *(p.unit for p in parts if not p.free))
     per = _samples(bound, last.count if last.free else bound, field.row_nbytes)
     fill, unfillable = _fill(field, parts)
     return ArrayPlan(field, (per, *field.inner), parts, (), fill, unfillable=unfillable)
@@ -299,19 +299,19 @@ def _samples(bound: int, last: int, nbytes: int) -> int:
 
     It should be a divisor of `last` too, so that the last chunk is full.
     """
-    most = max(1, LARGE // nbytes)
-    full = _divisor(math.gcd(bound, last), most)
+    max_samples = max(1, LARGE // nbytes)
+    full = _divisor(math.gcd(bound, last), max_samples)
     if full * nbytes >= SMALL or full in (bound, last):
         return full
-    return _divisor(bound, most) if bound else max(1, min(last, USUAL // nbytes))
+    return _divisor(bound, max_samples) if bound else max(1, min(last, USUAL // nbytes))
 
 
-def _divisor(n: int, most: int) -> int:
-    """Return the largest divisor of `n` up to `most`, of those found in reasonable time."""
+def _divisor(n: int, largest: int) -> int:
+    """Return the largest divisor of `n` up to `largest`, of those tried in reasonable time."""
     low = np.arange(1, min(math.isqrt(n), 1 << 20) + 1, dtype=np.int64)
     low = low[n % low == 0]
     both = np.concatenate([low, n // low])
-    return int(both[both <= most].max())
+    return int(both[both <= largest].max())
 
 
 def _as_stored(field: Field, parts: tuple[FileArray, ...]) -> ArrayPlan:
@@ -338,7 +338,7 @@ def _as_stored(field: Field, parts: tuple[FileArray, ...]) -> ArrayPlan:
         raise Inexpressible("a file ends within a chunk, and others follow")
     fill, unfillable = _fill(field, parts)
     applied = tuple(dict(f) for f in filters.pop())
-    return ArrayPlan(field, chunk, parts, applied, fill, whole=True, unfillable=unfillable)
+    return ArrayPlan(field, chunk, parts, applied, fill, as_stored=True, unfillable=unfillable)
 
 
 def _applied(field: Field, part: FileArray, grid: Grid) -> list[Mapping[str, Any]]:
@@ -352,15 +352,16 @@ def _applied(field: Field, part: FileArray, grid: Grid) -> list[Mapping[str, Any
         stored = (grid.blocks.offsets.span(start, stop) >= 0) & (
             grid.blocks.lengths.span(start, stop) > 0
         )
-        found = set(np.unique(masks[stored]).tolist()) | ({mask} if mask is not None else set())
-        if len(found) > 1:
+        distinct_masks = set(np.unique(masks[stored]).tolist())
+        distinct_masks |= {mask} if mask is not None else set()
+        if len(distinct_masks) > 1:
             raise UsageError(
                 f"field {field.name} cannot be expressed in Zarr: filters were left out for some "
                 "of its chunks only",
                 where=part.path,
                 fix="convert the dataset",
             )
-        mask = found.pop() if found else mask
+        mask = distinct_masks.pop() if distinct_masks else mask
     return [f for i, f in enumerate(grid.filters) if not (mask or 0) >> i & 1]
 
 
@@ -375,7 +376,7 @@ def _fill(field: Field, parts: tuple[FileArray, ...]) -> tuple[Any, str]:
         return None, str(reason)
 
 
-# --- words of Zarr version 2 -------------------------------------------------------------------
+# --- Zarr version 2 ----------------------------------------------------------------------------
 
 
 COMPRESSORS = frozenset({"zlib", "gzip", "zstd", "blosc", "lz4", "bz2"})
@@ -383,7 +384,7 @@ _DROPPED = {"blosc": {"typesize"}}  # older releases of numcodecs do not know it
 
 
 class Inexpressible(Exception):
-    """Zarr has no word for it; the argument is the reason, a clause."""
+    """Zarr cannot express it; the argument is the reason, a clause."""
 
 
 def zarr_dtype(of: DType) -> Any:
@@ -407,16 +408,16 @@ _SIZES = {"f": (2, 4, 8), "c": (8, 16)}
 
 def codecs(filters: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
     """Return ``filters`` and ``compressor`` as in ``.zarray``, for filters as in `Grid`."""
-    found: list[dict[str, Any]] = []
+    configs: list[dict[str, Any]] = []
     for f in filters:
         name = f["id"]
         dropped = _DROPPED.get(name, set())
         kept = {k: v for k, v in f.items() if v is not None and k not in dropped}
         if name == "crc32c":
-            kept["location"] = "end"  # numcodecs puts it in front if nothing is said
-        found.append(kept)
-    last = found.pop() if found and found[-1]["id"] in COMPRESSORS else None
-    return found or None, last
+            kept["location"] = "end"  # by default numcodecs puts it in front
+        configs.append(kept)
+    last = configs.pop() if configs and configs[-1]["id"] in COMPRESSORS else None
+    return configs or None, last
 
 
 def fill_value(fill: bytes, of: DType) -> Any:

@@ -148,8 +148,8 @@ def _groups_crcs(opened: Sidecar) -> Iterator[Problem]:
     """Yield the groups, and the members of ZIP files, whose checksum is wrong."""
     try:
         for bad in opened.bad_groups():
-            expected, actual = f"{bad.expected:#010x}", f"{bad.found:#010x}"
-            yield Problem(str(bad.path), bad.what, expected, actual, None, bad.sample)
+            expected, actual = f"{bad.expected:#010x}", f"{bad.actual:#010x}"
+            yield Problem(str(bad.path), bad.message, expected, actual, None, bad.sample)
         for number in range(len(opened.content.files)):
             for error in opened.proofs.bad_members(number):
                 yield problem(error, opened.dataset)
