@@ -46,6 +46,7 @@ from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, map
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.paths import as_path
 
 try:
     import torch
@@ -318,8 +319,8 @@ class Samples(Dataset[Any]):
         transform: Callable[[dict[str, Any]], Any] | None = None,
         follow_external: bool = False,
     ) -> None:
-        self._path = Path(path).absolute()
-        self._data = None if data is None else Path(data).absolute()
+        self._path = as_path(path).absolute()
+        self._data = None if data is None else as_path(data).absolute()
         self._follow, self._transform = follow_external, transform
         self._stated: bytes | None = None
         self._opened: tuple[int, Sidecar] | None = None

@@ -41,7 +41,7 @@ from dsprep.reading.layout_reader import LayoutReader
 from dsprep.sidecar.sidecar import StaleWarning
 from dsprep.source.dataset import open_dataset
 from dsprep.storage.checksums import crc32c
-from dsprep.storage.marks import ChangedError
+from dsprep.storage.identity import ChangedError
 from dsprep.storage.trees import data_files, remove
 from dsprep.verbs.check import check
 from dsprep.verbs.convert import ConvertOptions, plan_job

@@ -18,7 +18,7 @@ from dsprep.formats.lmdb.pages import Pages
 from dsprep.formats.lmdb.parse import named_databases
 from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 POOL = random.Random(1).randbytes(1 << 16)
 KEYS = {

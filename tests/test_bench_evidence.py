@@ -30,7 +30,7 @@ from dsprep.bench.sums import Sums
 from dsprep.bench.task import Epoch, Result, Task
 from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 LEAST = 10_000_000
 UNKNOWN = "server cache unknown"

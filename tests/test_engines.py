@@ -19,7 +19,7 @@ from dsprep.reader import engines
 from dsprep.reader.engines import EngineWarning, Fallback, Unavailable, direct, mapped
 from dsprep.reader.memory import PAGE, anonymous
 from dsprep.storage import copying, scatter
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 from dsprep.storage.ring import Ring
 
 NAMES = engines.NAMES

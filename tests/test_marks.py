@@ -18,7 +18,7 @@ from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
 from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.spec import sidecar_path
-from dsprep.storage.marks import ChangedError
+from dsprep.storage.identity import ChangedError
 from dsprep.storage.trees import data_files
 from dsprep.writing import shuffle, staging
 from dsprep.writing.create_sidecar import describe

@@ -27,7 +27,8 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
 from dsprep.storage import marks, nodes
 from dsprep.storage.atomic import LOCK, partial_path
-from dsprep.storage.marks import ChangedError, Mark, same_time
+from dsprep.storage.identity import ChangedError, same_time
+from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import wait_for
 from dsprep.storage.trees import remove, tree_nbytes
 from dsprep.writing import apart, run, shuffle, staging

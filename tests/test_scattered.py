@@ -25,7 +25,7 @@ from dsprep.reading.read_plan import ReadPlan
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage import ring as module
 from dsprep.storage import scatter
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.job import RunOptions
 from dsprep.writing.plan import Cut

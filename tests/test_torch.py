@@ -36,7 +36,7 @@ from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.reader.memory import anonymous
-from dsprep.storage.marks import ChangedError
+from dsprep.storage.identity import ChangedError
 
 torch = pytest.importorskip("torch")
 

@@ -24,7 +24,7 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, FileLayout, Groups, Part, Records
 from dsprep.storage.checksums import crc32c
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import Candidate, open_file
 
 MAGIC, HEADER, CRC = b"toy rows", 4096, 4
 
@@ -36,11 +36,8 @@ class Toy(WritableFormat):
     suffixes = (".toy",)
     keeps_types = True
 
-    def recognises(self, path: Path) -> bool:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+    def recognises(self, candidate: Candidate) -> bool:
+        return candidate.head.startswith(MAGIC)
 
     def identity(self, path: Path) -> Facts:
         return Facts({"samples": Shape.of(path).count})
@@ -227,8 +224,8 @@ class Plain(Format):
     suffixes = (".plain",)
     fields = (Field("x", np.dtype("<f4"), (5, 3)), Field("y", np.dtype(">i8")))
 
-    def recognises(self, path: Path) -> bool:
-        return path.suffix == ".plain"
+    def recognises(self, candidate: Candidate) -> bool:
+        return candidate.path.suffix == ".plain"
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         check_options(options, self.open_options, self.name)

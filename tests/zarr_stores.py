@@ -20,7 +20,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import FileLayout
 from dsprep.reading.layout_reader import LayoutReader
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 ZARR = load("zarr")
 F4 = np.dtype("<f4")

@@ -24,7 +24,7 @@ from dsprep.bench.evidence import Seen
 from dsprep.bench.received import Received, mount_under, node, received, remote
 from dsprep.errors import UsageError
 from dsprep.storage.base import Handle
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import is_cached, preadv_most, preadv_once
 from dsprep.storage.trees import data_files
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from dsprep.cache.copies import COMPARED, Copy
 from dsprep.cache.root import Root
-from dsprep.storage.marks import Mark, is_coarse
+from dsprep.storage.identity import is_coarse
+from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import file_system
 from dsprep.storage.ranges import close_quietly, pwrite_all
 

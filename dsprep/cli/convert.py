@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -22,6 +21,7 @@ from dsprep.cli.report import (
 )
 from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD
 from dsprep.cli.verify import report_verdict, verdict_json
+from dsprep.storage.paths import as_path
 
 if TYPE_CHECKING:
     from dsprep.formats.base import Source
@@ -95,7 +95,7 @@ def convert(
         ),
     )
     with opt.opened(sources, reading, not json, marked=True) as source:
-        job = plan_job(source, Path(target), options)
+        job = plan_job(source, as_path(target), options)
         if dry_run:
             admit(job, source, run.workers, run.memory)
             _print_plan(job, source, json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsprep.cli import options as opt
@@ -21,6 +20,7 @@ from dsprep.cli.report import (
     say,
 )
 from dsprep.cli.usage import HDF5_ZARR
+from dsprep.storage.paths import as_path
 
 if TYPE_CHECKING:
     from dsprep.formats.options import OpenOptions
@@ -125,7 +125,7 @@ def repack(
         **writing.options(),
     )
     with opt.opened(sources, reading, not json, marked=True) as source:
-        plan = plan_repack(source, Path(target), options, run)
+        plan = plan_repack(source, as_path(target), options, run)
         if not json:
             _say_plan(plan, options, dry_run)
         elif dry_run:
@@ -183,15 +183,15 @@ def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]
     """Return the format and the output that are meant."""
     from dsprep import formats
 
-    named = formats.by_suffix(Path(target))
+    named = formats.by_suffix(as_path(target))
     if zipped:
         packed = next(f for f in map(formats.writable, formats.WRITTEN) if f.archive)
         if to not in (None, packed.name) or named not in (None, packed):
             name = f"OUT{packed.suffixes[0]}{packed.archive}"
             fail(f"--zip is for {packed.name}: name the output {name}, without another --to", 2)
         return packed.name, target.removesuffix(packed.archive) + packed.archive
-    if to is None and named is None and Path(target).suffix:
-        note(f"{target}: {Path(target).suffix} is the suffix of no format, so HDF5 is written")
+    if to is None and named is None and as_path(target).suffix:
+        note(f"{target}: {as_path(target).suffix} is the suffix of no format, so HDF5 is written")
     return to, target
 
 

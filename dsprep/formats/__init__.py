@@ -6,8 +6,8 @@ is imported until it is asked for.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -20,6 +20,7 @@ from dsprep.formats import foreign
 from dsprep.formats.base import Format, WritableFormat
 from dsprep.layout.model import Records
 from dsprep.reading.records import Frame, Recipe
+from dsprep.storage.paths import Candidate, scan
 
 WRITTEN = {
     "hdf5": "dsprep.formats.hdf5:Hdf5",
@@ -192,10 +193,12 @@ def recognise(path: Path) -> Format:
     OSError
         If it cannot be read.
     """
-    os.close(os.open(path, os.O_RDONLY))  # whoever may not read it is told so
-    for name in FORMATS:
-        if load(name).recognises(path):
-            return load(name)
+    with closing(Candidate(path)) as candidate:
+        if not candidate.head and not candidate.is_file:
+            next(scan(path), None)  # an error says why a directory cannot be read
+        for name in FORMATS:
+            if load(name).recognises(candidate):
+                return load(name)
     raise foreign.refused(path, tuple(FORMATS))
 
 

@@ -30,6 +30,7 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout, Groups
 from dsprep.storage.checksums import Members
 from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.paths import Candidate
 
 State: TypeAlias = dict[str, Any]
 
@@ -518,8 +519,8 @@ class Format(ABC):
     named_only: ClassVar[bool] = False
 
     @abstractmethod
-    def recognises(self, path: Path) -> bool:
-        """Whether `path` is of this format, judged by its first bytes or its members.
+    def recognises(self, candidate: Candidate) -> bool:
+        """Whether a path is of this format, judged by its first bytes or its members.
 
         Cheap, imports no heavy library, and returns False for other files; raises `OSError` if it
         cannot be read.

@@ -10,11 +10,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from dsprep.errors import FormatError
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import open_file
 
 HEAD = 4096
 """Bytes of a file that are looked at."""
@@ -257,10 +258,8 @@ def _readable(path: Path) -> Kind | None:
 
 def _ends(path: Path) -> tuple[bytes, bytes]:
     """Return the first bytes of a file, and its last one."""
-    with path.open("rb") as file:
-        nbytes = path.stat().st_size
-        head = pread_most(file.fileno(), HEAD, 0)
-        return head, pread_most(file.fileno(), 1, max(0, nbytes - 1))
+    with closing(open_file(path)) as file:
+        return file.pread(HEAD, 0), file.pread(1, max(0, file.nbytes - 1))
 
 
 def _certain(path: Path, head: bytes, tail: bytes) -> Kind | None:

@@ -19,7 +19,7 @@ from dsprep.layout.model import Blocks, Groups
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import Sums, read_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import fstat
 
 THREADS = 2

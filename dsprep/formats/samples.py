@@ -14,12 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dsprep.core.schema import Attrs
 from dsprep.errors import SchemaError
+from dsprep.storage.paths import DirectoryEntry
 
 WHOLE_FILE = (
     frozenset({"climate/data", "climate/labels_0"}),  # DeepCAM: one climate snapshot per file
@@ -327,7 +328,7 @@ def listed(names: list[str], most: int = 4) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def is_file(entry: os.DirEntry[Any]) -> bool:
+def is_file(entry: DirectoryEntry) -> bool:
     """Return whether it is a regular file, perhaps by way of links that lead to one."""
     try:
         return entry.is_file()

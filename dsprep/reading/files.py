@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsprep.storage.base import Handle
-from dsprep.storage.local import DirectoryGuard, open_file
-from dsprep.storage.marks import Mark, Status, changed, is_coarse, same_file
+from dsprep.storage.identity import Status, changed, is_coarse, same_file
+from dsprep.storage.local import DirectoryGuard
+from dsprep.storage.marks import Mark
+from dsprep.storage.paths import open_file
 
 KEPT = 64
 """Files that stay open at most."""

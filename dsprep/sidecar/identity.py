@@ -21,8 +21,9 @@ from dsprep import formats
 from dsprep.errors import DsprepError
 from dsprep.sidecar.spec import Identity
 from dsprep.storage.checksums import read_crc32c
-from dsprep.storage.local import open_file
-from dsprep.storage.marks import DataFiles, Mark, same_time, sample
+from dsprep.storage.identity import same_time
+from dsprep.storage.marks import DataFiles, Mark, sample
+from dsprep.storage.paths import open_file
 
 WRITTEN = "it was written to (its time stamp changed)"
 

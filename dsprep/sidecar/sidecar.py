@@ -39,8 +39,10 @@ from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import restore
 from dsprep.storage.base import Handle
+from dsprep.storage.identity import same_time
 from dsprep.storage.local import DirectoryGuard
-from dsprep.storage.marks import Mark, same_time
+from dsprep.storage.marks import Mark
+from dsprep.storage.paths import as_path
 from dsprep.storage.scatter import APART_NEAR
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
@@ -292,11 +294,11 @@ class Sidecar:
         FormatError
             If it is not a sidecar, is damaged, or gives no offsets.
         """
-        path = Path(path)
+        path = as_path(path)
         if not path.name.endswith(spec.SUFFIX) and data is None:
             restore(path)
             data, path = path, spec.beside(path)
-        dataset = Path(data) if data is not None else path.with_name(_stem(path))
+        dataset = as_path(data) if data is not None else path.with_name(_stem(path))
         if not path.exists():
             raise MissingError(path, dataset)
         opened = cls(spec.read(path), dataset, path, follow_external=follow_external)

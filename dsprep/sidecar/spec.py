@@ -94,6 +94,7 @@ import json
 import os
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -107,8 +108,10 @@ from dsprep.core.schema import Schema, decode_dtype, encode_dtype
 from dsprep.errors import FormatError
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.durable import sync, sync_directory
-from dsprep.storage.marks import Mark, same_time
+from dsprep.storage.identity import same_time
+from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import revalidate
+from dsprep.storage.paths import StorePath, common_path
 from dsprep.storage.trees import SIDECARS
 
 VERSION = 1
@@ -478,6 +481,12 @@ def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) 
 
 def _replace(path: Path, content: bytes, durable: bool, within: Path | None = None) -> None:
     """Replace a file at once; of several that do so at the same time, the last one wins."""
+    if isinstance(path, StorePath):
+        with tempfile.TemporaryDirectory() as directory:
+            local = Path(directory) / "content"
+            local.write_bytes(content)
+            path.store.put(path.key, local, overwrite=True)
+        return
     temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:
@@ -539,7 +548,7 @@ def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path
     another place, it is the one that has what that lists. Raises `OSError` if that cannot be seen.
     """
     absolute = [f.absolute() for f in files]
-    common = Path(os.path.commonpath(absolute))
+    common = common_path(absolute)
     if at is not None:
         above = common.parent
         listed = {above / e.path for e in read(at).files}

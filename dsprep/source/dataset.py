@@ -26,6 +26,7 @@ from dsprep.source.joined import JoinedSource, assign_fields, check_lengths, joi
 from dsprep.source.many import open_native
 from dsprep.source.numbered import without
 from dsprep.storage.marks import Mark
+from dsprep.storage.paths import as_path
 
 Progress: TypeAlias = Callable[[int, int], None]
 Through: TypeAlias = Literal["sidecar", "library", "strict"]
@@ -81,7 +82,7 @@ def open_dataset(
     format, names, notes = find_dataset(named)
     if options is not None:
         check_options(options, format.open_options, format.name)
-    files = _Files(format, names, None if at is None else Path(at), notes)
+    files = _Files(format, names, None if at is None else as_path(at), notes)
     marks = tuple(Mark.of(path.absolute()) for path in names) if marked else ()
     known, lost = _sidecar(files, options, through)
     options = _reading(options, known)

@@ -21,6 +21,7 @@ from dsprep.formats.splits import HINT, by_part
 from dsprep.sidecar import spec
 from dsprep.source.braces import expand
 from dsprep.storage.atomic import restore
+from dsprep.storage.paths import as_path, common_path, scan
 
 MAX_LIST_NBYTES = 256 << 20
 """No list of paths is larger."""
@@ -84,7 +85,7 @@ def _expand(text: str) -> list[Path]:
     """Return the paths that one argument means: a list file, a glob or itself."""
     if not text.startswith("@"):
         return _match(text)
-    listing = Path(text[1:])
+    listing = as_path(text[1:])
     if not listing.is_file() or listing.stat().st_size > MAX_LIST_NBYTES:
         raise UsageError("this is not a list of paths", where=listing)
     lines = [os.fsdecode(w.strip()) for w in listing.read_bytes().splitlines()]
@@ -101,8 +102,8 @@ def _match(text: str) -> list[Path]:
     """
     if not text or "\0" in text:
         raise UsageError(f"{text!r} is not a path")
-    path = Path(text)
-    missing = not os.path.lexists(path)
+    path = as_path(text)
+    missing = not (path.exists() or path.is_symlink())
     if missing and "{" in text and len(names := expand(text)) > 1:
         return [path for name in names for path in _match(name)]
     if missing and glob.has_magic(text):
@@ -135,8 +136,8 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
     while waiting:
         current = waiting.pop()
         foreign.check_no_table(current, tuple(formats.FORMATS))
-        for entry in os.scandir(current):
-            path = Path(entry.path)
+        for entry in scan(current):
+            path = current / entry.name
             if entry.name.startswith(".") or entry.name.endswith(spec.NAMES):
                 continue
             if entry.is_dir(follow_symlinks=False):
@@ -182,7 +183,7 @@ def _pattern_of(directory: Path, part: Sequence[Path], files: Sequence[Path]) ->
     """Return a path or a glob that means some of the files of a directory; "" if none does."""
     if len(part) == 1:
         return str(part[0])
-    folder = Path(os.path.commonpath(part))
+    folder = common_path(part)
     if folder != directory and [*part] == [file for file in files if folder in file.parents]:
         return str(folder)
     below = [file.relative_to(directory).parts for file in part]

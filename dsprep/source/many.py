@@ -6,12 +6,11 @@ Several files are read as one dataset. How each was opened is kept, for other pr
 from __future__ import annotations
 
 import json
-import os
 import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +38,9 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
 from dsprep.source.numbered import NumberedSource, without
-from dsprep.storage.marks import Mark, Status, changed, same_file, status
+from dsprep.storage.identity import Status, changed, same_file, status
+from dsprep.storage.marks import Mark
+from dsprep.storage.paths import Candidate, common_path
 
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""
@@ -173,7 +174,9 @@ def _open_file(
     try:
         source = format.open(path, options, hint)
     except FormatError as error:  # in directories, files are taken for what their names end in
-        known = None if format.recognises(path) else foreign.certain(path, tuple(formats.FORMATS))
+        with closing(Candidate(path)) as candidate:
+            alike = format.recognises(candidate)
+        known = None if alike else foreign.certain(path, tuple(formats.FORMATS))
         raise known or error from error
     return source if name is None else NumberedSource(source, name, number)
 
@@ -215,7 +218,7 @@ class MultiSource(Source):
     ) -> None:
         self.format, self.paths, self.first = format, list(paths), first
         self.options, self.hint = options, hint
-        self.path = Path(os.path.commonpath([p.absolute().parent for p in paths]))
+        self.path = common_path([p.absolute().parent for p in paths])
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
         self._note_counts: Counter[str] = Counter()

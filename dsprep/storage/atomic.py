@@ -18,6 +18,7 @@ from pathlib import Path
 from dsprep.errors import TargetError
 from dsprep.storage.directory import Directory
 from dsprep.storage.locking import OWNER, Lock, take
+from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import HIDDEN, WORKING
 
 LOCK = "dsprep.lock"
@@ -182,6 +183,8 @@ def restore(target: Path) -> None:
         If it is there, and this process may not rename it, or that run has not ended by then; or
         it is not this user's, see `working`.
     """
+    if isinstance(target, StorePath):
+        return  # stores replace a file at once
     old, busy = old_path(target), ""
     for pause in PAUSES:
         time.sleep(pause)

@@ -7,8 +7,10 @@ they read from any place that has an implementation: `dsprep.storage.local`, cop
 from __future__ import annotations
 
 import io
+import os
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +20,7 @@ from typing_extensions import override
 from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import layout_mismatch
 from dsprep.storage import copying
-from dsprep.storage.marks import ChangedError, Status, changed, same_file
+from dsprep.storage.identity import ChangedError, Status, changed, same_file
 from dsprep.storage.ranges import as_bytes, ends_early
 from dsprep.storage.scatter import NEAR, Runs, read_files, runs
 
@@ -192,6 +194,56 @@ class Handle(ABC):
             )
 
 
+class Store(ABC):
+    """Files by names with slashes; a name that others begin with, and a slash, is a directory.
+
+    What is written is staged in local files, and published by `put`.
+    """
+
+    @abstractmethod
+    def open(self, name: str, path: str) -> Handle:
+        """Open a file, which messages call `path`; `OSError` if that fails."""
+
+    @abstractmethod
+    def stat(self, name: str) -> os.stat_result:
+        """Return what a file or directory is; see `made_status`.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is neither.
+        """
+
+    @abstractmethod
+    def listing(self, directory: str) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the names directly in a directory, and what they are; raises as `stat`."""
+
+    @abstractmethod
+    def put(self, name: str, path: Path, *, overwrite: bool) -> None:
+        """Publish a local file under a name, at once or not at all.
+
+        Raises
+        ------
+        FileExistsError
+            If there is one of this name, and it is not to be overwritten.
+        """
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file, if there is one."""
+
+
+def made_status(nbytes: int | None, version: int = 0) -> os.stat_result:
+    """Return the status of a file of so many bytes, or (None) of a directory.
+
+    `version` takes the place of the time stamp and the change time, in ns.
+    """
+    mode = 0o555 | (stat.S_IFDIR if nbytes is None else stat.S_IFREG)
+    seconds = version // 10**9
+    fields = (mode, 0, 0, 1, 0, 0, nbytes or 0, seconds, seconds, seconds)
+    return os.stat_result(fields, {"st_mtime_ns": version, "st_ctime_ns": version})
+
+
 def read_all(parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:
     """Read ranges of files to their places: those of local files together, see `read_files`.
 
@@ -244,3 +296,8 @@ class _Stream(io.RawIOBase):
 def stream(file: Handle, buffer_nbytes: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
     """Return a file as libraries of Python read one: a seekable binary stream."""
     return io.BufferedReader(_Stream(file), buffer_nbytes)
+
+
+def for_library(file: Handle) -> str | io.BufferedReader:
+    """Return what a library opens that takes a path or a stream: this file, whatever its name."""
+    return f"/proc/self/fd/{file.fd}" if file.fd >= 0 else stream(file)

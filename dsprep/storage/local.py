@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import closing
 from pathlib import Path
 
 from typing_extensions import override
@@ -12,7 +11,7 @@ from typing_extensions import override
 from dsprep.core.schema import Array, Ints
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle
-from dsprep.storage.marks import Status, changed, same_file, status
+from dsprep.storage.identity import Status, changed, same_file, status
 from dsprep.storage.ranges import close_quietly, fstat, pread_into, pread_most
 from dsprep.storage.scatter import Runs, fill, read_files
 
@@ -114,14 +113,3 @@ class DirectoryGuard:
                 found=real,
                 fix="if it may be read, add --follow-external (follow_external=True)",
             )
-
-
-def open_file(path: str | Path) -> Handle:
-    """Return a file of a dataset, open for reading; `OSError` if it cannot be opened."""
-    return LocalFile(path)
-
-
-def read_head(path: str | Path, nbytes: int) -> bytes:
-    """Return the first `nbytes` bytes of a file, fewer of a shorter one."""
-    with closing(open_file(path)) as file:
-        return file.pread(nbytes, 0)

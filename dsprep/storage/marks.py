@@ -26,112 +26,37 @@ import errno
 import hashlib
 import os
 import stat
-import threading
 import time
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias, overload
+from typing import Any, Self, overload
 
-from dsprep.errors import DsprepError, FormatError
+from dsprep.errors import DsprepError
+from dsprep.storage.base import Handle
+from dsprep.storage.identity import (
+    UNITS,
+    ChangedError,
+    Status,
+    changed,
+    is_coarse,
+    same_time,
+    sole_writer,
+    status,
+)
 from dsprep.storage.nodes import node, pauses, revalidate
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import open_file
 from dsprep.storage.trees import data_entries
-
-Status: TypeAlias = tuple[int, int, int, int]
-"""Inode, size, time stamp and change time of a file, both in ns."""
-
-SECOND = 10**9
-
-UNITS = (100, 10**6, 10**7, SECOND, 2 * SECOND)
-"""To which file systems, archives and protocols cut times, in ns: SMB and NTFS, UDF, exFAT, many,
-and FAT."""
 
 BLOCKS = 16
 BLOCK_NBYTES = 4096
 
 
-class ChangedError(FormatError):
-    """Data changed while they were read."""
-
-
-def status(found: os.stat_result) -> Status:
-    """Return what of a file's status changes when it is written to or replaced."""
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def same_time(a: int, b: int) -> bool:
-    """Whether two times are equal, perhaps since one was cut to coarser units."""
-    return a == b or any(a // u == b // u and (a % u == 0 or b % u == 0) for u in UNITS)
-
-
-_sole: Counter[str] = Counter()
-"""Absolute paths at and below which nobody but the job of this process writes, and how often."""
-_sole_lock = threading.Lock()
-
-
-@contextmanager
-def sole_writer(*paths: Path) -> Iterator[None]:
-    """Compare what lies at and below these paths by size alone: nobody else can write there."""
-    own = [os.path.abspath(path) for path in paths]  # noqa: PTH100 (links stay as they are)
-    with _sole_lock:
-        _sole.update(own)
-    try:
-        yield
-    finally:
-        with _sole_lock:
-            _sole.subtract(own)
-            for path in own:
-                if not _sole[path]:
-                    del _sole[path]
-
-
-def _is_sole(path: str | Path) -> bool:
-    """Whether only this job writes to a file."""
-    if not _sole:
-        return False
-    name = os.path.abspath(path)  # noqa: PTH100
-    with _sole_lock:
-        return any(name == own or name.startswith(f"{own}/") for own in _sole)
-
-
-def same_file(path: str | Path, before: Status, now: Status) -> bool:
-    """Whether a file on the same mount is the same, as far as its status says that."""
-    if before[1] != now[1]:
-        return False
-    same = same_time(before[2], now[2]) and same_time(before[3], now[3])
-    return same or _is_sole(path)
-
-
-def is_coarse(found: Status) -> bool:
-    """Whether a change time says too little, being of whole seconds; it may be the time stamp."""
-    return found[3] % SECOND == 0
-
-
 def place(found: os.stat_result) -> str:
     """Return a word for this node and the mount of a file: where inodes mean the same."""
     return f"{node()} {found.st_dev}"
-
-
-def changed(path: Path, before: Status, now: Status | None) -> ChangedError:
-    """Return the error for a file that was replaced, written to, or (None) removed."""
-    return ChangedError(
-        "the file changed while it was read",
-        where=path,
-        expected=_told(before, now),
-        found="nothing there" if now is None else _told(now, before),
-        fix="start again once nobody writes to it",
-    )
-
-
-def _told(one: Status, other: Status | None) -> str:
-    """Return what of a status differs from the other one, all of it if there is none."""
-    inode, nbytes, mtime, ctime = one
-    words = f"inode {inode}", f"{nbytes:,} bytes", f"time stamp {mtime}", f"change time {ctime}"
-    return ", ".join(w for k, w in enumerate(words) if other is None or one[k] != other[k])
 
 
 @dataclass(frozen=True)
@@ -200,7 +125,7 @@ class Mark:
         for entry in data_entries(path):
             if anew:
                 revalidate(Path(entry.path))
-            found = os.stat(entry.path)  # noqa: PTH116 (a million times)
+            found = entry.stat()
             mtime, ctime, size = found.st_mtime_ns, found.st_ctime_ns, found.st_size
             name = os.fsencode(entry.path)[root:]
             names += name
@@ -361,7 +286,7 @@ def sample(files: Sequence[tuple[Path, int]]) -> str:
     last = max(0, total - BLOCK_NBYTES)
     places = sorted({last * k // (BLOCKS - 1) for k in range(BLOCKS)})
     number = begin = 0
-    opened = (-1, -1)
+    opened: tuple[int, Handle] | None = None
     try:
         for place in places:
             while number < len(files) - 1 and place >= begin + sizes[number]:
@@ -369,18 +294,15 @@ def sample(files: Sequence[tuple[Path, int]]) -> str:
                 number += 1
             if not files:
                 break
-            if opened[0] != number:
-                _close(opened[1])
-                opened = number, os.open(files[number][0], os.O_RDONLY | os.O_CLOEXEC)
-            state.update(pread_most(opened[1], BLOCK_NBYTES, place - begin))
+            if opened is None or opened[0] != number:
+                if opened is not None:
+                    opened[1].close()
+                opened = number, open_file(files[number][0])
+            state.update(opened[1].pread(BLOCK_NBYTES, place - begin))
     finally:
-        _close(opened[1])
+        if opened is not None:
+            opened[1].close()
     return state.hexdigest()
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)
 
 
 @contextmanager

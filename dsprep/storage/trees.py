@@ -11,6 +11,8 @@ from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 
+from dsprep.storage.paths import DirectoryEntry, as_path, scan
+
 HIDDEN = (".nfs", ".fuse_hidden")
 """How names begin under which clients of NFS and FUSE keep removed files that are still open."""
 
@@ -97,10 +99,10 @@ def data_files(path: Path) -> Iterator[Path]:
         yield path
         return
     for entry in data_entries(path):
-        yield Path(entry.path)
+        yield as_path(entry.path)
 
 
-def data_entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+def data_entries(directory: Path) -> Iterator[DirectoryEntry]:
     """Yield the entries of `data_files` under a directory, in the order of their paths.
 
     The entries of one directory are in memory at a time. Directories below that are gone, or may
@@ -117,19 +119,18 @@ def data_entries(directory: Path) -> Iterator[os.DirEntry[str]]:
             if name != "lock.mdb" and not name.endswith(SIDECARS) and not name.startswith(HIDDEN):
                 yield entry
         elif not name.endswith(WORKING) and not entry.is_symlink():
-            below: list[os.DirEntry[str]] = []
+            below: list[DirectoryEntry] = []
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 below = _entries(entry.path)
             waiting.append(below)
 
 
-def _entries(directory: str | Path) -> list[os.DirEntry[str]]:
+def _entries(directory: str | Path) -> list[DirectoryEntry]:
     """Return what is in a directory, the last name first."""
-    with os.scandir(directory) as found:
-        return sorted(found, key=attrgetter("name"), reverse=True)
+    return sorted(scan(directory), key=attrgetter("name"), reverse=True)
 
 
-def _is_directory(entry: os.DirEntry[str]) -> bool:
+def _is_directory(entry: DirectoryEntry) -> bool:
     try:
         return entry.is_dir()
     except OSError:

@@ -16,6 +16,7 @@ from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource
+from dsprep.storage.paths import StorePath, as_path
 from dsprep.verbs.verify import Verdict, verify
 from dsprep.writing.job import Job, Progress, Report, RunOptions, count_workers
 from dsprep.writing.plan import (
@@ -131,6 +132,8 @@ def named_target(target: Path) -> Path:
     UsageError
         If it has none.
     """
+    if isinstance(target, StorePath):
+        raise UsageError("outputs are local files", where=target, fix="write one, and upload it")
     if "\0" in str(target) or not str(target):
         raise UsageError(f"{str(target)!r} is not a path")
     if target.name in ("", ".."):
@@ -258,7 +261,7 @@ def convert(
         executor=executor,
     )
     with open_dataset(source, reading(open_options, fields, run.memory), marked=True) as opened:
-        return run_job(plan_job(opened, Path(target), options), opened, run, progress)
+        return run_job(plan_job(opened, as_path(target), options), opened, run, progress)
 
 
 def reading(

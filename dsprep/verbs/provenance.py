@@ -20,6 +20,7 @@ from dsprep.source.files import find_dataset, find_files
 from dsprep.source.joined import refuse_join
 from dsprep.source.many import open_native
 from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.paths import as_path
 from dsprep.writing.create_sidecar import Looks, Made, Progress, Subject, dataset_of, made_by, make
 
 
@@ -77,7 +78,7 @@ def provenance(
     names = [path.absolute() for path in files]
     check_options(options, format.open_options, format.name)
     dataset = dataset_of(names)
-    path = Path(out) if out is not None else spec.sidecar_path(dataset)
+    path = as_path(out) if out is not None else spec.sidecar_path(dataset)
     _check_replaceable(path, names)
     as_before = options.meaning == OpenOptions()
     old = _old(names, format, needed=as_before and not format.keeps_types)
@@ -145,7 +146,7 @@ def refresh(
     named = [paths] if isinstance(paths, str | Path) else paths
     names = [p.absolute() for p, _ in find_files(named)[0]]
     if out is not None:
-        dataset, path = dataset_of(names), Path(out)
+        dataset, path = dataset_of(names), as_path(out)
     elif (there := spec.find_path(names)) is not None:
         dataset, path = there
     else:

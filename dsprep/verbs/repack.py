@@ -32,7 +32,8 @@ from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import DerivedSource, DuplicatedSource, SelectedSource
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.atomic import partial_path
-from dsprep.storage.marks import sole_writer
+from dsprep.storage.identity import sole_writer
+from dsprep.storage.paths import as_path
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.convert import named_target, reading, stem_of, writing
@@ -654,4 +655,4 @@ def repack(
         executor=executor,
     )
     with open_dataset(source, reading(open_options, fields, run.memory), marked=True) as opened:
-        return run_repack(plan_repack(opened, Path(target), options, run), run, measure=measure)
+        return run_repack(plan_repack(opened, as_path(target), options, run), run, measure=measure)

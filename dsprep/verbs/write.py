@@ -20,6 +20,7 @@ from dsprep.errors import SchemaError, UsageError
 from dsprep.executors import THREADS
 from dsprep.formats.options import WriteOptions
 from dsprep.source.files import check_replaceable
+from dsprep.storage.paths import as_path
 from dsprep.verbs.convert import named_target, writing
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.verbs.write_items import ItemsOptions, write_items
@@ -104,7 +105,7 @@ class Writer:
         unknown = options.keys() - Options.__annotations__.keys()
         if unknown:
             raise TypeError(f"{min(unknown)!r} is not an option of dsprep.write")
-        self._target = named_target(Path(target))
+        self._target = named_target(as_path(target))
         schema = options.get("schema")
         self._given, self._all_given = declared(schema), isinstance(schema, Schema)
         self._length = options.get("length")

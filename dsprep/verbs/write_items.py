@@ -28,6 +28,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import KEPT
+from dsprep.storage.paths import as_path
 from dsprep.storage.trees import HIDDEN, remove, tree_nbytes
 from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import RepackOptions, plan_repack
@@ -142,7 +143,7 @@ def write_items(
     holds; this process holds the items and 500 bytes for each of about 4096 parts. On the disk the
     samples are twice, less what is removed when the output has it.
     """
-    target = named_target(Path(target))
+    target = named_target(as_path(target))
     if how.errors not in ("raise", "skip"):
         raise UsageError(f"errors={how.errors!r} is not possible", expected="'raise' or 'skip'")
     call = Call(function=function, items=items, declared=how.schema, skip=how.errors == "skip")

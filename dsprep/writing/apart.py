@@ -30,7 +30,7 @@ from dsprep.errors import DsprepError, ExecutorError, UsageError
 from dsprep.formats.base import Opening, Source, State, Writer
 from dsprep.sidecar.spec import write_json
 from dsprep.storage.durable import sync_directory
-from dsprep.storage.marks import sole_writer
+from dsprep.storage.identity import sole_writer
 from dsprep.storage.nodes import node, wait_for
 from dsprep.storage.trees import remove, tree_nbytes
 from dsprep.writing.job import Job

@@ -37,8 +37,8 @@ from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content, FileEntry, Identity
 from dsprep.source.many import MultiSource, NativeOpening, open_native
 from dsprep.storage.base import Handle
-from dsprep.storage.local import open_file
 from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.paths import common_path, open_file
 from dsprep.storage.trees import data_files
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -150,8 +150,8 @@ def describe(
 
 def dataset_of(files: Sequence[Path]) -> Path:
     """Return what a sidecar of `files` lies beside: the only file, or their common directory."""
-    common = Path(os.path.commonpath(files))
-    if common == Path(common.anchor):
+    common = common_path(files)
+    if not common.name:
         raise UsageError(
             "the files have no directory in common that could have a sidecar",
             found=f"{files[0]} and {files[-1]}",

@@ -40,8 +40,9 @@ from dsprep.storage import atomic
 from dsprep.storage.atomic import made_path, partial_path
 from dsprep.storage.directory import Directory
 from dsprep.storage.durable import sync_directory
+from dsprep.storage.identity import ChangedError, is_coarse, sole_writer
 from dsprep.storage.locking import Lock
-from dsprep.storage.marks import ChangedError, Mark, is_coarse, place, sample, sole_writer
+from dsprep.storage.marks import Mark, place, sample
 from dsprep.storage.nodes import revalidate
 from dsprep.storage.trees import HIDDEN, soon
 

@@ -16,7 +16,7 @@ from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError
 from dsprep.formats.options import OpenOptions
 from dsprep.source.dataset import open_dataset
-from dsprep.storage.marks import ChangedError
+from dsprep.storage.identity import ChangedError
 
 adios2 = pytest.importorskip("adios2")
 

@@ -23,7 +23,7 @@ import dsprep
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import Candidate, open_file
 
 X = random_array(np.dtype("<f4"), (20, 6, 4))
 
@@ -48,9 +48,9 @@ def test_empty_files_and_wrong_files(tmp_path):
     with h5py.File(tmp_path / "nothing", "w"):
         pass
     for name in ("empty", "text"):
-        assert not HDF5.recognises(tmp_path / name)
-    assert not HDF5.recognises(tmp_path)
-    assert not HDF5.recognises(tmp_path / "missing")
+        assert not HDF5.recognises(Candidate(tmp_path / name))
+    assert not HDF5.recognises(Candidate(tmp_path))
+    assert not HDF5.recognises(Candidate(tmp_path / "missing"))
     for name in ("empty", "text", "nothing"):
         with pytest.raises(FormatError):
             opened(tmp_path / name)

@@ -20,6 +20,7 @@ from dsprep.core.schema import Arena
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.options import OpenOptions
 from dsprep.reading import columns
+from dsprep.storage.paths import Candidate
 
 X = random_array(np.dtype("<f4"), (20, 6, 4))
 
@@ -50,7 +51,7 @@ def test_layouts(tmp_path, name):
     how, storage, access = LAYOUTS[name]
     with h5py.File(tmp_path / "a", "w", userblock_size=1024) as file:
         file.create_dataset("g/x", data=X, **how)
-    assert HDF5.recognises(tmp_path / "a")
+    assert HDF5.recognises(Candidate(tmp_path / "a"))
     with opened(tmp_path / "a") as source:
         for start, stop in ((0, 20), (0, 1), (7, 18), (20, 20), (19, 20)):
             assert raw(source.read(start, stop, Arena())["g/x"]) == raw(X[start:stop])

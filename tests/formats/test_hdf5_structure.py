@@ -19,7 +19,7 @@ from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.hdf5 import datasets
 from dsprep.formats.hdf5.datasets import Elsewhere, walk
 from dsprep.formats.options import Compression, WriteOptions
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
 

@@ -25,7 +25,7 @@ from dsprep.reading import each
 from dsprep.sidecar.export import KINDS, export
 from dsprep.sidecar.sidecar import StaleError
 from dsprep.source.dataset import open_dataset
-from dsprep.storage.marks import ChangedError
+from dsprep.storage.identity import ChangedError
 from dsprep.verbs.check import check
 
 SCHEMA = Schema(

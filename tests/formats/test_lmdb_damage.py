@@ -11,6 +11,7 @@ import pytest
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions
+from dsprep.storage.paths import Candidate
 
 LMDB = Lmdb()
 PSIZE = 4096
@@ -165,7 +166,7 @@ def test_values_that_share_one_large_run(tmp_path):
 def test_other_kinds_of_file(tmp_path, good, change, says):
     path = tmp_path / "a.mdb"
     path.write_bytes(patched(good, *change))
-    assert LMDB.recognises(path)
+    assert LMDB.recognises(Candidate(path))
     with pytest.raises(FormatError, match=says):
         read_all(path)
 
@@ -175,7 +176,7 @@ def test_what_is_not_lmdb_is_not_recognised(tmp_path):
     (tmp_path / "text").write_bytes(b"no database" * 99)
     (tmp_path / "folder").mkdir()
     for name in ("empty", "text", "folder", "absent"):
-        assert not LMDB.recognises(tmp_path / name)
+        assert not LMDB.recognises(Candidate(tmp_path / name))
     for name in ("empty", "text"):
         with pytest.raises(FormatError, match="not an LMDB file"):
             LMDB.open(tmp_path / name, OpenOptions(), None)

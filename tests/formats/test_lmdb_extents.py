@@ -19,7 +19,7 @@ from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine, found_exact
 from dsprep.storage import scatter
-from dsprep.storage.marks import ChangedError
+from dsprep.storage.identity import ChangedError
 
 LMDB = Lmdb()
 ALL = dict(schemas())

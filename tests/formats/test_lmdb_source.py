@@ -15,7 +15,8 @@ from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions
-from dsprep.storage.marks import ChangedError
+from dsprep.storage.identity import ChangedError
+from dsprep.storage.paths import Candidate
 
 LMDB = Lmdb()
 
@@ -32,8 +33,8 @@ def test_many_small_records_and_long_keys(tmp_path):
 
 def test_single_file(tmp_path):
     put(tmp_path / "a", [(b"k", b"v")])
-    assert LMDB.recognises(tmp_path / "a")
-    assert LMDB.recognises(tmp_path / "a" / "data.mdb")
+    assert LMDB.recognises(Candidate(tmp_path / "a"))
+    assert LMDB.recognises(Candidate(tmp_path / "a" / "data.mdb"))
     with LMDB.open(tmp_path / "a" / "data.mdb", OpenOptions(), None) as source:
         assert source[0]["value"] == b"v"
 

@@ -23,6 +23,7 @@ from dsprep.cli import app
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions
+from dsprep.storage.paths import Candidate
 from dsprep.verbs.check import check
 
 
@@ -411,7 +412,7 @@ def test_links_stay_inside(tmp_path):
 def test_other_zip_files_are_not_arrays(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("x.txt", "x")
-    assert not formats.load("numpy").recognises(tmp_path / "a.zip")
+    assert not formats.load("numpy").recognises(Candidate(tmp_path / "a.zip"))
     np.savez(tmp_path / "x.npz", x=np.arange(4))
     (tmp_path / "x.npz").rename(tmp_path / "b.zip")
     with dsprep.open(tmp_path / "b.zip") as source:

@@ -22,6 +22,7 @@ from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import example, framing, stream
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints
+from dsprep.storage.paths import Candidate
 
 TFR = load("tfrecord")
 ALL = dict(schemas())
@@ -356,7 +357,7 @@ def test_packed_files_at_any_place(
         path.write_bytes(b"".join(parts))
     else:
         path.write_bytes((gzip if pack == "gzip" else zlib).compress(b"".join(plain), 1))
-    assert TFR.recognises(path)
+    assert TFR.recognises(Candidate(path))
     with opened(path) as source:
         assert len(source) == 300
         for start in (250, 0, 10, 299, 120, 121, 3):

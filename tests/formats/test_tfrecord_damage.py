@@ -17,6 +17,7 @@ from dsprep.formats import load, recognise
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.batch_parser import parse_together
+from dsprep.storage.paths import Candidate
 
 TFR = load("tfrecord")
 ALL = dict(schemas())
@@ -49,7 +50,7 @@ def test_truncated_anywhere(intact: tuple[Path, Schema, Batch]) -> None:
         {*range(1, len(data), 37), *range(1, 40), *range(len(data) - 20, len(data))}
     ):
         path.write_bytes(data[:length])
-        TFR.recognises(path)
+        TFR.recognises(Candidate(path))
         try:
             found = read(path, schema)
         except DsprepError:
@@ -63,7 +64,7 @@ def test_one_flipped_bit(intact: tuple[Path, Schema, Batch]) -> None:
     data = path.read_bytes()
     for at in range(0, len(data), 7):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
-        TFR.recognises(path)
+        TFR.recognises(Candidate(path))
         try:
             found = read(path, schema)
         except DsprepError:
@@ -109,20 +110,20 @@ def test_other_files(tmp_path: Path) -> None:
     }.items():
         path = tmp_path / name
         path.write_bytes(data)
-        assert not TFR.recognises(path)
+        assert not TFR.recognises(Candidate(path))
         if data:
             with pytest.raises(FormatError):
                 read(path)
         with pytest.raises(FormatError):
             recognise(path)
-    assert not TFR.recognises(tmp_path)
-    assert not TFR.recognises(tmp_path / "missing.tfrecord")
+    assert not TFR.recognises(Candidate(tmp_path))
+    assert not TFR.recognises(Candidate(tmp_path / "missing.tfrecord"))
 
 
 def test_an_empty_file_is_an_empty_dataset(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecords"
     path.touch()
-    assert TFR.recognises(path)
+    assert TFR.recognises(Candidate(path))
     with TFR.open(path, OpenOptions(), None) as source:
         assert len(source) == 0
         assert source.notes == ("there are no records",)

@@ -24,7 +24,7 @@ from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import parse, view
 from dsprep.formats.tfrecord.framing import FRAME, HEADER
 from dsprep.layout.model import Groups
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import Candidate, open_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -38,7 +38,7 @@ def check(path: Path, schema: Schema, batch: Batch, grouping: Grouping, groups: 
     """The ranges hold the samples of the groups, and their sums are right."""
     data = path.read_bytes()
     compressed = data[:2] == b"\x1f\x8b"
-    assert TFR.recognises(path)
+    assert TFR.recognises(Candidate(path))
     assert groups.blocks.count == grouping.count
     edges = grouping.edges.tolist()
     for g, run in enumerate(group_bytes(path, groups)):

@@ -21,6 +21,7 @@ from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64
 from dsprep.source.dataset import open_dataset
+from dsprep.storage.paths import Candidate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -130,7 +131,7 @@ def test_we_read_what_tensorflow_writes(
     with tf.io.TFRecordWriter(str(path), codec) as writer:
         for i in range(31):  # in the unstable order of a map
             writer.write(expected(tf, schema, batch, i, WriteOptions()).SerializeToString())
-    assert TFR.recognises(path)
+    assert TFR.recognises(Candidate(path))
     with TFR.open(path, OpenOptions(), schema) as source:
         assert len(source) == 31
         assert_same_batch(source.read(0, 31), batch, schema)
@@ -144,7 +145,7 @@ def test_we_read_what_tensorflow_writes(
 def test_a_file_of_no_records(tmp_path: Path, tf: Any, codec: str) -> None:
     path = tmp_path / "a.tfrecord"
     tf.io.TFRecordWriter(str(path), codec).close()
-    assert TFR.recognises(path)
+    assert TFR.recognises(Candidate(path))
     with TFR.open(path, OpenOptions(), FIXED) as source:
         assert len(source) == 0
         assert source.schema == FIXED

@@ -37,7 +37,8 @@ from dsprep.formats import recognise
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.fields import Elements
-from dsprep.storage.marks import ChangedError
+from dsprep.storage.identity import ChangedError
+from dsprep.storage.paths import Candidate
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 
@@ -441,7 +442,7 @@ def test_other_files_are_not_recognised(tmp_path: Path) -> None:
     (tmp_path / "nothing").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for name in ("empty.zarr", "text", "other.zip", "nothing", "pipe", "absent"):
-        assert not ZARR.recognises(tmp_path / name)
+        assert not ZARR.recognises(Candidate(tmp_path / name))
     for name in ("empty.zarr", "text", "other.zip", "nothing"):
         with pytest.raises(FormatError):
             opened(tmp_path / name)

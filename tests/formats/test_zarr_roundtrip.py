@@ -27,6 +27,7 @@ from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.plan import plan_arrays
+from dsprep.storage.paths import Candidate
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 
@@ -203,7 +204,7 @@ def test_what_is_behind_a_checkpoint_leaves_no_trace(
     for path in (p for p in tmp_path.rglob("*") if p.is_file() and whole not in (p, *p.parents)):
         if path.parent.name not in ("image", "label", "inner"):  # written in order, and complete
             path.write_bytes(path.read_bytes() + os.urandom(999))
-    assert not ZARR.recognises(broken)
+    assert not ZARR.recognises(Candidate(broken))
     writer, state = run(half, count, state)
     for _ in range(2):
         writer.finish()

@@ -15,6 +15,7 @@ refused by name.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from typing_extensions import override
@@ -24,7 +25,7 @@ from dsprep.core.schema import Schema
 from dsprep.errors import FormatError
 from dsprep.formats.base import Facts, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import Candidate, open_file
 
 INDEX = "md.idx"
 MAGIC = b"ADIOS-BP v"
@@ -44,15 +45,14 @@ class Adios(Format):
     open_options = frozenset({"fields", "follow_external", "sample_axis"})
 
     @override
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         # Also of BP3, which `open` refuses with the way out.
-        if path.is_dir():
-            index = path / INDEX
-            return index.is_file() and _read(index, len(MAGIC), 0) == MAGIC
-        if not path.is_file():
+        if candidate.is_directory:
+            return Candidate(candidate.path / INDEX).head.startswith(MAGIC)
+        if not candidate.is_file:
             return False
-        nbytes = path.stat().st_size
-        return MAGIC in _read(path, FOOTER, max(0, nbytes - FOOTER))
+        file = candidate.file
+        return MAGIC in file.pread(FOOTER, max(0, file.nbytes - FOOTER))
 
     def identity(self, path: Path) -> Facts:
         """Return the size of the index, and a digest of its beginning and its end.
@@ -82,5 +82,5 @@ class Adios(Format):
 
 
 def _read(path: Path, nbytes: int, offset: int) -> bytes:
-    with path.open("rb") as file:
-        return pread_most(file.fileno(), nbytes, offset)
+    with closing(open_file(path)) as file:
+        return file.pread(nbytes, offset)

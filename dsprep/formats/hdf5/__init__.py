@@ -16,7 +16,6 @@ Dtypes that HDF5 lacks are stored bit by bit, see `dsprep.formats.hdf5.dtypes`. 
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from dsprep.core.groups import Grouping
 from dsprep.formats.base import Facts, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.hdf5.guard import signature, superblock
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import Candidate
 
 if TYPE_CHECKING:
     from dsprep.core.schema import Schema
@@ -41,12 +40,9 @@ class Hdf5(WritableFormat):
     open_options = frozenset({"fields", "follow_external", "keys_as", "sample_axis"})
     write_options = frozenset({"compress", "chunk"})
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         """Whether the signature stands at 0, 512, 1024, 2048, ...: before it is a user block."""
-        if not path.is_file():
-            return False
-        with closing(open_file(path)) as file:
-            return signature(file) is not None
+        return candidate.is_file and signature(candidate.file) is not None
 
     @override
     def identity(self, path: Path) -> Facts:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.errors import DsprepError, FormatError, MissingExtra
-from dsprep.storage.base import Handle
-from dsprep.storage.local import open_file
+from dsprep.storage.base import Handle, stream
+from dsprep.storage.paths import StorePath, open_file
 
 _ERRNO = re.compile(r"\berrno = (\d+)")
 _NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -116,6 +116,10 @@ LOCKED = (0.05, 0.15, 0.8, 1.0)
 locks some time after the file was closed."""
 
 
+STREAM_NBYTES = 64 << 10
+"""Bytes that are read at a time of files that the library has no path of."""
+
+
 def open_hdf5(path: Path) -> Any:
     """Open a file for reading.
 
@@ -124,6 +128,8 @@ def open_hdf5(path: Path) -> Any:
     """
     import h5py
 
+    if isinstance(path, StorePath):
+        return h5py.File(stream(open_file(path), STREAM_NBYTES), "r", rdcc_nbytes=_CHUNK_CACHE)
     for pause in (*LOCKED, None):
         try:
             return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)

@@ -37,7 +37,7 @@ from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
 from dsprep.layout.model import Column, FileLayout, Part, Records
 from dsprep.reading.columns import Wanted, fetch
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 
 class Hdf5Source(Source):

@@ -54,7 +54,7 @@ from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 from dsprep.storage.checksums import CRC32C, combine, crc32c, pwrite_crc32c, read_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import (
     Buffer,
     as_bytes,

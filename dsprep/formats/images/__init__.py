@@ -27,6 +27,7 @@ from dsprep.core.schema import Schema
 from dsprep.errors import SchemaError
 from dsprep.formats.base import Facts, Format, Settled, Source
 from dsprep.formats.options import OpenOptions, check_options
+from dsprep.storage.paths import Candidate
 
 
 class Images(Format):
@@ -39,10 +40,10 @@ class Images(Format):
     named_only = True
 
     @override
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         from dsprep.formats.images.recognise import is_image_folder
 
-        return path.is_dir() and is_image_folder(path)
+        return candidate.is_directory and is_image_folder(candidate.path)
 
     def identity(self, path: Path) -> Facts:
         """Return digests of the names of the files, and of a table beside the folder."""

@@ -7,6 +7,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dsprep.formats.samples import listed, natural_order
 from dsprep.formats.splits import parts_of, parts_of_many
 from dsprep.layout.words import Words
 from dsprep.storage.local import DirectoryGuard
+from dsprep.storage.paths import DirectoryEntry, scan
 from dsprep.storage.trees import HIDDEN, SIDECARS
 
 IMAGE = "image"
@@ -327,11 +329,10 @@ def tables_of(root: Path) -> dict[str, Path]:
     Beside the folder ``NAME`` only ``NAME.csv`` and the like count.
     """
     found = {}
-    with os.scandir(root) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            hidden = entry.name.startswith(".")
-            if entry.name.lower().endswith(TABLES) and not hidden and entry.is_file():
-                found[entry.name] = Path(entry.path)
+    for entry in sorted(scan(root), key=lambda entry: entry.name):
+        hidden = entry.name.startswith(".")
+        if entry.name.lower().endswith(TABLES) and not hidden and entry.is_file():
+            found[entry.name] = root / entry.name
     for suffix in TABLES:
         beside = root.absolute().with_name(root.absolute().name + suffix)
         if beside.is_file() and beside.name not in found:
@@ -342,20 +343,36 @@ def tables_of(root: Path) -> dict[str, Path]:
 def facts(root: Path) -> dict[str, Any]:
     """Return what changes when other files are there, or tables say something else."""
     state, others = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
-    for directory, folders, names in os.walk(os.fsencode(root)):
-        folders[:] = sorted(f for f in folders if not f.startswith(b"."))
-        below = os.path.relpath(directory, os.fsencode(root))
+    waiting = [b""]
+    while waiting:
+        inside = waiting.pop()
+        folders, names = _names_in(root, inside)
+        waiting += [inside + b"/" + f if inside else f for f in reversed(folders)]
+        below = inside or b"."
         state.update(below + b"\0/")
-        seen = sorted(n for n in names if not n.startswith(b"."))
-        state.update(b"".join(n + b"\0" for n in seen if has_suffix(n)))
-        kept = [n for n in seen if not has_suffix(n)] if below != b"." else []
-        others.update(b"".join(below + b"/" + n + b"\0" for n in kept))
+        state.update(b"".join(n + b"\0" for n in names if has_suffix(n)))
+        if inside:
+            others.update(b"".join(b"%b/%b\0" % (below, n) for n in names if not has_suffix(n)))
     found = {"names": state.hexdigest(), "other_names": others.hexdigest()}
     for name, path in tables_of(root).items():
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8))
         found[f"table {name}"] = digest.hexdigest()
     return found
+
+
+def _names_in(root: Path, below: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Return the folders and files in a folder, but those that are hidden, in order."""
+    folders, names = list[bytes](), list[bytes]()
+    with suppress(OSError):
+        for entry in scan(root / os.fsdecode(below)):
+            if entry.name.startswith("."):
+                continue
+            if not entry.is_dir():
+                names.append(os.fsencode(entry.name))
+            elif not entry.is_symlink():
+                folders.append(os.fsencode(entry.name))
+    return sorted(folders), sorted(names)
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -369,34 +386,34 @@ def _listing(walk: _Walk, below: bytes) -> tuple[tuple[list[bytes], Ints], list[
     names: list[bytes] = []
     sizes: list[int] = []
     folders: list[bytes] = []
-    with os.scandir(os.path.join(os.fsencode(walk.root), below)) as entries:  # noqa: PTH118 (bytes)
-        for entry in entries:
-            name = below + b"/" + entry.name if below else entry.name
-            if entry.name.startswith(b"."):
-                if not entry.name.startswith(tuple(map(str.encode, HIDDEN))):
-                    walk.leave("hidden", name)
-            elif entry.is_dir(follow_symlinks=False):
-                folders.append(name)
-            elif entry.is_symlink() and entry.is_dir():
-                raise FormatError(
-                    "a folder is a symbolic link, and these are not followed",
-                    where=walk.root / os.fsdecode(name),
-                    fix="name the folder that it leads to, or make a copy of hard links: "
-                    "cp -rlL FROM TO",
-                )
-            elif name in walk.skipped or os.fsdecode(entry.name).endswith(SIDECARS):
-                continue
-            elif walk.selections and pairs.chosen_for(name, walk.selections) is None:
-                walk.leave("in none of the fields", name)
-            elif walk.selections or has_suffix(entry.name):
-                _image(walk, entry, name, names, sizes)
-            else:
-                _other(walk, name)
+    for entry in scan(walk.root / os.fsdecode(below)):
+        name = os.fsencode(entry.name)
+        name = below + b"/" + name if below else name
+        if entry.name.startswith("."):
+            if not entry.name.startswith(HIDDEN):
+                walk.leave("hidden", name)
+        elif entry.is_dir(follow_symlinks=False):
+            folders.append(name)
+        elif entry.is_symlink() and entry.is_dir():
+            raise FormatError(
+                "a folder is a symbolic link, and these are not followed",
+                where=walk.root / os.fsdecode(name),
+                fix="name the folder that it leads to, or make a copy of hard links: "
+                "cp -rlL FROM TO",
+            )
+        elif name in walk.skipped or entry.name.endswith(SIDECARS):
+            continue
+        elif walk.selections and pairs.chosen_for(name, walk.selections) is None:
+            walk.leave("in none of the fields", name)
+        elif walk.selections or has_suffix(name):
+            _image(walk, entry, name, names, sizes)
+        else:
+            _other(walk, name)
     return (names, np.array(sizes, np.int64)), folders
 
 
 def _image(
-    walk: _Walk, entry: os.DirEntry[bytes], name: bytes, names: list[bytes], sizes: list[int]
+    walk: _Walk, entry: DirectoryEntry, name: bytes, names: list[bytes], sizes: list[int]
 ) -> None:
     """Take a file as a sample, if it is one."""
     try:

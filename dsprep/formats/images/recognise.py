@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 from dsprep import formats
 from dsprep.errors import DsprepError
 from dsprep.formats.samples import is_file
-from dsprep.storage.local import read_head
+from dsprep.storage.paths import Candidate, read_head, scan
 
 SUFFIXES = frozenset(
     b"avif bmp dib exr gif heic heif j2k jfif jp2 jpe jpeg jpf jpg jpx jxl pbm pgm png pnm ppm qoi "
@@ -69,36 +70,34 @@ def is_image_folder(path: Path) -> bool:
 
     Names decide where they are those of other formats; otherwise the first bytes of some files.
     """
-    images, others = _seen(path)
-    if not images or any(formats.by_suffix(Path(os.fsdecode(p))) for p in others):
+    images, others = _first_files(path)
+    if not images or any(formats.by_suffix(path) for path in others):
         return False
-    heads = [
-        read_head(os.fsdecode(p), 16) for p in images[:: max(1, len(images) // LOOKED)][:LOOKED]
-    ]
+    heads = [read_head(path, 16) for path in images[:: max(1, len(images) // LOOKED)][:LOOKED]]
     filled = [head for head in heads if head]
     if not filled or 2 * sum(map(is_image, filled)) < len(filled):
         return False
-    return not any(_is_dataset(Path(os.fsdecode(p))) for p in others[:LOOKED])
+    return not any(_is_dataset(path) for path in others[:LOOKED])
 
 
-def _seen(path: Path) -> tuple[list[bytes], list[bytes]]:
+def _first_files(path: Path) -> tuple[list[Path], list[Path]]:
     """Return images and other files by their names, of the first entries below a directory."""
-    images: list[bytes] = []
-    others: list[bytes] = []
-    waiting, seen = [os.fsencode(path)], 0
-    while waiting and seen < SEEN:
-        folders = []
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                seen += 1
-                if entry.name.startswith(b"."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif is_file(entry):
-                    (images if has_suffix(entry.name) else others).append(entry.path)
-                if seen >= SEEN:
-                    break
+    images: list[Path] = []
+    others: list[Path] = []
+    waiting, count = [path], 0
+    while waiting and count < SEEN:
+        folders, directory = [], waiting.pop()
+        for entry in scan(directory):
+            count += 1
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(directory / entry.name)
+            elif is_file(entry):
+                kind = images if has_suffix(os.fsencode(entry.name)) else others
+                kind.append(directory / entry.name)
+            if count >= SEEN:
+                break
         waiting += sorted(folders, reverse=True)
     return images, others
 
@@ -106,6 +105,7 @@ def _seen(path: Path) -> tuple[list[bytes], list[bytes]]:
 def _is_dataset(path: Path) -> bool:
     """Whether a file is a dataset of another format, whatever its name."""
     try:
-        return any(formats.load(name).recognises(path) for name in formats.FORMATS)
+        with closing(Candidate(path)) as candidate:
+            return any(formats.load(name).recognises(candidate) for name in formats.FORMATS)
     except (DsprepError, OSError):
         return False

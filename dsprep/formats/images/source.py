@@ -24,8 +24,8 @@ from dsprep.layout.model import FileLayout, Given, OwnFiles
 from dsprep.layout.words import Words
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle
+from dsprep.storage.identity import changed
 from dsprep.storage.local import DirectoryGuard
-from dsprep.storage.marks import changed
 
 LABELS = ("auto", "folders", "none", "pairs")
 """What labels images, if no table does."""

@@ -26,8 +26,7 @@ from dsprep.formats.lmdb.pages import HEADER, NODE, looks_like, read_meta
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.options import OpenOptions, WriteOptions
-from dsprep.storage.local import open_file
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import Candidate, open_file
 
 DATA = "data.mdb"
 """The file in the directory of an environment."""
@@ -51,12 +50,11 @@ class Lmdb(WritableFormat):
     keeps_types: ClassVar[bool] = False
     uneven_groups: ClassVar[bool] = True
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         """Whether the file begins with a meta page of any LMDB."""
-        if not data_file(path).is_file():
-            return False
-        with data_file(path).open("rb") as file:
-            return looks_like(pread_most(file.fileno(), 32, 0))
+        if candidate.is_directory:
+            candidate = Candidate(candidate.path / DATA)
+        return looks_like(candidate.head)
 
     @override
     def settle(

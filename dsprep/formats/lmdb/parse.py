@@ -27,7 +27,7 @@ from dsprep.formats.samples import listed
 from dsprep.layout import model
 from dsprep.layout.laws import Affine, Explicit, Law, Runs, Table, runs
 from dsprep.reading.layout_reader import LayoutReader
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 MOST_FACT = 4096
 """Bytes of a value that is looked at to see whether it is a number."""

@@ -53,7 +53,7 @@ from dsprep.formats.record_writer import RecordWriter
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import read_crc32c
 from dsprep.storage.durable import sync, sync_directory
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import CALL_NBYTES, pwrite_all, truncate
 from dsprep.storage.scatter import drain
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from dsprep.formats.base import Facts, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import Candidate, read_head
 
 if TYPE_CHECKING:
     from dsprep.core.schema import Schema
@@ -34,13 +34,13 @@ class NetCdf(Format):
     suffixes = (".nc3", ".nc5")
     open_options = frozenset({"fields", "sample_axis"})
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         """Whether it begins with ``CDF``; which version follows is looked at when it is opened."""
-        return path.is_file() and _head(path, 3) == MAGIC
+        return candidate.head.startswith(MAGIC)
 
     def identity(self, path: Path) -> Facts:
         """Return the version, and how many records there are as the header says."""
-        head = _head(path, 12)
+        head = read_head(path, 12)
         return Facts({"version": head[3:4].hex(), "records": head[4:].hex()})
 
     @override
@@ -50,8 +50,3 @@ class NetCdf(Format):
 
         check_options(options, self.open_options, self.name)
         return NetCdfSource(path, options)
-
-
-def _head(path: Path, nbytes: int) -> bytes:
-    with path.open("rb") as file:
-        return pread_most(file.fileno(), nbytes, 0)

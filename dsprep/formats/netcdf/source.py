@@ -22,7 +22,7 @@ from dsprep.formats.samples import SampleAxis, listed
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 MAX_STRING = 1 << 20
 """Characters along the last axis up to which they are one string."""

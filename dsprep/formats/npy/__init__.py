@@ -28,7 +28,7 @@ from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.base import Facts, Format, Settled, Source
 from dsprep.formats.options import OpenOptions, check_options
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import Candidate, read_head
 
 _NUMBER = re.compile(r"[-_. ]*[0-9]+$")
 
@@ -41,22 +41,18 @@ class Numpy(Format):
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "follow_external", "sample_axis"})
     infers: ClassVar[bool] = True
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         """Whether it is an array, a ZIP file of arrays alone, or a directory of fields."""
         from dsprep.formats.npy import archive, arrays, header
 
-        if path.is_dir():
-            return arrays.are_fields(path)
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            head = pread_most(file.fileno(), len(header.MAGIC), 0)
-        if head == header.MAGIC or not head.startswith(b"PK"):
-            return head == header.MAGIC
-        if path.name.lower().endswith(".npz"):
+        if candidate.is_directory:
+            return arrays.are_fields(candidate.path)
+        if not candidate.head.startswith(b"PK"):
+            return candidate.head.startswith(header.MAGIC)
+        if candidate.path.name.lower().endswith(".npz"):
             return True
         try:
-            names = archive.names(path)
+            names = archive.names(candidate.file)
         except FormatError:
             return False
         return bool(names) and all(name.endswith(arrays.SUFFIX) for name in names)
@@ -67,8 +63,7 @@ class Numpy(Format):
 
         if path.is_dir():
             return Facts()
-        with path.open("rb") as file:
-            zipped = pread_most(file.fileno(), 2, 0) == b"PK"
+        zipped = read_head(path, 2) == b"PK"
         return Facts({}, partial(archive.checksums, path)) if zipped else Facts()
 
     @override

@@ -21,9 +21,9 @@ import numpy as np
 
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
-from dsprep.storage.base import Handle
+from dsprep.storage.base import Handle, stream
 from dsprep.storage.checksums import Members
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 MAX_INFLATED = 1 << 30
 """Bytes of the largest deflated member that is read: it is decoded as a whole."""
@@ -75,7 +75,7 @@ def members(file: Handle) -> tuple[list[Member], dict[str, UnsupportedError]]:
     """
     found: list[Member] = []
     refused: dict[str, UnsupportedError] = {}
-    with _opened(file.path) as archive:
+    with _opened(file) as archive:
         for info in archive.NameToInfo.values():
             where = f"{file.path}, {info.filename}"
             why = _refused(info)
@@ -109,21 +109,21 @@ def checksums(path: Path) -> Members:
     )
 
 
-def names(path: Path) -> list[str]:
+def names(file: Handle) -> list[str]:
     """Return the names of the members."""
-    with _opened(path) as archive:
+    with _opened(file) as archive:
         return archive.namelist()
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _opened(file: Handle) -> Iterator[zipfile.ZipFile]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(stream(file)) as archive:
             yield archive
     except ZIP_ERRORS as error:
         if isinstance(error, FormatError):
             raise
-        raise FormatError("the ZIP file is truncated or damaged", where=path) from error
+        raise FormatError("the ZIP file is truncated or damaged", where=file.path) from error
 
 
 def _refused(info: zipfile.ZipInfo) -> str:

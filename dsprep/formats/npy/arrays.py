@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
@@ -24,7 +23,7 @@ from dsprep.formats.splits import without_part
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.storage.base import Handle
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file, scan
 from dsprep.storage.trees import HIDDEN, SIDECARS
 
 SUFFIX = ".npy"
@@ -246,12 +245,11 @@ def _in_member(file: Handle, member: archive.Member) -> StoredArray:
 def in_directory(path: Path) -> tuple[list[str], list[str]]:
     """Return the array files right in a directory, in natural order, and all else that is there."""
     arrays, others = list[str](), list[str]()
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name.startswith((".", *HIDDEN)) or entry.name.endswith(SIDECARS):
-                continue
-            regular = entry.name.lower().endswith(SUFFIX) and is_file(entry)
-            (arrays if regular else others).append(entry.name)
+    for entry in scan(path):
+        if entry.name.startswith((".", *HIDDEN)) or entry.name.endswith(SIDECARS):
+            continue
+        regular = entry.name.lower().endswith(SUFFIX) and is_file(entry)
+        (arrays if regular else others).append(entry.name)
     return sorted(arrays, key=natural_key), sorted(others, key=natural_key)
 
 

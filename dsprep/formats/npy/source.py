@@ -33,7 +33,8 @@ from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle
-from dsprep.storage.local import DirectoryGuard, open_file
+from dsprep.storage.local import DirectoryGuard
+from dsprep.storage.paths import open_file
 
 PROVED = 64 << 20
 """Bytes of a stored ZIP member up to which its CRC-32 is compared when it is first read."""

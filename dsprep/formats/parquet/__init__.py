@@ -21,7 +21,7 @@ from typing_extensions import override
 from dsprep.core.schema import Schema
 from dsprep.formats.base import Format, Settled, Source
 from dsprep.formats.options import OpenOptions, check_options
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import Candidate
 
 PARTITION = "partition"
 """The attribute of a field that is a part of the file's path."""
@@ -35,14 +35,12 @@ class Parquet(Format):
     infers: ClassVar[bool] = True
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "nulls", "nested"})
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         """Whether it begins as a file of rows does; ``_metadata`` holds none of its own."""
         from dsprep.formats.parquet.footer import ENCRYPTED, MAGIC
 
-        if not path.is_file() or path.name.startswith("_"):
-            return False
-        with path.open("rb") as file:
-            return pread_most(file.fileno(), len(MAGIC), 0) in (MAGIC, ENCRYPTED)
+        magic = candidate.head[: len(MAGIC)]
+        return magic in (MAGIC, ENCRYPTED) and not candidate.path.name.startswith("_")
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

@@ -11,7 +11,7 @@ from typing import Any
 from dsprep.errors import FormatError
 from dsprep.formats.parquet.costs import KEPT, Costs, RowGroup
 from dsprep.formats.parquet.guard import arrow, library
-from dsprep.storage.base import Handle
+from dsprep.storage.base import Handle, for_library
 
 BUFFER = 256 << 10
 """Bytes of a large row group that are read at once."""
@@ -151,7 +151,7 @@ class RowGroups:
     def _opened(self, buffer: int) -> Any:
         parquet = arrow().parquet
         return parquet.ParquetFile(
-            f"/proc/self/fd/{self._file.fd}",
+            for_library(self._file),
             metadata=self._metadata,
             read_dictionary=self._dictionaries,
             buffer_size=buffer,

@@ -41,7 +41,8 @@ from dsprep.formats.parquet.nulls import with_nulls
 from dsprep.formats.parquet.types import Leaf
 from dsprep.layout.describe import FieldStorage, show_nbytes
 from dsprep.layout.model import FileLayout
-from dsprep.storage.local import open_file
+from dsprep.storage.base import for_library
+from dsprep.storage.paths import open_file
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -73,7 +74,7 @@ class ParquetSource(Source):
 
     def _open(self, options: OpenOptions, hint: Schema | None) -> None:
         self._footer = footer = read_footer(self._file)
-        with arrow().parquet.ParquetFile(f"/proc/self/fd/{self._file.fd}") as opened:
+        with arrow().parquet.ParquetFile(for_library(self._file)) as opened:
             self._metadata, arrows = opened.metadata, opened.schema_arrow
         self.version = f"Parquet {footer.version}, written by {footer.written_by}"
         every = list(types.leaves(arrows, as_json=options.nested == "json"))

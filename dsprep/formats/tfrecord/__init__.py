@@ -20,7 +20,7 @@ from dsprep.errors import UnsupportedError
 from dsprep.formats.base import Settled, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.samples import listed
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import Candidate
 
 
 class TFRecord(WritableFormat):
@@ -34,15 +34,14 @@ class TFRecord(WritableFormat):
     keeps_types: ClassVar[bool] = False
     uneven_groups: ClassVar[bool] = True
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         """Whether the first record's header is right; an empty file needs a known suffix."""
         from dsprep.formats.tfrecord.stream import holds_records
 
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            verdict = holds_records(pread_most(file.fileno(), 1024, 0))
-        return path.name.lower().endswith(self.suffixes) if verdict is None else verdict
+        verdict = holds_records(candidate.head[:1024]) if candidate.is_file else False
+        if verdict is None:
+            return candidate.path.name.lower().endswith(self.suffixes)
+        return verdict
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

@@ -35,7 +35,7 @@ from dsprep.formats.tfrecord.stream import SPARSE, WINDOW
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.storage.base import Handle
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 NEAR = 128
 """Bytes of values between two ranges that are read along rather than skipped."""

@@ -28,8 +28,8 @@ from dsprep.errors import FormatError
 from dsprep.formats.tfrecord.example import view
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
 from dsprep.storage.base import Handle
-from dsprep.storage.local import open_file
-from dsprep.storage.marks import Status
+from dsprep.storage.identity import Status
+from dsprep.storage.paths import open_file
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 

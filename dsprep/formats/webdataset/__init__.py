@@ -14,7 +14,7 @@ from typing_extensions import override
 from dsprep.core.schema import Schema
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import Candidate
 
 
 class WebDataset(Format):
@@ -24,14 +24,11 @@ class WebDataset(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".tar",)
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "keys_as"})
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
         """Whether the file begins with the header of a member, with its checksum."""
         from dsprep.formats.webdataset.headers import BLOCK, is_header
 
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return is_header(pread_most(file.fileno(), BLOCK, 0))
+        return is_header(candidate.head[:BLOCK])
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

@@ -16,7 +16,7 @@ from dsprep.formats.webdataset.samples import Extents, Samples
 from dsprep.layout.laws import Affine, Law
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
 from dsprep.storage.base import Handle
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 
 class WebDatasetSource(LocatedSource):

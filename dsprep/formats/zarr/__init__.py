@@ -31,8 +31,9 @@ from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays, show
 from dsprep.formats.zarr.store import MARKERS, Zip
 from dsprep.formats.zip_members import ZIP_ERRORS
+from dsprep.storage.base import stream
 from dsprep.storage.checksums import Members
-from dsprep.storage.ranges import pread_most
+from dsprep.storage.paths import Candidate
 
 DOCUMENTS = 2048
 """Bytes allowed for the metadata of an array, for `Zarr.plan`."""
@@ -54,18 +55,15 @@ class Zarr(WritableFormat):
     write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard"})
 
     @override
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, candidate: Candidate) -> bool:
+        path = candidate.path
+        if candidate.is_directory:
+            return any((path / marker).is_file() for marker in MARKERS)
+        if not candidate.head.startswith((b"PK\3\4", b"PK\5\6")):
+            return False
         try:
-            if path.is_dir():
-                return any((path / marker).is_file() for marker in MARKERS)
-            if not path.is_file():
-                return False
-            with path.open("rb") as file:
-                if pread_most(file.fileno(), 4, 0) not in (b"PK\3\4", b"PK\5\6"):
-                    return False
-                with zipfile.ZipFile(file) as members:
-                    names = members.namelist()
-                    return any(name.rpartition("/")[2] in MARKERS for name in names)
+            with zipfile.ZipFile(stream(candidate.file)) as members:
+                return any(name.rpartition("/")[2] in MARKERS for name in members.namelist())
         except ZIP_ERRORS:  # `open` says that it is damaged, which helps more than "no format"
             return path.name.lower().endswith(".zip")
 

@@ -46,7 +46,7 @@ from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
 from dsprep.storage.checksums import CRC32, CRC32C, pwrite_crc32c, read_crc32, read_crc32c
 from dsprep.storage.durable import sync
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import (
     CALL_NBYTES,
     as_bytes,

@@ -26,7 +26,7 @@ from dsprep.core.packing import digest
 from dsprep.core.schema import DType, Kind, check_dtype, extension, is_extension
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, Store, join
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import open_file
 
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""

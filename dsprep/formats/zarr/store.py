@@ -8,7 +8,6 @@ that they can be read straight into their target. Names of ZIP members are keys 
 from __future__ import annotations
 
 import errno
-import os
 import stat
 import threading
 import zipfile
@@ -27,8 +26,9 @@ from dsprep.formats.zip_members import ZIP_ERRORS, begin
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle, stream
 from dsprep.storage.checksums import Members, check_member, read_crc32
-from dsprep.storage.local import DirectoryGuard, open_file
-from dsprep.storage.marks import status
+from dsprep.storage.identity import status
+from dsprep.storage.local import DirectoryGuard
+from dsprep.storage.paths import DirectoryEntry, check_local, open_file, scan
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -167,19 +167,17 @@ class Directory(Store):
 
     @override
     def children(self, group: str) -> list[str]:
-        with os.scandir(self.path / group) as entries:
-            return sorted(e.name for e in entries if e.is_dir())
+        return sorted(e.name for e in scan(self.path / group) if e.is_dir())
 
     @override
     def nbytes(self, node: str) -> int:
         total, todo = 0, [str(self.path / node)]
         while todo:
-            with os.scandir(todo.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
-                    elif entry.name not in DOCUMENTS and entry.is_file():
-                        total += entry.stat().st_size
+            for entry in scan(todo.pop()):
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                elif entry.name not in DOCUMENTS and entry.is_file():
+                    total += entry.stat().st_size
         return total
 
     @override
@@ -207,8 +205,7 @@ class Directory(Store):
             folder, _, name = key.rpartition("/")
             if folder not in listed:
                 try:
-                    with os.scandir(self.path / folder) as entries:
-                        listed[folder] = {entry.name for entry in entries}
+                    listed[folder] = {entry.name for entry in scan(self.path / folder)}
                 except (FileNotFoundError, NotADirectoryError):
                     listed[folder] = set()
             missing += name not in listed[folder]
@@ -228,22 +225,21 @@ class Directory(Store):
         self, folder: str, depth: int, linked: set[tuple[int, int]]
     ) -> Iterator[tuple[str, int, int]]:
         try:
-            with os.scandir(self.path / folder) as entries:
-                for entry in entries:
-                    if not depth:
-                        with suppress(FileNotFoundError):  # a link that leads nowhere
-                            facts = entry.stat()
-                            regular = stat.S_ISREG(facts.st_mode)
-                            yield entry.name, 0, facts.st_size if regular else -1
-                    elif is_number(entry.name) and entry.is_dir():
-                        if entry.is_symlink():
-                            self._follow(entry, linked)
-                        below = self._listed(join(folder, entry.name), depth - 1, linked)
-                        yield from ((f"{entry.name}/{n}", at, size) for n, at, size in below)
+            for entry in scan(self.path / folder):
+                if not depth:
+                    with suppress(FileNotFoundError):  # a link that leads nowhere
+                        facts = entry.stat()
+                        regular = stat.S_ISREG(facts.st_mode)
+                        yield entry.name, 0, facts.st_size if regular else -1
+                elif is_number(entry.name) and entry.is_dir():
+                    if entry.is_symlink():
+                        self._follow(entry, linked)
+                    below = self._listed(join(folder, entry.name), depth - 1, linked)
+                    yield from ((f"{entry.name}/{n}", at, size) for n, at, size in below)
         except (FileNotFoundError, NotADirectoryError):
             return
 
-    def _follow(self, link: os.DirEntry[str], linked: set[tuple[int, int]]) -> None:
+    def _follow(self, link: DirectoryEntry, linked: set[tuple[int, int]]) -> None:
         facts = link.stat()
         target = (facts.st_dev, facts.st_ino)
         if target in linked:
@@ -277,6 +273,7 @@ class Directory(Store):
     def library(self) -> tuple[Any, str]:
         from zarr.storage import LocalStore
 
+        check_local(self.path)
         self._inside.check_tree(self.path)
         return LocalStore(self.path, read_only=True), ""
 
@@ -455,6 +452,7 @@ class Zip(Store):
         from zarr.storage import ZipStore
 
         if self._library is None:
+            check_local(self.path)
             self._library = ZipStore(self.path, mode="r")
         return self._library, self._root
 

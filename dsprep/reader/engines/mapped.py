@@ -91,6 +91,8 @@ class Mapped:
         _check_size(file, stop)
         found = self._maps.get(file)
         if found is None or len(found) < stop:
+            if file.fd < 0:
+                raise Unavailable("it is no file of a file system", where=file.path, fix=_FIX)
             try:
                 memory = mmap.mmap(file.fd, 0, prot=mmap.PROT_READ)
             except OSError as error:

@@ -26,7 +26,7 @@ from dsprep.sidecar import identity, spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content, FileEntry
 from dsprep.source.files import find_files
-from dsprep.storage.local import open_file
+from dsprep.storage.paths import as_path, open_file
 from dsprep.verbs.check.bounds import file_nbytes, outside
 from dsprep.verbs.check.full import against_files
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
@@ -81,7 +81,7 @@ def check(
         path, dataset, requested = paths.path, paths.dataset, [paths.dataset]
     else:
         given = [paths] if isinstance(paths, str | Path) else list(paths)
-        path, dataset, requested = _named(given, None if at is None else Path(at))
+        path, dataset, requested = _named(given, None if at is None else as_path(at))
     content, problems = _content(path)
     if content is None:
         return [*problems, *_salvaged(path, dataset)]
@@ -98,8 +98,8 @@ def check(
 
 def _named(paths: Sequence[str | Path], at: Path | None) -> tuple[Path, Path, list[Path]]:
     """Return the sidecar, its dataset, and what of it is asked for."""
-    first = Path(paths[0])
-    requested = [Path(p) for p in paths]
+    first = as_path(paths[0])
+    requested = [as_path(p) for p in paths]
     if len(paths) == 1 and first.name.endswith(spec.SUFFIX):
         dataset = first.with_name(first.name.removesuffix(spec.SUFFIX))
         return _there(first), dataset, [dataset]

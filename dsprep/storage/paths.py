@@ -1,0 +1,286 @@
+"""Names of files in stores, as paths: local ones, and ``scheme://...`` of a store that is known.
+
+A path of a store behaves as a `pathlib.Path` of a file that is only read. So whatever takes a path
+works for all stores, as long as it opens files by `open_file` and lists directories by `scan`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path, PosixPath
+from typing import Any, Self, TypeAlias
+
+from typing_extensions import override
+
+from dsprep.errors import UnsupportedError, UsageError
+from dsprep.storage.base import Handle, Store, stream
+from dsprep.storage.local import LocalFile
+
+_stores: dict[str, Store] = {}
+
+HEAD_NBYTES = 4096
+"""Bytes of a file that formats are recognised by."""
+
+
+def register(scheme: str, store: Store) -> None:
+    """Have ``scheme://...`` name what is in a store."""
+    _stores[scheme] = store
+
+
+def unregister(scheme: str) -> None:
+    """Forget a store."""
+    del _stores[scheme]
+
+
+class StorePath(PosixPath):
+    """The path of a file or directory in a `Store`: ``scheme://name``.
+
+    It is absolute, has no links, and is only read.
+    """
+
+    @property
+    def store(self) -> Store:
+        """The store that it is in."""
+        return _stores[self.parts[0].removesuffix(":")]
+
+    @property
+    def key(self) -> str:
+        """Its name in the store."""
+        return "/".join(self.parts[1:])
+
+    @override
+    def __str__(self) -> str:
+        scheme, *names = self.parts
+        return f"{scheme}//{'/'.join(names)}"
+
+    @override
+    def __fspath__(self) -> str:
+        return str(self)
+
+    @property
+    @override
+    def name(self) -> str:
+        return super().name if len(self.parts) > 1 else ""
+
+    @property
+    @override
+    def parent(self) -> Self:
+        return super().parent if len(self.parts) > 1 else self
+
+    @property
+    @override
+    def parents(self) -> tuple[Self, ...]:
+        return tuple(type(self)(*self.parts[:n]) for n in range(len(self.parts) - 1, 0, -1))
+
+    @override
+    def is_absolute(self) -> bool:
+        return True
+
+    @override
+    def absolute(self) -> Self:
+        return self
+
+    @override
+    def resolve(self, strict: bool = False) -> Self:
+        return self
+
+    @override
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return self.store.stat(self.key)
+
+    def _mode(self) -> int:
+        try:
+            return self.stat().st_mode
+        except FileNotFoundError:
+            return 0
+
+    @override
+    def exists(self, **_: Any) -> bool:
+        return self._mode() != 0
+
+    @override
+    def is_file(self, **_: Any) -> bool:
+        return stat.S_ISREG(self._mode())
+
+    @override
+    def is_dir(self, **_: Any) -> bool:
+        return stat.S_ISDIR(self._mode())
+
+    @override
+    def is_symlink(self) -> bool:
+        return False
+
+    @override
+    def iterdir(self) -> Generator[Self, None, None]:
+        return (self / entry.name for entry in scan(self))
+
+    @override
+    def glob(self, pattern: str, **_: Any) -> Generator[Self, None, None]:
+        first, _slash, rest = pattern.partition("/")
+        for path in self.iterdir() if self.is_dir() else ():
+            if fnmatchcase(path.name, first):
+                yield from path.glob(rest) if rest else [path]
+
+    @override
+    def open(self, mode: str = "r", *_: Any, **__: Any) -> Any:
+        if mode != "rb":
+            raise UsageError("files of a store are only read", where=self)
+        return stream(open_file(self))
+
+    @override
+    def unlink(self, missing_ok: bool = False) -> None:
+        if not missing_ok:
+            self.stat()
+        self.store.remove(self.key)
+
+    @override
+    def read_bytes(self) -> bytes:
+        with closing(open_file(self)) as file:
+            return file.pread_exact(file.nbytes, 0)
+
+
+def as_path(name: str | Path) -> Path:
+    """Return a name that a user or a file gives as a path, of a store if it is ``scheme://...``.
+
+    Raises
+    ------
+    UsageError
+        If no such store is known.
+    """
+    if isinstance(name, Path):
+        return name
+    if "://" not in name:
+        return Path(name)
+    scheme = name.partition("://")[0]
+    if scheme in _stores:
+        return StorePath(name)
+    if not scheme.isalnum():
+        return Path(name)
+    raise UsageError(
+        f"{scheme}:// is not a kind of store that dsprep reads", where=name, fix="copy it to a disk"
+    )
+
+
+def check_local(path: Path) -> None:
+    """Raise `UnsupportedError` if a path is one of a store, where only local files will do."""
+    if isinstance(path, StorePath):
+        raise UnsupportedError(
+            "this needs files of this machine's file systems", where=path, fix="copy it to a disk"
+        )
+
+
+def common_path(paths: Sequence[Path]) -> Path:
+    """Return the longest path that all of some absolute paths begin with.
+
+    Raises
+    ------
+    ValueError
+        If they are in different stores.
+    """
+    first = paths[0]
+    if not any(isinstance(path, StorePath) for path in paths):
+        return Path(os.path.commonpath(paths))
+    if len({path.parts[0] for path in paths}) > 1:
+        raise ValueError("paths of different stores have nothing in common")
+    levels = zip(*(path.parts for path in paths), strict=False)
+    return type(first)(*(names[0] for names in takewhile(lambda n: len({*n}) == 1, levels)))
+
+
+def open_file(path: str | Path) -> Handle:
+    """Return a file of a dataset, open for reading; `OSError` if it cannot be opened."""
+    if isinstance(path, str) and "://" in path:
+        path = as_path(path)
+    if isinstance(path, StorePath):
+        return path.store.open(path.key, str(path))
+    return LocalFile(path)
+
+
+def read_head(path: str | Path, nbytes: int) -> bytes:
+    """Return the first `nbytes` bytes of a file, fewer of a shorter one."""
+    with closing(open_file(path)) as file:
+        return file.pread(nbytes, 0)
+
+
+DirectoryEntry: TypeAlias = "os.DirEntry[str] | StoreEntry"
+
+
+def scan(directory: str | Path) -> Iterator[DirectoryEntry]:
+    """Yield what is directly in a directory, in no order; raises as `os.scandir`."""
+    if isinstance(directory, str) and "://" in directory:
+        directory = as_path(directory)
+    if isinstance(directory, StorePath):
+        for name, status in directory.store.listing(directory.key):
+            yield StoreEntry(name, f"{directory}/{name}", status)
+        return
+    with os.scandir(directory) as entries:
+        yield from entries
+
+
+@dataclass(frozen=True)
+class StoreEntry:
+    """What is in a directory of a store, as `os.DirEntry` has it."""
+
+    name: str
+    path: str
+    status: os.stat_result
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a directory."""
+        del follow_symlinks
+        return stat.S_ISDIR(self.status.st_mode)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a file."""
+        del follow_symlinks
+        return stat.S_ISREG(self.status.st_mode)
+
+    def is_symlink(self) -> bool:
+        """Whether it is a link: stores have none."""
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return its status."""
+        del follow_symlinks
+        return self.status
+
+
+class Candidate:
+    """A path that may be a dataset: what formats look at to recognise theirs, read once.
+
+    Attributes
+    ----------
+    path
+        Of a file or directory.
+    is_file, is_directory
+        What it is; neither, if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            mode = 0
+        self.is_file, self.is_directory = stat.S_ISREG(mode), stat.S_ISDIR(mode)
+
+    @cached_property
+    def file(self) -> Handle:
+        """The file, open; `OSError` if it cannot be opened."""
+        return open_file(self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        if "file" in vars(self):
+            self.file.close()
+
+    @cached_property
+    def head(self) -> bytes:
+        """Its first 4 KiB, fewer of a shorter file; none of what is not a file."""
+        return self.file.pread(HEAD_NBYTES, 0) if self.is_file else b""
