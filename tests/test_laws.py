@@ -24,7 +24,7 @@ from dsprep.core.packing import (
 )
 from dsprep.errors import FormatError
 from dsprep.layout import laws
-from dsprep.layout.laws import LARGEST, Affine, Explicit, Runs, Table, follow, found_exact, runs
+from dsprep.layout.laws import LARGEST, Affine, Explicit, Runs, Table, follow, is_exact, runs
 from dsprep.layout.laws.periodic import Periodic
 from dsprep.layout.laws.periodic import fit as fit_periodic
 
@@ -54,7 +54,7 @@ def assert_gives(law, values, lengths=None):
     back = through_json(law, lengths)
     for one in (law, back):
         assert one.count == len(values)
-        assert found_exact(one, values)
+        assert is_exact(one, values)
         order = np.random.default_rng(0).permutation(len(values))
         assert (one.at(order) == values[order]).all()
         some = order[:64].tolist()

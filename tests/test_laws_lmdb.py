@@ -34,7 +34,7 @@ from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Explicit, Table
 from dsprep.layout.laws import replay as replay_module
 from dsprep.layout.laws.lmdb import Shape
-from dsprep.layout.laws.replay import MOST, Replay, regular
+from dsprep.layout.laws.replay import MAX_STEPS, Replay, regular
 from dsprep.layout.laws.tree import Tree
 
 FULL = os.environ.get("DSPREP_FULL") == "1"
@@ -479,7 +479,7 @@ LIKELY = st.sampled_from([1, 8, 100, 1000, 4096, 1 << 63, -1, True, [[10, 100]],
 )
 def test_no_parameters_crash(base, change, count, size, stride):
     """What is accepted gives places inside a file, never behind int64."""
-    replay_module.MOST = 5000  # not to wait for what is long and legitimate
+    replay_module.MAX_STEPS = 5000  # not to wait for what is long and legitimate
     try:
         law = laws.parse({**base, **change}, count, Tables(), Affine(count, size, stride))
         some = np.unique(np.array([0, count // 2, count - 1], np.int64).clip(0, max(0, count - 1)))
@@ -487,13 +487,13 @@ def test_no_parameters_crash(base, change, count, size, stride):
     except FormatError:
         return
     finally:
-        replay_module.MOST = MOST
+        replay_module.MAX_STEPS = MAX_STEPS
     assert (offsets >= 2 * law.shape.psize).all()
     assert (offsets < 1 << 61).all()
 
 
 def test_a_replay_without_end_is_refused():
-    count = 10 * MOST
+    count = 10 * MAX_STEPS
     with pytest.raises(FormatError, match="too long"):
         laws.parse({**REPLAY, "commit": 1}, count, Tables(), Affine(count, 3072))
 

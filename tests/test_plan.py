@@ -25,7 +25,7 @@ from dsprep.writing.plan import (
     shard_names,
     shards_by_bytes,
     shards_by_samples,
-    show_asked,
+    show_binary_nbytes,
     show_nbytes,
 )
 
@@ -231,12 +231,12 @@ def test_a_size_without_a_unit_says_what_could_be_meant():
 
 @pytest.mark.parametrize("text", ["1 MiB", "64 MiB", "256 KiB", "2 GiB", "1536 MiB"])
 def test_binary_sizes_are_shown_as_they_were_given(text):
-    assert show_asked(parse_nbytes(text)) == text
+    assert show_binary_nbytes(parse_nbytes(text)) == text
 
 
 @pytest.mark.parametrize("text", ["1.0 MB", "64.0 MB", "2.0 GB", "500 B"])
 def test_decimal_sizes_are_shown_as_they_were_given(text):
-    assert show_asked(parse_nbytes(text)) == text
+    assert show_binary_nbytes(parse_nbytes(text)) == text
 
 
 def test_options_have_only_values_that_they_can_have():

@@ -106,7 +106,7 @@ def test_how_often_samples_are_seen(epochs, parts, repeats):
     seen = [0] * parts
     for number in range(plan.passes):
         seen[mini.at(number).part] += 1
-    assert plan.seen == (min(seen), max(seen))
+    assert plan.passes_per_sample == (min(seen), max(seen))
     assert plan.never_seen == pytest.approx(seen.count(0) / parts)
     assert plan.reader["epochs"] * repeats * parts >= plan.passes
 
@@ -145,7 +145,7 @@ def test_arguments_of_the_reader(tmp_path):
         for _ in range(plan.passes):
             for batch in reader:
                 seen[batch["x"][:, 0].astype(int)] += 1
-    assert plan.seen == (seen.min(), seen.max()) == (3, 3)
+    assert plan.passes_per_sample == (seen.min(), seen.max()) == (3, 3)
     whole = plan_tiers(path, replace(asked, capacity=10**6)).reader
     assert whole == {"epochs": 3, "cache_size": 10**6}
     shared = plan_tiers(path, replace(asked, capacity=90_000, nodes=3)).reader

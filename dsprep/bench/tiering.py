@@ -14,7 +14,7 @@ from dsprep.cache.folder import Size
 from dsprep.errors import UsageError
 from dsprep.reader.ledger import KEPT
 from dsprep.verbs.tiers import drawn as drawn_by_model
-from dsprep.writing.plan import parse_rate, show_asked
+from dsprep.writing.plan import parse_rate, show_binary_nbytes
 
 PASSES = ("repeats", "mini-epochs")
 """What is swept of passes: nothing but `MET` has them."""
@@ -29,7 +29,7 @@ def label(rate: str) -> str:
     >>> label("200MB/s")
     'capacity tier throttled to 200.0 MB/s by the benchmark'
     """
-    return f"capacity tier throttled to {show_asked(parse_rate(rate))}/s by the benchmark"
+    return f"capacity tier throttled to {show_binary_nbytes(parse_rate(rate))}/s by the benchmark"
 
 
 def check(names: Sequence[str], settings: Conditions, ranks: int, swept: str) -> None:

@@ -268,7 +268,7 @@ def _samples(count: int) -> str:
 
 def _aligned(stripe: Stripe) -> str:
     """Return what groups are aligned to, and whether that matters."""
-    from dsprep.writing.plan import show_asked
+    from dsprep.writing.plan import show_binary_nbytes
 
     where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
     if stripe.matters is None:
@@ -277,7 +277,7 @@ def _aligned(stripe: Stripe) -> str:
         effect = "fewer storage targets are asked"
     else:
         effect = "on one storage target it hardly matters"
-    return f"to {show_asked(stripe.nbytes)} {where}; {effect}"
+    return f"to {show_binary_nbytes(stripe.nbytes)} {where}; {effect}"
 
 
 def _unaligned(job: Job) -> str:

@@ -32,8 +32,8 @@ def printable(text: str) -> str:
 def printable_json(text: str) -> str:
     """Return JSON with the same content whose strings are printable; newlines lay it out."""
 
-    def escaped(found: re.Match[str]) -> str:
-        c = found.group()
+    def escaped(match: re.Match[str]) -> str:
+        c = match.group()
         if c.isprintable():
             return c
         if c == "\x7f":  # which JSON takes to be a letter

@@ -7,13 +7,13 @@ A filter is a mapping with an ``id`` and parameters, named as numcodecs names th
 ``gzip``        RFC 1952, one member
 ``deflate``     RFC 1951, as a member of a ZIP file; ``crc32`` is that of what it holds, of which
                 the first ``skip`` bytes are left out
-``zstd``        RFC 8878, one frame, whether or not it tells its size
+``zstd``        RFC 8878, one frame, whether or not it states its size
 ``blosc``       one buffer of Blosc 1
 ``lz4``         the size as a little-endian 32-bit number, then one LZ4 block
 ``bz2``         one bzip2 stream
 ``shuffle``     the first bytes of all elements, then the second, ...; ``elementsize`` in bytes
-``fletcher32``  HDF5's checksum of all bytes, four bytes behind them
-``crc32c``      a CRC32C of all bytes, four bytes behind them, little-endian
+``fletcher32``  HDF5's checksum of all bytes, four bytes after them
+``crc32c``      a CRC32C of all bytes, four bytes after them, little-endian
 ==============  ===============================================================================
 
 Parameters that only matter when writing (``level``, ``cname``, ...) are allowed and not used. No
@@ -108,19 +108,19 @@ def decode(
     """
     done = [f for i, f in enumerate(filters) if not mask >> i & 1]
     names = [_name(f, where) for f in done]
-    # What each filter was given when writing: so many bytes, or at most so many behind a
+    # What each filter was given when writing: so many bytes, or at most so many after a
     # compressor, whose output may be a little larger than its input.
-    most, exact = nbytes, True
-    given = []
+    max_nbytes, exact = nbytes, True
+    sizes = []
     for name in names:
-        given.append((most, exact))
+        sizes.append((max_nbytes, exact))
         if name in _RATIO:
-            most, exact = most + (most >> 6) + _ROOM, False
+            max_nbytes, exact = max_nbytes + (max_nbytes >> 6) + _ROOM, False
         elif name in _CHECKSUMS:
-            most += 4
+            max_nbytes += 4
     flat = np.frombuffer(data, np.uint8)
-    for f, (most, exact) in zip(reversed(done), reversed(given), strict=True):
-        flat = _undo(f, flat, most, exact, where)
+    for f, (max_nbytes, exact) in zip(reversed(done), reversed(sizes), strict=True):
+        flat = _undo(f, flat, max_nbytes, exact, where)
     if len(flat) != nbytes:
         raise FormatError(
             "a chunk has the wrong size",
@@ -131,8 +131,8 @@ def decode(
     return flat
 
 
-def unpack(data: bytes, f: Mapping[str, Any], most: int, where: object) -> Bytes:
-    """Return what a compressor was given, whose size nobody knows: at most `most` bytes.
+def unpack(data: bytes, f: Mapping[str, Any], max_nbytes: int, where: object) -> Bytes:
+    """Return what a compressor was given, of unknown size: at most `max_nbytes` bytes.
 
     Raises `FormatError` if it is more, or damaged, or the compressor is unknown.
     """
@@ -144,38 +144,41 @@ def unpack(data: bytes, f: Mapping[str, Any], most: int, where: object) -> Bytes
             expected="one of " + ", ".join(sorted(COMPRESSORS)),
             found=repr(name)[:80],
         )
-    flat = _undo({"id": name}, np.frombuffer(data, np.uint8), most, False, where)
-    if len(flat) > most:
+    flat = _undo({"id": name}, np.frombuffer(data, np.uint8), max_nbytes, False, where)
+    if len(flat) > max_nbytes:
         raise FormatError(
             f"what {name} unpacks is too large for the memory",
             where=where,
-            expected=f"at most {most} bytes, from {len(data)}",
+            expected=f"at most {max_nbytes} bytes, from {len(data)}",
             found="more",
         )
     return flat
 
 
-def _undo(f: Mapping[str, Any], data: Bytes, most: int, exact: bool, where: object) -> Bytes:
-    """Return what the filter was given: at most one byte more than `most`."""
+def _undo(f: Mapping[str, Any], data: Bytes, max_nbytes: int, exact: bool, where: object) -> Bytes:
+    """Return what the filter was given: at most one byte more than `max_nbytes`."""
     name = f["id"]
     if name == "shuffle":
         return _unshuffle(data, _elementsize(f, where))
     skip = _number(f, "skip", 1 << 31, where) if name == "deflate" else 0
-    most += skip
+    max_nbytes += skip
     try:
         if name in _CHECKSUMS:
             return _CHECKSUMS[name](data)
         possible = _RATIO[name] * len(data) + _ROOM
-        if exact and most > possible:
+        if exact and max_nbytes > possible:
             raise FormatError(
                 "a chunk is too small for what it should hold",
                 where=where,
-                expected=f"{most} bytes",
+                expected=f"{max_nbytes} bytes",
                 found=f"{len(data)} bytes, compressed",
             )
-        content = _CODECS[name](data, min(most, possible), exact)
-        if name == "deflate" and len(content) <= most:
-            _check_crc32(content, _number(f, "crc32", 1 << 32, where))
+        content = _CODECS[name](data, min(max_nbytes, possible), exact)
+        complete = len(content) <= max_nbytes
+        if name == "deflate" and complete:
+            crc = _number(f, "crc32", 1 << 32, where)
+            if zlib.crc32(content.data) != crc:
+                raise _Damaged("the CRC-32 does not fit")
         return content[skip:]
     except (_Damaged, zlib.error, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, FormatError):
@@ -201,7 +204,7 @@ def _elementsize(f: Mapping[str, Any], where: object) -> int:
 
 
 def _unshuffle(data: Bytes, size: int) -> Bytes:
-    """Return the bytes element by element; what is left behind whole elements has not moved."""
+    """Return the bytes element by element; bytes after the last whole element do not move."""
     n = len(data) // size
     if size == 1 or n < 2:
         return data
@@ -222,10 +225,11 @@ def _unshuffle(data: Bytes, size: int) -> Bytes:
 def _fletcher32(data: Bytes) -> Bytes:
     from numcodecs.fletcher32 import Fletcher32
 
-    content, found = _split(data)
-    right = bytes(Fletcher32().encode(np.ascontiguousarray(content))[-4:]) if len(content) else b""
+    content, stored_sum = _split(data)
+    crc = bytes(Fletcher32().encode(np.ascontiguousarray(content))[-4:]) if len(content) else b""
     # Some releases of HDF5 swapped the bytes of each half; the library takes both.
-    if found not in (right, right[1::-1] + right[:1:-1]) and (len(content) or any(found)):
+    fits = stored_sum in (crc, crc[1::-1] + crc[:1:-1])
+    if not fits and (len(content) or any(stored_sum)):
         raise _Damaged("the checksum does not fit")
     return content
 
@@ -233,8 +237,8 @@ def _fletcher32(data: Bytes) -> Bytes:
 def _crc32c(data: Bytes) -> Bytes:
     from google_crc32c import extend
 
-    content, found = _split(data)
-    if int.from_bytes(found, "little") != extend(0, content):
+    content, stored_sum = _split(data)
+    if int.from_bytes(stored_sum, "little") != extend(0, content):
         raise _Damaged("the checksum does not fit")
     return content
 
@@ -249,27 +253,10 @@ def _split(data: Bytes) -> tuple[Bytes, bytes]:
 # Each takes the chunk, the size of its content, and whether that is exact or a bound.
 
 
-def _zlib(data: Bytes, most: int, exact: bool) -> Bytes:
-    return inflate(data, most)
-
-
-def _gzip(data: Bytes, most: int, exact: bool) -> Bytes:
-    return inflate(data, most, zlib.MAX_WBITS | 16)
-
-
-def _deflate(data: Bytes, most: int, exact: bool) -> Bytes:
-    return inflate(data, most, -zlib.MAX_WBITS)
-
-
-def _check_crc32(content: Bytes, expected: int) -> None:
-    if zlib.crc32(content.data) != expected:
-        raise _Damaged("the CRC-32 does not fit")
-
-
 def inflate(data: Any, nbytes: int, wbits: int = zlib.MAX_WBITS) -> Bytes:
     """Return what `data` holds, at most one byte more than `nbytes`.
 
-    If large, step by step into its place: in one call zlib's module needs the memory twice.
+    If large, step by step into one array: in one call zlib's module needs the memory twice.
 
     Raises
     ------
@@ -302,20 +289,20 @@ def _need_end(stream: Any, filled: int, nbytes: int) -> None:
         raise zlib.error("the stream ends too early")
 
 
-def _bz2(data: Bytes, most: int, exact: bool) -> Bytes:
+def _bz2(data: Bytes, max_nbytes: int, exact: bool) -> Bytes:
     from bz2 import BZ2Decompressor
 
     stream = BZ2Decompressor()
-    content = stream.decompress(data.data, most + 1)
-    if len(content) <= most and not stream.eof:
+    content = stream.decompress(data.data, max_nbytes + 1)
+    if len(content) <= max_nbytes and not stream.eof:
         raise _Damaged("the stream ends too early")
     return np.frombuffer(content, np.uint8)
 
 
-def _zstd(data: Bytes, most: int, exact: bool) -> Bytes:
-    """Decode a frame into memory of the size that it tells.
+def _zstd(data: Bytes, max_nbytes: int, exact: bool) -> Bytes:
+    """Decode a frame into memory of the size that it states.
 
-    A frame that tells none is given one: then the library, too, compares it with what it finds.
+    A frame that states none is given one, so that the library compares it with the content too.
     """
     from numcodecs.zstd import Zstd
 
@@ -328,15 +315,15 @@ def _zstd(data: Bytes, most: int, exact: bool) -> Bytes:
     if width:
         size = int.from_bytes(head[at : at + width], "little") + (256 if width == 2 else 0)
     elif exact:
-        size = most
-        told = head[:4] + bytes([head[4] | 0xC0]) + head[5:at] + struct.pack("<Q", size)
-        data = np.concatenate([np.frombuffer(told, np.uint8), data[at:]])
+        size = max_nbytes
+        header = head[:4] + bytes([head[4] | 0xC0]) + head[5:at] + struct.pack("<Q", size)
+        data = np.concatenate([np.frombuffer(header, np.uint8), data[at:]])
     else:
         raise _Damaged("the frame does not give its size")
-    return _filled(Zstd(), data, size, most, exact)
+    return _filled(Zstd(), data, size, max_nbytes, exact)
 
 
-def _blosc(data: Bytes, most: int, exact: bool) -> Bytes:
+def _blosc(data: Bytes, max_nbytes: int, exact: bool) -> Bytes:
     from numcodecs.blosc import Blosc
 
     if len(data) < 16:
@@ -344,30 +331,30 @@ def _blosc(data: Bytes, most: int, exact: bool) -> Bytes:
     size, _, stored = struct.unpack("<4x3I", data[:16].tobytes())
     if not 16 <= stored <= len(data):  # the library reads as many as the header says
         raise _Damaged(f"the header gives {stored} of {len(data)} bytes")
-    return _filled(Blosc(), data, size, most, exact)
+    return _filled(Blosc(), data, size, max_nbytes, exact)
 
 
-def _lz4(data: Bytes, most: int, exact: bool) -> Bytes:
+def _lz4(data: Bytes, max_nbytes: int, exact: bool) -> Bytes:
     from numcodecs.lz4 import LZ4
 
     if len(data) < 5:
         raise _Damaged("the header is missing")
-    return _filled(LZ4(), data, int.from_bytes(data[:4].tobytes(), "little"), most, exact)
+    return _filled(LZ4(), data, int.from_bytes(data[:4].tobytes(), "little"), max_nbytes, exact)
 
 
-def _filled(codec: Any, data: Bytes, size: int, most: int, exact: bool) -> Bytes:
-    """Decode into memory that the content fills: codecs do not say how far they came."""
-    if size > most or (exact and size != most) or not size:
-        raise _Damaged(f"the header gives {size} bytes instead of {most}")
+def _filled(codec: Any, data: Bytes, size: int, max_nbytes: int, exact: bool) -> Bytes:
+    """Decode into memory that the content fills: codecs do not report how many bytes they wrote."""
+    if size > max_nbytes or (exact and size != max_nbytes) or not size:
+        raise _Damaged(f"the header gives {size} bytes instead of {max_nbytes}")
     out = np.empty(size, np.uint8)
     codec.decode(np.ascontiguousarray(data), out=out)
     return out
 
 
 _CODECS: dict[str, Callable[[Bytes, int, bool], Bytes]] = {
-    "zlib": _zlib,
-    "gzip": _gzip,
-    "deflate": _deflate,
+    "zlib": lambda data, max_nbytes, exact: inflate(data, max_nbytes),
+    "gzip": lambda data, max_nbytes, exact: inflate(data, max_nbytes, zlib.MAX_WBITS | 16),
+    "deflate": lambda data, max_nbytes, exact: inflate(data, max_nbytes, -zlib.MAX_WBITS),
     "zstd": _zstd,
     "blosc": _blosc,
     "lz4": _lz4,

@@ -30,7 +30,7 @@ def take(
     rows
         int64, shape ``(n,)``, within the batch.
     arena, key
-        Where the memory of the result comes from, and a word that tells it from other uses.
+        Where the memory of the result comes from, and a name that separates it from other uses.
     """
     out: Batch = {}
     for f in schema:

@@ -103,7 +103,7 @@ class GroupPlan:
     reads
         Reads that fetch one group.
     how
-        How groups lie, one sentence for a person.
+        How groups are stored, one sentence for a person.
     """
 
     nbytes: int

@@ -129,14 +129,14 @@ def packed_nbytes(plain: bytes) -> int:
 
 def unpack(packed: bytes) -> bytes:
     """Return what `pack` was given; `ValueError` if that is not so, or far too much."""
-    most = LARGEST_PLAIN + 100 * len(packed)
+    max_nbytes = LARGEST_PLAIN + 100 * len(packed)
     try:
         stream = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_MEMORY)
-        plain = stream.decompress(packed, most + 1)
+        plain = stream.decompress(packed, max_nbytes + 1)
     except (lzma.LZMAError, MemoryError) as error:
         raise ValueError(f"it cannot be decompressed: {error}") from error
-    if len(plain) > most:
-        raise ValueError(f"it unpacks to more than {most} bytes")
+    if len(plain) > max_nbytes:
+        raise ValueError(f"it unpacks to more than {max_nbytes} bytes")
     if not stream.eof:
         raise ValueError("it is cut off")
     return plain
@@ -158,7 +158,7 @@ class Tables:
         self.written = bytearray()
 
     def put(self, plain: bytes) -> Any:
-        """Pack a table; return its JSON: base64, or where it lies in the companion."""
+        """Pack a table; return its JSON: base64, or its range in the companion."""
         packed = pack(plain)
         if len(packed) <= INLINE:
             return base64.b64encode(packed).decode()

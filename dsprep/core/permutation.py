@@ -1,4 +1,4 @@
-"""A pseudo-random order of any number of samples, told by a seed, in next to no memory.
+"""A pseudo-random order of any number of samples, given by a seed, in next to no memory.
 
 Up to `SORTED` samples the order sorts a 64-bit hash of each number, so that every order is
 possible. Beyond that it is a Feistel network over pairs ``(left, right)`` with ``number = left *
@@ -46,9 +46,9 @@ class Permutation:
         self._table: tuple[Ints, Ints] | None = None
         if count <= SORTED:
             order = _argsort(mix(np.arange(count, dtype=np.uint64), self._keys[0]))
-            places = np.empty_like(order)
-            places[order] = np.arange(count)
-            self._table = order, places
+            positions = np.empty_like(order)
+            positions[order] = np.arange(count)
+            self._table = order, positions
             return
         width = int(np.ceil(np.sqrt(count)))
         self._sizes = -(-count // width), width
@@ -60,12 +60,12 @@ class Permutation:
     def __len__(self) -> int:
         return self.count
 
-    def forward(self, places: Ints) -> Ints:
-        """Return which samples come at `places`: int64 of the same shape."""
-        return self._apply(places, inverse=False)
+    def forward(self, positions: Ints) -> Ints:
+        """Return which samples come at `positions`: int64 of the same shape."""
+        return self._apply(positions, inverse=False)
 
     def inverse(self, samples: Ints) -> Ints:
-        """Return at which places `samples` come: ``inverse(forward(i)) == i``."""
+        """Return at which positions `samples` come: ``inverse(forward(i)) == i``."""
         return self._apply(samples, inverse=True)
 
     def all(self, inverse: bool = False) -> Ints:
@@ -108,10 +108,10 @@ class Permutation:
     def _shift(self, r: int, halves: Ints) -> Ints:
         """Return how far a round moves the other half, for each of some values of a half."""
         # The upper 32 bits of the hash, scaled to ``0 .. size``: both are below 2**32.
-        found = mix(halves.view(np.uint64), self._keys[r]) >> np.uint64(32)
-        found *= np.uint64(self._sizes[r % 2])
-        found >>= np.uint64(32)
-        return found.view(np.int64)
+        hashes = mix(halves.view(np.uint64), self._keys[r]) >> np.uint64(32)
+        hashes *= np.uint64(self._sizes[r % 2])
+        hashes >>= np.uint64(32)
+        return hashes.view(np.int64)
 
 
 def _argsort(hashes: Words) -> Ints:

@@ -52,8 +52,8 @@ def extension(name: str) -> DType | None:
         return None
     import ml_dtypes
 
-    found = getattr(ml_dtypes, name, None)
-    return None if found is None else np.dtype(found)
+    scalar_type = getattr(ml_dtypes, name, None)
+    return None if scalar_type is None else np.dtype(scalar_type)
 
 
 def encode_dtype(dtype: DType) -> str | dict[str, Any]:
@@ -345,9 +345,9 @@ class Schema:
         return sum(f.row_nbytes for f in self.fields if not f.ragged)
 
     def __getitem__(self, name: str) -> Field:
-        found = self._by_name.get(name)
-        if found is not None:
-            return found
+        field = self._by_name.get(name)
+        if field is not None:
+            return field
         raise SchemaError(f"there is no field {name}", expected="one of " + ", ".join(self.names))
 
     def __iter__(self) -> Iterator[Field]:
@@ -402,9 +402,9 @@ class Schema:
 
 
 def differences(
-    expected: Schema, found: Schema, where: tuple[object, object] | None = None
+    expected: Schema, actual: Schema, where: tuple[object, object] | None = None
 ) -> list[str]:
-    """Return, one line each, how `found` differs from `expected`; empty when it does not.
+    """Return, one line each, how `actual` differs from `expected`; empty when it does not.
 
     Parameters
     ----------
@@ -413,12 +413,12 @@ def differences(
     """
     if where is not None:
         first, second = where
-        lines = [f"field {f.name} is in {first}, not in {second}" for f in expected.beyond(found)]
-        lines += [f"field {f.name} is in {second}, not in {first}" for f in found.beyond(expected)]
-        both = [f for f in found if f.name in expected.names and expected[f.name] != f]
+        lines = [f"field {f.name} is in {first}, not in {second}" for f in expected.beyond(actual)]
+        lines += [f"field {f.name} is in {second}, not in {first}" for f in actual.beyond(expected)]
+        both = [f for f in actual if f.name in expected.names and expected[f.name] != f]
         return lines + [f"field {expected[f.name]} in {first}, {f} in {second}" for f in both]
-    lines = [f"field {f.name} is missing" for f in expected.beyond(found)]
-    for f in found:
+    lines = [f"field {f.name} is missing" for f in expected.beyond(actual)]
+    for f in actual:
         if f.name not in expected.names:
             lines.append(f"field {f.name} is not in the other")
         elif expected[f.name] != f:

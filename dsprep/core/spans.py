@@ -14,15 +14,15 @@ LONG = 128
 _INDEXED = 1 << 16  # bytes copied per index array, which takes eight times as many, in the cache
 
 
-def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: Ints) -> None:
+def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, targets: Ints) -> None:
     """Copy ``source[starts[i]:][:lengths[i]]`` to ``out[places[i]:]``, for all i.
 
     Parameters
     ----------
     source, out
         uint8, 1-D and contiguous.
-    starts, lengths, places
-        int64, shape ``(n,)``, in bytes, within `source` and `out`; the places do not overlap.
+    starts, lengths, targets
+        int64, shape ``(n,)``, in bytes, within `source` and `out`; the targets do not overlap.
     """
     n = len(starts)
     total = int(lengths.sum())
@@ -30,17 +30,17 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: I
         return
     width = int(lengths[0])
     if (lengths == width).all():
-        step, pace = _common_step(starts), _common_step(places)
-        new = np.flatnonzero((np.diff(starts) != step) | (np.diff(places) != pace)) + 1
+        step, pace = _common_step(starts), _common_step(targets)
+        new = np.flatnonzero((np.diff(starts) != step) | (np.diff(targets) != pace)) + 1
         if len(new) * 8 < n:  # a few runs of even steps, such as the nodes of full pages
             for a, b in pairwise([0, *new.tolist(), n]):
-                here, there = int(starts[a]), int(places[a])
-                rows = np.ndarray((b - a, width), np.uint8, source, here, (step, 1))
-                np.ndarray((b - a, width), np.uint8, out, there, (pace, 1))[:] = rows
+                at, to = int(starts[a]), int(targets[a])
+                rows = np.ndarray((b - a, width), np.uint8, source, at, (step, 1))
+                np.ndarray((b - a, width), np.uint8, out, to, (pace, 1))[:] = rows
             return
     if total >= n * LONG:
         get, put = source.data, out.data  # slices of these cost half of what those of arrays do
-        columns = (starts, starts + lengths, places, places + lengths)
+        columns = (starts, starts + lengths, targets, targets + lengths)
         for a, b, c, d in zip(*(column.tolist() for column in columns), strict=True):
             put[c:d] = get[a:b]
         return
@@ -48,7 +48,7 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: I
     i = 0
     while i < n:  # as many spans at a time as keep the index small
         j = max(i + 1, int(np.searchsorted(ends, ends[i] + _INDEXED, "right")))
-        out[ranges(places[i:j], lengths[i:j])] = source[ranges(starts[i:j], lengths[i:j])]
+        out[ranges(targets[i:j], lengths[i:j])] = source[ranges(starts[i:j], lengths[i:j])]
         i = j
 
 
@@ -61,7 +61,7 @@ def _common_step(starts: Ints) -> int:
 
 
 def offsets_of(lengths: Ints) -> Ints:
-    """Return the offsets of spans that follow one another: int64, shape ``(n + 1,)``."""
+    """Return the offsets of contiguous spans: int64, shape ``(n + 1,)``."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -72,20 +72,20 @@ def opened(
         If its package is not installed.
     """
     if name is None:
-        name = _found(scheduler)
+        name = _choose_executor(scheduler)
     if scheduler is not None and name != "dask":
         raise UsageError(f"--scheduler is Dask's, not of {name}", fix="add --executor dask")
     if name == THREADS:
         return nullcontext(None)
     if name not in EXECUTORS:
         raise UsageError(f"{name!r} is not an executor", expected="one of " + ", ".join(NAMES))
-    found: AbstractContextManager[Executor | None] = import_module(EXECUTORS[name]).opened(
+    executor: AbstractContextManager[Executor | None] = import_module(EXECUTORS[name]).opened(
         workers, scheduler
     )
-    return found
+    return executor
 
 
-def _found(scheduler: str | None) -> str:
+def _choose_executor(scheduler: str | None) -> str:
     if scheduler is not None:
         return "dask"
     from dsprep.executors.mpi import launched

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError, UsageError
-from dsprep.layout.describe import show_asked, show_nbytes
+from dsprep.layout.describe import show_binary_nbytes, show_nbytes
 
 Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
 FeatureType: TypeAlias = Literal["bytes", "float", "int64"]
@@ -278,7 +278,7 @@ def not_enough(
         what,
         where=where,
         expected=f"--memory of at least {show_nbytes(-(-least // step) * step)}",
-        found=show_asked(memory),
+        found=show_binary_nbytes(memory),
         fix=fix,
     )
 

@@ -1,4 +1,4 @@
-"""Where the samples of one file lie, and how their stored bytes become values.
+"""The locations of the samples of one file, and how their stored bytes become values.
 
 `model`
     The words: `Blocks`, `Records`, `Grid`, `Column`, `FileLayout`. A format fills them with what it

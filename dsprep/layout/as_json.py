@@ -159,15 +159,15 @@ def _names(json: Any, count: int, tables: Tables) -> Words:
     names = Words.from_json(json, tables)
     if len(names) != count:
         raise damaged("there are not as many names as files", tables, count, len(names))
-    found = _LEAVING.search(names.data)
-    if found is not None:
-        near = names.data[max(0, found.start() - 40) : found.end() + 40]
+    match = _LEAVING.search(names.data)
+    if match is not None:
+        near = names.data[max(0, match.start() - 40) : match.end() + 40]
         raise damaged("the path of a file leaves the dataset", tables, found=near)
     return names
 
 
 _LEAVING = re.compile(rb"(?:\A|[\0/])\.{0,2}(?=[\0/])")
-"""Among names that each have a NUL behind them: a component that is empty, ``.`` or ``..``."""
+"""Among names that each have a NUL after them: a component that is empty, ``.`` or ``..``."""
 
 
 def _path(path: Any, axes: int, tables: Tables) -> str:
@@ -185,9 +185,9 @@ def _path(path: Any, axes: int, tables: Tables) -> str:
     return path
 
 
-def file_path(template: str, place: Sequence[int]) -> str:
-    """Return the path of the file at `place` in the grid of files."""
-    return _PLACEHOLDER.sub(lambda m: str(place[int(m[1])]), template)
+def file_path(template: str, file_index: Sequence[int]) -> str:
+    """Return the path of the file at `file_index` in the grid of files."""
+    return _PLACEHOLDER.sub(lambda m: str(file_index[int(m[1])]), template)
 
 
 # --- records ---------------------------------------------------------------------------------
@@ -221,19 +221,19 @@ def _records(json: Mapping[str, Any], count: int, schema: Schema, tables: Tables
     frame = _sub(json, "frame", tables) if "frame" in json else None
     recipe = _sub(json, "recipe", tables) if "recipe" in json else None
     parts = {}
-    for name, place in _sub(json, "parts", tables).items():
-        parts[str(name)] = part = _part(place, tables)
+    for name, span in _sub(json, "parts", tables).items():
+        parts[str(name)] = part = _part(span, tables)
         if str(name) in schema.names:
             _check_part(part, schema[str(name)], recipe, tables)
     return Records(blocks, parts, order, recipe, frame)
 
 
-def _part(place: Any, tables: Tables) -> Part:
-    if place is None:
+def _part(span: Any, tables: Tables) -> Part:
+    if span is None:
         return Part()
-    if not isinstance(place, list) or len(place) != 2:
-        raise damaged("the offset of a field is damaged", tables, "[at, nbytes]", place)
-    at, nbytes = place
+    if not isinstance(span, list) or len(span) != 2:
+        raise damaged("the offset of a field is damaged", tables, "[at, nbytes]", span)
+    at, nbytes = span
     limited = {"at": at} if nbytes is None else {"at": at, "nbytes": nbytes}
     for key in limited:
         integer(limited, key, tables, 0)
@@ -280,8 +280,8 @@ def _grid_json(grid: Grid, tables: Tables) -> dict[str, Any]:
         json["filters"] = [dict(f) for f in grid.filters]
     if grid.masks is not None:
         json["masks"] = grid.masks.to_json(tables)
-    if grid.which is not None:
-        json["which"] = grid.which.to_json(tables)
+    if grid.file_numbers is not None:
+        json["which"] = grid.file_numbers.to_json(tables)
     if grid.fill is not None:
         json["fill"] = base64.b64encode(grid.fill).decode()
     return json
@@ -331,8 +331,8 @@ def _grid(json: Mapping[str, Any], tables: Tables) -> Grid:
     itemsize = integer(json, "itemsize", tables, 1, 1 << 32)
     if len(chunk) != len(shape) or (files is not None and len(files) != len(shape)):
         raise damaged("chunks have other axes than their array", tables, shape, chunk)
-    whole = math.prod(chunk) * itemsize
-    if math.prod(shape) * itemsize > LARGEST or (chunk != shape and whole > MAX_CHUNK):
+    chunk_nbytes = math.prod(chunk) * itemsize
+    if math.prod(shape) * itemsize > LARGEST or (chunk != shape and chunk_nbytes > MAX_CHUNK):
         raise damaged("an array is impossibly large", tables, found=shape)
     fill = json.get("fill")
     if fill is not None:
@@ -341,25 +341,25 @@ def _grid(json: Mapping[str, Any], tables: Tables) -> Grid:
     if grid.block_count > LARGEST:
         raise damaged("an array has impossibly many chunks", tables, found=shape)
     blocks = _blocks(json, grid.block_count, len(shape), tables)
-    masks = which = None
+    masks = file_numbers = None
     if "masks" in json:
         masks = laws.parse(json["masks"], grid.block_count, tables)
     if "which" in json and files is None:
-        which = laws.parse(json["which"], grid.block_count, tables)
-    return Grid(blocks, shape, itemsize, chunk, files, grid.filters, masks, fill, which)
+        file_numbers = laws.parse(json["which"], grid.block_count, tables)
+    return Grid(blocks, shape, itemsize, chunk, files, grid.filters, masks, fill, file_numbers)
 
 
 _NONE = Blocks(laws.Affine(0, 0), laws.Affine(0, 0))
 
 
 def _filters(json: Mapping[str, Any], tables: Tables) -> tuple[Mapping[str, Any], ...]:
-    found = json.get("filters", [])
-    if not isinstance(found, list) or len(found) > 16:
-        raise damaged("the filters of an array are damaged", tables, found=found)
-    filters = tuple(_object(f, "a filter", tables) for f in found)
-    if not all(isinstance(f.get("id"), str) for f in filters):
-        raise damaged("a filter has no name", tables, found=found)
-    return filters
+    filters = json.get("filters", [])
+    if not isinstance(filters, list) or len(filters) > 16:
+        raise damaged("the filters of an array are damaged", tables, found=filters)
+    parsed = tuple(_object(f, "a filter", tables) for f in filters)
+    if not all(isinstance(f.get("id"), str) for f in parsed):
+        raise damaged("a filter has no name", tables, found=filters)
+    return parsed
 
 
 def _fill(text: Any, itemsize: int, tables: Tables) -> bytes:
@@ -395,7 +395,7 @@ def _groups(json: Mapping[str, Any], count: int, schema: Schema, tables: Tables)
 
 
 def _given_json(given: Given, tables: Tables) -> dict[str, Any]:
-    json: dict[str, Any] = {"which": given.which.to_json(tables)}
+    json: dict[str, Any] = {"which": given.value_numbers.to_json(tables)}
     values = given.values
     if isinstance(values, Words):
         json["words"] = values.to_json(tables)
@@ -410,37 +410,37 @@ def _given(
     name: str,
     schema: Schema,
     tables: Tables,
-    words: Sequence[Words],
+    known_words: Sequence[Words],
 ) -> Given:
-    """Return a field that is given; `words` are the names of files, which may be its values."""
+    """Return a field that is given; its values may be `known_words`, the names of files."""
     if name not in schema.names:
         raise damaged("a layout has other fields than the schema", tables, schema.names, name)
-    which, field = laws.parse(json.get("which"), count, tables), schema[name]
+    numbers, field = laws.parse(json.get("which"), count, tables), schema[name]
     if "words" in json:
         if field.kind == "array":
             raise damaged(f"field {name} is not bytes", tables, field)
-        found = Words.from_json(json["words"], tables)
-        return Given(which, next((known for known in words if known == found), found))
+        values = Words.from_json(json["words"], tables)
+        return Given(numbers, next((known for known in known_words if known == values), values))
     if field.ragged:
         raise damaged(f"field {name} has no values", tables, field)
     if "values" not in json:
         if field.dtype != np.dtype(np.int64) or field.inner:
             raise damaged(f"field {name} has no values", tables, field)
-        return Given(which)
+        return Given(numbers)
     table = _sub(json, "values", tables)
     data, number = tables.get(table.get("data")), integer(table, "count", tables, 0)
     if not field.row_nbytes or len(data) != number * field.row_nbytes:
-        wanted = number * field.row_nbytes
-        raise damaged(f"the values of field {name} are cut off", tables, wanted, len(data))
-    return Given(which, np.frombuffer(data, field.dtype).reshape(number, *field.inner))
+        expected = number * field.row_nbytes
+        raise damaged(f"the values of field {name} are cut off", tables, expected, len(data))
+    return Given(numbers, np.frombuffer(data, field.dtype).reshape(number, *field.inner))
 
 
 # --- checking --------------------------------------------------------------------------------
 
 
-def _object(json: Any, what: str, tables: Tables) -> Mapping[str, Any]:
+def _object(json: Any, subject: str, tables: Tables) -> Mapping[str, Any]:
     if not isinstance(json, Mapping):
-        raise damaged(f"{what} is not a JSON object", tables, found=json)
+        raise damaged(f"{subject} is not a JSON object", tables, found=json)
     return json
 
 

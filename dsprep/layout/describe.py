@@ -35,7 +35,7 @@ class FieldStorage:
     codecs
         Filters in the order in which they were applied when writing.
     stored_nbytes
-        Bytes on disk, or None where those of several fields cannot be told apart.
+        Bytes on disk, or None where those of several fields cannot be separated.
     access
         How a read of one random sample performs, and why: one sentence.
     reads, read_nbytes
@@ -165,16 +165,16 @@ def of_array(
 
 def _access(array: Chunking, rows: float, samples: int, unit: str) -> tuple[str, float, float]:
     """Return what a read of one sample takes: in words, the ranges, and their bytes decoded."""
-    wanted, by = rows * array.row_nbytes, f" by {array.library}" if array.library else ""
+    sample_nbytes, by = rows * array.row_nbytes, f" by {array.library}" if array.library else ""
     if array.chunk is None:
-        return f"one read of {show_nbytes(wanted)}{by and ','}{by}", 1, wanted
+        return f"one read of {show_nbytes(sample_nbytes)}{by and ','}{by}", 1, sample_nbytes
     nbytes = math.prod(array.chunk) * array.itemsize
     parts = array.parts(array.chunk, rows)
-    factor = parts * nbytes / max(1, wanted)
-    times = f"{_times(factor)} the bytes that are wanted" if wanted and factor > 1.05 else ""
+    factor = parts * nbytes / max(1, sample_nbytes)
+    times = f"{_times(factor)} the bytes that are wanted" if sample_nbytes and factor > 1.05 else ""
     if array.plain:
         more = f"; a library that reads whole chunks takes {times}" if times else ""
-        return f"one read of {show_nbytes(wanted)}{more}", 1, wanted
+        return f"one read of {show_nbytes(sample_nbytes)}{more}", 1, sample_nbytes
     work = f"is read{' and decoded' if array.codecs else ''}{by}"
     if all(n <= c for n, c in zip(array.shape, array.chunk, strict=True)):
         only = f"the only chunk ({show_nbytes(nbytes)}) {work}"
@@ -182,8 +182,8 @@ def _access(array: Chunking, rows: float, samples: int, unit: str) -> tuple[str,
     times = times and f": {times}"
     size = show_nbytes(nbytes)
     if parts < 1.05:
-        held = f"{array.chunk[0]:,} {unit if array.chunk[0] != 1 else unit.removesuffix('s')}"
-        return f"a chunk of {held} ({size}) {work} for one sample{times}", parts, nbytes
+        contents = f"{array.chunk[0]:,} {unit if array.chunk[0] != 1 else unit.removesuffix('s')}"
+        return f"a chunk of {contents} ({size}) {work} for one sample{times}", parts, nbytes
     files = 1.0 if array.file is None else array.parts(array.file, rows)
     where = f" in {_about(files)} files" if files > 1.05 else ""
     text = f"a sample is in {_about(parts)} chunks of {size}{where}, each {work}{times}"
@@ -202,7 +202,7 @@ class Sizes(NamedTuple):
 def of_record(
     sizes: Sizes,
     *,
-    what: str = "records",
+    kind: str = "records",
     where: str = "",
     alone: bool = True,
     backward: float | None = None,
@@ -211,8 +211,8 @@ def of_record(
 
     Parameters
     ----------
-    what, where
-        What the format calls the records, and where they are.
+    kind, where
+        The format's word for the records, and where they are.
     alone
         Whether the records hold no other field.
     backward
@@ -227,7 +227,7 @@ def of_record(
         access += f"; {backward:.0%} of them are stored before the one before: ranges are scattered"
     shared = "" if alone else ", all fields of a sample in one"
     return FieldStorage(
-        storage=f"{what} of {size} bytes{where}{shared}",
+        storage=f"{kind} of {size} bytes{where}{shared}",
         stored_nbytes=sizes.total if alone else None,
         access=access,
         reads=1,
@@ -237,18 +237,19 @@ def of_record(
 
 def of_layout(layout: FileLayout, schema: Schema) -> dict[str, FieldStorage]:
     """Return how the fields of a layout are stored; its laws have to be in memory."""
-    found = {}
+    storage_of = {}
     for field in schema:
         if field.name in layout.columns:
-            found[field.name] = _of_column(layout.columns[field.name], layout.count)
+            storage_of[field.name] = _of_column(layout.columns[field.name], layout.count)
         elif layout.records is not None and field.name in layout.records.parts:
-            found[field.name] = _of_records(layout.records)
+            storage_of[field.name] = _of_records(layout.records)
         elif field.name in layout.files:
-            of_files = of_record(_sizes(layout.files[field.name].lengths), what="files")
-            access = "one file is opened, read and closed"
-            found[field.name] = replace(of_files, access=access)
+            storage_of[field.name] = replace(
+                of_record(_sizes(layout.files[field.name].lengths), kind="files"),
+                access="one file is opened, read and closed",
+            )
         elif field.name in layout.given:
-            found[field.name] = FieldStorage(
+            storage_of[field.name] = FieldStorage(
                 storage="in no file: by names, folders or a table",
                 stored_nbytes=0,
                 access="no read",
@@ -256,9 +257,11 @@ def of_layout(layout: FileLayout, schema: Schema) -> dict[str, FieldStorage]:
                 read_nbytes=0,
             )
         else:
-            why = layout.unlocated.get(field.name, "")
-            found[field.name] = FieldStorage(storage="for the format's own library", access=why)
-    return found
+            storage_of[field.name] = FieldStorage(
+                storage="for the format's own library",
+                access=layout.unlocated.get(field.name, ""),
+            )
+    return storage_of
 
 
 def _of_records(records: Records) -> FieldStorage:
@@ -267,8 +270,8 @@ def _of_records(records: Records) -> FieldStorage:
     looked_at, alone = min(blocks.count, SUMMED), len(records.parts) == 1
     constant = isinstance(blocks.lengths, Affine) and not blocks.lengths.stride
     if constant and isinstance(blocks.offsets, Affine) and records.order is None:
-        found = of_record(sizes, alone=alone)
-        return replace(found, storage=f"{found.storage}, constant stride")
+        storage = of_record(sizes, alone=alone)
+        return replace(storage, storage=f"{storage.storage}, constant stride")
     offsets = blocks.offsets.span(0, min(looked_at, _LOOKED_AT))
     backward = float((np.diff(offsets) < -_NEAR).mean()) if len(offsets) > 1 else 0.0
     return of_record(sizes, alone=alone, backward=backward)
@@ -330,10 +333,10 @@ def show_nbytes(nbytes: float) -> str:
     return f"{nbytes:.1f} PB"
 
 
-def show_asked(nbytes: float) -> str:
-    """Return a size that somebody chose, in the units in which people choose them.
+def show_binary_nbytes(nbytes: float) -> str:
+    """Return a size in binary units where it is a whole number of them, as sizes are chosen.
 
-    >>> show_asked(64 << 20), show_asked(1536 << 20), show_asked(64_000_000)
+    >>> show_binary_nbytes(64 << 20), show_binary_nbytes(1536 << 20), show_binary_nbytes(64_000_000)
     ('64 MiB', '1536 MiB', '64.0 MB')
     """
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -23,7 +23,7 @@ SHORT = 1 << 15
 """Steps up to which a replay is taken: they cost a fraction of a second when it is first used."""
 
 _FRAMES = ((0, 1), (16, 1))
-"""What may lie between records: nothing; the header and CRCs of a TFRecord."""
+"""What may be between records: nothing; the header and CRCs of a TFRecord."""
 
 
 def fit(layout: FileLayout, law: str | None = None) -> FileLayout:
@@ -46,7 +46,9 @@ def fit(layout: FileLayout, law: str | None = None) -> FileLayout:
         records = _fit_records(records, layout.candidates, law)
     columns = {name: _fit_column(c, name, law) for name, c in layout.columns.items()}
     groups = None if layout.groups is None else fit_groups(layout.groups)
-    given = {name: replace(g, which=_fit(g.which)) for name, g in layout.given.items()}
+    given = {
+        name: replace(g, value_numbers=_fit(g.value_numbers)) for name, g in layout.given.items()
+    }
     files = {name: replace(o, lengths=_fit(o.lengths)) for name, o in layout.files.items()}
     return replace(
         layout,
@@ -86,26 +88,26 @@ def _fit_records(records: Records, candidates: tuple[Law, ...], law: str | None)
     align = int(records.frame["psize"]) if records.frame and "psize" in records.frame else 1
     blocks = _fit_blocks(records.blocks, candidates, law, align)
     order = None if records.order is None else _fit(records.order)
-    found = replace(records, blocks=blocks, order=order)
+    fitted = replace(records, blocks=blocks, order=order)
     if law is not None or isinstance(blocks.offsets, Affine):
-        return found
+        return fitted
     offsets = _all(records.blocks.offsets)
     if bool((offsets[1:] >= offsets[:-1]).all()):
-        return found
-    if nbytes(found) <= 4 * SMALL:
-        return found
+        return fitted
+    if nbytes(fitted) <= 4 * SMALL:
+        return fitted
     sorted_ = _in_file_order(records, offsets, align)
-    return min(found, sorted_, key=nbytes)
+    return min(fitted, sorted_, key=nbytes)
 
 
 def _in_file_order(records: Records, offsets: Ints, align: int) -> Records:
-    """Return the records numbered as they lie in the file, with the samples' order beside."""
-    by_place = np.argsort(offsets, kind="stable")
+    """Return the records numbered by offset, with the order of the samples."""
+    by_offset = np.argsort(offsets, kind="stable")
     rank = np.empty(len(offsets), np.int64)
-    rank[by_place] = np.arange(len(offsets))
+    rank[by_offset] = np.arange(len(offsets))
     order = rank if records.order is None else rank[_all(records.order)]
-    lengths = _all(records.blocks.lengths)[by_place]
-    blocks = Blocks(laws.Explicit(offsets[by_place]), laws.Explicit(lengths), records.blocks.path)
+    lengths = _all(records.blocks.lengths)[by_offset]
+    blocks = Blocks(laws.Explicit(offsets[by_offset]), laws.Explicit(lengths), records.blocks.path)
     return replace(records, blocks=_fit_blocks(blocks, (), None, align), order=laws.fit(order))
 
 
@@ -131,23 +133,23 @@ def _fit_blocks(
 def _smallest(offsets: Ints, lengths: Law, candidates: tuple[Law, ...], align: int) -> Law:
     """Return the smallest law of offsets that is exact."""
     closed = tuple(c for c in candidates if c.name != "replay")
-    found = laws.fit(offsets, closed)
-    if isinstance(found, Affine) or found in closed:
-        return found
-    options = [found]
+    fitted = laws.fit(offsets, closed)
+    if isinstance(fitted, Affine) or fitted in closed:
+        return fitted
+    options = [fitted]
     for candidate in candidates:
         short = isinstance(candidate, Replay) and candidate.steps <= SHORT
-        if short and laws.found_exact(candidate, offsets):
-            return min(found, candidate, key=laws.packed_nbytes)
-    if laws.packed_nbytes(found) <= SMALL:
-        return found
+        if short and laws.is_exact(candidate, offsets):
+            return min(fitted, candidate, key=laws.packed_nbytes)
+    if laws.packed_nbytes(fitted) <= SMALL:
+        return fitted
     if not isinstance(lengths, Affine) or lengths.stride:
         options += [_best_follow(offsets, lengths, align)]
     return min(options, key=laws.packed_nbytes)
 
 
 def _best_follow(offsets: Ints, lengths: Law, align: int) -> Law:
-    """Return the blocks one behind another, with what fits best between them."""
+    """Return the law of contiguous blocks, with the frame between them that fits best."""
     frames = [*_FRAMES, (16, align)] if align > 1 else list(_FRAMES)
     some = min(len(offsets), 1 << 16)
     head = laws.Explicit(lengths.span(0, some))
@@ -172,7 +174,7 @@ def _forced(offsets: Ints, lengths: Law, candidates: tuple[Law, ...], law: str, 
     else:
         options = [c for c in candidates if c.name == law]
     for option in options:
-        if option is not None and laws.found_exact(option, offsets):
+        if option is not None and laws.is_exact(option, offsets):
             return option
     raise UsageError(
         f"the law {law} does not give every offset exactly",
@@ -187,16 +189,16 @@ def _fit_column(column: Column, name: str, law: str | None) -> Column:
     grid = column.grid
     if grid is not None:
         masks = None if grid.masks is None else _fit(grid.masks)
-        which = None if grid.which is None else _fit(grid.which)
-        grid = replace(grid, blocks=_fit_chunks(grid, law), masks=masks, which=which)
+        file_numbers = None if grid.file_numbers is None else _fit(grid.file_numbers)
+        grid = replace(grid, blocks=_fit_chunks(grid, law), masks=masks, file_numbers=file_numbers)
     if column.first is None or column.count is None:
         return replace(column, grid=grid)
     count = _fit(column.count)
     first = _all(column.first)
-    found: Law | None = laws.affine.fit(first)
-    if found is None:
-        found = min(follow.fit(first, count, 0, 1), laws.fit(first), key=laws.packed_nbytes)
-    return replace(column, grid=grid, first=found, count=count)
+    fitted_first: Law | None = laws.affine.fit(first)
+    if fitted_first is None:
+        fitted_first = min(follow.fit(first, count, 0, 1), laws.fit(first), key=laws.packed_nbytes)
+    return replace(column, grid=grid, first=fitted_first, count=count)
 
 
 def _fit_chunks(grid: Grid, law: str | None) -> Blocks:

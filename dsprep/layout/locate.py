@@ -1,4 +1,4 @@
-"""From samples to byte ranges, without I/O: vectorised over the samples asked for."""
+"""From samples to byte ranges, without I/O: vectorised over the requested samples."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ class Extents:
     Attributes
     ----------
     request
-        int64, rising: which of the indices asked for the range belongs to. A sample has one
+        int64, rising: which of the requested indices the range belongs to. A sample has one
         range, or several if it spreads over chunks, or none if it has no bytes.
     template
         The file, as in `Blocks.path`.
-    place
-        The file's place in the grid of files: int64, shape ``(axes, m)``; None: one file.
+    file_index
+        The file's position in the grid of files: int64, shape ``(axes, m)``; None: one file.
     offset, length
         int64: the stored bytes; an offset of -1 means fill values.
     inside, inside_nbytes
         int64: the sample's bytes within those that the stored ones decode to, where chunks are
         encoded or cut along inner axes; None: the stored bytes are the sample's.
     names
-        Where each sample has a file: their names, of which `place`, of one axis, has the number.
+        Where each sample has a file: their names, by their number in `file_index`, of one axis.
     """
 
     request: Ints
     template: str
-    place: Ints | None
+    file_index: Ints | None
     offset: Ints
     length: Ints
     inside: Ints | None = None
     inside_nbytes: Ints | None = None
     names: Words | None = None
 
-    def path(self, place: Sequence[int]) -> str:
-        """Return the file at a place in the grid of files."""
+    def path(self, file_index: Sequence[int]) -> str:
+        """Return the file at a position in the grid of files."""
         if self.names is not None:
-            return os.fsdecode(self.names[place[0]])
-        return file_path(self.template, place)
+            return os.fsdecode(self.names[file_index[0]])
+        return file_path(self.template, file_index)
 
     def by_path(self) -> list[tuple[str, Ints | slice]]:
         """Return the files that the ranges are in, and which ranges are in each."""
-        if self.place is None:
+        if self.file_index is None:
             return [(self.template, slice(None))]
-        places, which, counts = np.unique(
-            self.place, axis=1, return_inverse=True, return_counts=True
+        file_indices, inverse, counts = np.unique(
+            self.file_index, axis=1, return_inverse=True, return_counts=True
         )
-        order = np.argsort(which.reshape(-1), kind="stable")
-        ends = np.cumsum(counts).tolist()
+        order = np.argsort(inverse.reshape(-1), kind="stable")
+        files, ends = file_indices.T.tolist(), np.cumsum(counts).tolist()
         return [
-            (self.path(place), order[end - count : end])
-            for place, end, count in zip(places.T.tolist(), ends, counts.tolist(), strict=True)
+            (self.path(file_index), order[end - count : end])
+            for file_index, end, count in zip(files, ends, counts.tolist(), strict=True)
         ]
 
     def addresses(self, to: Ints) -> Ints:
@@ -87,13 +87,14 @@ class Extents:
             return self
         inside = None if self.inside is None else self.inside[kept]
         nbytes = None if self.inside_nbytes is None else self.inside_nbytes[kept]
-        place = None if self.place is None else self.place[:, kept]
-        located = self.request[kept], self.template, place, self.offset[kept], self.length[kept]
-        return Extents(*located, inside, nbytes, self.names)
+        file_index = None if self.file_index is None else self.file_index[:, kept]
+        offset, length = self.offset[kept], self.length[kept]
+        request, template, names = self.request[kept], self.template, self.names
+        return Extents(request, template, file_index, offset, length, inside, nbytes, names)
 
 
 def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
-    """Return where field `name` of the samples `indices` of a file lies.
+    """Return the extents of field `name` of the samples `indices` of a file.
 
     Parameters
     ----------
@@ -128,7 +129,7 @@ def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
 
 @dataclass(frozen=True)
 class Stored:
-    """Fields that are stored as they are wanted, next to each other in every sample of a file.
+    """Fields that are stored as their values, next to each other in every sample of a file.
 
     Attributes
     ----------
@@ -146,7 +147,7 @@ class Stored:
 
 
 def stored(layout: FileLayout, fields: Sequence[Field], indices: Ints) -> list[Stored] | None:
-    """Return where fields of samples anywhere in a file are, if each value is one range of bytes.
+    """Return the ranges of fields of scattered samples of a file, if each value is one range.
 
     Parameters
     ----------
@@ -162,31 +163,31 @@ def stored(layout: FileLayout, fields: Sequence[Field], indices: Ints) -> list[S
     out = []
     inside = [f for f in fields if f.name not in layout.columns]
     if inside:
-        found = layout.records and _stored_records(layout.records, inside, indices)
-        if not found:
+        in_records = layout.records and _stored_records(layout.records, inside, indices)
+        if not in_records:
             return None
-        out.append(found)
+        out.append(in_records)
     for f in fields:
         if f.name in layout.columns:
-            found = _stored_column(layout.columns[f.name], f, layout.count, indices)
-            if found is None:
+            in_column = _stored_column(layout.columns[f.name], f, layout.count, indices)
+            if in_column is None:
                 return None
-            out.append(found)
+            out.append(in_column)
     return out
 
 
 def _stored_records(records: Records, fields: Sequence[Field], indices: Ints) -> Stored | None:
     starts, lengths = records.extents(indices, records.blocks.path)
-    least, most = int(lengths.min()), int(lengths.max())
-    found = []
+    min_length, max_length = int(lengths.min()), int(lengths.max())
+    parts = []
     for f in fields:
         part = records.parts.get(f.name)
-        if part is None or part.at is None or part.at + f.row_nbytes > least:
+        if part is None or part.at is None or part.at + f.row_nbytes > min_length:
             return None
-        if f.row_nbytes != (most - part.at if part.nbytes is None else part.nbytes):
+        if f.row_nbytes != (max_length - part.at if part.nbytes is None else part.nbytes):
             return None
-        found.append((f, part.at))
-    return Stored(records.blocks.path, starts, found)
+        parts.append((f, part.at))
+    return Stored(records.blocks.path, starts, parts)
 
 
 def _stored_column(column: Column, f: Field, count: int, indices: Ints) -> Stored | None:
@@ -234,7 +235,7 @@ def _in_column(column: Column, name: str, indices: Ints) -> Extents:
     line = math.prod(grid.chunk[1:]) * grid.itemsize
     inside, inside_nbytes = pieces.inside * line, pieces.rows * line
     return Extents(
-        pieces.request, grid.blocks.path, pieces.place, offset, length, inside, inside_nbytes
+        pieces.request, grid.blocks.path, pieces.file_index, offset, length, inside, inside_nbytes
     )
 
 
@@ -252,8 +253,8 @@ def rows_at(grid: Grid, first: int, count: int) -> tuple[str, int] | None:
         along, *across = grid.files
         path = _path(path, (chunk // along, *(0 for _ in across)))
         block = chunk * math.prod(across)
-    elif grid.which is not None:
-        path = _path(path, (grid.which.one(block),))
+    elif grid.file_numbers is not None:
+        path = _path(path, (grid.file_numbers.one(block),))
     offset, length = grid.blocks.offsets.one(block), grid.blocks.lengths.one(block)
     return (path, offset + inside * grid.row_nbytes) if offset >= 0 and length > 0 else None
 
@@ -274,11 +275,11 @@ def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
     offset = grid.blocks.offsets.at(pieces.block)
     stored = (offset >= 0) & (grid.blocks.lengths.at(pieces.block) > 0)
     offset = np.where(stored, offset + pieces.inside * row, -1)
-    return Extents(pieces.request, grid.blocks.path, pieces.place, offset, pieces.rows * row)
+    return Extents(pieces.request, grid.blocks.path, pieces.file_index, offset, pieces.rows * row)
 
 
 def _adjoining(grid: Grid) -> int | None:
-    """Return where row 0 lies if all rows follow one another in one file, else None."""
+    """Return the offset of row 0 if all rows are contiguous in one file, else None."""
     law = grid.blocks.offsets
     if grid.several or not isinstance(law, Affine) or law.base < 0:
         return None
@@ -317,7 +318,7 @@ class Pieces:
     Attributes
     ----------
     request
-        Which of the ranges of rows asked for it is a piece of.
+        Which of the requested ranges of rows it is a piece of.
     done
         Rows of that range in the pieces before, so where the piece goes in the result.
     inside
@@ -326,10 +327,10 @@ class Pieces:
         How many rows it has.
     block
         The number of the chunk.
-    place
+    file_index
         Of the file in the grid of files, shape ``(axes, m)``; None: one file.
     tile
-        The chunk's place along the inner axes, shape ``(axes - 1, m)``.
+        The chunk's position along the inner axes, shape ``(axes - 1, m)``.
     """
 
     request: Ints
@@ -337,7 +338,7 @@ class Pieces:
     inside: Ints
     rows: Ints
     block: Ints
-    place: Ints | None
+    file_index: Ints | None
     tile: Ints
 
 
@@ -347,7 +348,7 @@ def cut_lines(per: int, first: Ints, count: Ints) -> tuple[Ints, Ints, Ints, Int
     Returns
     -------
     ``request``, ``done``, ``inside`` and ``rows`` as in `Pieces`, and ``line``: which multiple each
-    piece begins at or behind.
+    piece begins at or after.
     """
     low = first // per
     lines = np.where(count > 0, (first + count - 1) // per - low + 1, 0)
@@ -371,8 +372,8 @@ def cut(grid: Grid, first: Ints, count: Ints) -> Pieces:
         tile = np.tile(np.array(np.unravel_index(np.arange(side), tiles), np.int64), (1, n))
     else:
         tile = np.zeros((len(tiles), len(at)), np.int64)
-    block, place = grid.numbers(np.concatenate([at[None], tile]))
-    return Pieces(request, done, inside, rows, block, place, tile)
+    block, file_index = grid.numbers(np.concatenate([at[None], tile]))
+    return Pieces(request, done, inside, rows, block, file_index, tile)
 
 
 def sizes(layout: FileLayout, field: Field, indices: Ints) -> Ints | None:

@@ -1,10 +1,10 @@
-"""The words in which a layout is told.
+"""The data classes of a layout.
 
 A **block** is a byte range of a file that is stored as a whole: a record, an LMDB value, a chunk,
 or all rows of a contiguous array (which is one chunk). The blocks of a kind are numbered from 0,
 and two laws give their offsets and lengths. Samples are found in them in one of two ways:
 
-- `Records`: a block holds one sample, all of its fields one behind another. A field whose place
+- `Records`: a block holds one sample, all of its fields back to back. A field whose offset
   in the record is always the same is a `Part`; the others take a recipe that looks into the
   record.
 - `Column`: a field is an array of its own, cut into chunks (`Grid`). A sample is a row of it, or
@@ -57,7 +57,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Part:
-    """The place of a field in every record.
+    """The range of a field in every record.
 
     Attributes
     ----------
@@ -80,14 +80,14 @@ class Records:
     blocks
         As many as there are samples, or more when `order` leaves some out.
     parts
-        By field name, for every field that lies in the records.
+        By field name, for every field that is in the records.
     order
         The block of each sample; None: sample i is block i.
     recipe
         What takes a record apart where a part has no place: ``{"name": ...}`` and its parameters,
         see ``dsprep.records``; None if all parts have one.
     frame
-        What lies around each block and can prove it: ``{"name": ...}`` and its parameters, see
+        What surrounds each block and can prove it: ``{"name": ...}`` and its parameters, see
         ``dsprep.records``; None: nothing.
     """
 
@@ -101,14 +101,14 @@ class Records:
         """Return the blocks of samples; `FormatError` if one does not exist."""
         if self.order is None or not len(indices):
             return indices
-        found, count = self.order.at(indices), self.blocks.count
-        low, high = int(found.min()), int(found.max())
+        numbers, count = self.order.at(indices), self.blocks.count
+        low, high = int(numbers.min()), int(numbers.max())
         if low < 0 or high >= count:
             wrong = high if high >= count else low
             raise layout_mismatch(
                 "gives a sample a record that does not exist", where, f"< {count}", wrong
             )
-        return found
+        return numbers
 
     def extents(self, indices: Ints, where: object) -> tuple[Ints, Ints]:
         """Return offsets and lengths of the blocks of samples; see `numbers`."""
@@ -118,7 +118,7 @@ class Records:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """A field of which every sample has a file of its own: its value is what the file holds.
+    """A field of which every sample has a file of its own: its value is the content of the file.
 
     Attributes
     ----------
@@ -157,8 +157,8 @@ class Grid:
     masks
         For each chunk a bit for each filter that was left out; None: none was.
     fill
-        One element: what chunks hold that are not stored. None: every chunk has to be there.
-    which
+        One element: the content of chunks that are not stored. None: every chunk has to be there.
+    file_numbers
         For each chunk the number that ``{0}`` in `Blocks.path` stands for, where chunks are in
         several files in no regular way; without `files`. None: one file, or `files`.
     """
@@ -171,12 +171,12 @@ class Grid:
     filters: tuple[Mapping[str, Any], ...] = ()
     masks: Law | None = None
     fill: bytes | None = None
-    which: Law | None = None
+    file_numbers: Law | None = None
 
     @property
     def several(self) -> bool:
         """Whether the chunks are in several files."""
-        return self.files is not None or self.which is not None
+        return self.files is not None or self.file_numbers is not None
 
     @cached_property
     def row_nbytes(self) -> int:
@@ -195,7 +195,7 @@ class Grid:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether rows lie in the file as they are: no filters, and only the first axis is cut."""
+        """Whether rows are stored unencoded: no filters, and only the first axis is cut."""
         return not self.filters and self.chunk[1:] == self.shape[1:]
 
     def numbers(self, coordinates: Ints) -> tuple[Ints, Ints | None]:
@@ -204,23 +204,23 @@ class Grid:
         Parameters
         ----------
         coordinates
-            int64, shape ``(axes, n)``: the places of the chunks in the grid.
+            int64, shape ``(axes, n)``: the positions of the chunks in the grid.
 
         Returns
         -------
         The number of each block, int64 of shape ``(n,)``; and, where there are several files,
-        their places in the grid of files, int64 of shape ``(axes, n)``.
+        their positions in the grid of files, int64 of shape ``(axes, n)``.
         """
         grid = self.chunks
         if self.files is None:
             number = np.ravel_multi_index(tuple(coordinates), grid).astype(np.int64)
-            return number, None if self.which is None else self.which.at(number)[None]
+            return number, None if self.file_numbers is None else self.file_numbers.at(number)[None]
         per = np.array(self.files, np.int64)[:, None]
-        which = coordinates // per
+        file_index = coordinates // per
         along = tuple(-(-n // p) for n, p in zip(grid, self.files, strict=True))
-        file = np.ravel_multi_index(tuple(which), along)
-        inside = np.ravel_multi_index(tuple(coordinates - which * per), self.files)
-        return file * math.prod(self.files) + inside, which
+        file = np.ravel_multi_index(tuple(file_index), along)
+        inside = np.ravel_multi_index(tuple(coordinates - file_index * per), self.files)
+        return file * math.prod(self.files) + inside, file_index
 
     @cached_property
     def block_count(self) -> int:
@@ -243,7 +243,7 @@ class Column:
         Rows of the array per sample; those of sample i are ``i * lines .. (i + 1) * lines``.
         Not used for ragged fields.
     first, count
-        Ragged fields, and others whose samples are at any place: the first row of each sample, and
+        Ragged fields, and others whose samples are at any row: the first row of each sample, and
         how many it has; else None. Several rows of the array may make a row of the field.
     """
 
@@ -259,14 +259,14 @@ class Given:
 
     Attributes
     ----------
-    which
+    value_numbers
         For each sample the number of its value; of int64 without `values`, the value.
     values
         Values, numbered from 0: `Words` of a `bytes` or `str` field, else an array of the field's
         dtype and inner shape; None: the numbers are the values.
     """
 
-    which: Law
+    value_numbers: Law
     values: Words | Array | None = None
 
     def at(self, indices: Ints, field: Field) -> Array | Ragged:
@@ -282,7 +282,7 @@ class Given:
         """Return the field of one sample, as an array of one or a `Ragged` of one; see `at`."""
         if not isinstance(self.values, Words):
             return self.at(np.array([index], np.int64), field)
-        number = self.which.one(index)
+        number = self.value_numbers.one(index)
         if not 0 <= number < len(self.values):
             raise layout_mismatch(
                 "gives a sample a value that does not exist", f"field {field.name}"
@@ -292,17 +292,17 @@ class Given:
 
     def numbers(self, indices: Ints, name: str) -> Ints:
         """Return the numbers of the values of samples; see `at`."""
-        found = self.which.at(indices)
-        if self.values is None or not len(found):
-            return found
-        if not 0 <= int(found.min()) <= int(found.max()) < len(self.values):
+        numbers = self.value_numbers.at(indices)
+        if self.values is None or not len(numbers):
+            return numbers
+        if not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self.values):
             raise layout_mismatch("gives a sample a value that does not exist", f"field {name}")
-        return found
+        return numbers
 
 
 @dataclass(frozen=True)
 class Rest:
-    """Fields of groups of which some bytes lie outside the range of their group.
+    """Fields of groups of which some bytes are outside the range of their group.
 
     Attributes
     ----------
@@ -332,7 +332,7 @@ class Groups:
     first
         The first sample of each group, where groups differ in their number of samples.
     files
-        Groups per file, where they lie in several: ``{0}`` in the path of the blocks stands for
+        Groups per file, where there are several: ``{0}`` in the path of the blocks stands for
         the number of the file. None: one file.
     rest
         What has checksums besides the ranges; None: nothing.
@@ -363,14 +363,14 @@ class Groups:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How the samples of one file (or store) lie.
+    """How the samples of one file (or store) are stored.
 
     Attributes
     ----------
     count
         Samples in the file.
     records
-        Where fields lie in records.
+        Where fields are in records.
     columns
         Where fields are arrays, by field name.
     files

@@ -22,12 +22,12 @@ class Words:
     Parameters
     ----------
     data
-        The strings, each with a NUL behind it.
+        The strings, each with a NUL after it.
 
     Raises
     ------
     ValueError
-        If the last one has no NUL behind it.
+        If the last one has no NUL after it.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -41,10 +41,10 @@ class Words:
     def of(cls, words: Iterable[bytes]) -> Words:
         """Return the strings, none of which holds a NUL; `ValueError` if one does."""
         words = list(words)
-        found = cls(b"".join([word + b"\0" for word in words]))
-        if len(found) != len(words):
+        made = cls(b"".join([word + b"\0" for word in words]))
+        if len(made) != len(words):
             raise ValueError("a string holds a NUL")
-        return found
+        return made
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -66,10 +66,10 @@ class Words:
 
     def take(self, numbers: Ints) -> tuple[Bytes, Ints]:
         """Return some strings back to back, uint8, and where each begins and the last ends."""
-        places = offsets_of(self.lengths(numbers))
-        out = np.empty(int(places[-1]), np.uint8)
-        move_spans(self._flat, self._begins(numbers), np.diff(places), out, places[:-1])
-        return out, places
+        offsets = offsets_of(self.lengths(numbers))
+        out = np.empty(int(offsets[-1]), np.uint8)
+        move_spans(self._flat, self._begins(numbers), np.diff(offsets), out, offsets[:-1])
+        return out, offsets
 
     def _begins(self, numbers: Ints) -> Ints:
         found: Ints = np.where(numbers > 0, self._ends[numbers - 1] + 1, 0)
@@ -85,9 +85,9 @@ class Words:
         if not isinstance(json, dict):
             raise damaged("a table of strings is damaged", tables, found=json)
         try:
-            found = cls(tables.get(json.get("data")))
+            words = cls(tables.get(json.get("data")))
         except ValueError as error:
             raise damaged("a table of strings is damaged", tables, found=error) from error
-        if len(found) != integer(json, "count", tables, 0):
+        if len(words) != integer(json, "count", tables, 0):
             raise damaged("a table has another number of strings", tables, json["count"])
-        return found
+        return words

@@ -352,7 +352,7 @@ class Filler:
                 column = layout.columns.get(f.name)
                 if column is None or column.grid is None or not column.grid.several:
                     continue
-                place = self._locate(number, f.name, local).place
+                place = self._locate(number, f.name, local).file_index
                 if place is not None and place.shape[1] > MANY // len(fields):
                     total += np.unique(place, axis=1).shape[1]
         return total > MANY
@@ -381,7 +381,7 @@ class Filler:
         paths = {
             f.template: int(f.offset[f.offset >= 0][0])
             for f in found
-            if f.place is None and (f.offset >= 0).any()
+            if f.file_index is None and (f.offset >= 0).any()
         }
         return {self.opened(fill).open_file(number, path): at for path, at in paths.items()}
 

@@ -97,8 +97,8 @@ def first_file(sidecar: Sidecar, names: Sequence[str]) -> Handle:
             continue
         found = locate(layout, name, np.array([local], np.int64))
         path = found.template
-        if found.place is not None and found.place.shape[1]:
-            path = found.path(found.place[:, 0].tolist())
+        if found.file_index is not None and found.file_index.shape[1]:
+            path = found.path(found.file_index[:, 0].tolist())
         return sidecar.open_file(number, path)
     raise UsageError("no field has a location", where=sidecar.dataset)
 

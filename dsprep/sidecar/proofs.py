@@ -141,13 +141,13 @@ def _inside(
             return False
         if bool((offset + extents.length[is_stored] > high[group]).any()):
             return False
-        if extents.place is None:
+        if extents.file_index is None:
             if len(group) and extents.template != groups.path(int(group[0])):
                 return False
             if groups.files and len(np.unique(group // groups.files)) > 1:
                 return False
             continue
-        file_numbers = extents.place[:, is_stored]
+        file_numbers = extents.file_index[:, is_stored]
         new = np.ones(len(group), bool)
         new[1:] = (file_numbers[:, 1:] != file_numbers[:, :-1]).any(axis=0)
         if groups.files:

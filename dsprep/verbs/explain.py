@@ -252,10 +252,10 @@ def _record_words(records: Records, field: Field) -> FieldWords:
 
 
 def _given_words(given: Given, field: Field) -> FieldWords:
-    stored = f"in no file, but here: {given.which.words()}"
+    stored = f"in no file, but here: {given.value_numbers.words()}"
     if given.values is not None:
         stored = f"in no file, but here: {len(given.values):,} values, of which sample i has number"
-        stored += f" {given.which.words()}"
+        stored += f" {given.value_numbers.words()}"
     return FieldWords(field.name, str(field), stored)
 
 
@@ -271,8 +271,8 @@ def _column_words(column: Column, field: Field) -> FieldWords:
         chunk = " x ".join(f"{n:,}" for n in grid.chunk)
         chunks = "a chunk" if grid.block_count == 1 else f"{grid.block_count:,} chunks"
         stored = f"an array of {shape}, in {chunks} of {chunk}{where}"
-    if grid.which is not None:
-        stored += f", the file: {grid.which.words()}"
+    if grid.file_numbers is not None:
+        stored += f", the file: {grid.file_numbers.words()}"
     if grid.files is not None:
         stored += f", {int(np.prod(grid.files)):,} in each file"
     if column.first is not None and column.count is not None:
@@ -464,9 +464,9 @@ def _stored(layout: FileLayout, name: str, local: Ints) -> tuple[Ints, Ints] | N
         return records.blocks.offsets.at(numbers), records.blocks.lengths.at(numbers)
     ranges = locate(layout, name, local)
     offset, length = ranges.offset, ranges.length
-    if ranges.place is not None and len(offset):
+    if ranges.file_index is not None and len(offset):
         new = np.zeros(len(offset), np.int64)
-        new[1:] = (np.diff(ranges.place, axis=1) != 0).any(axis=0)
+        new[1:] = (np.diff(ranges.file_index, axis=1) != 0).any(axis=0)
         offset = offset + np.cumsum(new) * _APART
     kept = ranges.offset >= 0
     return offset[kept], length[kept]

@@ -212,7 +212,7 @@ class TierPlan:
         return self.tiers.epochs / self.repeats
 
     @property
-    def seen(self) -> tuple[int, int]:
+    def passes_per_sample(self) -> tuple[int, int]:
         """How often the training passes each sample: at least, and at most."""
         parts, repeats = self.mini_epochs, self.repeats
         cycles, rest = divmod(self.passes, parts * repeats)
@@ -263,10 +263,10 @@ class TierPlan:
                 f"{repeats:,} repeats are more than the {epochs:,} epochs (S/rf = "
                 f"{self.outer_epochs:.3g}): {self.never_seen:.0%} of the samples are never seen"
             )
-        elif self.seen[0] < self.seen[1]:
+        elif self.passes_per_sample[0] < self.passes_per_sample[1]:
             lines.append(
                 f"{epochs:,} epochs are no multiple of {repeats:,} repeats: some samples are seen "
-                f"{self.seen[1]:,} times, others {self.seen[0]:,} times"
+                f"{self.passes_per_sample[1]:,} times, others {self.passes_per_sample[0]:,} times"
             )
         part = self.groups // self.mini_epochs
         if self.copied > MUCH and not self.fits:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.core.schema import Ints, Schema
 from dsprep.errors import UsageError
-from dsprep.writing.plan import ends_by_bytes, parse_nbytes, show_asked, show_nbytes
+from dsprep.writing.plan import ends_by_bytes, parse_nbytes, show_binary_nbytes, show_nbytes
 from dsprep.writing.stripes import Stripe
 
 AIM = 256 << 20
@@ -155,7 +155,7 @@ def decide(
         why = (f"{what}: {show_nbytes(nbytes)}" + " on average" * ragged,)
         return BufferChoice(count, nbytes, None, why, "as asked")
     if isinstance(asked, InBytes):
-        limit, reasons = asked.nbytes, [f"at most {show_asked(asked.nbytes)} as asked"]
+        limit, reasons = asked.nbytes, [f"at most {show_binary_nbytes(asked.nbytes)} as asked"]
         reason = reasons[0]
     else:
         limit, reasons, reason = _automatic(samples, mean, stripe, memory, ranks)
@@ -169,7 +169,7 @@ def decide(
     reasons.append(
         f"{'about ' * ragged}{_count(count, 'sample')}: "
         f"{show_nbytes(nbytes)}, {nbytes / stripe.nbytes:.1f} stripes of "
-        f"{show_asked(stripe.nbytes)}"
+        f"{show_binary_nbytes(stripe.nbytes)}"
     )
     return BufferChoice(count, nbytes, int(limit) if ragged else None, tuple(reasons), reason)
 
@@ -239,10 +239,10 @@ def _automatic(
     enough = STRIPES * stripe.nbytes
     limit = max(AIM, enough)
     if limit > AIM:
-        reasons = [f"{STRIPES} stripes are {show_asked(limit)}: padding stays below 2 %"]
+        reasons = [f"{STRIPES} stripes are {show_binary_nbytes(limit)}: padding stays below 2 %"]
         reason = f"{STRIPES} stripes keep padding below 2 %"
     else:
-        reasons = [f"{show_asked(AIM)} is far more than one request costs"]
+        reasons = [f"{show_binary_nbytes(AIM)} is far more than one request costs"]
         reason = reasons[0]
     most = max(1, memory // MEMORY_SHARE)
     if limit > most:

@@ -18,7 +18,7 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema, show_dtype
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
-from dsprep.layout.describe import show_asked as show_asked
+from dsprep.layout.describe import show_binary_nbytes as show_binary_nbytes
 from dsprep.layout.describe import show_nbytes as show_nbytes
 from dsprep.source.derived import probe_nbytes
 

@@ -17,7 +17,7 @@ from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb import fields as recipe
 from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
-from dsprep.layout.laws import Affine, found_exact
+from dsprep.layout.laws import Affine, is_exact
 from dsprep.storage import scatter
 from dsprep.storage.identity import ChangedError
 
@@ -297,7 +297,7 @@ def test_how_it_was_made_shows(tmp_path, skip, per_commit):
         layout = assert_told_right(path, source)
     offsets = layout.records.blocks.offsets.span(0, layout.count)
     assert layout.candidates
-    assert all(found_exact(law, offsets) for law in layout.candidates)
+    assert all(is_exact(law, offsets) for law in layout.candidates)
     assert layout.facts["commit interval"] == (7 if per_commit == 7 else "one transaction")
 
 

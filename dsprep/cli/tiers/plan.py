@@ -93,7 +93,7 @@ def rows(plan: TierPlan) -> list[tuple[str, str]]:
     """Return a plan for a person: headings and what they say."""
     from dsprep.bench.report.tables import show_seconds
     from dsprep.layout.describe import show_nbytes
-    from dsprep.writing.plan import show_asked
+    from dsprep.writing.plan import show_binary_nbytes
 
     def rate(value: float) -> str:
         return f"{show_nbytes(value)}/s"
@@ -109,12 +109,12 @@ def rows(plan: TierPlan) -> list[tuple[str, str]]:
             f"more than EB1/B2 = {rate(plan.served)}{twice} / {rate(job.pfs)} = {plan.knee:.4g}"
         )
     steps = f"{plan.steps:,.0f}" if plan.steps >= 10 else f"{plan.steps:.3g}"
-    fewest, largest = plan.seen
+    fewest, largest = plan.passes_per_sample
     times = f"{fewest:,}" if fewest == largest else f"{fewest:,} to {largest:,}"
     seconds, copies = plan.copy_seconds, "all" if plan.fits else "a mini-epoch"
     copied = show_time(seconds) if seconds >= 100 else show_seconds(seconds)
     total = f"{plan.samples:,} samples in {plan.groups:,} groups, {show_nbytes(plan.nbytes)}"
-    room = f"{show_asked(job.capacity)}{nodes}"
+    room = f"{show_binary_nbytes(job.capacity)}{nodes}"
     return [
         ("dataset", total),
         ("fast tier", f"{room}: the dataset {'fits' if plan.fits else 'does not fit'}"),
@@ -149,7 +149,11 @@ def plan_json(plan: TierPlan) -> dict[str, Any]:
     return {
         "asked": asdict(plan.tiers),
         **{name: getattr(plan, name) for name in (*names, *more, "copy_seconds")},
-        "seen": {"least": plan.seen[0], "most": plan.seen[1], "never": plan.never_seen},
+        "seen": {
+            "least": plan.passes_per_sample[0],
+            "most": plan.passes_per_sample[1],
+            "never": plan.never_seen,
+        },
         **{name: asdict(getattr(plan, name)) for name in ("before", "after")},
         "curve": [asdict(point) for point in plan.curve],
         "reader": plan.reader,

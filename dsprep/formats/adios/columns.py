@@ -221,7 +221,7 @@ def _grid(variable: Variable, parts: Parts) -> Grid | None:
     path = SUBFILE if several else subfile(int(blocks.file[0]))
     stored = model.Blocks(cut.offsets, cut.lengths, path)
     shape, which = (total, *parts.inner), cut.files if several else None
-    return Grid(stored, shape, variable.itemsize, cut.chunk, which=which)
+    return Grid(stored, shape, variable.itemsize, cut.chunk, file_numbers=which)
 
 
 class Cut(NamedTuple):

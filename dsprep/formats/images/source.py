@@ -170,7 +170,7 @@ def _parsed(folder: Folder, table: Table | None, samples: Ints) -> Parsed:
         attrs = _classes(folder.classes)
         fields["label"] = Field("label", np.dtype(np.int64), (), attrs=attrs)
         fields["class"] = _text("class", classes, notes)
-        given = {"label": label, "class": Given(label.which, classes)}
+        given = {"label": label, "class": Given(label.value_numbers, classes)}
     elif table is not None:
         notes += table.notes
         fields |= {f.name: f for f, _ in table.fields}

@@ -86,7 +86,10 @@ class Table:
         """Return what it says of some of its files, by their numbers here."""
         if len(rows) == len(self.files):
             return self
-        some = [(f, replace(g, which=Explicit(g.which.at(rows)))) for f, g in self.fields]
+        some = [
+            (f, replace(g, value_numbers=Explicit(g.value_numbers.at(rows))))
+            for f, g in self.fields
+        ]
         return Table(self.files[rows], tuple(some), self.notes)
 
 

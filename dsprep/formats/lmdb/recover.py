@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsprep.core.schema import Ints
-from dsprep.layout.laws import Affine, Explicit, Law, found_exact
+from dsprep.layout.laws import Affine, Explicit, Law, is_exact
 from dsprep.layout.laws.lmdb import MOST_SIZES, Shape, overflow
 from dsprep.layout.laws.replay import Plan, Replay, feasible, regular
 from dsprep.layout.laws.tree import Tree, mend
@@ -73,7 +73,7 @@ def recover(values: StoredValues) -> tuple[tuple[Law, ...], dict[str, Any]]:
     trees = [
         Tree(kind, shape, lengths, before=before) for kind in ("one", "compact") for shape in shapes
     ]
-    exact: list[Law] = [tree for tree in trees if found_exact(tree, values.offsets)]
+    exact: list[Law] = [tree for tree in trees if is_exact(tree, values.offsets)]
     if not exact and values.transaction > 1:
         exact = [*_replays(values, lengths, trees)]
     if not exact and low != high and values.transaction == 1:
@@ -86,7 +86,7 @@ def _mended(values: StoredValues, lengths: Law, trees: list[Tree]) -> Iterator[L
     for tree in trees:
         if tree.kind == "compact":
             mended = mend(tree, lengths, values.offsets)
-            if mended is not None and found_exact(mended, values.offsets):
+            if mended is not None and is_exact(mended, values.offsets):
                 yield mended
                 return
 
@@ -106,7 +106,7 @@ def _replays(values: StoredValues, lengths: Law, trees: list[Tree]) -> Iterator[
             if feasible(tree.shape, lengths, plan)
         ]
         for law in tried:
-            if law.agrees(values.offsets) and found_exact(law, values.offsets):
+            if law.agrees(values.offsets) and is_exact(law, values.offsets):
                 yield law
                 break
 

@@ -405,7 +405,7 @@ class LmdbSource(RecordsSource):
         by_key = index.big > 0 and index.order is None
         described = of_record(
             Sizes(index.smallest, index.largest, index.payload, n),
-            what="values",
+            kind="values",
             where=where,
             alone=len(self._decoder.schema) == 1,
             backward=index.backward / index.big if by_key else None,

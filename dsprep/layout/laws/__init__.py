@@ -43,7 +43,7 @@ __all__ = [
     "Runs",
     "Table",
     "fit",
-    "found_exact",
+    "is_exact",
     "packed_nbytes",
     "parse",
 ]
@@ -100,11 +100,11 @@ def fit(values: Ints, candidates: Sequence[Law] = ()) -> Law:
     Tried are, in this order: an affine law, the `candidates`, and then runs and a table, of which
     the one that packs smaller is taken.
     """
-    found = affine.fit(values)
-    if found is not None:
-        return found
+    law = affine.fit(values)
+    if law is not None:
+        return law
     for candidate in candidates:
-        if found_exact(candidate, values):
+        if is_exact(candidate, values):
             return candidate
     some = values[:_JUDGED]  # packing takes time: what is smaller for these is for all
     joined, table = runs.fit(some), Table(some)
@@ -113,7 +113,7 @@ def fit(values: Ints, candidates: Sequence[Law] = ()) -> Law:
     return table if len(some) == len(values) else Table(values)
 
 
-def found_exact(law: Law, values: Ints) -> bool:
+def is_exact(law: Law, values: Ints) -> bool:
     """Whether `law` gives exactly `values`."""
     n = len(values)
     if law.count != n:

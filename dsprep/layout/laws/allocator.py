@@ -55,7 +55,7 @@ class Allocator:
         self._records: list[_Record] = []
         self._root = 0  # of the free database; 0: it is empty
         self._root_is_new = False
-        self._held: list[int] | None = None  # free pages that were read, falling; None: none was
+        self._available: list[int] | None = None  # free pages that were read, falling
         self._read = 0  # the last record read
         self._freed: list[int] = []
 
@@ -64,7 +64,7 @@ class Allocator:
         self.transaction += 1
         self.hopeless = _NEVER
         self._root_is_new = False
-        self._held, self._read, self._freed = None, 0, []
+        self._available, self._read, self._freed = None, 0, []
 
     def take(self, pages: int) -> int:
         """Return the first of so many adjacent pages."""
@@ -72,22 +72,22 @@ class Allocator:
             return self.extend(pages)
         tries = 60 * pages
         while True:
-            held = self._held
-            if held is not None and len(held) >= pages:
-                for i in range(len(held) - 1, pages - 2, -1):
-                    if held[i - pages + 1] == held[i] + pages - 1:
-                        first = held[i]
-                        del held[i - pages + 1 : i + 1]
+            available = self._available
+            if available is not None and len(available) >= pages:
+                for i in range(len(available) - 1, pages - 2, -1):
+                    if available[i - pages + 1] == available[i] + pages - 1:
+                        first = available[i]
+                        del available[i - pages + 1 : i + 1]
                         return first
                 tries -= 1
                 if tries < 0:  # LMDB looks no further, though there may be more
                     return self.extend(pages)
             record = next((r for r in self._records if r.key > self._read), None)
             if record is None or record.key >= self.transaction - 1:
-                self.hopeless = min(self.hopeless, pages) if self._held else 1
+                self.hopeless = min(self.hopeless, pages) if self._available else 1
                 return self.extend(pages)
             self._read = record.key
-            self._held = sorted((self._held or []) + record.pages, reverse=True)
+            self._available = sorted((self._available or []) + record.pages, reverse=True)
 
     def extend(self, pages: int) -> int:
         """Return the first of so many pages behind the end of the file."""
@@ -103,7 +103,7 @@ class Allocator:
 
     def commit(self) -> None:
         """End the transaction: bring the free database up to date."""
-        if self._held is not None:
+        if self._available is not None:
             self._touch()
         begun, dropped, saved, last, room, total = True, 0, 0, 0, 0, 0
         while True:
@@ -120,7 +120,7 @@ class Allocator:
                 self._freed.sort(reverse=True)
                 own.pages = self._freed[:]
                 continue
-            left = len(self._held or ())
+            left = len(self._available or ())
             if total == left:
                 break
             if total > left:
@@ -137,13 +137,13 @@ class Allocator:
 
     def _give_back(self) -> None:
         """Put the pages that were read but not taken into the records made for them."""
-        held = self._held or []
-        left = len(held)
+        available = self._available or []
+        left = len(available)
         for record in self._records:
             if not left:
                 break
             record.room = min(record.room, left)
-            record.pages = held[left - record.room : left]
+            record.pages = available[left - record.room : left]
             left -= record.room
 
     def _touch(self) -> None:

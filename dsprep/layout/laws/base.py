@@ -138,12 +138,12 @@ def integer(
 
 
 def damaged(
-    what: str, tables: Tables, expected: object = None, found: object = None
+    message: str, tables: Tables, expected: object = None, found: object = None
 ) -> FormatError:
     """Return the error for a law that does not follow the specification."""
     shown = repr(found)[:80] if found is not None else None
     return FormatError(
-        what,
+        message,
         where=tables.where,
         expected=expected,
         found=shown,

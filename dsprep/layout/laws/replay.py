@@ -27,9 +27,9 @@ from dsprep.layout.laws.follow import Follow
 from dsprep.layout.laws.lmdb import HEADER, Shape, overflow, parse
 from dsprep.layout.laws.runs import Runs
 
-MOST = 4_000_000
+MAX_STEPS = 4_000_000
 """Transactions and leaves together that are replayed: half a minute."""
-_LONGEST = 4096  # lines of a commit plan
+_MAX_LINES = 4096  # lines of a commit plan
 
 Plan = tuple[tuple[int, int], ...]
 """``(times, records)``: so many transactions of so many records each, one after another."""
@@ -146,7 +146,7 @@ class Replay(Law):
         if sum(times * records for times, records in plan) != count:
             raise damaged("the transactions of a law do not add up", tables, count)
         if not feasible(shape, lengths, plan):
-            raise damaged("a law takes too long to follow", tables, f"{MOST} steps", commit)
+            raise damaged("a law takes too long to follow", tables, f"{MAX_STEPS} steps", commit)
         together = json.get("together", False)
         if not isinstance(together, bool) or (together and not shape.named):
             raise damaged("together of a law is wrong", tables, "true for a named one", together)
@@ -161,14 +161,14 @@ class Replay(Law):
 
 def regular(count: int, each: int) -> Plan:
     """Return the transactions of `count` records, `each` in every one but the last."""
-    whole, rest = divmod(count, each)
-    plan = ((whole, each),) if whole else ()
-    return (*plan, (1, rest)) if rest or not whole else plan
+    full, rest = divmod(count, each)
+    plan = ((full, each),) if full else ()
+    return (*plan, (1, rest)) if rest or not full else plan
 
 
 def _plan(commit: Any, tables: Tables) -> Plan:
     """Return the transactions that a sidecar lists."""
-    if not isinstance(commit, list) or not 1 <= len(commit) <= _LONGEST:
+    if not isinstance(commit, list) or not 1 <= len(commit) <= _MAX_LINES:
         raise damaged("commit of a law is wrong", tables, "a number, or pairs of numbers", commit)
     for line in commit:
         good = isinstance(line, list) and len(line) == 2
@@ -179,7 +179,7 @@ def _plan(commit: Any, tables: Tables) -> Plan:
 
 def feasible(shape: Shape, lengths: Law, plan: Plan) -> bool:
     """Whether the replay ends soon."""
-    return steps(shape, lengths, plan) <= MOST
+    return steps(shape, lengths, plan) <= MAX_STEPS
 
 
 def steps(shape: Shape, lengths: Law, plan: Plan) -> int:
@@ -211,11 +211,11 @@ class Build:
         self._even = 0  # overflow pages of each value, if they are as many
         self._ends: Ints | None = None  # else those of all values before each one
         if isinstance(before := overflow(shape, lengths), Affine):
-            self._least = self._even = before.stride // shape.psize
+            self._min_pages = self._even = before.stride // shape.psize
         else:
             pages = (lengths.span(0, lengths.count) + (HEADER - 1)) // shape.psize + 1
             self._ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pages)])
-            self._least = int(pages.min(initial=1 << 62))
+            self._min_pages = int(pages.min(initial=1 << 62))
         self.put = 0
         self.pages: list[int] = []
         self._nodes: list[int] = []
@@ -287,7 +287,7 @@ class Build:
         alloc, ends, even = self._alloc, self._ends, self._even
         while start < stop:
             before = start * even if ends is None else int(ends[start])
-            many = alloc.hopeless <= self._least  # none of them fits into free pages
+            many = alloc.hopeless <= self._min_pages  # none of them fits into free pages
             until = stop if many else start + 1
             pages = (until * even if ends is None else int(ends[until])) - before
             first = alloc.extend(pages) if many else alloc.take(pages)
@@ -331,9 +331,9 @@ class Build:
         low = int(np.searchsorted(first, start, "right")) - 1
         high = int(np.searchsorted(first, stop, "left"))
         edges = np.append(np.maximum(first[low:high], start), stop)
-        found: Ints = np.repeat(rest[low:high], np.diff(edges))
+        offsets: Ints = np.repeat(rest[low:high], np.diff(edges))
         if self._ends is not None:
-            found += self._ends[start:stop] * self._shape.psize
+            offsets += self._ends[start:stop] * self._shape.psize
         else:
-            found += np.arange(start, stop) * self._step
-        return bool(np.array_equal(found, values[start:stop]))
+            offsets += np.arange(start, stop) * self._step
+        return bool(np.array_equal(offsets, values[start:stop]))

@@ -32,14 +32,14 @@ from dsprep.layout.laws.base import Law, damaged, integer
 from dsprep.layout.laws.lmdb import HEADER, Shape, overflow, parse
 
 _SLICE = 1 << 15  # numbers at once: they stay in the cache
-_MOST_MOVES, _FURTHEST = 64, 16
+_MAX_MOVES, _MAX_DISTANCE = 64, 16
 
 
 class _Bounds(NamedTuple):
     """Keep numbers at most or at least at a bound; an array becomes the result itself."""
 
-    most: Callable[[Any, int], Any]
-    least: Callable[[Any, int], Any]
+    at_most: Callable[[Any, int], Any]
+    at_least: Callable[[Any, int], Any]
 
 
 _NUMBERS = _Bounds(min, max)
@@ -115,25 +115,25 @@ class Tree(Law):
         """Return the offsets without overflow pages, for one transaction."""
         shape, base = self.shape, 3 if self.shape.named else 2
         if shape.big:
-            leaf = i // shape.leaf if shape.append else of.least(i - 1, 0) // shape.step
+            leaf = i // shape.leaf if shape.append else of.at_least(i - 1, 0) // shape.step
             pages = leaf + self._branches(leaf, of)  # a value comes behind the branches of its leaf
             pages += base + 1
             pages *= shape.psize
             pages += HEADER
             return pages
-        leaf = of.most(i // shape.step, self._last)
-        pages = leaf + self._branches(of.least(leaf - 1, 0), of)  # a leaf comes before them
+        leaf = of.at_most(i // shape.step, self._last)
+        pages = leaf + self._branches(of.at_least(leaf - 1, 0), of)  # a leaf comes before them
         pages += base
         return self._inside(i, leaf, pages)
 
     def _compact(self, i: Any, of: _Bounds) -> Any:
         """Return the offsets without overflow pages, for a compact copy."""
         shape, each = self.shape, self.shape.branch - 1
-        leaf = of.most(i // shape.step, self._last)
+        leaf = of.at_most(i // shape.step, self._last)
         pages, above, last = leaf + 2, leaf, self._last
         while last >= 1:
             last = (last - 1) // each
-            above = of.most(above // each, last)
+            above = of.at_most(above // each, last)
             pages += above
         if shape.big:
             pages *= shape.psize
@@ -147,7 +147,7 @@ class Tree(Law):
         total, pages = leaf * 0, leaf
         while last >= 1:
             total += pages >= 1
-            pages = of.least((pages - 1) // each, 0)
+            pages = of.at_least((pages - 1) // each, 0)
             total += pages
             last = (last - 1) // each
         return total
@@ -179,7 +179,7 @@ class Tree(Law):
         shape = parse(json, count, tables, lengths)
         assert lengths is not None
         given = json.get("moved", [])
-        if not isinstance(given, list) or len(given) > _MOST_MOVES:
+        if not isinstance(given, list) or len(given) > _MAX_MOVES:
             raise damaged("moved of a law is a short list", tables, found=given)
         moved: list[tuple[int, int]] = []
         for pair in given:
@@ -187,7 +187,7 @@ class Tree(Law):
                 raise damaged("moved of a law has pairs", tables, "[record, pages]", pair)
             numbers = dict(zip(("record", "pages"), pair, strict=True))
             record = integer(numbers, "record", tables, moved[-1][0] + 1 if moved else 0, count - 1)
-            moved.append((record, integer(numbers, "pages", tables, -_FURTHEST, _FURTHEST)))
+            moved.append((record, integer(numbers, "pages", tables, -_MAX_DISTANCE, _MAX_DISTANCE)))
         law = cls(kind, shape, lengths, tuple(moved))
         if bool((law.at(law._from) < 2 * shape.psize).any()):
             raise damaged("moved of a law leaves the file", tables, found=given)
@@ -216,7 +216,8 @@ def mend(tree: Tree, lengths: Law, values: Ints) -> Tree | None:
         stop = min(n, start + (1 << 20))
         by = values[start:stop] - tree.span(start, stop)
         for at in np.flatnonzero(np.diff(by, prepend=now)).tolist():
-            if by[at] % psize or len(moved) == _MOST_MOVES or abs(int(by[at])) > _FURTHEST * psize:
+            far = abs(int(by[at])) > _MAX_DISTANCE * psize
+            if far or by[at] % psize or len(moved) == _MAX_MOVES:
                 return None
             now = int(by[at])
             moved.append((start + at, now // psize))

@@ -128,7 +128,7 @@ def _compare_given(truth: FileLayout, known: FileLayout, name: str) -> Iterator[
     same = [v if v is None or isinstance(v, bytes) else v.tobytes() for v in tables]
     if same[0] != same[1]:
         yield Problem("", "the sidecar gives other values than the file", field=name)
-    yield from _numbers(a.which.span, b.which.span, truth.count, "value", name)
+    yield from _numbers(a.value_numbers.span, b.value_numbers.span, truth.count, "value", name)
 
 
 def _compare_columns(a: Column, b: Column, name: str) -> Iterator[Problem]:

@@ -201,7 +201,7 @@ def _samples_outside(
                 stored[:] = True
             offset, length = ranges.offset[stored], ranges.length[stored]
             numbers = some[ranges.request[stored]]
-            for path, members in _by_path(ranges.template, ranges.place, stored):
+            for path, members in _by_path(ranges.template, ranges.file_index, stored):
                 nbytes = size(path)
                 if tally.first is None:
                     limit = nbytes
