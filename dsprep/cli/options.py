@@ -283,7 +283,7 @@ class Executing:
         from dsprep.executors.mpi import launched
 
         name = self.executor
-        if given.get("dry_run") and not launched():  # nobody works: none has to be there
+        if given.get("dry_run") and not launched():  # no workers are needed
             if name not in (None, "threads"):
                 note(f"planned only: whether --executor {name} works here was not checked")
             return None

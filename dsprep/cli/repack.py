@@ -170,7 +170,7 @@ def _progress_of_all(
 
 
 def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
-    """Print what is going to be done, as far as that was asked for, and what may go wrong."""
+    """Print the plan, if it was requested, and the warnings."""
     if dry_run or current_verbosity() > Verbosity.quiet:
         _print_plan(plan, options.ranks)
     for line in (*plan.warnings, *_idle(plan, options), *(_lacking(plan) if dry_run else ())):

@@ -46,7 +46,7 @@ def current_verbosity() -> Verbosity:
 
 @contextmanager
 def verbosity(level: Verbosity) -> Iterator[None]:
-    """Set how much the command says that runs inside, and show its time if that is asked for."""
+    """Set how much the command says that runs inside, and show its time if that is requested."""
     before = _verbosity.set(level)
     try:
         with step("in all"):
@@ -99,7 +99,7 @@ def detail(message: str) -> None:
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Tell how long a step took, if that is asked for."""
+    """Print how long a step took, if that is requested."""
     began = time.monotonic()
     try:
         yield
@@ -108,7 +108,7 @@ def step(name: str) -> Iterator[None]:
 
 
 def files_written(job: Job) -> None:
-    """Tell of each output file what it holds, if that is asked for."""
+    """Print the content of each output file, if that is requested."""
     from dsprep.storage.trees import tree_nbytes
     from dsprep.writing.plan import show_nbytes
 

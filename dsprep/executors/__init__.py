@@ -114,9 +114,8 @@ def run(
         How many tasks there are, if that is known: of thousands, several go to one worker
         together where handing one over is dear.
     again
-        Gives what is to be done instead of a task whose worker was lost, where the executor goes on
-        without that (its attribute `lost` has what such a task raises). It is asked when there is
-        room for it.
+        Gives the tasks that replace one whose worker was lost, where the executor continues without
+        it (its attribute `lost` has what such a task raises). It is called when there is room.
 
     Raises
     ------

@@ -68,7 +68,7 @@ def launched(env: Mapping[str, str] = os.environ) -> bool:
 def leave(code: int) -> None:
     """End this rank of an MPI job at once, and all others with the first one, which they serve.
 
-    For a rank that was told to end: where another one is lost, MPI's own end would wait for it
+    For a rank that has to end: where another one is lost, MPI's own end would wait for it
     without end. Does nothing in other programs.
     """
     mpi = sys.modules.get("mpi4py.MPI")

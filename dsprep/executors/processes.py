@@ -36,7 +36,7 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
 
 
 class LostProcess(BrokenProcessPool):
-    """A process ended while it did a task; the pool goes on with another one."""
+    """A process ended while it did a task; the pool continues with another one."""
 
 
 class Processes(ThreadPoolExecutor):
@@ -125,7 +125,7 @@ def _how_ended(code: int | None) -> str:
 
 
 def _serve(pipe: Connection) -> None:
-    """Do what is asked for through `pipe` until that is closed."""
+    """Run the tasks that come through `pipe` until it is closed."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -61,8 +61,8 @@ class Words:
 
     def lengths(self, numbers: Ints) -> Ints:
         """Return the bytes of some strings, int64 of shape ``(n,)``."""
-        found: Ints = self._ends[numbers] - self._begins(numbers)
-        return found
+        lengths: Ints = self._ends[numbers] - self._begins(numbers)
+        return lengths
 
     def take(self, numbers: Ints) -> tuple[Bytes, Ints]:
         """Return some strings back to back, uint8, and where each begins and the last ends."""
@@ -72,8 +72,8 @@ class Words:
         return out, offsets
 
     def _begins(self, numbers: Ints) -> Ints:
-        found: Ints = np.where(numbers > 0, self._ends[numbers - 1] + 1, 0)
-        return found
+        begins: Ints = np.where(numbers > 0, self._ends[numbers - 1] + 1, 0)
+        return begins
 
     def to_json(self, tables: Tables) -> Any:
         """``{"count": how many, "data": packed}``."""

@@ -1,6 +1,6 @@
 """Whether a file is still the one that a sidecar was written for, at the cost of a few reads.
 
-Kept are the size, the time stamp and inode, what the format tells about its state (LMDB's
+Kept are the size, the time stamp and inode, what the format states about itself (LMDB's
 transaction and root, HDF5's end of file, Zarr's metadata), and a digest of sixteen blocks spread
 over the data.
 
@@ -37,14 +37,14 @@ def take(path: Path, format: str) -> Identity:
 
 
 class Look(NamedTuple):
-    """What a look at a file has found.
+    """The result of comparing a file with what was recorded.
 
     Attributes
     ----------
     differences
         How it differs from what was recorded, one clause each.
     written
-        Whether the same file has another time stamp, which is no difference by itself.
+        Whether the same file has another time stamp, which by itself is not a difference.
     mark
         What it is now; None: missing.
     """
@@ -55,7 +55,7 @@ class Look(NamedTuple):
 
 
 def look(path: Path, format: str, known: Identity) -> Look:
-    """Compare `path` with what was recorded; `OSError` if it is there and cannot be looked at."""
+    """Compare `path` with what was recorded; `OSError` if it exists and cannot be examined."""
     differences, mark, files = _sized(path, known, revalidate=False)
     if differences:
         differences, mark, files = _sized(path, known, revalidate=True)
@@ -87,7 +87,7 @@ def _sized(
 ) -> tuple[list[str], Mark | None, DataFiles]:
     """Return how sizes differ from what was recorded, the mark, and the data files.
 
-    `revalidate`: the server is asked, whatever the client has kept.
+    `revalidate`: ask the server, not the cache of the client.
     """
     try:
         mark, files = Mark.with_files(path, anew=revalidate)

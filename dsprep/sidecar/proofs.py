@@ -22,24 +22,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from dsprep import formats
-from dsprep.core.packing import from_planes
+from dsprep.core.packing import Tables, from_planes
 from dsprep.core.schema import Ints
 from dsprep.core.spans import ranges
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.laws import Explicit
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
+from dsprep.reading.records import RecordReader
+from dsprep.sidecar.spec import Content
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import Members, read_crc32c
 from dsprep.storage.trees import data_files
-
-if TYPE_CHECKING:
-    from dsprep.sidecar.sidecar import Sidecar
 
 Kind: TypeAlias = Literal["group", "rest", "record", "chunk", "member", "block"]
 
@@ -129,7 +128,7 @@ def outside(layout: FileLayout) -> tuple[str, ...]:
 def _inside(
     layout: FileLayout, groups: Groups, name: str, first: Ints, edges: Ints, nonempty: Ints
 ) -> bool:
-    """Whether the first and the last sample of every group lie in its range."""
+    """Whether the first and the last sample of every group are in its range."""
     low = groups.blocks.offsets.span(0, groups.blocks.count)
     high = low + groups.blocks.lengths.span(0, groups.blocks.count)
     for samples in (edges[nonempty], edges[nonempty + 1] - 1):
@@ -188,7 +187,7 @@ def rest_crc(
 
 
 def _joined(offsets: Ints, lengths: Ints) -> list[tuple[int, int]]:
-    """Return ranges where those that follow one another are one."""
+    """Return ranges, of which contiguous ones are merged."""
     if not len(offsets):
         return []
     new = np.ones(len(offsets), bool)
@@ -224,6 +223,25 @@ class FileEntrySums:
     files: tuple[tuple[int, str], ...]
 
 
+class _LocatedDataset(Protocol):
+    """What `Proofs` need of a `Sidecar`: files by their numbers, their layouts and records."""
+
+    @property
+    def content(self) -> Content: ...
+
+    def layout(self, file: int) -> FileLayout: ...
+
+    def records(self, number: int) -> RecordReader | None: ...
+
+    def root(self, number: int) -> Path: ...
+
+    def first(self, number: int) -> int: ...
+
+    def open_file(self, number: int, path: str) -> Handle: ...
+
+    def tables(self) -> Tables: ...
+
+
 class Proofs:
     """Compares samples of a dataset with checksums.
 
@@ -233,7 +251,7 @@ class Proofs:
         Whether groups, too, are compared only once.
     """
 
-    def __init__(self, sidecar: Sidecar) -> None:
+    def __init__(self, sidecar: _LocatedDataset) -> None:
         self._sidecar = sidecar
         self.once = False
         self._proved: set[tuple[int, Kind, int]] = set()

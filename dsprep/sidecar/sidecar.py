@@ -114,7 +114,7 @@ def changes(
     Raises
     ------
     OSError
-        If a file cannot be looked at.
+        If a file cannot be examined.
     """
     files = content.files
     chosen: Iterable[int] = range(len(files))
@@ -477,7 +477,7 @@ class Sidecar:
         Returns
         -------
         request, file, offset, length
-            Arrays of shape ``(m,)``: which of the samples asked for, the number of the entry in
+            Arrays of shape ``(m,)``: which of the requested samples, the number of the entry in
             ``content.files``, and offset and length of the stored bytes; see `extents`.
 
         Raises
@@ -589,7 +589,7 @@ class Sidecar:
         verify: Verify = None,
         arena: Arena | None = None,
     ) -> Batch:
-        """Return samples by their numbers, in the order asked for.
+        """Return samples by their numbers, in the requested order.
 
         Parameters
         ----------
@@ -738,7 +738,7 @@ class Sidecar:
         return int(self._starts[number])
 
     def resident_nbytes(self) -> int:
-        """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
+        """Return the bytes that reading keeps besides the requested samples: decoded chunks."""
         if not self.content.files:
             return 0
         return self._reader(0).resident_nbytes()

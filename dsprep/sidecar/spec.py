@@ -23,7 +23,7 @@ Numbers are JSON integers; offsets and sizes count bytes.
 ``layouts``        how the samples of a file are stored; files that are alike share one
 ``reading``        how samples are made from the file, where that is not the default: the
                    options of `OpenOptions`
-``notes``          what was assumed or left out when the dataset was looked at
+``notes``          what was assumed or left out when the dataset was opened
 ``companion``      ``nbytes`` and ``blake2b`` of ``NAME.dsprep.bin``, where large tables are; left
                    out if there is none
 ``lineage``        what it was made from: ``source``, ``command``, ``version``, ``created``
@@ -40,7 +40,7 @@ file that has the layout.
     ``{"name": "values"}`` (dsprep's encoding in LMDB), ``{"name": "datum"}`` (Caffe),
     ``{"name": "example"}`` (``tf.train.Example``) and parameters. ``frame``: what proves a block:
     ``{"name": "lmdb", "psize": 4096}`` (the header of an overflow page is before it) or
-    ``{"name": "tfrecord"}`` (length and CRC before, the payload's CRC behind).
+    ``{"name": "tfrecord"}`` (length and CRC before, the payload's CRC after).
 ``columns``
     A field is an array of its own, in chunks (the whole array is one, if it is contiguous).
     ``rows`` (n times ``lines`` if left out), ``inner`` (the other axes), ``itemsize``; ``chunk``
@@ -65,7 +65,7 @@ file that has the layout.
     Where samples are stored in groups of ``samples``, each in one range of bytes: ``offsets``,
     ``lengths`` and perhaps ``crc32c``: laws. If groups differ in their number of samples, also
     ``count``, how many groups there are, and ``first``, a law, the first sample of each. In a
-    directory ``path``; if groups lie in several files, ``{0}`` in it stands for the file's number,
+    directory ``path``; if groups are in several files, ``{0}`` in it stands for the file's number,
     and ``files`` is the number of groups per file. ``rest``, where fields are outside these ranges:
     ``fields``, their names, and ``crc32c``, a law: of each group the CRC-32C of their stored
     ranges, field by field, those of a field in the order of files and offsets, each once.
@@ -78,7 +78,7 @@ A **law** is a number (the same for all), or an object, by ``law``: ``affine`` (
 ``frame``, ``align``); ``periodic`` (``period``, ``of``); ``tree`` and ``replay`` (LMDB's own
 order); see `dsprep.layout.laws`. ``data`` is a packed table: base64, or
 ``{"at", "nbytes", "blake2b"}`` in the companion; see `dsprep.core.packing`. **Strings** are
-``count``, and ``data``: a packed table of all of them, each with a NUL behind it.
+``count``, and ``data``: a packed table of all of them, each with a NUL after it.
 
 ``crc32c`` of a file: ``{"block": bytes, "data": table}``, the CRC-32C of each block of the file (of
 the data files of a directory back to back, by path); the last block may be shorter.
@@ -396,7 +396,7 @@ def read(path: Path) -> Content:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a sidecar as JSON; `FormatError` if it is none, or would take too much memory."""
+    """Read a sidecar as JSON; `FormatError` if it is not one, or would take too much memory."""
     text = _read_complete(path)
     for text_mark, max_count in _MAX_COUNTS:
         count = text.count(text_mark)

@@ -1,7 +1,7 @@
-"""Whether neighbours are alike: samples that lie sorted by a field, as by their class.
+"""Whether neighbours are alike: samples that are sorted by a field, such as their class.
 
 Such data train badly where only groups are shuffled: a batch sees few of the classes. A bounded
-sample is looked at: runs of consecutive samples, spread evenly.
+sample is examined: runs of consecutive samples, spread evenly.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dsprep.errors import DsprepError
 from dsprep.sidecar.sidecar import Sidecar
 
 RUNS, LENGTH = 8, 64
-"""Runs that are looked at, and samples of each."""
+"""Runs that are examined, and samples of each."""
 
 FIELDS = 4
-"""Fields that are looked at, at most."""
+"""Fields that are examined, at most."""
 
 CONSTANT = 0.75
 """Share of the runs that have one value throughout, from which on samples count as sorted."""
@@ -28,15 +28,15 @@ COMMON = 0.7
 
 
 class OrderWarning(UserWarning):
-    """Samples lie sorted by a field, and are not mixed enough for training."""
+    """Samples are sorted by a field, and are not mixed enough for training."""
 
 
 def sorted_by(
     schema: Schema, count: int, read: Callable[[str, int, int], Array], length: int = LENGTH
 ) -> str:
-    """Return the field by which samples lie sorted; empty if none is found.
+    """Return the field by which samples are sorted; empty if there is none.
 
-    Only fields of one integer are looked at.
+    Only fields of one integer are examined.
 
     Parameters
     ----------
@@ -63,10 +63,10 @@ def sorted_by(
 
 
 def sorting_field(opened: Sidecar) -> str:
-    """Return the field by which the samples of a dataset lie sorted; empty if none is found.
+    """Return the field by which the samples of a dataset are sorted; empty if there is none.
 
-    What was shuffled as it was written is not looked at, and what cannot be read is reported where
-    it is wanted.
+    Data that were shuffled when written are not examined; what cannot be read is reported by the
+    reader that needs it.
     """
     if opened.content.lineage.get("shuffle") is not None:
         return ""

@@ -269,7 +269,7 @@ def _by_library(
 
 @dataclass(frozen=True)
 class Known:
-    """A valid sidecar: its content (only the files asked for), the dataset, and where it lies."""
+    """A valid sidecar: its content (only the requested files), the dataset, and its path."""
 
     content: spec.Content
     dataset: Path
@@ -375,7 +375,7 @@ def _refused(error: DsprepError, dataset: Path, *, readable: bool) -> DsprepErro
 
 
 def _as_recorded(opened: Schema, recorded: Schema, fields: Sequence[FieldSpec]) -> bool:
-    """Whether fields, or those that were asked for, are what a sidecar says."""
+    """Whether fields, or the requested ones, are those of a sidecar."""
     pairs = [(s.path, s.name) for s in fields] or [(n, n) for n in recorded.names]
     if len(pairs) != len(opened.names):
         return False
@@ -401,7 +401,7 @@ def _ignored(error: DsprepError) -> str:
 
 
 def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
-    """Return how to read: as asked, else as the sidecar was made."""
+    """Return how to read: as requested, else as the sidecar was made."""
     requested = options or OpenOptions()
     if known is None or replace(requested, fields=()).meaning != OpenOptions():
         return requested
@@ -453,7 +453,7 @@ def _through_sidecar(
 
 
 def _hint(content: spec.Content) -> Schema | None:
-    """Return the types that the format may not keep, None where options told them.
+    """Return the types that the format may not keep, None where options gave them.
 
     Fields that options renamed, left out or took apart are not those of the files.
     """

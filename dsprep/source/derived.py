@@ -23,10 +23,10 @@ PROBE = 64
 """Samples that are read to estimate the size of ragged ones that only reading gives."""
 
 JOIN_NBYTES = 128 << 10
-"""Bytes between two wanted samples up to which reading them costs less than another call."""
+"""Bytes between two requested samples up to which reading them costs less than another call."""
 
 SPAN_NBYTES = 8 << 20
-"""Bytes that are read together, wanted or not."""
+"""Bytes that are read together, requested or not."""
 
 
 def probe_nbytes(source: Source, start: int, stop: int) -> int:

@@ -129,7 +129,7 @@ def _match(text: str) -> list[Path]:
 
 
 def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
-    """Return the datasets under `directory` in natural order, and the files that are none."""
+    """Return the datasets under `directory` in natural order, and the files of no known format."""
     datasets: list[tuple[Path, Format]] = []
     skipped: list[Path] = []
     waiting = [directory]

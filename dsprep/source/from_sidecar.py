@@ -28,11 +28,11 @@ class SidecarSource(Source):
     sidecar
         The opened sidecar.
     fields
-        The fields wanted: the sidecar's name, and the field that it becomes.
+        The requested fields: the sidecar's name, and the field that it becomes.
     verify
         What every read checks; see `Sidecar.read`.
     native
-        Opens the dataset with its own library, for what only that tells.
+        Opens the dataset with its own library, for what only that knows.
     """
 
     random_access = True
@@ -113,7 +113,7 @@ class SidecarSource(Source):
         return out
 
     def rows(self, name: str) -> Ints | None:
-        """Return the rows of a ragged field in every sample, or None if the laws do not tell."""
+        """Return the rows of a ragged field in every sample, None if the laws do not give them."""
         back = {new: old for old, new in self._new.items()}[name]
         field = self.sidecar.schema[back]
         parts = [np.zeros(0, np.int64)]

@@ -157,7 +157,7 @@ def _name(source: Source) -> str:
 def joined_names(parts: Sequence[tuple[Path, Schema]]) -> list[dict[str, str]]:
     """Return what the fields of each dataset are called when they are joined: to its own name.
 
-    A name that several have is that of the file, where it has no other field, or stands behind it.
+    A name that several have is that of the file, where it has no other field, or is appended to it.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def joined_names(parts: Sequence[tuple[Path, Schema]]) -> list[dict[str, str]]:
 def assign_fields(
     specs: Sequence[FieldSpec], names: Sequence[dict[str, str]], where: object
 ) -> tuple[list[tuple[FieldSpec, ...]], list[str]]:
-    """Return the fields that are wanted of each dataset, all if none is named, and their order.
+    """Return the requested fields of each dataset, all if none is named, and their order.
 
     Parameters
     ----------

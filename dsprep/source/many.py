@@ -93,7 +93,7 @@ def open_native(
     schema
         Types that the format does not keep.
     marks
-        What the files were before; empty: not looked at.
+        What the files were before; empty: not compared.
     first
         The number of the first file among those of the dataset.
     """
@@ -101,10 +101,10 @@ def open_native(
     if any(s.name == OTHERS for s in options.fields):
         every = replace(options, fields=())
         with open_native(format, paths, every, schema, progress=progress) as all_of_them:
-            found = without(all_of_them.schema, options.file_field)
+            own_schema = without(all_of_them.schema, options.file_field)
             notes = (*notes, *all_of_them.notes)
-            options = replace(options, fields=with_others(options.fields, found.names))
-            settled = _settled(format, (found,), options, schema)
+            options = replace(options, fields=with_others(options.fields, own_schema.names))
+            settled = _settled(format, (own_schema,), options, schema)
             options, schema = settled.options, settled.hint
     source: Source
     if len(paths) == 1:
@@ -113,14 +113,14 @@ def open_native(
         if schema is not None:
             source.schema = _with_hinted_attrs(source.schema, schema)
         else:
-            found = own_names(without(source.schema, options.file_field), options)
-            settled = _settled(format, (found,), options, None)
+            own_schema = own_names(without(source.schema, options.file_field), options)
+            settled = _settled(format, (own_schema,), options, None)
             options, schema = settled.options, settled.hint
-            seen = (*source.notes, *settled.notes)
-            if settled.recount or settled.schema.names != found.names:
+            notes_before = (*source.notes, *settled.notes)
+            if settled.recount or settled.schema.names != own_schema.names:
                 source.close()
                 source = _open_file(format, paths[0], options, schema, first)
-            source.notes = (*seen, *source.notes)
+            source.notes = (*notes_before, *source.notes)
     else:
         source = many = MultiSource(format, paths, options, schema, notes, progress, first)
         options, schema = many.options, many.hint
@@ -191,7 +191,7 @@ def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
 
 
 class _Slot:
-    """An open file, or one that is being opened by whoever holds the lock."""
+    """An open file, or one that is being opened by the holder of the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -362,7 +362,7 @@ class MultiSource(Source):
             except DsprepError as error:
                 if missing is None or options.fields:
                     raise
-                raise missing from error  # what is wrong is with fields that nobody asked for
+                raise missing from error  # the error is of fields that were not requested
 
     def _close_some(self) -> None:
         idle = [i for i, slot in self._open.items() if not slot.users]
@@ -461,7 +461,7 @@ class MultiSource(Source):
             return busy * source.resident_nbytes() + (files - busy) * source.idle_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how the fields lie in the first file."""
+        """Return how the fields are stored in the first file."""
         with self.file(0) as source:
             return source.storage()
 

@@ -56,7 +56,7 @@ class AuditReport:
     repeats
         Passes of each part, of one epoch after another.
     recompose
-        Whether every epoch draws its parts anew.
+        Whether every epoch draws new parts.
     pools
         Caches among which a part is divided.
     epochs

@@ -238,11 +238,11 @@ class _Verifying:
             self._sidecar.close()
 
     def _refused(self) -> Ints:
-        """Return the pieces that are left to the dataset since they were wrong, by their places."""
+        """Return the slots of pieces that were wrong, and so are read from the dataset."""
         return np.flatnonzero(self._copy.states() == REFUSED)
 
     def _compare(self, copy: Copy, slots: Ints) -> tuple[int, dict[int, BadPiece]]:
-        """Compare pieces by their places in the tables; return bytes, and those that are wrong."""
+        """Compare pieces by their slots; return bytes, and the pieces that are wrong."""
         pieces = Pieces(self._sidecar.through(copy.file), self._edges, self._facts.fields)
         todo, lock = iter(slots.tolist()), threading.Lock()
         sizes, bad = list[int](), dict[int, BadPiece]()
@@ -338,7 +338,7 @@ class Purged:
     removed
         Copies that are gone, or would be.
     kept
-        Those that are there still, each with why: somebody uses it, or it is no copy.
+        Those that remain, each with the reason: it is in use, or it is not a copy.
     leftovers
         Directories that ended jobs were removing, or making.
     nbytes
@@ -368,7 +368,7 @@ def purge(
     everything: bool = False,
     dry_run: bool = False,
 ) -> Purged:
-    """Remove copies, but none that somebody uses, and nothing that is no copy.
+    """Remove copies that are not in use; nothing that is not a copy is touched.
 
     Of several conditions all have to hold.
 
@@ -381,7 +381,7 @@ def purge(
     dataset
         Copies of this dataset.
     unused_since
-        Copies that nobody has used for so many seconds.
+        Copies that have not been used for so many seconds.
     incomplete
         Copies that lack something for which there was room, or are worthless.
     everything

@@ -99,7 +99,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     start, stop = 0, len(source)
     if options.samples:
         start, stop = parse_range(options.samples, len(source))
-    format.plan(schema, options.write)  # before sizes are looked at, which may take reading
+    format.plan(schema, options.write)  # before sizes are computed, which may take reading
     shards = _shards(source, start, stop, target, format, options.cut)
     payload, largest = payload_nbytes(source, start, stop)
     if not schema.ragged:

@@ -18,7 +18,7 @@ from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of
 from dsprep.reader.order import Assignment, Epoch, Remainder, Sequence, Share, Span, Stage
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
-_SEEN = 1 << 20  # samples that are looked at a time
+_SEEN = 1 << 20  # samples that are counted at a time
 _REPORTED = 1 << 19  # samples after which progress is reported
 
 
@@ -320,7 +320,7 @@ class Parts:
         return lines
 
     def _read_in(self, groups: Ints) -> Iterator[Ints]:
-        """Yield the groups that lie, in this order, between the borders of each pool."""
+        """Yield the groups that are, in this order, between the borders of each pool."""
         ends = offsets_of(np.diff(self._order.edges)[groups])
         for low, high in pairwise(borders_of(int(ends[-1]), len(self._pools) or 1).tolist()):
             start, stop = np.searchsorted(ends, (low, high - 1), "right").tolist()
@@ -335,7 +335,7 @@ class Parts:
 
 
 def _slices(sequence: Sequence) -> Iterator[slice]:
-    """Yield the samples of a sequence, some at a time: groups that follow one another."""
+    """Yield the samples of a sequence, some at a time: groups in their order."""
     edges, groups = sequence.edges, sequence.groups
     if groups is None or len(groups) == len(edges) - 1:
         starts, stops = [0], [int(edges[-1])]

@@ -27,8 +27,8 @@ def find(
     paths
         As `open_dataset` takes them.
     options
-        How to read: as by default, or as the sidecar was made. Fields are not looked at, but for
-        types.
+        How to read: as by default, or as the sidecar was made. Of fields only
+        types count.
     at
         The sidecar, if it is not beside the dataset.
 

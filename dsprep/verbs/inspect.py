@@ -1,4 +1,4 @@
-"""Looking at a dataset: what it holds, how it is stored, and what reading it will cost."""
+"""Inspecting a dataset: its content, how it is stored, and what reading it will cost."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.trees import tree_nbytes
 
 SAMPLED = 256
-"""Samples looked at for the statistics of ragged fields in large datasets."""
+"""Samples read for the statistics of ragged fields in large datasets."""
 
-MOST_NBYTES = 64 << 20
-"""Bytes that are read at most to see whether the types asked for fit."""
+MAX_TYPED_NBYTES = 64 << 20
+"""Bytes that are read at most to check whether the requested types fit."""
 
 COPIES = 2
-"""How often a sample that is looked at is in memory: as stored, and as read."""
+"""How often a sample that is read is in memory: as stored, and as returned."""
 
 EXACT = 4096
-"""Datasets with fewer samples, of a moderate size, are looked at as a whole."""
+"""Datasets with fewer samples, of a moderate size, are read completely."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Lengths:
     shortest, mean, longest
         Rows per sample (bytes for `bytes` and `str`).
     samples
-        Samples looked at.
+        Samples read.
     exact
         Whether these are all samples.
     """
@@ -75,7 +75,7 @@ class FieldFacts:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found out.
+    """What a dataset holds and how it is stored: the result of `inspect`.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
     source
         The opened dataset.
     memory
-        Bytes that a sample which is looked at may take; None: a quarter of what is free.
+        Bytes that a sample may take; None: a quarter of what is free.
 
     Returns
     -------
@@ -242,14 +242,14 @@ def _one(source: Source, i: int, limit: int) -> Batch:
 
 
 def check_types(source: Source, limit: int) -> None:
-    """Read some samples of all files if types were asked for; what does not fit is an error."""
+    """Read some samples of all files if types were requested, which fails if they do not fit."""
     options, count = getattr(source.opening, "options", None), len(source)
     if options is None or all(s.dtype is None for s in options.fields):
         return
     done = 0
     for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)).tolist():
         done += batch_nbytes(_one(source, i, limit))
-        if done > MOST_NBYTES:
+        if done > MAX_TYPED_NBYTES:
             return
 
 

@@ -54,7 +54,7 @@ def provenance(
     progress
         Called with (done, in all) where it takes long.
     executor
-        Who looks at the files, if there are several; None: threads of this process.
+        Examines the files, if there are several; None: threads of this process.
 
     Returns
     -------

@@ -32,7 +32,7 @@ from dsprep.writing.plan import (
 )
 
 BLOCK = 8
-"""Consecutive samples that are looked at together when only a share of them is."""
+"""Consecutive samples that are compared together when only a share of them is."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Writing a dataset of what a function makes of items: by any workers, continued when interrupted.
 
-The samples are written to parts beside the target first, by whoever calls the function
+The samples are written to parts beside the target first, by the processes that call the function
 (`dsprep.writing.items`); when all are there, a job writes the output from these as from any
 dataset.
 Both happen in the target's working directory, locked throughout: ``items/`` has the parts,
@@ -259,7 +259,7 @@ def _bind(staging: Staging, job: Job, source: Source) -> bool:
 
 
 def _reset(staging: Staging) -> None:
-    """Begin the output anew, from the parts."""
+    """Start the output over, from the parts."""
     for left in (*staging.root.iterdir(), *staging.data.iterdir()):
         if left.name not in _KEPT and not left.name.startswith(HIDDEN):
             remove(left)

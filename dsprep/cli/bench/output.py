@@ -1,4 +1,4 @@
-"""Telling a report: tables and the answer on the terminal, and the files that were asked for."""
+"""Printing a report: tables and the answer on the terminal, and the requested files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STDOUT = Path("-")
 
 
 def emit(report: BenchReport, *, json: Path | None, html: Path | None, csv: Path | None) -> None:
-    """Print the tables and the answer of a report, and write the files asked for.
+    """Print the tables and the answer of a report, and write the requested files.
 
     With ``-`` for `json` nothing but the JSON is printed.
     """

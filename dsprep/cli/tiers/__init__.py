@@ -34,7 +34,7 @@ class CacheCommands(Group):
         ),
         "purge": Entry(
             "dsprep.cli.tiers.cache:purge",
-            "Remove copies from a cache, but none that is in use, and nothing that is no copy.",
+            "Remove copies from a cache that are not in use; nothing but copies is removed.",
         ),
     }
 

@@ -41,7 +41,7 @@ Exit status: 0 done, 1 some of it was kept, as it is in use or no copy, 2 wrong 
 """
 
 SHOWN = 10
-"""Wrong pieces of a copy that are named, but in JSON."""
+"""Wrong pieces of a copy that are listed, except in JSON."""
 
 Root = Annotated[Path, opt.argument("DIR", "The directory that a Reader has as cache=.")]
 Shared = Annotated[
@@ -108,7 +108,7 @@ def purge(
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Remove copies from a cache, but none that is in use, and nothing that is no copy.
+    """Remove copies from a cache that are not in use; nothing but copies is removed.
 
     Of several options that choose copies, all have to hold.
     """

@@ -64,8 +64,8 @@ def export(
     kind
         One of `KINDS`.
     out
-        A directory for the files; or, if it is no directory and the kind has one file, that file.
-        None: beside the dataset, or beside each of its files.
+        A directory for the files; or, if it is not one and the kind has one file, that file. None:
+        beside the dataset, or beside each of its files.
     overwrite
         Whether files that are there are replaced.
     notes
@@ -125,7 +125,7 @@ def _write_all(
 
 
 def _refuse_existing(paths: Sequence[Path], chosen: bool, overwrite: bool) -> None:
-    """Raise `TargetError` if a file is there, of which nobody knows whose it is."""
+    """Raise `TargetError` if a file exists: there is no way to know what wrote it."""
     for path in paths:
         if path.is_dir() or (os.path.lexists(path) and not overwrite):
             ours = "" if chosen else ", or remove this one if it is an earlier export"

@@ -22,7 +22,7 @@ from dsprep.sidecar.sidecar import Sidecar
 
 SUFFIX = ".idx"
 HEADER, FOOTER = 12, 4
-"""Bytes of a TFRecord record before and behind its payload."""
+"""Bytes of a TFRecord record before and after its payload."""
 
 
 def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:

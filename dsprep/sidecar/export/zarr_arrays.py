@@ -57,7 +57,7 @@ class FileArray:
 
     @property
     def free(self) -> bool:
-        """Whether rows follow one another from the first to the last."""
+        """Whether rows are contiguous from the first to the last."""
         grid = self.grid
         if grid is None or not grid.plain or grid.several:
             return False

@@ -97,7 +97,7 @@ def check(
 
 
 def _named(paths: Sequence[str | Path], at: Path | None) -> tuple[Path, Path, list[Path]]:
-    """Return the sidecar, its dataset, and what of it is asked for."""
+    """Return the sidecar, its dataset, and the requested part of it."""
     first = as_path(paths[0])
     requested = [as_path(p) for p in paths]
     if len(paths) == 1 and first.name.endswith(spec.SUFFIX):

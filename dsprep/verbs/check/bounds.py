@@ -19,13 +19,13 @@ from dsprep.verbs.check.problems import Problem
 SLICE = 1 << 18
 """Samples whose extents are computed at once."""
 MOST_BLOCKS = 1 << 24
-"""Blocks of one sample, beyond which it is not looked at."""
+"""Blocks of one sample, beyond which it is not checked."""
 OFTEN = 1000
 """Samples that may share a row."""
 
 
 def file_nbytes(path: Path) -> int | None:
-    """Return the size of a file; None if it cannot be looked at."""
+    """Return the size of a file; None if it cannot be examined."""
     try:
         return path.stat().st_size
     except OSError:
@@ -159,7 +159,7 @@ def _column_outside(
     assert grid is not None
     samples_per_chunk, rest = divmod(grid.chunk[0], max(1, column.lines))
     if column.first is None and not rest and samples_per_chunk > 2:
-        # The extents of one chunk's samples lie between those of its first and last one.
+        # The extents of one chunk's samples are between those of its first and last one.
         ends = _chunk_ends(layout.count, samples_per_chunk)
         if not any(_samples_outside(grid, layout, name, ends, size)):
             return

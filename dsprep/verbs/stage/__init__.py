@@ -48,7 +48,7 @@ class StageReport:
     outcome
         What was copied; None: a manifest was written alone.
     sorted_by
-        The field by which samples lie sorted, although only groups are shuffled; empty: none.
+        The field by which samples are sorted, although only groups are shuffled; empty: none.
     seconds
         That it took.
     """

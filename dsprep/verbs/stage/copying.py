@@ -22,7 +22,7 @@ from dsprep.reader.cached import CacheOptions
 from dsprep.writing.staging import AGAIN
 
 PAUSE = 0.2
-"""Seconds between two looks at what another process copies."""
+"""Seconds between two checks of what another process has copied."""
 
 
 class PiecesNeeded:
