@@ -245,7 +245,7 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
             (f"target{name}", f"{job.format.name} {job.target}, {_samples(job.samples)}"),
             ("groups", f"{part.groups:,} of {each}: {choice.reason}"),
             ("reads", f"{first.reads} per group, of at most {show_nbytes(first.group_nbytes)}"),
-            ("aligned", _aligned(stripe) if aligned else _unaligned(job)),
+            ("aligned", _alignment(stripe if aligned else None, job)),
             ("on disk", f"{disk}, {inodes(job):,} inodes"),
         ]
         if job.scratch:
@@ -266,10 +266,14 @@ def _samples(count: int) -> str:
     return f"{count:,} sample{'s' * (count != 1)}"
 
 
-def _aligned(stripe: Stripe) -> str:
-    """Return what groups are aligned to, and whether that matters."""
+def _alignment(stripe: Stripe | None, job: Job) -> str:
+    """Return what groups are aligned to, and whether that matters; or why they are not."""
     from dsprep.writing.plan import show_binary_nbytes
 
+    if stripe is None and job.options.compress is not None:
+        return "not all: compressed groups differ in size, and padding them would cost too much"
+    if stripe is None:
+        return "no: the format does not allow it"
     where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
     if stripe.matters is None:
         effect = "whether it matters here is unknown"
@@ -278,12 +282,6 @@ def _aligned(stripe: Stripe) -> str:
     else:
         effect = "on one storage target it hardly matters"
     return f"to {show_binary_nbytes(stripe.nbytes)} {where}; {effect}"
-
-
-def _unaligned(job: Job) -> str:
-    if job.options.compress is not None:
-        return "not all: compressed groups differ in size, and padding them would cost too much"
-    return "no: the format does not allow it"
 
 
 def _plan_json(plan: RepackPlan) -> dict[str, Any]:

@@ -93,8 +93,11 @@ class Processes(ThreadPoolExecutor):
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             killed = process in self._killed
             self._end(process, pipe)
-            kind = BrokenProcessPool if killed else LostProcess
-            raise kind(f"the process {_how_ended(process.exitcode)}") from error
+            kind, code = BrokenProcessPool if killed else LostProcess, process.exitcode
+            ending = f"ended with status {code}"
+            if code is not None and code < 0:
+                ending = f"was ended by signal {-code} ({signal.strsignal(-code)})"
+            raise kind(f"the process {ending}") from error
         if good:
             return result
         raise result
@@ -115,13 +118,6 @@ class Processes(ThreadPoolExecutor):
         theirs.close()
         self._children[process] = pipe
         return process, pipe
-
-
-def _how_ended(code: int | None) -> str:
-    """Return words for the exit status of a process."""
-    if code is not None and code < 0:
-        return f"was ended by signal {-code} ({signal.strsignal(-code)})"
-    return f"ended with status {code}"
 
 
 def _serve(pipe: Connection) -> None:

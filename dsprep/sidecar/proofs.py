@@ -278,7 +278,9 @@ class Proofs:
                 kinds[name] = "group"
             elif groups is not None and groups.rest is not None and name in groups.rest.fields:
                 kinds[name] = "rest"
-            elif column is None and self._has_crcs(number):
+            elif column is None and (
+                (reader := self._sidecar.records(number)) is not None and reader.has_crcs
+            ):
                 kinds[name] = "record"
             elif (
                 grid is not None
@@ -293,10 +295,6 @@ class Proofs:
                 elif len(sums.blocks):
                     kinds[name] = "block"
         return kinds
-
-    def _has_crcs(self, number: int) -> bool:
-        records = self._sidecar.records(number)
-        return records is not None and records.has_crcs
 
     def check(self, number: int, local: Ints, names: Iterable[str], *, read: bool = False) -> None:
         """Raise `FormatError` if fields of some samples of a file differ from their checksums.

@@ -82,7 +82,10 @@ class Tree(Law):
         self.count = lengths.count
         self.kind, self.shape, self.moved = kind, shape, moved
         self._before = before or overflow(shape, lengths)
-        self._last = _last_leaf(shape, self.count)
+        if shape.append:
+            self._last = max(0, self.count - 1) // shape.leaf
+        else:
+            self._last = max(0, self.count - 2) // shape.step
         self._from = np.array([record for record, _ in moved], np.int64)
         pages = np.array([0, *(pages for _, pages in moved)], np.int64)
         self._by = pages * shape.psize
@@ -198,13 +201,6 @@ class Tree(Law):
         how = "written in one transaction" if self.kind == "one" else "copied compactly"
         besides = f", moved at {len(self.moved)} records" if self.moved else ""
         return f"an LMDB tree {how}: {self.shape.words()}{besides}"
-
-
-def _last_leaf(shape: Shape, count: int) -> int:
-    """Return the number of the last leaf."""
-    if shape.append:
-        return max(0, count - 1) // shape.leaf
-    return max(0, count - 2) // shape.step
 
 
 def mend(tree: Tree, lengths: Law, values: Ints) -> Tree | None:

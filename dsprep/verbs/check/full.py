@@ -59,7 +59,9 @@ def against_files(
         source = open_native(format, paths, options, content.schema)
     except CAUGHT as error:
         problems.append(problem(error, dataset))
-        problems += _payloads_alone(opened)
+        if opened is not None:
+            for start, stop in _pieces(opened, 0, len(opened)):
+                problems += _unreadable(opened, start, stop)
         return problems
     with source:
         problems += _schemas(content.schema, source, dataset)
@@ -177,11 +179,6 @@ def _names(opened: Sidecar, file: int) -> list[str]:
     return [n for n in opened.schema.names if n not in unlocated]
 
 
-def _framed(opened: Sidecar) -> bool:
-    layouts = (opened.layout(i) for i in range(len(opened.content.files)))
-    return any(x.records is not None and x.records.frame is not None for x in layouts)
-
-
 def _chosen(opened: Sidecar, payload: int) -> Callable[[int, int], Iterator[tuple[int, int]]]:
     """Return which samples of a range are compared: all, or blocks spread evenly."""
     n = len(opened)
@@ -203,7 +200,9 @@ def _values(opened: Sidecar, source: Source, progress: Progress | None) -> Itera
     if n != len(source):
         return  # reported already
     payload = sum(f.identity.nbytes for f in opened.content.files)
-    chosen, framed = _chosen(opened, payload), _framed(opened)
+    chosen = _chosen(opened, payload)
+    all_records = (opened.layout(i).records for i in range(len(opened.content.files)))
+    framed = any(records is not None and records.frame is not None for records in all_records)
     ranges: Iterator[tuple[int, int]] = _pieces(opened, 0, n)
     if not framed:
         ranges = (piece for a, b in chosen(0, n) for piece in _pieces(opened, a, b))
@@ -214,13 +213,6 @@ def _values(opened: Sidecar, source: Source, progress: Progress | None) -> Itera
                 yield from _differing(opened, source, a, b)
         if progress is not None:
             progress(stop, n)
-
-
-def _payloads_alone(opened: Sidecar | None) -> Iterator[Problem]:
-    """Yield what reading every sample finds, where the library cannot open the files."""
-    if opened is not None:
-        for start, stop in _pieces(opened, 0, len(opened)):
-            yield from _unreadable(opened, start, stop)
 
 
 def _unreadable(opened: Sidecar, start: int, stop: int) -> Generator[Problem, None, bool]:
