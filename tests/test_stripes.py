@@ -15,7 +15,7 @@ from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing import stripes
 from dsprep.writing.job import RunOptions
 from dsprep.writing.plan import Cut
-from dsprep.writing.stripes import as_asked, choose, detect, hint, parse_layout
+from dsprep.writing.stripes import choose, detect, hint, parse_layout, requested_stripe
 
 MIB = 1 << 20
 
@@ -420,11 +420,11 @@ def test_no_mounts_are_known(tmp_path, monkeypatch):
 
 
 def test_as_asked(tmp_path):
-    found = as_asked("1MiB", tmp_path / "x")
+    found = requested_stripe("1MiB", tmp_path / "x")
     assert (found.nbytes, found.source) == (MIB, "as asked")
     for text in ("3MiB", "1KiB", "8GiB", "4097", "x", "0", "-1", "1MB"):
         with pytest.raises(UsageError):
-            as_asked(text, tmp_path)
+            requested_stripe(text, tmp_path)
 
 
 GIB = 1 << 30
@@ -490,14 +490,14 @@ GIB = 1 << 30
 )
 def test_the_hint(tmp_path, stripe, outputs, more, command, words):
     """Stripes fit how many read at once; a large file that is shared is never on one target."""
-    found = hint(as_asked(stripe, tmp_path), outputs, **more)
+    found = hint(requested_stripe(stripe, tmp_path), outputs, **more)
     assert found.command == f"lfs setstripe {command}"
     assert words in found.why
     assert "files that exist keep their layout" in found.why
 
 
 def test_the_hint_names_the_directory(tmp_path):
-    assert hint(as_asked("1MiB", tmp_path), [[1]], "my data").command.endswith(" 'my data'")
+    assert hint(requested_stripe("1MiB", tmp_path), [[1]], "my data").command.endswith(" 'my data'")
 
 
 def test_a_plan_for_lustre_has_the_hint(lustre, tmp_path):

@@ -90,7 +90,7 @@ def _sized(
     `revalidate`: ask the server, not the cache of the client.
     """
     try:
-        mark, files = Mark.with_files(path, anew=revalidate)
+        mark, files = Mark.with_files(path, refresh=revalidate)
     except FileNotFoundError:
         return ["it is missing"], None, DataFiles.none(path)
     differences = []

@@ -56,24 +56,24 @@ def working(target: Path) -> Directory | None:
         status = parent.stat(root.name)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    problem = found = None
+    problem = contents = None
     if stat.S_ISLNK(status.st_mode):
         problem = "it is a symbolic link, which is not followed"
     elif not stat.S_ISDIR(status.st_mode):
         problem = "it is not a directory"
     elif not parent.is_own(status):
-        problem, found = "it is another user's", f"user {status.st_uid}"
+        problem, contents = "it is another user's", f"user {status.st_uid}"
     else:
         opened = parent.directory(root.name)
         names = [name for name in opened.names() if not name.startswith(HIDDEN)]
         if os.path.samestat(opened.status, status) and (not names or _is_plain(opened, LOCK)):
             return opened
         problem = f"no plain file {LOCK} in it shows that dsprep made it"
-        found = ", ".join(names[:5])
+        contents = ", ".join(names[:5])
     raise TargetError(
         f"what has the name of the working directory is not one of this user: {problem}",
         where=root,
-        found=found,
+        found=contents,
         fix="move it away, or choose another target",
     )
 
@@ -202,18 +202,18 @@ def restore(target: Path) -> None:
                 fix="have the user who made it repeat the command that was killed",
             ) from error
         try:
-            held = lock(old.parent)
+            lock_descriptor = lock(old.parent)
         except BlockingIOError as error:
             busy = str(error.strerror)
             continue
         except OSError:
-            held = None
+            lock_descriptor = None
         try:
             _put_back(old, target)
         finally:
-            if held is not None:
+            if lock_descriptor is not None:
                 with suppress(OSError):  # it was put back, or why not is on its way
-                    held.release()
+                    lock_descriptor.release()
         return
     raise TargetError(
         "it is being replaced right now",

@@ -108,12 +108,12 @@ class Handle(ABC):
         if len(out):
             self.read_into(out, offset)
 
-    def read_range(self, start: int, places: Ints) -> tuple[int, int]:
+    def read_range(self, start: int, iovecs: Ints) -> tuple[int, int]:
         """Read the bytes from `start` on to places, which that fills.
 
         Parameters
         ----------
-        start, places
+        start, iovecs
             As `dsprep.storage.scatter.runs` returns them: int64, shape ``(m, 2)``, addresses
             and bytes.
 
@@ -129,18 +129,18 @@ class Handle(ABC):
         OSError
             If it cannot be read.
         """
-        nbytes = int(places[:, 1].sum())
+        nbytes = int(iovecs[:, 1].sum())
         data = np.frombuffer(self.pread_exact(nbytes, start), np.uint8)
-        copying.copy(data.ctypes.data, places)
+        copying.copy(data.ctypes.data, iovecs)
         return 1, nbytes
 
     def read_runs(self, ranges: Runs) -> tuple[int, int]:
         """Read many ranges to their places; returns and raises as `read_range`."""
-        done = [self.read_range(start, places) for start, places in ranges]
+        done = [self.read_range(start, iovecs) for start, iovecs in ranges]
         return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
 
     def read_spans(
-        self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = NEAR
+        self, offsets: Ints, lengths: Ints, out: Bytes, positions: Ints, near: int = NEAR
     ) -> None:
         """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``out[places[i]]`` and after.
 
@@ -157,10 +157,10 @@ class Handle(ABC):
         first = int(offsets[0])
         if len(offsets) > 1 and (np.diff(offsets) < 0).any():
             order = np.argsort(offsets, kind="stable")
-            offsets, lengths, places = offsets[order], lengths[order], places[order]
-        if int(places.min()) < 0 or int((places + lengths).max()) > out.nbytes:
+            offsets, lengths, positions = offsets[order], lengths[order], positions[order]
+        if int(positions.min()) < 0 or int((positions + lengths).max()) > out.nbytes:
             raise ValueError("a span is placed outside its memory")
-        self.read_runs(runs(offsets, lengths, places + out.ctypes.data, near))
+        self.read_runs(runs(offsets, lengths, positions + out.ctypes.data, near))
         self.check_same(first)
 
     # --- checks ------------------------------------------------------------------------------

@@ -105,18 +105,18 @@ class Members:
     def check(self, file: Handle, i: int) -> None:
         """Raise `FormatError` if the checksum of a member is wrong."""
         begin = int(self.offsets[i])
-        found = read_crc32(file, begin, begin + int(self.nbytes[i]))
-        check_member(found, int(self.crc32[i]), f"{file.name}, {self.names[i]}")
+        computed = read_crc32(file, begin, begin + int(self.nbytes[i]))
+        check_member(computed, int(self.crc32[i]), f"{file.name}, {self.names[i]}")
 
 
-def check_member(found: int, expected: int, where: object) -> None:
+def check_member(computed: int, expected: int, where: object) -> None:
     """Raise `FormatError` if the CRC-32 of a member of a ZIP file is not the expected one."""
-    if found != expected:
+    if computed != expected:
         raise FormatError(
             "the CRC-32 of a ZIP member is wrong",
             where=where,
             expected=f"{expected:#010x}",
-            found=f"{found:#010x}",
+            found=f"{computed:#010x}",
             fix="the file was changed or is damaged",
         )
 
@@ -208,16 +208,16 @@ class Sums:
 
     def parts(self) -> list[tuple[int, int, int, int]]:
         """Return what was added, what follows each other in a group as one: for `add`."""
-        found: list[tuple[int, int, int, int]] = []
+        joined: list[tuple[int, int, int, int]] = []
         for group, parts in self._parts.items():
             for offset, nbytes, crc in sorted(parts):
-                last = found[-1] if found else (-1, 0, 0, 0)
+                last = joined[-1] if joined else (-1, 0, 0, 0)
                 if last[0] == group and last[1] + last[2] == offset:
                     crc = combine(last[3], crc, nbytes)
                     offset, nbytes = last[1], last[2] + nbytes
-                    found.pop()
-                found.append((group, offset, nbytes, crc))
-        return found
+                    joined.pop()
+                joined.append((group, offset, nbytes, crc))
+        return joined
 
     def of(self, group: int, begin: int, end: int) -> int | None:
         """Return the sum of ``begin .. end``, or None if no parts are exactly that."""

@@ -35,7 +35,7 @@ def _process_vm_readv() -> Any:
 _call = _process_vm_readv()
 
 
-def scatter(address: int, places: Ints) -> int | None:
+def scatter(address: int, iovecs: Ints) -> int | None:
     """Copy memory from `address` on to places as in `Handle.read_range`, as far as it can be read.
 
     Any `IOV_MAX` of the places have at most `MOST` bytes. Returns the bytes copied, all unless a
@@ -43,8 +43,8 @@ def scatter(address: int, places: Ints) -> int | None:
     """
     done = 0
     source = np.empty(2, np.int64)
-    for low in range(0, len(places), IOV_MAX):
-        part = places[low : low + IOV_MAX]
+    for low in range(0, len(iovecs), IOV_MAX):
+        part = iovecs[low : low + IOV_MAX]
         size = int(part[:, 1].sum())
         source[:] = address + done, size
         if _call is None:
@@ -58,14 +58,14 @@ def scatter(address: int, places: Ints) -> int | None:
     return done
 
 
-def copy(address: int, places: Ints) -> None:
+def copy(address: int, iovecs: Ints) -> None:
     """Copy memory from `address` on to places, by the quickest way that the system has."""
-    if scatter(address, places) is None:
-        move(address, places)
+    if scatter(address, iovecs) is None:
+        move(address, iovecs)
 
 
-def move(address: int, places: Ints) -> None:
+def move(address: int, iovecs: Ints) -> None:
     """Copy memory from `address` on to places one by one: slower, and possible everywhere."""
-    for to, size in places.tolist():
+    for to, size in iovecs.tolist():
         ctypes.memmove(to, address, size)
         address += size

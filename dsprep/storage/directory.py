@@ -227,10 +227,10 @@ class Directory:
 def _plain(fd: int, flags: int) -> int:
     """Return an open file that is plain; close what is not, and raise `OSError`."""
     try:
-        found = fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        facts = fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.EINVAL, "it is not a plain file")
-        if found.st_nlink > 1 and flags & (os.O_WRONLY | os.O_RDWR):
+        if facts.st_nlink > 1 and flags & (os.O_WRONLY | os.O_RDWR):
             raise OSError(errno.EMLINK, "it has another name, by which somebody may use it")
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
     except BaseException:

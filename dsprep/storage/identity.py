@@ -29,9 +29,9 @@ class ChangedError(FormatError):
     """Data changed while they were read."""
 
 
-def status(found: os.stat_result) -> Status:
+def status(facts: os.stat_result) -> Status:
     """Return what of a file's status changes when it is written to or replaced."""
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def same_time(a: int, b: int) -> bool:
@@ -77,9 +77,9 @@ def same_file(path: str | Path, before: Status, now: Status) -> bool:
     return same or _is_sole(path)
 
 
-def is_coarse(found: Status) -> bool:
+def is_coarse(status: Status) -> bool:
     """Whether a change time says too little, being of whole seconds; it may be the time stamp."""
-    return found[3] % SECOND == 0
+    return status[3] % SECOND == 0
 
 
 def changed(path: Path, before: Status, now: Status | None) -> ChangedError:
@@ -87,13 +87,13 @@ def changed(path: Path, before: Status, now: Status | None) -> ChangedError:
     return ChangedError(
         "the file changed while it was read",
         where=path,
-        expected=_told(before, now),
-        found="nothing there" if now is None else _told(now, before),
+        expected=_differences(before, now),
+        found="nothing there" if now is None else _differences(now, before),
         fix="start again once nobody writes to it",
     )
 
 
-def _told(one: Status, other: Status | None) -> str:
+def _differences(one: Status, other: Status | None) -> str:
     """Return what of a status differs from the other one, all of it if there is none."""
     inode, nbytes, mtime, ctime = one
     words = f"inode {inode}", f"{nbytes:,} bytes", f"time stamp {mtime}", f"change time {ctime}"

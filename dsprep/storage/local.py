@@ -49,8 +49,8 @@ class LocalFile(Handle):
         pread_into(self.fd, out, offset, self.name)
 
     @override
-    def read_range(self, start: int, places: Ints) -> tuple[int, int]:
-        return fill(self.fd, start, places, self.name)
+    def read_range(self, start: int, iovecs: Ints) -> tuple[int, int]:
+        return fill(self.fd, start, iovecs, self.name)
 
     @override
     def read_runs(self, ranges: Runs) -> tuple[int, int]:

@@ -59,7 +59,7 @@ _NBYTES = 512
 _GONE = ("Z", "X")
 """States in which a process has ended, though nobody has asked for its status."""
 
-_held = set[str]()
+_locked_paths = set[str]()
 """Tokens of the locks that this process holds."""
 
 
@@ -90,9 +90,9 @@ class Owner:
     def parse(cls, data: bytes) -> Self | None:
         """Return what `dump` wrote, None if it is something else, as when it is half written."""
         with suppress(ValueError, TypeError, AttributeError):
-            found = cls(**json.loads(data))
-            if type(found.pid) is int and type(found.start) is int:
-                return found
+            record = cls(**json.loads(data))
+            if type(record.pid) is int and type(record.start) is int:
+                return record
         return None
 
     def dump(self) -> bytes:
@@ -104,7 +104,7 @@ class Owner:
         if not self.boot or (self.boot, self.space) != (boot(), _space()):
             return None
         if self.pid == os.getpid():
-            return self.token in _held
+            return self.token in _locked_paths
         start = _start(self.pid)
         if start is None:
             try:
@@ -185,7 +185,7 @@ class Lock:
             return
         self._done.set()
         self._thread.join(1)
-        _held.discard(self._owner.token)
+        _locked_paths.discard(self._owner.token)
         try:
             data = _read(self._record)
             if data is not None and self._token in data:
@@ -219,11 +219,11 @@ def take(path: Path) -> Lock:
             os.close(fd)
             fd = -1
         own = Owner.this()
-        _held.add(own.token)  # before another thread can see its record
+        _locked_paths.add(own.token)  # before another thread can see its record
         try:
             notes = _claim(record, own)
         except BaseException:
-            _held.discard(own.token)
+            _locked_paths.discard(own.token)
             raise
     except BaseException:
         if fd >= 0:
@@ -265,18 +265,18 @@ def _claim(record: Path, own: Owner) -> tuple[str, ...]:
     while True:
         if _create(record, own):
             return ()
-        found = _read(record)
-        other = Owner.parse(found or b"")
+        holder = _read(record)
+        other = Owner.parse(holder or b"")
         lives = None if other is None else other.lives()
-        if found is not None and (lives is False or (lives is None and _is_quiet(record, found))):
+        if holder is not None and (lives is False or (lives is None and _is_quiet(record, holder))):
             break
         if lives or _read(record) is not None or time.monotonic() > deadline:
             raise _busy(other, record)
     # Of those that find it stale, one takes its place: the one whose file has the name of it.
-    claim = record.with_name(f"{record.name}.{_word(found)}")
+    claim = record.with_name(f"{record.name}.{_word(holder)}")
     notes = _claim(claim, own)
     try:
-        if _word(_read(record)) != _word(found):
+        if _word(_read(record)) != _word(holder):
             raise _busy(Owner.parse(_read(record) or b""), record)
         claim.replace(record)
     except BaseException:

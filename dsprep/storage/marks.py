@@ -47,16 +47,16 @@ from dsprep.storage.identity import (
     status,
 )
 from dsprep.storage.nodes import node, pauses, revalidate
-from dsprep.storage.paths import open_file
+from dsprep.storage.paths import open_file, status_of
 from dsprep.storage.trees import data_entries
 
 BLOCKS = 16
 BLOCK_NBYTES = 4096
 
 
-def place(found: os.stat_result) -> str:
+def mount_of(facts: os.stat_result) -> str:
     """Return a word for this node and the mount of a file: where inodes mean the same."""
-    return f"{node()} {found.st_dev}"
+    return f"{node()} {facts.st_dev}"
 
 
 @dataclass(frozen=True)
@@ -107,26 +107,26 @@ class Mark:
         return replace(mark, sampled=sample(files)) if is_coarse(mark.status) else mark
 
     @classmethod
-    def with_files(cls, path: Path, *, anew: bool = False) -> tuple[Self, DataFiles]:
+    def with_files(cls, path: Path, *, refresh: bool = False) -> tuple[Self, DataFiles]:
         """Return the mark of `path` without its digest, and its data files with their sizes.
 
-        `anew`: the server is asked, whatever the client has kept.
+        `refresh`: the server is asked, whatever the client has kept.
         """
-        if anew:
+        if refresh:
             revalidate(path)
         own = path.stat()
         if not stat.S_ISDIR(own.st_mode):
             alone = DataFiles(path, b"", array("q", [0]), array("q", [own.st_size]))
-            return cls(path, status(own), at=place(own)), alone
+            return cls(path, status(own), at=mount_of(own)), alone
         names, ends, sizes = bytearray(), array("q"), array("q")
         nbytes = newest = latest = 0
         lines, times = (hashlib.blake2b(digest_size=8) for _ in range(2))
         root = len(os.fsencode(path).rstrip(b"/")) + 1
         for entry in data_entries(path):
-            if anew:
+            if refresh:
                 revalidate(Path(entry.path))
-            found = entry.stat()
-            mtime, ctime, size = found.st_mtime_ns, found.st_ctime_ns, found.st_size
+            facts = status_of(entry)
+            mtime, ctime, size = facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size
             name = os.fsencode(entry.path)[root:]
             names += name
             ends.append(len(names))
@@ -135,9 +135,9 @@ class Mark:
             lines.update(b"%b\0%d\0%d\n" % (name, size, mtime // UNITS[-1]))
             times.update(b"%b\0%d\0%d\n" % (name, mtime, ctime))
         each, exact = (state.hexdigest() if names else "" for state in (lines, times))
-        whole = own.st_ino, nbytes, newest, latest
+        combined = own.st_ino, nbytes, newest, latest
         files = DataFiles(path, names, ends, sizes)
-        return cls(path, whole, len(sizes), each, exact, place(own)), files
+        return cls(path, combined, len(sizes), each, exact, mount_of(own)), files
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, without its path."""
@@ -160,13 +160,13 @@ class Mark:
 
         Of a directory the names of the data files count too, and the status of each.
         """
-        now = self._now(anew=False)
+        now = self._now(refresh=False)
         if now is not None and self.is_same(now):
             return
         far = not self.at.startswith(f"{node()} ")
         for pause in (0.0, *pauses()):
             time.sleep(pause)
-            now = self._now(anew=True)
+            now = self._now(refresh=True)
             if now is not None and self.is_same(now):
                 return
             newer = now is not None and now.status[2] >= self.status[2]
@@ -184,7 +184,7 @@ class Mark:
 
     def is_untouched(self) -> bool:
         """Whether status, names and times are the same now, on this mount; nothing is opened."""
-        now = self._now(anew=False)
+        now = self._now(refresh=False)
         return now is not None and replace(now, path=self.path, sampled=self.sampled) == self
 
     @property
@@ -198,9 +198,9 @@ class Mark:
         """What else stays the same until someone writes to the data, on this mount."""
         return [self.at, *self.status[2:], self.times]
 
-    def _now(self, *, anew: bool) -> Mark | None:
+    def _now(self, *, refresh: bool) -> Mark | None:
         try:
-            return Mark.with_files(self.path, anew=anew)[0]
+            return Mark.with_files(self.path, refresh=refresh)[0]
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
@@ -284,12 +284,12 @@ def sample(files: Sequence[tuple[Path, int]]) -> str:
     total = sum(sizes)
     state = hashlib.blake2b(digest_size=8)
     last = max(0, total - BLOCK_NBYTES)
-    places = sorted({last * k // (BLOCKS - 1) for k in range(BLOCKS)})
+    positions = sorted({last * k // (BLOCKS - 1) for k in range(BLOCKS)})
     number = begin = 0
     opened: tuple[int, Handle] | None = None
     try:
-        for place in places:
-            while number < len(files) - 1 and place >= begin + sizes[number]:
+        for position in positions:
+            while number < len(files) - 1 and position >= begin + sizes[number]:
                 begin += sizes[number]
                 number += 1
             if not files:
@@ -298,7 +298,7 @@ def sample(files: Sequence[tuple[Path, int]]) -> str:
                 if opened is not None:
                     opened[1].close()
                 opened = number, open_file(files[number][0])
-            state.update(opened[1].pread(BLOCK_NBYTES, place - begin))
+            state.update(opened[1].pread(BLOCK_NBYTES, position - begin))
     finally:
         if opened is not None:
             opened[1].close()

@@ -68,20 +68,20 @@ def wait_for(path: Path, by: str, nbytes: int | None = None) -> None:
     """
     if by == node():
         return
-    found: int | None = None
+    visible_nbytes: int | None = None
     for pause in (0.0, *pauses()):
         time.sleep(pause)
         revalidate(path)
-        found = None
+        visible_nbytes = None
         with suppress(FileNotFoundError):
-            found = path.stat().st_size if nbytes is None else tree_nbytes(path)
-        if found is not None and nbytes in (None, found):
+            visible_nbytes = path.stat().st_size if nbytes is None else tree_nbytes(path)
+        if visible_nbytes is not None and nbytes in (None, visible_nbytes):
             return
     raise TargetError(
         f"another node has completed it, and it is not seen from here after {PATIENCE:.0f} s",
         where=path,
         expected=None if nbytes is None else f"{nbytes:,} bytes",
-        found="nothing there" if found is None else f"{found:,} bytes",
+        found="nothing there" if visible_nbytes is None else f"{visible_nbytes:,} bytes",
         fix="take a file system that all nodes share; if this is one, have its client keep "
         "attributes for a shorter time: actimeo=1 or noac for NFS, attr_timeout=1 for FUSE",
     )

@@ -251,6 +251,11 @@ class StoreEntry:
         return self.status
 
 
+def status_of(entry: DirectoryEntry) -> os.stat_result:
+    """Return the status of what is in a directory, as it is now: entries keep what they saw."""
+    return entry.status if isinstance(entry, StoreEntry) else os.stat(entry.path)  # noqa: PTH116
+
+
 class Candidate:
     """A path that may be a dataset: what formats look at to recognise theirs, read once.
 

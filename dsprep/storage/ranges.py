@@ -117,12 +117,12 @@ def is_cached(fd: int, offset: int) -> bool | None:
         return None
 
 
-def _again(call: Callable[..., Result], fd: int, what: Any, offset: int) -> Result:
+def _again(call: Callable[..., Result], fd: int, argument: Any, offset: int) -> Result:
     """Return what a system call returns; EAGAIN is tried again (EINTR is by Python itself)."""
     pauses = iter(PAUSES)
     while True:
         try:
-            return call(fd, what, offset)
+            return call(fd, argument, offset)
         except OSError as error:
             pause = next(pauses, None) if isinstance(error, BlockingIOError) else None
             if pause is None:
@@ -156,13 +156,13 @@ def named(error: OSError, fd: int, offset: int | None = None) -> OSError:
     return OSError(error.errno, f"{error.strerror}{at}", path)
 
 
-def ends_early(where: object, offset: int, expected: int, found: int) -> FormatError:
+def ends_early(where: object, offset: int, expected: int, available: int) -> FormatError:
     """Return the error for a file that has fewer bytes from ``offset`` on than expected."""
     return FormatError(
         "the file ends too early",
         where=f"{where}, offset {offset}",
         expected=f"{expected} bytes",
-        found=f"{found}",
+        found=f"{available}",
         fix="the file is truncated or still being written",
     )
 

@@ -85,23 +85,23 @@ class Ring:
         if sys.platform != "linux" or sys.byteorder != "little":
             raise RingError(errno.ENOSYS, "io_uring is used on little-endian Linux only")
         for flags in (_SINGLE_ISSUER | _DEFER_TASKRUN, 0)[: 1 + _ORDERED]:
-            asked = np.zeros(30, np.uint32)
-            asked[2] = flags
-            self.fd = _call(_SETUP, entries, ctypes.c_void_p(asked.ctypes.data))
+            parameters = np.zeros(30, np.uint32)
+            parameters[2] = flags
+            self.fd = _call(_SETUP, entries, ctypes.c_void_p(parameters.ctypes.data))
             if self.fd >= 0 or ctypes.get_errno() != errno.EINVAL:
                 break
         if self.fd < 0:
             number = ctypes.get_errno()
             raise RingError(number, f"io_uring is refused: {os.strerror(number)}")
-        if ~int(asked[5]) & (_ONE_MAPPING | _PLAIN_READS):
+        if ~int(parameters[5]) & (_ONE_MAPPING | _PLAIN_READS):
             raise RingError(errno.ENOSYS, "io_uring of this kernel is too old")
-        self.entries, completions = int(asked[0]), int(asked[1])
-        requests, results = asked[10:20], asked[20:30]
+        self.entries, completions = int(parameters[0]), int(parameters[1])
+        requests, results = parameters[10:20], parameters[20:30]
         nbytes = max(int(requests[6]) + 4 * self.entries, int(results[5]) + 16 * completions)
         rings, table = self._map(nbytes, 0), self._map(64 * self.entries, 0x1000_0000)
         words = np.frombuffer(rings, np.uint32, nbytes // 4)
         self._head, self._tail, mask = (int(requests[i]) // 4 for i in range(3))
-        self._seen, self._posted, results_mask = (int(results[i]) // 4 for i in range(3))
+        self._taken, self._posted, results_mask = (int(results[i]) // 4 for i in range(3))
         self._mask, self._results_mask = int(words[mask]), int(words[results_mask])
         first = int(requests[6]) // 4
         words[first : first + self.entries] = np.arange(self.entries)
@@ -109,8 +109,8 @@ class Ring:
         # ``struct io_uring_sqe``: operation and file, offset, address, length, the request's number
         self._requests = np.frombuffer(table, np.int64, 8 * self.entries).reshape(-1, 8)
         # ``struct io_uring_cqe``: the request's number (two words), result, flags
-        found = np.frombuffer(rings, np.int32, 4 * completions, int(results[5]))
-        self._results = found.reshape(-1, 4)
+        descriptors = np.frombuffer(rings, np.int32, 4 * completions, int(results[5]))
+        self._results = descriptors.reshape(-1, 4)
 
     def _map(self, nbytes: int, offset: int) -> mmap.mmap:
         shared = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -209,7 +209,7 @@ class Ring:
         """Leave nothing in flight, however the ``with`` block ends."""
         self.busy = True
         try:
-            if self._words[self._head] != self._words[self._seen]:
+            if self._words[self._head] != self._words[self._taken]:
                 self._drain()  # an interrupt struck while it was drained
             yield
         except BaseException:
@@ -228,23 +228,23 @@ class Ring:
         self._requests[(numbers + (tail - begin)) & self._mask] = entries
         self._words[self._tail] = (tail + end - begin) & 0xFFFF_FFFF
 
-    def _enter(self, least: int) -> bool:
-        """Hand over what the kernel has not taken yet, and wait until `least` requests are done.
+    def _enter(self, minimum: int) -> bool:
+        """Hand over what the kernel has not taken yet, and wait until `minimum` requests are done.
 
         False if it takes no more. It may take or wait for fewer: then it is called again.
         """
         waiting = (int(self._words[self._tail]) - int(self._words[self._head])) & 0xFFFF_FFFF
-        result = _call(_ENTER, self.fd, waiting, least, _GETEVENTS, None, 0)
+        result = _call(_ENTER, self.fd, waiting, minimum, _GETEVENTS, None, 0)
         return bool(result >= 0) or ctypes.get_errno() == errno.EINTR
 
     def _take(self, got: Ints) -> Ints:
         """Note the results that are there, and make room for others; return whose they are."""
-        seen, posted = int(self._words[self._seen]), int(self._words[self._posted])
-        count = (posted - seen) & 0xFFFF_FFFF
-        found = self._results[np.arange(seen, seen + count) & self._results_mask]
-        numbers: Ints = found[:, 0]
-        got[numbers] = found[:, 2]
-        self._words[self._seen] = posted
+        first, posted = int(self._words[self._taken]), int(self._words[self._posted])
+        count = (posted - first) & 0xFFFF_FFFF
+        results = self._results[np.arange(first, first + count) & self._results_mask]
+        numbers: Ints = results[:, 0]
+        got[numbers] = results[:, 2]
+        self._words[self._taken] = posted
         return numbers
 
     def _settle(self) -> None:
@@ -262,7 +262,7 @@ class Ring:
         while True:
             try:
                 self._settle()
-                self._words[self._seen] = self._words[self._posted]
+                self._words[self._taken] = self._words[self._posted]
             except BaseException:  # another one is on its way already
                 continue
             else:
@@ -280,14 +280,14 @@ def way() -> str:
 
 def ring() -> Ring | None:
     """Return the ring of this thread; None where it is in use, or the kernel refuses rings."""
-    found: Ring | None = getattr(_own, "ring", None)
-    if found is not None and found.process == os.getpid():
-        return None if found.busy else found
+    own_ring: Ring | None = getattr(_own, "ring", None)
+    if own_ring is not None and own_ring.process == os.getpid():
+        return None if own_ring.busy else own_ring
     if not _refused.is_set():
         try:
-            found = _own.ring = Ring()
+            own_ring = _own.ring = Ring()
         except OSError:
             _refused.set()
         else:
-            return found
+            return own_ring
     return None

@@ -130,24 +130,24 @@ class Runs:
     def requests(self, fd: int) -> tuple[Ints, Ints, Ints, Ints]:
         """Return what `dsprep.storage.ring.Ring.read` takes for a file."""
         if self.single:
-            what, addresses = READ, self.places[:, 0]
+            operation, addresses = READ, self.places[:, 0]
             lengths = np.minimum(self.places[:, 1], LONGEST)
         else:
-            what, (addresses, lengths) = READV, self.vectors
-        heads = np.full(len(self.starts), what | fd << 32)
+            operation, (addresses, lengths) = READV, self.vectors
+        heads = np.full(len(self.starts), operation | fd << 32)
         return heads, self.starts, addresses, lengths
 
     def part(self, begin: int, end: int) -> Runs:
         """Return some of the ranges."""
         first = int(self.edges[begin])
         edges = self.edges[begin : end + 1] - first
-        places = self.places[first : first + int(edges[-1])]
-        return Runs(self.starts[begin:end], edges, places, self.single)
+        iovecs = self.places[first : first + int(edges[-1])]
+        return Runs(self.starts[begin:end], edges, iovecs, self.single)
 
-    def divided(self, most: int) -> Iterator[Runs]:
-        """Yield the ranges in at most `most` parts, of about as many bytes each."""
+    def divided(self, count: int) -> Iterator[Runs]:
+        """Yield the ranges in at most `count` parts, of about as many bytes each."""
         ends = np.cumsum(self.sizes)
-        at = np.searchsorted(ends, np.arange(1, most) * int(ends[-1]) // most, "right")
+        at = np.searchsorted(ends, np.arange(1, count) * int(ends[-1]) // count, "right")
         for begin, end in pairwise(np.unique([0, *at, len(ends)]).tolist()):
             yield self.part(begin, end)
 
@@ -207,14 +207,14 @@ def runs(offsets: Ints, lengths: Ints, addresses: Ints, near: int = NEAR) -> Run
     extra = np.where(dropped, -(-gaps // NEAR), 0)
     at = np.arange(len(offsets))
     at[1:] += np.cumsum(extra)
-    places = np.empty((int(at[-1]) + 1, 2), np.int64)
+    iovecs = np.empty((int(at[-1]) + 1, 2), np.int64)
     if dropped.any():
-        places[:] = DROPPED, NEAR
+        iovecs[:] = DROPPED, NEAR
         last = at[1:][dropped] - 1
-        places[last, 1] = gaps[dropped] - (extra[dropped] - 1) * NEAR
-    places[at, 0], places[at, 1] = addresses, lengths
+        iovecs[last, 1] = gaps[dropped] - (extra[dropped] - 1) * NEAR
+    iovecs[at, 0], iovecs[at, 1] = addresses, lengths
     first = np.concatenate(([0], np.flatnonzero((gaps != 0) & ~dropped) + 1))
-    return Runs(offsets[first], np.append(at[first], len(places)), places)
+    return Runs(offsets[first], np.append(at[first], len(iovecs)), iovecs)
 
 
 def together(starts: Ints, columns: Sequence[tuple[Ints | int, Ints | int]]) -> Runs:
@@ -223,16 +223,16 @@ def together(starts: Ints, columns: Sequence[tuple[Ints | int, Ints | int]]) -> 
     `columns` are, part by part, the addresses that these go to, and their bytes.
     """
     n, k = len(starts), len(columns)
-    places = np.empty((n, k, 2), np.int64)
+    iovecs = np.empty((n, k, 2), np.int64)
     for i, (addresses, lengths) in enumerate(columns):
-        places[:, i, 0], places[:, i, 1] = addresses, lengths
+        iovecs[:, i, 0], iovecs[:, i, 1] = addresses, lengths
     edges = np.arange(0, n * k + 1, k)
-    return Runs(starts, edges, places.reshape(-1, 2), single=k == 1)
+    return Runs(starts, edges, iovecs.reshape(-1, 2), single=k == 1)
 
 
-def one_range(start: int, places: Ints) -> Runs:
-    """Return one range of a file that goes to `places`."""
-    return Runs(np.array([start]), np.array([0, len(places)]), places)
+def one_range(start: int, iovecs: Ints) -> Runs:
+    """Return one range of a file that goes to `iovecs`."""
+    return Runs(np.array([start]), np.array([0, len(iovecs)]), iovecs)
 
 
 def read_runs(fd: int, runs: Runs, where: object) -> tuple[int, int]:
@@ -247,21 +247,21 @@ def read_files(parts: Sequence[tuple[int, Runs, object]]) -> tuple[int, int]:
     `scatter` does.
     """
     calls = nbytes = 0
-    found = ring() if sum(len(runs.starts) for _, runs, _ in parts) >= SEVERAL else None
-    if found is None:
+    own_ring = ring() if sum(len(runs.starts) for _, runs, _ in parts) >= SEVERAL else None
+    if own_ring is None:
         results = [_one_by_one(fd, runs) for fd, runs, _ in parts]
     else:
         requests = [runs.requests(fd) for fd, runs, _ in parts]
         if len(requests) == 1:
-            calls, got = found.read(*requests[0])
+            calls, got = own_ring.read(*requests[0])
             results = [got]
         else:
-            calls, got = found.read(*map(np.concatenate, zip(*requests, strict=True)))
+            calls, got = own_ring.read(*map(np.concatenate, zip(*requests, strict=True)))
             results = np.split(got, np.cumsum([len(r[0]) for r in requests])[:-1])
     for (fd, runs, where), got in zip(parts, results, strict=True):
         sizes = runs.sizes
         nbytes += int(sizes.sum())
-        if found is None:
+        if own_ring is None:
             calls += len(got)
         for i in np.flatnonzero(got != sizes).tolist():
             start, done = int(runs.starts[i]), int(got[i])
@@ -286,7 +286,7 @@ def _one_by_one(fd: int, runs: Runs) -> Ints:
     return np.array(got + [0] * (len(runs.starts) - len(got)), np.int64)
 
 
-def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
+def fill(fd: int, start: int, iovecs: Ints, where: object) -> tuple[int, int]:
     """Read the file from ``start`` on into places, as `runs` returns them, which that fills.
 
     Returns
@@ -302,8 +302,8 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
         If it cannot be read.
     """
     calls, at, pauses = 0, start, iter(PAUSES)
-    while len(places):
-        part = places[:IOV_MAX]
+    while len(iovecs):
+        part = iovecs[:IOV_MAX]
         size = int(part[:, 1].sum())
         got = _call(fd, part.ctypes.data, len(part), at)
         calls += 1
@@ -311,17 +311,17 @@ def fill(fd: int, start: int, places: Ints, where: object) -> tuple[int, int]:
             _again(pauses, at, where)
             continue
         if got == 0 and size:
-            rest = int(places[:, 1].sum())
+            rest = int(iovecs[:, 1].sum())
             raise ends_early(where, start, at - start + rest, at - start)
         at, pauses = at + got, iter(PAUSES)
         if got == size:
-            places = places[len(part) :]
+            iovecs = iovecs[len(part) :]
             continue
-        places = _rest(places, got)
+        iovecs = _rest(iovecs, got)
     return calls, at - start
 
 
-def drain(fd: int, start: int, places: Ints, where: object) -> None:
+def drain(fd: int, start: int, iovecs: Ints, where: object) -> None:
     """Write the bytes at places, as `fill` takes them, to a file from ``start`` on.
 
     Raises
@@ -330,18 +330,18 @@ def drain(fd: int, start: int, places: Ints, where: object) -> None:
         If they cannot be written.
     """
     at, pauses = start, iter(PAUSES)
-    while len(places):
-        part = places[:IOV_MAX]
+    while len(iovecs):
+        part = iovecs[:IOV_MAX]
         ends = np.cumsum(part[:, 1])
-        whole = int(np.searchsorted(ends, CALL_NBYTES, "right"))
-        part = part[:whole] if whole else np.array([[part[0, 0], CALL_NBYTES]])
+        count = int(np.searchsorted(ends, CALL_NBYTES, "right"))
+        part = part[:count] if count else np.array([[part[0, 0], CALL_NBYTES]])
         size = int(part[:, 1].sum())
         got = _write(fd, part.ctypes.data, len(part), at)
         if got < 0 or (got == 0 and size):
             _again(pauses, at, where, errno.EIO if got == 0 else 0)
             continue
         at, pauses = at + got, iter(PAUSES)
-        places = places[whole:] if whole and got == size else _rest(places, got)
+        iovecs = iovecs[count:] if count and got == size else _rest(iovecs, got)
 
 
 def _again(pauses: Iterator[float], at: int, where: object, number: int = 0) -> None:
@@ -355,11 +355,11 @@ def _again(pauses: Iterator[float], at: int, where: object, number: int = 0) -> 
     time.sleep(pause)
 
 
-def _rest(places: Ints, got: int) -> Ints:
+def _rest(iovecs: Ints, got: int) -> Ints:
     """Return what is left to fill of places after `got` bytes."""
-    ends = np.cumsum(places[:, 1])
+    ends = np.cumsum(iovecs[:, 1])
     full = int(np.searchsorted(ends, got, "right"))
-    rest = places[full:].copy()
+    rest = iovecs[full:].copy()
     if len(rest):
         left = int(ends[full]) - got
         rest[0] = rest[0, 0] + rest[0, 1] - left, left

@@ -40,13 +40,13 @@ SOON = 1.0
 """Seconds that `soon` waits."""
 
 
-def soon(gone: Callable[[], bool]) -> bool:
+def soon(is_removed: Callable[[], bool]) -> bool:
     """Whether what cannot be removed yet is gone; waits a moment for files of this process.
 
     Clients over FUSE may tell their server that a file was closed when `close` has long returned.
     """
     until = time.monotonic() + SOON
-    while not gone():
+    while not is_removed():
         if time.monotonic() > until:
             return False
         time.sleep(0.01)

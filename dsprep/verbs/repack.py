@@ -52,7 +52,7 @@ from dsprep.writing.plan import PIECE_NBYTES, Cut, Shard, one_each, shard_names
 from dsprep.writing.run import check_targets, making
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, parse_split
-from dsprep.writing.stripes import Stripe, as_asked, detect
+from dsprep.writing.stripes import Stripe, detect, requested_stripe
 
 STEP = 1 << 18
 """Samples whose sizes are summed together."""
@@ -215,7 +215,7 @@ def plan_repack(
     size, known = parse_buffer(options.buffer_size), all_rows(source)
     outputs = list(_outputs(source, target, format, options, run))
     if options.stripe_size:
-        stripe = as_asked(options.stripe_size, target)
+        stripe = requested_stripe(options.stripe_size, target)
     else:
         longest = max(len(o.source) for o in outputs)
         stripe = detect(target, _file_nbytes(source, known, longest, options.cut))

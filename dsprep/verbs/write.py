@@ -28,7 +28,7 @@ from dsprep.writing.given.assemble import Assembler, checked_batch
 from dsprep.writing.given.feed import Abandoned, FedSource
 from dsprep.writing.given.spool import Spool
 from dsprep.writing.given.values import Declared, declared, infer, infer_batch
-from dsprep.writing.items.calls import Telling
+from dsprep.writing.items.calls import ProgressCallback
 from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
 from dsprep.writing.plan import PIECE_NBYTES, Cut
@@ -56,7 +56,7 @@ class Options(TypedDict, total=False):
     memory: str | int | None
     overwrite: bool
     durable: bool
-    progress: Progress | Telling | None
+    progress: Progress | ProgressCallback | None
 
 
 class Writer:
@@ -443,7 +443,7 @@ def write(
             schema=declared(options.get("schema")),
             executor=executor,
             errors=errors,
-            progress=cast("Telling | None", options.get("progress")),
+            progress=cast("ProgressCallback | None", options.get("progress")),
         )
         return write_items(target, cast("Sequence[Any]", samples), function, how)
     if executor != THREADS or errors != "raise" or restart:

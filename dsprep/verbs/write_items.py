@@ -37,9 +37,9 @@ from dsprep.writing.items.calls import (
     Call,
     Calls,
     NoSampleError,
+    ProgressCallback,
+    ProgressReporter,
     Summary,
-    Teller,
-    Telling,
 )
 from dsprep.writing.items.parts import Failed, LostError, PartsSource
 from dsprep.writing.items.tasks import Function, Threads, check_main, show_function
@@ -97,7 +97,7 @@ class ItemsOptions:
     schema: Schema | None = None
     errors: str = "raise"
     executor: str | Executor = executors.THREADS
-    progress: Telling | None = None
+    progress: ProgressCallback | None = None
 
 
 def write_items(
@@ -200,7 +200,7 @@ def _made(
             break
     with part.source as source:
         threads = admit(job, source, how.run.workers, how.run.memory)
-        reporter = Teller(how.progress, "samples", job.samples)
+        reporter = ProgressReporter(how.progress, "samples", job.samples)
         by = threads, None if isinstance(executor, Threads) else executor
         return calls, make_in(staging, job, source, by, progress=reporter)
 

@@ -185,13 +185,13 @@ def _do(task: _Task) -> _Written:
         with sole_writer(task.root):
             return _do_shard(task) if task.position is None else _do_part(task)
     except DsprepError as error:
-        raise _told_of(task, str(error)) from error
+        raise _task_error(task, str(error)) from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        raise _told_of(task, f"{where}{error.strerror or error}") from error
+        raise _task_error(task, f"{where}{error.strerror or error}") from error
 
 
-def _told_of(task: _Task, error: str) -> ExecutorError:
+def _task_error(task: _Task, error: str) -> ExecutorError:
     start, stop = task.samples
     return ExecutorError(
         f"{error} (while samples {start:,} to {stop:,} were written to {task.path.name})"
@@ -273,25 +273,25 @@ def clean_apart(job: Job, staging: Staging, begun: int | None) -> set[int]:
 
     `begun`: a shard that is not complete, whose files stay because it is gone on with.
     """
-    found = set[int]()
+    missing = set[int]()
     for path in list(staging.root.iterdir()):
         match = re.fullmatch(r"shard-(\d+)\.json", path.name)
         if match:
-            found.add(int(match[1]))
+            missing.add(int(match[1]))
         elif path.name.startswith(_APART):
             remove(path)
     state = staging.state or START
     directory = staging.data / job.target.name
     if state.get("complete") or not directory.is_dir():
-        return found
+        return missing
     there = {path.name: path for path in directory.iterdir()}
-    found = {i for i in found if job.shards[i].name in there}
-    kept = {job.shards[i].name for i in found | set(range(int(state["shard"])))}
+    missing = {i for i in missing if job.shards[i].name in there}
+    kept = {job.shards[i].name for i in missing | set(range(int(state["shard"])))}
     stays = None if begun is None else job.shards[begun].name
     for name, path in there.items():
         if name not in kept and name != stays and not name.startswith(f"{stays}."):
             remove(path)
-    return found
+    return missing
 
 
 # --- one file in parts -------------------------------------------------------------------------
@@ -347,12 +347,12 @@ def parts_of(
     if job.sharded or state.get("complete"):
         return None
     left = list(staging.root.absolute().glob(f"{_APART}*"))
-    found = next((path for path in left if (path / _CUT).exists()), None)
+    earlier = next((path for path in left if (path / _CUT).exists()), None)
     for path in left:
-        if path != found:
+        if path != earlier:
             remove(path)
-    if found is not None:
-        return _begun_parts(job, staging, found)
+    if earlier is not None:
+        return _begun_parts(job, staging, earlier)
     if executor is None or state["writer"] is not None or job.payload <= 4 * PART_NBYTES:
         return None
     first = job.shards[0].start
@@ -378,11 +378,11 @@ def parts_of(
     return parts
 
 
-def _begun_parts(job: Job, staging: Staging, found: Path) -> _Parts | None:
+def _begun_parts(job: Job, staging: Staging, earlier: Path) -> _Parts | None:
     """Return the parts of a run that was interrupted; None if some of its files are gone."""
     attempts = _attempts(staging)
     attempts.rmdir()
-    found.rename(attempts)  # what its workers still do finds no file
+    earlier.rename(attempts)  # what its workers still do finds no file
     made = attempts / job.target.name
     if staging.made.exists() and not made.exists():
         staging.made.rename(made)  # killed before it was recorded that all is complete
@@ -427,8 +427,8 @@ def write_parts(
 ) -> Generator[Done, None, None]:
     """Have parts written by the workers of an executor, or by so many threads; as `_write_here`."""
     attempts, writer, (executor, threads) = parts.made.parent, parts.writer, by
-    found = [_Written(**json.loads(p.read_bytes())) for p in attempts.glob("part-*.json")]
-    known = {(written.start, written.stop): written for written in found}
+    records = [_Written(**json.loads(p.read_bytes())) for p in attempts.glob("part-*.json")]
+    known = {(written.start, written.stop): written for written in records}
 
     def tasks() -> Iterator[_Task]:
         each = threads if executor is None else THREADS_PER_TASK
@@ -441,7 +441,7 @@ def write_parts(
                 yield replace(task, number=number, threads=each)
 
     try:
-        yield Done(sum(written.stop - written.start for written in found), 0)
+        yield Done(sum(written.stop - written.start for written in records), 0)
         with ThreadPoolExecutor(1) as alone:
             for task, written in executors.run(executor or alone, _do, tasks()):
                 wait_for(attempts / f"part-{task.number}.json", written.node)

@@ -133,16 +133,16 @@ class RunWriter(Writer):
             else:
                 fixed.append(_Sorted.of(column, f, sequence, arena))
         columns = [*heads, *fixed, *ragged]
-        found = [c.places(edges) for c in columns]
+        columns_of_positions = [c.places(edges) for c in columns]
         every, each = np.arange(self._buckets, dtype=small.dtype), small[sequence]
         keys = [every if c.apart is None else each for c in columns]
         together = np.argsort(np.concatenate(keys), kind="stable")
-        places = np.concatenate(found)[together]
+        positions = np.concatenate(columns_of_positions)[together]
         return Run(
             start,
             edges,
             np.sum([c.offsets[edges] for c in columns], axis=0, dtype=np.int64),
-            np.ascontiguousarray(places[places[:, 1] > 0]),
+            np.ascontiguousarray(positions[positions[:, 1] > 0]),
             [c.memory for c in columns],
             payload_sizes(self._schema, batch) if self._schema.ragged else bucket[:0],
         )
@@ -383,9 +383,9 @@ class BucketReader:
         self._read([segments.next(h.itemsize * np.arange(n + 1), _address(h)) for h in heads])
         rows = self._rows(position)
         total = float(n * self._schema.fixed_nbytes)
-        for name, found in lengths.items():
-            total += float(found.sum(dtype=np.float64)) * self._schema[name].row_nbytes
-            if found.min(initial=0) < 0 or not total <= float(self._begins[-1]):
+        for name, rows_of in lengths.items():
+            total += float(rows_of.sum(dtype=np.float64)) * self._schema[name].row_nbytes
+            if rows_of.min(initial=0) < 0 or not total <= float(self._begins[-1]):
                 raise self._damaged()
         # Long samples are read to where they belong; of short ones, `rows` tells the order.
         target = position.astype(np.int64) if total >= LONG * n * len(self._schema) else None
@@ -418,11 +418,11 @@ class BucketReader:
             fix="run the same command again: it is made again",
         )
 
-    def _read(self, places: list[tuple[Ints, Ints, Ints]]) -> None:
+    def _read(self, segments: list[tuple[Ints, Ints, Ints]]) -> None:
         """Read ranges of the files, given as offsets, lengths and addresses."""
-        if not places:
+        if not segments:
             return
-        offsets, lengths, addresses = (np.concatenate(p) for p in zip(*places, strict=True))
+        offsets, lengths, addresses = (np.concatenate(p) for p in zip(*segments, strict=True))
         order = np.argsort(offsets, kind="stable")
         order = order[lengths[order] > 0]
         offsets, lengths, addresses = offsets[order], lengths[order], addresses[order]

@@ -118,7 +118,7 @@ def parse_buffer(text: str) -> BufferSize:
 def decide(
     samples: int,
     sample_nbytes: int | Ints,
-    asked: BufferSize,
+    requested: BufferSize,
     stripe: Stripe,
     memory: int,
     ranks: int = 1,
@@ -135,7 +135,7 @@ def decide(
     sample_nbytes
         Payload bytes of every sample; or, where they differ, int64, shape ``(n,)``, of some or all
         of them.
-    asked
+    requested
         What the user wants.
     stripe
         Of the storage.
@@ -146,16 +146,16 @@ def decide(
     """
     ragged = isinstance(sample_nbytes, np.ndarray)
     mean = _mean(sample_nbytes)
-    if isinstance(asked, InSamples):
-        count = max(1, min(asked.count, samples))
+    if isinstance(requested, InSamples):
+        count = max(1, min(requested.count, samples))
         nbytes = round(mean * count)
-        what = f"{_count(count, 'sample')} as asked"
-        if count < asked.count:
-            what = f"{_count(asked.count, 'sample')} asked, the dataset has {count:,}"
-        why = (f"{what}: {show_nbytes(nbytes)}" + " on average" * ragged,)
-        return BufferChoice(count, nbytes, None, why, "as asked")
-    if isinstance(asked, InBytes):
-        limit, reasons = asked.nbytes, [f"at most {show_binary_nbytes(asked.nbytes)} as asked"]
+        size = f"{_count(count, 'sample')} as asked"
+        if count < requested.count:
+            size = f"{_count(requested.count, 'sample')} asked, the dataset has {count:,}"
+        first_reason = (f"{size}: {show_nbytes(nbytes)}" + " on average" * ragged,)
+        return BufferChoice(count, nbytes, None, first_reason, "as asked")
+    if isinstance(requested, InBytes):
+        limit, reasons = requested.nbytes, [f"at most {show_binary_nbytes(requested.nbytes)} as asked"]
         reason = reasons[0]
     else:
         limit, reasons, reason = _automatic(samples, mean, stripe, memory, ranks)
@@ -194,25 +194,25 @@ def within(
         By ragged field: int64, shape ``(samples,)``, the rows of each sample.
     """
     each = schema.fixed_nbytes + INDEX_NBYTES * len(rows)
-    least = max(1, -(-choice.samples // LEAST_SHARE))
+    smallest = max(1, -(-choice.samples // LEAST_SHARE))
     samples, count = choice.samples, max(map(len, rows.values()))
     while True:
         nbytes = samples * each
         for name, numbers in rows.items():
             starts = np.arange(0, len(numbers), samples)
-            most = np.add.reduceat(numbers, starts).max() if len(numbers) else 0
-            nbytes += int(most) * schema[name].row_nbytes
-        if nbytes <= limit or samples <= least:
+            largest = np.add.reduceat(numbers, starts).max() if len(numbers) else 0
+            nbytes += int(largest) * schema[name].row_nbytes
+        if nbytes <= limit or samples <= smallest:
             break
-        groups = -(-count // max(least, min(samples - 1, samples * limit // nbytes)))
+        groups = -(-count // max(smallest, min(samples - 1, samples * limit // nbytes)))
         samples = -(-count // groups)  # a short last group would be padded like a whole one
-    what = f"{_count(samples, 'sample')} each, so that the largest group fits"
+    subject = f"{_count(samples, 'sample')} each, so that the largest group fits"
     reason = choice.reason if samples == choice.samples else f"{choice.reason} for the largest"
     if nbytes > limit:
-        samples, what = choice.samples, "some groups are larger: samples are too different"
+        samples, subject = choice.samples, "some groups are larger: samples are too different"
         reason = choice.reason
     mean = choice.group_nbytes / max(1, choice.samples)
-    more = (what,) if nbytes > limit or samples < choice.samples else ()
+    more = (subject,) if nbytes > limit or samples < choice.samples else ()
     return replace(
         choice,
         samples=samples,
@@ -244,20 +244,20 @@ def _automatic(
     else:
         reasons = [f"{show_binary_nbytes(AIM)} is far more than one request costs"]
         reason = reasons[0]
-    most = max(1, memory // MEMORY_SHARE)
-    if limit > most:
-        limit = most
-        reasons.append(f"1/{MEMORY_SHARE} of the memory is {show_nbytes(most)}")
+    largest = max(1, memory // MEMORY_SHARE)
+    if limit > largest:
+        limit = largest
+        reasons.append(f"1/{MEMORY_SHARE} of the memory is {show_nbytes(limit)}")
         reason = f"1/{MEMORY_SHARE} of the memory"
-    wanted = GROUPS_PER_RANK * ranks
-    share = int(mean * (samples // wanted))
-    if samples >= wanted and 0 < share < limit:
+    target = GROUPS_PER_RANK * ranks
+    share = int(mean * (samples // target))
+    if samples >= target and 0 < share < limit:
         limit = share
         reasons.append(
-            f"{_count(wanted, 'group')}, {GROUPS_PER_RANK} per rank, have {show_nbytes(share)}"
+            f"{_count(target, 'group')}, {GROUPS_PER_RANK} per rank, have {show_nbytes(share)}"
         )
         reason = f"{GROUPS_PER_RANK} groups per rank"
-    elif samples < wanted and mean:
+    elif samples < target and mean:
         limit = max(1, int(mean))
         reasons.append(f"there are fewer samples than {GROUPS_PER_RANK} per rank")
         reason = reasons[-1]
@@ -313,22 +313,22 @@ def warnings(
     epochs
         Passes over the data, S; see `slow_convergence`.
     """
-    found = []
+    lines = []
     if ranks is not None and groups < ranks:
-        found.append(
+        lines.append(
             f"{_count(groups, 'group')} for {_count(ranks, 'rank')}: fewer groups than ranks, "
             "some would have no data"
         )
     if epochs is not None:
-        found += slow_convergence(samples, groups, epochs)
+        lines += slow_convergence(samples, groups, epochs)
     processes = ranks_per_node or 1
     needed = 2 * group_nbytes * processes
     if needed > memory:
-        found.append(
+        lines.append(
             f"two buffers for each of {processes} processes take {show_nbytes(needed)}, "
             f"more than the {show_nbytes(memory)} of memory"
         )
-    return found
+    return lines
 
 
 def slow_convergence(samples: int, groups: int, epochs: int) -> list[str]:

@@ -132,11 +132,11 @@ def describe(
     planned = [format.plan(schema, options, n).layout for _, n in files]
     known = [layout for layout in planned if layout is not None]
     if len(known) == len(files) and all(counts):
-        found: list[Looked] = []
+        looked: list[Looked] = []
         for p, mark, layout in zip(paths, marks, known, strict=True):
             with unchanged((mark,)):
-                found.append((fit.fit(layout(p)), identity.take(p, format.name), None))
-        return _made(subject, found)
+                looked.append((fit.fit(layout(p)), identity.take(p, format.name), None))
+        return _made(subject, looked)
     try:
         with open_native(format, paths, OpenOptions(), schema, marks=marks) as source:
             return _made(subject, _look(source, subject, Looks(executor=executor)))
@@ -218,12 +218,12 @@ def make(source: Source, subject: Subject, looks: Looks) -> Made:
     return _made(subject, _look(source, subject, looks), source.notes)
 
 
-def _made(subject: Subject, found: Sequence[Looked], notes: Sequence[str] = ()) -> Made:
+def _made(subject: Subject, looked: Sequence[Looked], notes: Sequence[str] = ()) -> Made:
     """Return the sidecar of files that have been looked at."""
     tables = Tables()
     layouts: dict[str, int] = {}
     entries = []
-    for i, (file, (layout, who, crcs)) in enumerate(zip(subject.files, found, strict=True)):
+    for i, (file, (layout, who, crcs)) in enumerate(zip(subject.files, looked, strict=True)):
         if subject.groups and layout.count:
             layout = replace(layout, groups=fit.fit_groups(subject.groups[i]))
             layout = _with_rest(layout, file)
@@ -338,7 +338,7 @@ def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
 
     if not isinstance(source, MultiSource):
         return [_looked(task(0, None), lambda: nullcontext(source), looks.progress)]
-    found: dict[int, Looked] = {}
+    results: dict[int, Looked] = {}
     with ExitStack() as stack:
         if looks.executor is None:
             threads = min(THREADS, len(os.sched_getaffinity(0)))
@@ -350,10 +350,10 @@ def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
             tasks = (task(i, opening) for i, opening in enumerate(source.openings()))
             look = _look_apart
         for done, looked in executors.run(pool, look, tasks, count=files):
-            found[done.number] = looked
+            results[done.number] = looked
             if looks.progress is not None:
-                looks.progress(len(found), files)
-    return [found[i] for i in range(files)]
+                looks.progress(len(results), files)
+    return [results[i] for i in range(files)]
 
 
 def _look_here(source: MultiSource, task: _FileTask) -> Looked:

@@ -189,16 +189,16 @@ def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> 
     """
     _check_not_source(job.target, source)
     taken = source.resident_nbytes()
-    most = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
-    return count_workers(job, workers, memory, taken, most)
+    extra = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
+    return count_workers(job, workers, memory, taken, extra)
 
 
 def count_workers(
-    job: Job, workers: int | None, memory: int | None, resident: int = 0, most: int = 0
+    job: Job, workers: int | None, memory: int | None, resident: int = 0, extra: int = 0
 ) -> int:
     """Return how many workers may run at once within `memory` bytes, `resident` of them taken.
 
-    `most`: what would be taken of any memory, though never more than half of it.
+    `extra`: what would be taken of any memory, though never more than half of it.
 
     Raises
     ------
@@ -216,10 +216,10 @@ def count_workers(
         unit = unit * job.payload // max(1, job.samples)
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:
-        least = each + max(resident, min(each, most))
+        needed = each + max(resident, min(each, extra))
         raise not_enough(
             "one worker does not fit in the memory allowed",
-            least,
+            needed,
             memory,
             fix="raise --memory, or make chunks smaller with --chunk"
             if not job.groupings
@@ -233,21 +233,21 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
 
     `restart`: what earlier runs left is discarded.
     """
-    needed = most = 0
+    needed = largest = 0
     for job in jobs:
         root = partial_path(job.target)
         complete = recorded_state(root).get("complete") and not restart
         if job.options.compress is not None or complete:
             continue  # the estimate is an upper bound, or all has been written
         needed += job.estimate - (tree_nbytes(root) if root.is_dir() else 0)
-        most = max(most, needed + job.scratch)
+        largest = max(largest, needed + job.scratch)
     at = jobs[0].target.parent
     free = free_nbytes(at)
-    if most > free:
+    if largest > free:
         raise TargetError(
             "there is not enough space",
             where=at,
-            expected=f"about {show_nbytes(most)}",
+            expected=f"about {show_nbytes(largest)}",
             found=f"{show_nbytes(free)} free",
         )
 
@@ -299,14 +299,14 @@ def fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, An
     """
     data, exact = hashlib.sha256(), hashlib.sha256()
     files: list[tuple[Path, int]] = []
-    places = set[str]()
+    locations = set[str]()
     paths = source.files()
     for mark in marks[: len(paths)]:
         files += [(p, p.stat().st_size) for p in data_files(mark.path)]
         line = f"{mark.path}\0{mark.lasting}\n"
         data.update(line.encode("utf-8", "surrogateescape"))
         exact.update(f"{mark.exact}\0{mark.sampled}\n".encode())
-        places.add(mark.at)
+        locations.add(mark.at)
     data.update(sample(files).encode())
     nbytes = sum(size for _, size in files)
     shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
@@ -315,17 +315,21 @@ def fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, An
         "format": job.format.name,
         "source": f"{paths[0]}, {nbytes} bytes in all" if paths else source.version,
         "source as it was": data.hexdigest(),
-        STATUS: [*sorted(places), exact.hexdigest()],
+        STATUS: [*sorted(locations), exact.hexdigest()],
         "read as": [f"{f}" for f in source.schema],
         "fields": job.schema.to_json(),
         "options": {k: str(v) for k, v in asdict(job.options).items()},
         "samples": [job.shards[0].start, job.shards[-1].stop],
         "files": [len(job.shards), shards],
-        **({"groups": _told(job.groupings), "recipe": dict(job.recipe)} if job.groupings else {}),
+        **(
+            {"groups": _summarize_groups(job.groupings), "recipe": dict(job.recipe)}
+            if job.groupings
+            else {}
+        ),
     }
 
 
-def _told(groupings: Sequence[Grouping]) -> dict[str, Any]:
+def _summarize_groups(groupings: Sequence[Grouping]) -> dict[str, Any]:
     """Return groups as a person would tell them, with what tells all their edges."""
     digest = hashlib.sha256()
     for grouping in groupings:

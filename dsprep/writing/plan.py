@@ -122,11 +122,11 @@ def cuts(
         guess: int | None = None
         for at in range(start, stop, block):
             end = min(stop, at + block)
-            found = source.sizes(at, end) if guess is None else None
-            if found is None:
+            sizes_ = source.sizes(at, end) if guess is None else None
+            if sizes_ is None:
                 guess = guess or probe_nbytes(source, origin, stop)
-                found = np.full(end - at, guess, np.int64)
-            yield found
+                sizes_ = np.full(end - at, guess, np.int64)
+            yield sizes_
 
     return (start + end for end in ends_by_bytes(sizes(), limit, unit))
 
@@ -144,18 +144,18 @@ def ends_by_bytes(sizes: Iterable[Ints], limit: int, unit: int = 1) -> Iterator[
     unit
         Samples that stay together.
     """
-    at = last = held = 0  # samples before this slice, the last end, bytes of the range since
+    at = last = pending = 0  # samples before this slice, the last end, bytes of the range since
     for part in sizes:
         ends = (
             np.cumsum(np.add.reduceat(part, np.arange(0, len(part), unit))) if len(part) else part
         )
-        i, base = 0, -held  # units of this slice, and their bytes, in ranges that have ended
+        i, base = 0, -pending  # units of this slice, and their bytes, in ranges that have ended
         while True:
             j = int(np.searchsorted(ends, base + limit, "right"))
             if j == i and at + i * unit == last:
                 j += 1  # one unit is larger than the limit
             if j >= len(ends):
-                held = int(ends[-1]) - base if len(ends) else held
+                pending = int(ends[-1]) - base if len(ends) else pending
                 break
             last = at + j * unit
             yield last
@@ -185,8 +185,8 @@ def pieces(
     else:
         nbytes = max(1, source.schema.fixed_nbytes)
         step = unit * max(1, min(target // (nbytes * unit), (1 << 20) // unit))
-        whole = range(first + step, shard.stop, step)
-        ends = itertools.chain(whole, [shard.stop] if first < shard.stop else [])
+        bounds = range(first + step, shard.stop, step)
+        ends = itertools.chain(bounds, [shard.stop] if first < shard.stop else [])
     yield from itertools.pairwise(itertools.chain([first], ends))
 
 
@@ -291,7 +291,7 @@ def _is_float(dtype: DType) -> bool:
     return dtype.kind in "fc" or "float" in dtype.name
 
 
-def make_casts(schema: Schema, wanted: Mapping[str, DType]) -> dict[str, Cast]:
+def make_casts(schema: Schema, dtypes: Mapping[str, DType]) -> dict[str, Cast]:
     """Return the casts by field name.
 
     Raises
@@ -300,7 +300,7 @@ def make_casts(schema: Schema, wanted: Mapping[str, DType]) -> dict[str, Cast]:
         If a field does not exist, or either type is not numeric.
     """
     casts = {}
-    for name, dtype in wanted.items():
+    for name, dtype in dtypes.items():
         f = schema[name]
         numeric = all(
             d.names is None and (d.kind in "biufc" or _is_float(d)) for d in (f.dtype, dtype)
@@ -372,8 +372,8 @@ def parse_nbytes(text: str) -> int:
     UsageError
         If it is something else, such as a number without a unit: 4 could be bytes as well as GiB.
     """
-    whole = text.strip().lower()
-    word = whole.removesuffix("b")
+    cleaned = text.strip().lower()
+    word = cleaned.removesuffix("b")
     number = word.rstrip("kmgti")
     unit = word[len(number) :]
     factor = 1 if unit == "" else {**_UNITS, **_BINARY_UNITS}.get(unit)
@@ -382,7 +382,7 @@ def parse_nbytes(text: str) -> int:
     except ValueError:
         factor = None
         value = 0
-    if word == whole and not unit and value > 0:
+    if word == cleaned and not unit and value > 0:
         raise UsageError(
             f"the size {text} has no unit", expected=f"such as {text.strip()}MiB or {text.strip()}B"
         )
@@ -405,10 +405,10 @@ def parse_seconds(text: str) -> float:
     UsageError
         If it is something else, or none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min|h|d)", text, re.ASCII)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s|min|h|d)", text, re.ASCII)
+    if match is None or not float(match[1]):
         raise UsageError(f"{text!r} is not a time", expected="a time such as 12ms, 90s or 7d")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def parse_rate(text: str) -> float:

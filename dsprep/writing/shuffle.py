@@ -138,14 +138,14 @@ class FirstPass:
 
     def missing(self) -> list[int]:
         """Return the parts that are not there; what is there and not whole is removed."""
-        found = []
+        pieces_ = []
         for part in range(self.parts):
             path = self.directory_of(part)
             if not intact(path, self.buckets):
-                found.append(part)
+                pieces_.append(part)
                 if path.exists():
                     remove(path)
-        return found
+        return pieces_
 
     def deal(
         self, part: int, base: Source, offset: int, threads: int
@@ -308,16 +308,16 @@ class _MemorySource(DerivedSource):
             return self._batch
 
     def _read_all(self) -> Batch:
-        found = Assembly(self.schema, len(self))
+        assembly = Assembly(self.schema, len(self))
 
         def read(bounds: tuple[int, int]) -> None:
             start, stop = bounds
-            arena = None if found.ragged.fields else self.own_arena()
-            found.put(start, self.base.read(start, stop, arena))
+            arena = None if assembly.ragged.fields else self.own_arena()
+            assembly.put(start, self.base.read(start, stop, arena))
 
         with ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(read, pieces(self.base, Shard("", 0, len(self)), 1)))
-        return found.batch()
+        return assembly.batch()
 
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         rows = self.numbers(np.arange(start, stop, dtype=np.int64))
@@ -389,9 +389,9 @@ class ShuffledSource(DerivedSource):
         self._per_bucket = max(1, len(base) if self.how == "memory" else per_bucket)
         self._buckets = -(-len(base) // self._per_bucket)
         # Each worker has a piece as read and, if samples are short, as sorted.
-        most = max(PIECE_NBYTES, self._buckets * SEGMENT_NBYTES)
+        limit = max(PIECE_NBYTES, self._buckets * SEGMENT_NBYTES)
         copies = 1 if mean >= LONG * len(base.schema) else 2
-        self._piece_nbytes = max(1, min(most, memory_nbytes // (copies * PIECES)))
+        self._piece_nbytes = max(1, min(limit, memory_nbytes // (copies * PIECES)))
         self.scratch_nbytes = 0
         if self.how == "buckets":
             runs = 2 + 2 * payload // self._piece_nbytes + (len(base) >> 20)
@@ -499,14 +499,14 @@ class ShuffledSource(DerivedSource):
     def _recorded(self, job: str) -> dict[str, Any] | None:
         """Return the journal of an earlier run of the same job whose files are to be trusted."""
         try:
-            found = json.loads((self.scratch / _JOURNAL).read_bytes())
-            parts, released = int(found["parts"]), int(found["released"])
-            trusted = found["job"] == job and found["node"] in ("", node())
+            journal = json.loads((self.scratch / _JOURNAL).read_bytes())
+            parts, released = int(journal["parts"]), int(journal["released"])
+            trusted = journal["job"] == job and journal["node"] in ("", node())
         except (OSError, ValueError, KeyError, TypeError):
             return None
         if not trusted or parts < 1 or released < 0:
             return None
-        return {"job": job, "parts": parts, "node": found["node"], "released": released}
+        return {"job": job, "parts": parts, "node": journal["node"], "released": released}
 
     def release(self, first: int) -> None:
         """Give back the space of what is read no more: the samples before this one.
@@ -585,13 +585,13 @@ class ShuffledSource(DerivedSource):
                 pool.submit(work)
             try:
                 while side:
-                    found = pieces.get()
-                    if isinstance(found, BaseException):
-                        raise found
-                    if found is None:
+                    piece = pieces.get()
+                    if isinstance(piece, BaseException):
+                        raise piece
+                    if piece is None:
                         side -= 1
                     else:
-                        yield found
+                        yield piece
             finally:
                 stopped.set()
 

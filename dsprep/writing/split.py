@@ -97,8 +97,8 @@ def assign(
         order = Permutation(seed, count)
         chosen = {}
         for i, (name, _) in enumerate(parts):
-            places = np.arange(edges[i], edges[i + 1], dtype=np.int64)
-            chosen[name] = np.sort(order.forward(places))
+            samples = np.arange(edges[i], edges[i + 1], dtype=np.int64)
+            chosen[name] = np.sort(order.forward(samples))
         return chosen
     labels = group_labels(source, source.schema[group_by])
     members = np.bincount(labels)

@@ -42,7 +42,7 @@ from dsprep.storage.directory import Directory
 from dsprep.storage.durable import sync_directory
 from dsprep.storage.identity import ChangedError, is_coarse, sole_writer
 from dsprep.storage.locking import Lock
-from dsprep.storage.marks import Mark, place, sample
+from dsprep.storage.marks import Mark, mount_of, sample
 from dsprep.storage.nodes import revalidate
 from dsprep.storage.trees import HIDDEN, soon
 
@@ -131,7 +131,7 @@ class Staging:
             check_target(target, overwrite)
         self._lock: Lock | None = None
         self._stack = ExitStack()
-        self._gone = False
+        self._is_discarded = False
         self.notes: tuple[str, ...] = ()
         try:
             self._take_lock()
@@ -179,7 +179,10 @@ class Staging:
             differing = [k for k in differing if k != STATUS]  # another key says more
             if differing:
                 first = differing[0]
-                before, now = _told(recorded.get(first)), _told(_plain(job.get(first)))
+                before, now = (
+                    _without_digests(recorded.get(first)),
+                    _without_digests(_plain(job.get(first))),
+                )
                 raise TargetError(
                     "an interrupted run was making it from something else: "
                     f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}",
@@ -211,10 +214,10 @@ class Staging:
 
     def _directory(self) -> Directory:
         """Return the working directory, open; what is removed is removed in that."""
-        found = atomic.working(self.target)
-        if found is None:
+        working = atomic.working(self.target)
+        if working is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-        return found
+        return working
 
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
         if ignore:
@@ -295,7 +298,7 @@ class Staging:
         """Remove the working directory, and release the lock, which is in it."""
         gone = _clear(self._directory())
         self.close()  # what is removed while it is open stays, where clients give it another name
-        self._gone = True
+        self._is_discarded = True
         if not (gone and _remove_empty(self.target)):
             self.notes += (f"{LEFT} {self.root}",)
 
@@ -315,7 +318,7 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None or self._gone:
+        if error is None or self._is_discarded:
             self.close()
             return
         with suppress(OSError):  # the error that is under way says more
@@ -366,8 +369,8 @@ def _is_content(mark: Mark) -> bool:
 
 def _is_renamed(path: Path, mark: Mark) -> bool:
     """Whether `path` is what was marked under another name, since its inode is; mostly it is."""
-    found = path.lstat()
-    if mark.at != place(found) or is_coarse(mark.status) or found.st_ino != mark.status[0]:
+    facts = path.lstat()
+    if mark.at != mount_of(facts) or is_coarse(mark.status) or facts.st_ino != mark.status[0]:
         return False  # or inodes say nothing
     return path.is_dir() or _is_content(replace(mark, path=path))
 
@@ -443,12 +446,12 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _told(value: Any) -> Any:
+def _without_digests(value: Any) -> Any:
     """Return what of a JSON value tells something to a person: not its digests."""
     if isinstance(value, dict):
-        return {k: v for k, v in value.items() if _told(v) is not None}
+        return {k: v for k, v in value.items() if _without_digests(v) is not None}
     if isinstance(value, list):
-        return [v for v in value if _told(v) is not None]
+        return [v for v in value if _without_digests(v) is not None]
     return None if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 

@@ -124,7 +124,7 @@ class Hint:
     why: str
 
 
-def as_asked(text: str, path: Path) -> Stripe:
+def requested_stripe(text: str, path: Path) -> Stripe:
     """Return the stripe that the user gave for an output at `path`.
 
     Raises
@@ -164,9 +164,9 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
     at = _existing(path)
     kind = file_system(at)
     if kind.startswith("lustre"):
-        found = _lustre(at, expected_nbytes, kind)
-        if found is not None:
-            return found
+        stripe = _lustre(at, expected_nbytes, kind)
+        if stripe is not None:
+            return stripe
     return _by_block(at, kind)
 
 
@@ -212,23 +212,27 @@ def hint(
     if size % LUSTRE_UNIT:
         size, more = LUSTRE_DEFAULT, " (on Lustre, with --stripe-size 1MiB)"
     largest = max(outputs, key=max)
-    most, least = max(largest), min(map(max, outputs))
+    largest_nbytes, smallest_nbytes = max(largest), min(map(max, outputs))
     readers = None if ranks is None else -(-ranks // len(largest))
     if len(largest) > 1 and readers == 1:
         count = 1
         why = f"{len(largest):,} files for {ranks:,} ranks keep enough targets busy with one each"
     elif readers is None:
-        count = next((targets for nbytes, targets in TARGETS if most < nbytes), -1)
+        count = next((targets for nbytes, targets in TARGETS if largest_nbytes < nbytes), -1)
         why = "by size; --ranks gives how many will read at once"
     else:
-        count = _shared(most, size, group_nbytes, readers)
-        told = "rank reads" if readers == 1 else "ranks read"
+        count = _shared(largest_nbytes, size, group_nbytes, readers)
+        verb = "rank reads" if readers == 1 else "ranks read"
         file = "the file" if len(largest) == 1 else "each file"
-        why = f"{readers:,} {told} {file} at once, {_spread(count)}"
+        why = f"{readers:,} {verb} {file} at once, {_spread(count)}"
     where = f"{shlex.quote(directory)}{more}"
-    ends = [(end, few) for end, few in TARGETS if size <= end < most and (few < count or count < 0)]
+    ends = [
+        (end, few)
+        for end, few in TARGETS
+        if size <= end < largest_nbytes and (few < count or count < 0)
+    ]
     parts = []
-    if most >= DIFFERS * least:
+    if largest_nbytes >= DIFFERS * smallest_nbytes:
         parts = [f"-E {_unit(end)} -S {_unit(size)} -c {few}" for end, few in ends]
     if parts:
         why += "; the outputs differ much in size, so small ones are on few"
@@ -240,8 +244,8 @@ def hint(
 def _shared(nbytes: int, size: int, group_nbytes: int, readers: int) -> int:
     """Return the targets for a file that so many ranks read at once, -1 for all."""
     groups = -(-nbytes // group_nbytes) if group_nbytes else readers
-    least = TARGETS[1][1] if nbytes >= LARGE else 1
-    count = min(max(least, min(readers, groups)), max(1, -(-nbytes // size)))
+    targets = TARGETS[1][1] if nbytes >= LARGE else 1
+    count = min(max(targets, min(readers, groups)), max(1, -(-nbytes // size)))
     return count if count < MOST else -1
 
 
@@ -343,8 +347,8 @@ def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
     source = f"lfs getstripe {at}"
     if len(components) > 1:
         end = "the end" if chosen.end is None else f"{chosen.end}"
-        which = components.index(chosen) + 1
-        source += f", component {which} of {len(components)} (bytes {chosen.start} to {end})"
+        number = components.index(chosen) + 1
+        source += f", component {number} of {len(components)} (bytes {chosen.start} to {end})"
     targets = len(chosen.targets) or (chosen.count if chosen.count > 0 else None)
     several = "overstriped" in chosen.pattern
     if several and not chosen.targets:
@@ -419,7 +423,7 @@ def parse_layout(text: str) -> list[Component]:
         if key == "l_ost_idx" and value.isdecimal():
             targets[-1].add(int(value))
         parts[-1].setdefault(key, value)
-    found = []
+    components = []
     for part, places in zip(parts, targets, strict=True):
         try:
             start, end = part.get("lcme_extent.e_start", "0"), part.get("lcme_extent.e_end", "EOF")
@@ -436,8 +440,8 @@ def parse_layout(text: str) -> list[Component]:
         except (KeyError, ValueError):
             continue
         if component.size >= 0:
-            found.append(component)
-    return found
+            components.append(component)
+    return components
 
 
 def choose(components: Sequence[Component], expected_nbytes: int | None) -> Component | None:

@@ -22,7 +22,7 @@ from dsprep.core.schema import (
     show_shape,
 )
 from dsprep.errors import SchemaError
-from dsprep.writing.given.values import checked, checked_column, misnamed, told
+from dsprep.writing.given.values import checked, checked_column, misnamed, sample_label
 
 FIRST = 64
 """Samples for which there is room at first, where nothing says how many will come."""
@@ -158,8 +158,8 @@ class Assembler:
             rows.join(part)
         self._count = end
 
-    def _grow(self, least: int) -> None:
-        self._room = max(least, 2 * self._room)
+    def _grow(self, minimum: int) -> None:
+        self._room = max(minimum, 2 * self._room)
         for column in self._fixed:
             column.grow(self._count, self._room)
         self._steps = self._planned()
@@ -176,14 +176,14 @@ class Assembler:
         arena
             Where arrays of those that come next lie; None: in fresh memory.
         """
-        found: dict[str, Column] = {c.name: c.out[: self._count] for c in self._fixed}
-        found |= {c.name: c.take(arena) for c in self._ragged}
+        taken: dict[str, Column] = {c.name: c.out[: self._count] for c in self._fixed}
+        taken |= {c.name: c.take(arena) for c in self._ragged}
         self._count = 0
         for column in self._fixed:
             shape = self._room, *column.shape
             column.out = new_array(arena, f"given.{column.name}", shape, column.dtype)
         self._steps = self._planned()
-        return {name: found[name] for name in self.schema.names}
+        return {name: taken[name] for name in self.schema.names}
 
 
 def checked_batch(batch: object, schema: Schema, number: object) -> tuple[Batch, int]:
@@ -207,20 +207,20 @@ def checked_batch(batch: object, schema: Schema, number: object) -> tuple[Batch,
     if not _named(batch, frozenset(schema.names)):
         raise misnamed(batch, schema, number)
     given: Mapping[str, Any] = batch  # type: ignore[assignment]
-    found: Batch = {}
+    checked: Batch = {}
     count = -1
     for f in schema:
         column = checked_column(given[f.name], f, number)
         if count not in (-1, len(column)):
             raise SchemaError(
                 "the columns of a batch differ in their number of samples",
-                where=f"{told(number)}, field {f.name}",
+                where=f"{sample_label(number)}, field {f.name}",
                 expected=f"{count} as of {schema.names[0]}",
                 found=len(column),
             )
         count = len(column)
-        found[f.name] = _joined(column, f, number) if isinstance(column, list) else column
-    return found, count
+        checked[f.name] = _joined(column, f, number) if isinstance(column, list) else column
+    return checked, count
 
 
 def _joined(values: list[Any], field: Field, number: object) -> Column:
@@ -315,11 +315,11 @@ class _Rows:
     def take(self, arena: Arena | None) -> Ragged:
         """Return the values that are there, and begin with none; see `Assembler.take`."""
         lengths = np.array(self._lengths, np.int64)
-        found = Ragged.from_lengths(self._rows[: self._used], lengths)
+        taken = Ragged.from_lengths(self._rows[: self._used], lengths)
         shape = len(self._rows), *self.field.inner
         self._rows = new_array(arena, f"given.{self.name}", shape, self.field.dtype)
         self._lengths, self._used = [], 0
-        return found
+        return taken
 
 
 class _Strings:

@@ -98,18 +98,18 @@ class Spool(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        found: Batch = {}
+        columns: Batch = {}
         for f in self.schema:
             edges = self._edges.get(f.name)
             low, high = (start, stop) if edges is None else (int(edges[start]), int(edges[stop]))
             out = new_array(arena, f"given.{f.name}", (high - low, *f.inner), f.dtype)
             if out.nbytes:
                 self._read_rows(f, edges, (start, stop), out.reshape(-1).view(np.uint8))
-            found[f.name] = out
+            columns[f.name] = out
             if edges is not None:
-                found[f.name] = Ragged(out, edges[start : stop + 1] - low, f.kind)
+                columns[f.name] = Ragged(out, edges[start : stop + 1] - low, f.kind)
         write_error(self._fd)  # the system may drop what it failed to bring to the disk
-        return found
+        return columns
 
     def _read_rows(
         self, field: Field, edges: Ints | None, samples: tuple[int, int], out: Bytes

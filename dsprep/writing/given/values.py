@@ -67,21 +67,21 @@ def declared(schema: Declared | None) -> Schema | None:
             f"a schema cannot be {_kind(schema)}",
             expected='dsprep.Schema, or a mapping such as {"x": "float32[None,3]"}',
         )
-    return Schema(tuple(_declared_field(name, what) for name, what in schema.items()))
+    return Schema(tuple(_declared_field(name, type_) for name, type_ in schema.items()))
 
 
-def _declared_field(name: object, what: object) -> Field:
+def _declared_field(name: object, type_: object) -> Field:
     if not isinstance(name, str):
         raise UsageError(f"{name!r} is not a field name", expected="a str")
-    if isinstance(what, Field):
-        return replace(what, name=name)
+    if isinstance(type_, Field):
+        return replace(type_, name=name)
     try:
-        if isinstance(what, str):
-            return replace(FieldSpec.parse(f"x:{what}").to_field(), name=name)
-        return Field(name, np.dtype(what or "none"))  # type: ignore[call-overload]
+        if isinstance(type_, str):
+            return replace(FieldSpec.parse(f"x:{type_}").to_field(), name=name)
+        return Field(name, np.dtype(type_ or "none"))  # type: ignore[call-overload]
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"schema: field {name} cannot be {what!r}",
+            f"schema: field {name} cannot be {type_!r}",
             expected='a type and a shape such as "float32", "int16[128,4]", "float32[None,3]", '
             '"bytes" or "str"',
         ) from error
@@ -107,10 +107,12 @@ def infer(sample: object, given: Schema | None = None, number: object = 0) -> Sc
     names = _names(sample, number)
     for f in given or ():
         if f.name not in names:
-            raise SchemaError(f"field {f.name} is missing", where=told(number), found=_list(names))
+            raise SchemaError(
+                f"field {f.name} is missing", where=sample_label(number), found=_list(names)
+            )
     known = {f.name: f for f in given or ()}
     values: Mapping[str, Any] = sample  # type: ignore[assignment]
-    fields = [known.get(n) or _field_of(n, values[n], told(number)) for n in names]
+    fields = [known.get(n) or _field_of(n, values[n], sample_label(number)) for n in names]
     return Schema(tuple(fields), {} if given is None else given.attrs)
 
 
@@ -133,7 +135,7 @@ def infer_batch(batch: object, given: Schema | None = None, number: object = 0) 
             )
             first[name] = None
         else:
-            first[name] = _first(column, f"{told(number)}, field {name}")
+            first[name] = _first(column, f"{sample_label(number)}, field {name}")
     schema = infer(first, Schema(tuple(known.values())), number)
     return replace(schema, attrs={} if given is None else given.attrs)
 
@@ -152,7 +154,7 @@ def _first(column: Any, where: str) -> Any:
     return np.empty(array.shape[1:], array.dtype)
 
 
-def told(number: object) -> str:
+def sample_label(number: object) -> str:
     """Return the words for a sample: of a number, or those that are given."""
     return f"sample {number}" if isinstance(number, int) else str(number)
 
@@ -161,15 +163,17 @@ def _names(sample: object, number: object) -> list[str]:
     if not isinstance(sample, Mapping):
         raise SchemaError(
             "this is not a sample",
-            where=told(number),
+            where=sample_label(number),
             expected="a dict of field name to value",
             found=_kind(sample),
         )
     for name in sample:
         if not isinstance(name, str):
-            raise SchemaError(f"{name!r} is not a field name", where=told(number), expected="a str")
+            raise SchemaError(
+                f"{name!r} is not a field name", where=sample_label(number), expected="a str"
+            )
     if not sample:
-        raise SchemaError("it has no fields", where=told(number))
+        raise SchemaError("it has no fields", where=sample_label(number))
     return list(sample)
 
 
@@ -317,10 +321,10 @@ def _check_leaves(leaves: list[Any], array: Array, where: str) -> None:
 
 def is_kept(value: Any, element: Any) -> bool:
     """Whether an element of an array is a number, `str` or `bytes` of Python, exactly."""
-    found = float(element) if is_extension(element.dtype) else element.item()
+    plain = float(element) if is_extension(element.dtype) else element.item()
     if isinstance(value, float | complex) and value != value:
-        return bool(found != found)
-    return bool(found == value) and isinstance(found, str | bytes) == isinstance(value, str | bytes)
+        return bool(plain != plain)
+    return bool(plain == value) and isinstance(plain, str | bytes) == isinstance(value, str | bytes)
 
 
 def _leaves(value: Any) -> tuple[list[Any], set[type]]:
@@ -358,7 +362,7 @@ def checked(value: Any, field: Field, number: object) -> Array | bytes:
     SchemaError
         If it is not such a value.
     """
-    where = f"{told(number)}, field {field.name}"
+    where = f"{sample_label(number)}, field {field.name}"
     if field.kind == "str":
         if not isinstance(value, str):
             raise _wrong(where, field, value)
@@ -424,8 +428,8 @@ def _cast(array: Array, field: Field, free: bool, where: str) -> Array:
         exact = kept.astype(np.complex128 if dtype.kind == "c" else np.float64)
         for number, rounded in zip(array.flat, exact.reshape(-1).tolist(), strict=True):
             if int(number) != rounded:
-                what = f"{number} does not fit {show_dtype(dtype)}"
-                raise SchemaError(what, where=where, fix=_WIDER)
+                problem = f"{number} does not fit {show_dtype(dtype)}"
+                raise SchemaError(problem, where=where, fix=_WIDER)
     return kept
 
 
@@ -447,7 +451,7 @@ def checked_column(column: Any, field: Field, number: object) -> Column | list[A
     SchemaError
         If it is not of the field. What a list holds is not looked at.
     """
-    where = f"{told(number)}, field {field.name}"
+    where = f"{sample_label(number)}, field {field.name}"
     if isinstance(column, list | tuple):
         return list(column)
     if isinstance(column, Ragged):
@@ -458,8 +462,8 @@ def checked_column(column: Any, field: Field, number: object) -> Column | list[A
             or (values.dtype, values.shape[1:]) != (field.dtype, field.inner)
         ):
             shape = (None, *values.shape[1:])
-            found = f"Ragged of {show_dtype(values.dtype)}{show_shape(shape)}"
-            raise _wrong(where, field, column, found)
+            shown = f"Ragged of {show_dtype(values.dtype)}{show_shape(shape)}"
+            raise _wrong(where, field, column, shown)
         offsets = column.offsets
         if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
             raise SchemaError(
@@ -474,7 +478,7 @@ def checked_column(column: Any, field: Field, number: object) -> Column | list[A
     return _cast(array, field, False, where)
 
 
-def _wrong(where: str, field: Field, value: Any, found: str | None = None) -> SchemaError:
+def _wrong(where: str, field: Field, value: Any, shown: str | None = None) -> SchemaError:
     """Return the error for a sample's value that is not of its field."""
     fix = None
     alike = isinstance(value, np.ndarray) and value.ndim and field.kind == "array"
@@ -485,7 +489,7 @@ def _wrong(where: str, field: Field, value: Any, found: str | None = None) -> Sc
         "the value is not of this field",
         where=where,
         expected=str(field).partition(": ")[2],
-        found=found or show_value(value),
+        found=shown or show_value(value),
         fix=fix,
     )
 
@@ -509,13 +513,13 @@ def misnamed(sample: object, schema: Schema, number: object) -> DsprepError:
     """Return the error for a sample that has not the fields of the schema."""
     names = _names(sample, number)
     lacking = [n for n in schema.names if n not in names]
-    what = f"field {lacking[0]} is missing" if lacking else ""
-    if not what:
+    problem = f"field {lacking[0]} is missing" if lacking else ""
+    if not problem:
         more = [n for n in names if n not in schema.names]
-        what = f"field {more[0]} is in none of the samples before" if more else "fields differ"
+        problem = f"field {more[0]} is in none of the samples before" if more else "fields differ"
     return SchemaError(
-        what,
-        where=told(number),
+        problem,
+        where=sample_label(number),
         expected=_list(list(schema.names)),
         found=_list(names),
         fix="every sample has the same fields",

@@ -26,7 +26,7 @@ from dsprep.sidecar.spec import write_json
 from dsprep.storage.nodes import node, wait_for
 from dsprep.storage.trees import remove
 from dsprep.writing.items.identity import Identity, identify, name_of
-from dsprep.writing.items.parts import LISTED, Failed, Part, PartsSource, found_parts
+from dsprep.writing.items.parts import LISTED, Failed, Part, PartsSource, parts_in
 from dsprep.writing.items.tasks import (
     Function,
     Outcome,
@@ -101,14 +101,14 @@ class Progress:
         return f"{text}, {hours}:{minutes:02}:{seconds:02} left"
 
 
-Telling: TypeAlias = Callable[[Progress], object]
+ProgressCallback: TypeAlias = Callable[[Progress], object]
 
 
-class Teller:
+class ProgressReporter:
     """Tells how far one kind of work has come, not more often than a person can read."""
 
-    def __init__(self, tell: Telling | None, what: str, total: int) -> None:
-        self._tell, self._what, self._total = tell, what, total
+    def __init__(self, callback: ProgressCallback | None, subject: str, total: int) -> None:
+        self._callback, self._subject, self._total = callback, subject, total
         self._before: int | None = None
         self._began = self._last = time.monotonic()
 
@@ -118,10 +118,10 @@ class Teller:
         if self._before is None:
             self._before, self._began = done, now
         due = first or done == self._total or now - self._last >= OFTEN
-        if self._tell is None or not due:
+        if self._callback is None or not due:
             return
         self._last = now
-        self._tell(Progress(self._what, done, self._total, self._before, now - self._began))
+        self._callback(Progress(self._subject, done, self._total, self._before, now - self._began))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,18 +224,18 @@ class Pace:
     """
 
     def __init__(self, total: int, workers: int) -> None:
-        self._least = -(-total // MOST_TASKS)
+        self._smallest = -(-total // MOST_TASKS)
         self._workers, self._size = max(1, workers), 1
 
     def size(self, left: int) -> int:
         """Return how many of the items that are left the next task has."""
         share = -(-left // (2 * self._workers))  # so that all end at about the same time
-        return min(left, max(self._least, min(self._size, share)))
+        return min(left, max(self._smallest, min(self._size, share)))
 
     def learn(self, items: int, seconds: float) -> None:
         """Take account of a task that is done."""
-        wanted = items * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
-        self._size = max(1, min(MOST_ITEMS, int(wanted)))
+        target = items * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
+        self._size = max(1, min(MOST_ITEMS, int(target)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +335,7 @@ class Calls:
         if edited:
             notes.append(EDITED.format(f"{edited:,}"))
         if identity.unknown:
-            unknown = [f"{name} ({why})" for name, why in identity.unknown.items()]
+            unknown = [f"{name} ({reason})" for name, reason in identity.unknown.items()]
             more = f" and {len(unknown) - SHOWN_NAMES:,} more" * (len(unknown) > SHOWN_NAMES)
             notes.append(UNKNOWN.format(", ".join(unknown[:SHOWN_NAMES]) + more))
         return tuple(notes)
@@ -354,7 +354,7 @@ class Calls:
     def _find(self, released: bool) -> None:
         """Take the parts that are there and count; the others are removed."""
         stop = 0
-        for part in found_parts(self._directory, released):
+        for part in parts_in(self._directory, released):
             unknown = part.samples and self.schema is None
             edited = part.code != self._call.identity.code
             failing = part.failures and (edited or not self._call.skip)
@@ -379,7 +379,7 @@ class Calls:
         )
 
     def run(
-        self, executor: Executor, tell: Telling | None, check: Callable[[Schema], None]
+        self, executor: Executor, callback: ProgressCallback | None, check: Callable[[Schema], None]
     ) -> None:
         """Call the function for all items that are missing.
 
@@ -387,7 +387,7 @@ class Calls:
         ----------
         executor
             Who calls it.
-        tell
+        callback
             Called with how far that has come.
         check
             Called with the fields as soon as they are known.
@@ -405,9 +405,9 @@ class Calls:
         attempts = Path(tempfile.mkdtemp(prefix=_RUN, dir=self._directory))
         workers = executors.workers_of(executor)
         pace = Pace(len(call.items), workers)
-        told = Teller(tell, "items", len(call.items))
+        reporter = ProgressReporter(callback, "items", len(call.items))
         done = self.resumed
-        told(done)
+        reporter(done)
         for alone in (True, False):  # the first sample has the fields of all
             if not alone and self.schema is not None:
                 check(self.schema)
@@ -418,7 +418,7 @@ class Calls:
                     self._take(task, outcome)
                     pace.learn(len(task.items), outcome.seconds)
                     done += outcome.part.stop - outcome.part.start
-                    told(done)
+                    reporter(done)
         self.parts.sort(key=lambda part: part.start)
         remove(attempts)
 

@@ -86,8 +86,7 @@ def identify(function: Callable[..., Any], items: Sequence[Any]) -> Identity:
         del walk.values["items"], walk.unknown["items"]
         walk.name("items", iter(items), whole=True)
     walk.finish()
-    found = walk.values.pop("items")
-    return Identity(found, walk.values, walk.code.hexdigest(), walk.unknown)
+    return Identity(walk.values.pop("items"), walk.values, walk.code.hexdigest(), walk.unknown)
 
 
 def _is_list(items: Sequence[Any]) -> bool:
@@ -106,7 +105,7 @@ class _Walk:
         self.unknown: dict[str, str] = {}
         self.code = hashlib.sha256()
         self._state = hashlib.sha256()
-        self._seen: dict[int, tuple[int, Any]] = {}
+        self._numbers: dict[int, tuple[int, Any]] = {}
         self._large: dict[int, tuple[bytes, Any]] = {}
         self._named: dict[int, Any] = {}
         self._next: list[Any] = []
@@ -143,8 +142,8 @@ class _Walk:
 
     def name(self, name: str, value: Any, *, whole: bool = False) -> None:
         """Keep the digest of a value; `whole`: of several."""
-        outer = self._state, self._seen
-        self._state, self._seen = hashlib.sha256(), {}
+        outer = self._state, self._numbers
+        self._state, self._numbers = hashlib.sha256(), {}
         try:
             if whole:
                 self._rows(value)
@@ -152,11 +151,11 @@ class _Walk:
                 self._add(value)
             digest = self._state.hexdigest()
         except Exception as error:  # what is not to be had must not end the call
-            told = isinstance(error, _UnknownError)
-            self.unknown[name] = str(error) if told else describe(error)
+            unknown = isinstance(error, _UnknownError)
+            self.unknown[name] = str(error) if unknown else describe(error)
             digest = type(value).__name__
         finally:
-            self._state, self._seen = outer
+            self._state, self._numbers = outer
         if self.values.get(name):  # of several functions of one name
             digest = hashlib.sha256(f"{self.values[name]} {digest}".encode()).hexdigest()
         self.values[name] = digest
@@ -228,13 +227,13 @@ class _Walk:
 
     def _apart(self, value: Any) -> bytes:
         """Return the digest of a value by itself."""
-        outer = self._state, self._seen
-        self._state, self._seen = hashlib.sha256(), {}
+        outer = self._state, self._numbers
+        self._state, self._numbers = hashlib.sha256(), {}
         try:
             self._add(value)
             return self._state.digest()
         finally:
-            self._state, self._seen = outer
+            self._state, self._numbers = outer
 
     def _put(self, kind: str, data: bytes | memoryview | str = b"") -> None:
         data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
@@ -282,10 +281,10 @@ class _Walk:
 
     def _again(self, value: Any) -> bool:
         """Whether an object was met under this name before: then that it is the same one counts."""
-        if id(value) not in self._seen:
-            self._seen[id(value)] = len(self._seen), value  # which keeps its address
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._numbers), value  # which keeps its address
             return False
-        self._put("same", str(self._seen[id(value)][0]))
+        self._put("same", str(self._numbers[id(value)][0]))
         return True
 
     def _rows(self, rows: Iterable[Any]) -> None:

@@ -192,13 +192,13 @@ class PartWriter:
         close(*files)
 
 
-def found_parts(directory: Path, released: bool) -> Iterator[Part]:
+def parts_in(directory: Path, released: bool) -> Iterator[Part]:
     """Yield the parts that are there, in order; what is not whole is removed.
 
     `released`: the data of some are in the output, and were removed here.
     """
-    found = [(m, p) for p in directory.iterdir() if (m := _NAME.fullmatch(p.name))]
-    for _, path in sorted(found, key=lambda pair: int(pair[0][1])):
+    matches = [(m, p) for p in directory.iterdir() if (m := _NAME.fullmatch(p.name))]
+    for _, path in sorted(matches, key=lambda pair: int(pair[0][1])):
         part = read_part(path, released)
         if part is None:
             remove(path)
@@ -207,7 +207,7 @@ def found_parts(directory: Path, released: bool) -> Iterator[Part]:
 
 
 def read_part(path: Path, released: bool = False) -> Part | None:
-    """Return what a part has; None if its files are not what was written; see `found_parts`."""
+    """Return what a part has; None if its files are not what was written; see `parts_in`."""
     try:
         content = json.loads((path / "part.json").read_bytes())
         del content["blocks"]
@@ -298,13 +298,13 @@ class PartsSource(Source):
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         if start == stop:
             return empty_batch(self.schema)
-        found = Assembly(self.schema, stop - start, arena, "parts")
+        assembly = Assembly(self.schema, stop - start, arena, "parts")
         at = 0
         for path, first, last in self._ranges(start, stop):
             for batch in self._read_part(path, first, last, None if self._ragged else arena):
-                found.put(at, batch)
+                assembly.put(at, batch)
                 at += len(next(iter(batch.values())))
-        return found.batch()
+        return assembly.batch()
 
     def _read_part(self, path: Path, first: int, last: int, arena: Arena | None) -> Iterator[Batch]:
         """Yield samples of a part, block by block; those before are lost with the next ones."""
@@ -312,7 +312,7 @@ class PartsSource(Source):
         try:
             fds = [os.open(path / n, os.O_RDONLY | os.O_CLOEXEC) for n in ("data", "lengths")]
         except FileNotFoundError as error:
-            raise self._gone(path) from error
+            raise self._lost(path) from error
         try:
             for block in range(bisect_right(table.samples, first) - 1, len(table.crc32c)):
                 begin, end = map(int, table.samples[block : block + 2])
@@ -401,9 +401,9 @@ class PartsSource(Source):
         """Raise `LostError` if some of the samples from this one on were released."""
         for part, end in zip(self._parts, self._starts[1:], strict=True):
             if end > first and not (self.path / part.name / "data").exists():
-                raise self._gone(self.path / part.name)
+                raise self._lost(self.path / part.name)
 
-    def _gone(self, path: Path) -> LostError:
+    def _lost(self, path: Path) -> LostError:
         for part in self._parts:  # all that a rerun would not find, so that it makes them again
             if not (self.path / part.name / "data").exists():
                 remove(self.path / part.name)
@@ -423,9 +423,9 @@ class PartsSource(Source):
         return ""
 
 
-def _again(what: str, path: Path) -> LostError:
+def _again(detail: str, path: Path) -> LostError:
     fix = "run the same call again: the function is called again for these items"
-    return LostError(what, where=path, fix=fix)
+    return LostError(detail, where=path, fix=fix)
 
 
 def _columns(schema: Schema, values: Array, count: int, rows: Mapping[str, Ints]) -> Batch:

@@ -327,12 +327,12 @@ def _samples(function: Function, number: int, item: Any) -> Iterator[Any]:
 _END = object()
 
 
-def _several(found: Any) -> Iterable[Any]:
-    if found is None:
+def _several(result: Any) -> Iterable[Any]:
+    if result is None:
         return ()
-    if isinstance(found, Mapping | str | bytes | np.ndarray) or not isinstance(found, Iterable):
-        return (found,)
-    return found
+    if isinstance(result, Mapping | str | bytes | np.ndarray) or not isinstance(result, Iterable):
+        return (result,)
+    return result
 
 
 class _Where(NamedTuple):
@@ -355,10 +355,10 @@ def show_item(item: Any) -> str:
         return f"<{type(item).__name__}, whose repr fails: {type(error).__name__}>"
 
 
-def cut(text: str, most: int) -> str:
+def cut(text: str, limit: int) -> str:
     """Return the first line or so of a text, of at most so many characters."""
-    text = " ".join(text.split()) if len(text) < 16 * most else text[: 16 * most]
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    text = " ".join(text.split()) if len(text) < 16 * limit else text[: 16 * limit]
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _travelling(error: BaseException) -> BaseException:
