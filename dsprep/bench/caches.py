@@ -66,7 +66,7 @@ class Look:
             return 0.0
         if self.way is None:
             return None
-        found = total = 0.0
+        cached = total = 0.0
         for path in files:
             file = open_file(path)
             for at in range(0, file.nbytes, WINDOW):
@@ -74,8 +74,8 @@ class Look:
                 share = self.way(file, at, nbytes)
                 if share is None:
                     return None
-                found, total = found + share * nbytes, total + nbytes
-        return found / total if total else 0.0
+                cached, total = cached + share * nbytes, total + nbytes
+        return cached / total if total else 0.0
 
 
 def by_count(file: Handle, offset: int, nbytes: int) -> float | None:
@@ -88,13 +88,13 @@ def by_count(file: Handle, offset: int, nbytes: int) -> float | None:
     (overlayfs) keeps pages with the file below, of which this knows nothing: it reports 0.
     """
     span = (ctypes.c_uint64 * 2)(offset, nbytes)
-    found = (ctypes.c_uint64 * 5)()  # cached, dirty, written back, evicted, recently evicted
+    counts = (ctypes.c_uint64 * 5)()  # cached, dirty, written back, evicted, recently evicted
     call: Any = ctypes.CDLL(None).syscall
     number, fd, flags = (ctypes.c_long(n) for n in (CACHESTAT, file.fd, 0))
-    if call(number, fd, ctypes.byref(span), ctypes.byref(found), flags):
+    if call(number, fd, ctypes.byref(span), ctypes.byref(counts), flags):
         return None
     first, last = offset // mmap.PAGESIZE, (offset + nbytes - 1) // mmap.PAGESIZE
-    return min(1.0, float(found[0]) / (last - first + 1))
+    return min(1.0, float(counts[0]) / (last - first + 1))
 
 
 def by_map(file: Handle, offset: int, nbytes: int) -> float | None:
@@ -129,16 +129,16 @@ def hidden(file: Handle) -> bool:
 def by_trying(file: Handle, offset: int, nbytes: int) -> float | None:
     """Return the share of some pages of a range that can be read without waiting."""
     _advise(file, 0, 0, os.POSIX_FADV_RANDOM)  # or trying a page reads what follows
-    found = []
+    shares = []
     for i in range(PROBES):
         at = offset + nbytes * i // PROBES
         share = is_cached(file.fd, at)
         if share is None:
             return None
-        found.append(share)
+        shares.append(share)
         if not share:  # trying may have begun to read it
             _advise(file, at, 1, os.POSIX_FADV_DONTNEED)
-    return float(np.mean(found))
+    return float(np.mean(shares))
 
 
 _METHODS: tuple[Way, ...] = (by_count, by_map, by_trying)
@@ -153,9 +153,9 @@ def look(files: Sequence[Path]) -> Look:
     at = file.nbytes // 2
     file.pread(1, at)
     shares = [way(file, at, 1) for way in _METHODS]
-    seen = next((w for w, share in zip(_METHODS, shares, strict=True) if share), None)
-    if seen is not None:
-        return Look(seen)
+    method = next((w for w, share in zip(_METHODS, shares, strict=True) if share), None)
+    if method is not None:
+        return Look(method)
     # That none is seen proves that there is none if ``mincore`` says so, or if the file cannot even
     # be mapped: else a file below it may have the page.
     none = shares[1] is not None or (shares[0] is not None and not hidden(file))
@@ -269,7 +269,7 @@ class Watch:
         self.files = tuple(files)
         self._mount = mount_under(self.files[0]) if self.files else None
         self._look = look(self.files)
-        self._seen = Seen(
+        self._evidence = Seen(
             keeps=self._look.keeps,
             counts=counts(self.files, self._look) if tries else None,
             remote=remote(self._mount),
@@ -282,15 +282,15 @@ class Watch:
 
     def before(self) -> Seen:
         """Return what is seen when the files have just been dropped."""
-        return replace(self._seen, held=self.held())
+        return replace(self._evidence, held=self.held())
 
-    def opened(self, seen: Seen, nbytes: int) -> Seen:
+    def opened(self, evidence: Seen, nbytes: int) -> Seen:
         """Return what is seen when they were opened, for which `nbytes` were counted.
 
         They are looked at where nothing is counted.
         """
-        again = not seen.counts and len(self.files) <= MANY
-        return replace(seen, opening=nbytes, opened=self.held() if again else None)
+        again = not evidence.counts and len(self.files) <= MANY
+        return replace(evidence, opening=nbytes, opened=self.held() if again else None)
 
     def received(self) -> Received:
         """Return what this node received until now."""

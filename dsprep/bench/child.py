@@ -55,14 +55,14 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
             if watch is None and number and strategy.anew:
                 _close(strategy, wait)
                 strategy.open()
-            seen = warm if watch is None else _made_cold(task, strategy, wait, watch)
+            evidence = warm if watch is None else _made_cold(task, strategy, wait, watch)
             came = None if watch is None else watch.received()
-            found = _epoch(task, strategy, number, wait, compute)
-            if watch is not None and seen is not None and came is not None:
-                seen = replace(seen, received=watch.received() - came)
-            found = replace(found, seen=seen)
+            epoch = _epoch(task, strategy, number, wait, compute)
+            if watch is not None and evidence is not None and came is not None:
+                evidence = replace(evidence, received=watch.received() - came)
+            epoch = replace(epoch, seen=evidence)
             if number >= task.warmup:
-                epochs.append(found)
+                epochs.append(epoch)
         peak = counters.peak_rss()
         total, checked = None, 0
         if task.check and strategy.delivers:
@@ -92,11 +92,11 @@ def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None], watch: 
     wait()
     if task.rank == 0:
         caches.drop_server(task.evict_server)
-    seen = watch.before()
+    evidence = watch.before()
     wait()
     before = counters.count().device
     strategy.open()
-    return watch.opened(seen, counters.count().device - before)
+    return watch.opened(evidence, counters.count().device - before)
 
 
 def _epoch(
@@ -182,17 +182,17 @@ def main() -> None:
             except EOFError as error:
                 raise BrokenOff from error
 
-    said: Result | str
+    message: Result | str
     try:
         task: Task = line.recv()
-        said = run(task, find(task.strategy).load()(task), wait)
+        message = run(task, find(task.strategy).load()(task), wait)
     except DsprepError as error:
-        said = str(error)
+        message = str(error)
     except (BrokenOff, BrokenPipeError, ConnectionResetError):
         os._exit(1)
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    line.send(said)
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    line.send(message)
     line.close()
     os._exit(0)  # at once: some libraries take long to end, or hang
 

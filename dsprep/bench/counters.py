@@ -39,11 +39,11 @@ class Counters:
 
 def descendants(pid: int) -> list[int]:
     """Return the processes that `pid` started and that still run, and theirs."""
-    found = []
+    processes = []
     for thread in _threads(pid):
         for child in text_of(Path(f"/proc/{pid}/task/{thread}/children")).split():
-            found += [int(child), *descendants(int(child))]
-    return found
+            processes += [int(child), *descendants(int(child))]
+    return processes
 
 
 def count() -> Counters:

@@ -50,29 +50,31 @@ class Evidence(Seen):
     server: str = SERVER_UNKNOWN  # what was done about the server's cache, in words
 
     @classmethod
-    def of(cls, seen: Sequence[Seen], device: int, least: int, server: str) -> Evidence:
+    def of(cls, looks: Sequence[Seen], device: int, least: int, server: str) -> Evidence:
         """Return what the processes of a run saw together.
 
         What a node received is that of one of its processes, and not of each.
         """
-        held = [s.held for s in seen]
-        opened = [s.opened for s in seen if s.opened is not None]
-        answers = [s.counts for s in seen if s.counts is not None]
+        cached = [s.held for s in looks]
+        opened = [s.opened for s in looks if s.opened is not None]
+        answers = [s.counts for s in looks if s.counts is not None]
         nodes: dict[str, list[Received]] = {}
-        for each in seen:
+        for each in looks:
             nodes.setdefault(each.node, []).append(each.received)
-        mounts = [_most(r.mount for r in of) for of in nodes.values()]
+        mounts = [_largest(r.mount for r in of) for of in nodes.values()]
         interfaces = {
             n: sum(max(r.interfaces.get(n, 0) for r in of) for of in nodes.values())
-            for n in sorted({n for s in seen for n in s.received.interfaces})
+            for n in sorted({n for s in looks for n in s.received.interfaces})
         }
         mount = None if None in mounts else sum(m for m in mounts if m is not None)
         return cls(
-            held=None if None in held else max((h for h in held if h is not None), default=None),
-            keeps=any(s.keeps for s in seen),
+            held=None
+            if None in cached
+            else max((h for h in cached if h is not None), default=None),
+            keeps=any(s.keeps for s in looks),
             counts=answers[0] if answers else None,
-            remote=any(s.remote for s in seen),
-            opening=sum(s.opening for s in seen),
+            remote=any(s.remote for s in looks),
+            opening=sum(s.opening for s in looks),
             opened=max(opened, default=None),
             received=Received(mount, interfaces),
             device=device,
@@ -92,10 +94,10 @@ class Evidence(Seen):
     def problem(self) -> str:
         """Why the run was not cold; empty if nothing shows that."""
         if self.held is not None and self.held > HELD:
-            why = f"not cold: the page cache still held {self.held:.0%} of the files"
+            reason = f"not cold: the page cache still held {self.held:.0%} of the files"
             if self.held < 1 - HELD:
-                return why
-            return f"{why}; where files live in memory (tmpfs) nothing is cold (--warm)"
+                return reason
+            return f"{reason}; where files live in memory (tmpfs) nothing is cold (--warm)"
         fetched, before = self.device / self.least, self.opening / self.least
         few = "before the clock started; they are too few to be read cold (--warm)"
         if self.counts:
@@ -152,10 +154,10 @@ class Evidence(Seen):
     @property
     def _interface(self) -> str:
         """The interface that received most: this machine's own (lo) only if it alone had enough."""
-        found = self.received.interfaces
-        order = sorted(found, key=lambda n: (n == "lo", -found[n]))
-        enough = (n for n in order if found[n] >= COLD * self.least)
-        return next(enough, max(order, key=lambda n: found[n], default=""))
+        interfaces = self.received.interfaces
+        order = sorted(interfaces, key=lambda n: (n == "lo", -interfaces[n]))
+        enough = (n for n in order if interfaces[n] >= COLD * self.least)
+        return next(enough, max(order, key=lambda n: interfaces[n], default=""))
 
     @property
     def share(self) -> float:
@@ -163,10 +165,10 @@ class Evidence(Seen):
         return (self.device if self._fetched else self.network or 0) / self.least
 
 
-def weakest(found: Sequence[Evidence]) -> Evidence | None:
+def weakest(evidence: Sequence[Evidence]) -> Evidence | None:
     """Return the evidence that says least, of several runs; None of none."""
-    unseen = [e for e in found if e.held is None]
-    return min(unseen or found, key=lambda e: e.share, default=None)
+    unseen = [e for e in evidence if e.held is None]
+    return min(unseen or evidence, key=lambda e: e.share, default=None)
 
 
 def server_words(warm: bool, evict: str | None) -> str:
@@ -176,6 +178,6 @@ def server_words(warm: bool, evict: str | None) -> str:
     return SERVER_WARM if warm else SERVER_UNKNOWN
 
 
-def _most(values: Any) -> int | None:
-    found = list(values)
-    return None if None in found or not found else max(found)
+def _largest(values: Any) -> int | None:
+    known = list(values)
+    return None if None in known or not known else max(known)

@@ -110,12 +110,12 @@ def unescaped(path: str) -> str:
 
 def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
     """Return what files of these names hold, numbers as such."""
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for name in names:
         text = text_of(folder / name).strip()
         if text:
-            found[name] = int(text) if text.lstrip("-").isdecimal() else text
-    return found
+            numbers[name] = int(text) if text.lstrip("-").isdecimal() else text
+    return numbers
 
 
 # --- the machine -----------------------------------------------------------------------------
@@ -134,27 +134,27 @@ def _cpu() -> str:
 
 def _virtual() -> list[str]:
     """Return what stands between this process and the hardware."""
-    found = []
+    signs = []
     flags = re.search(r"^flags\s*:(.*)$", text_of(Path("/proc/cpuinfo")), re.MULTILINE)
     if flags and "hypervisor" in flags[1].split():
-        found.append("virtual machine")
+        signs.append("virtual machine")
     if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
-        found.append("Apptainer container")
+        signs.append("Apptainer container")
     elif Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-        found.append("container")
-    return found
+        signs.append("container")
+    return signs
 
 
 def _packages() -> dict[str, str]:
     from dsprep.bench.strategies import PACKAGES
 
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _limits(
@@ -175,12 +175,12 @@ def _limits(
                     quota, period = [int(words[0])], [int(words[1])]
                 if quota and period:
                     cores.append(quota[0] / period[0])
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     if memory:
-        found["memory_bytes"] = min(memory)
+        limits["memory_bytes"] = min(memory)
     if cores:
-        found["cores"] = round(min(cores), 2)
-    return found
+        limits["cores"] = round(min(cores), 2)
+    return limits
 
 
 def _upwards(root: Path, path: str) -> Iterator[Path]:
@@ -223,15 +223,15 @@ def _file_system(at: Path) -> dict[str, Any]:
     if mount is None:
         return {}
     room = os.statvfs(at)
-    found: dict[str, Any] = {"type": mount.kind}
+    facts: dict[str, Any] = {"type": mount.kind}
     if not _personal(mount.point):
-        found["mount_point"] = mount.point
-    found["options"] = [o for o in mount.options if OPTIONS.fullmatch(o)]
-    found["block_bytes"] = room.f_bsize
-    found["bytes"] = room.f_frsize * room.f_blocks
-    found["free_bytes"] = room.f_frsize * room.f_bavail
+        facts["mount_point"] = mount.point
+    facts["options"] = [o for o in mount.options if OPTIONS.fullmatch(o)]
+    facts["block_bytes"] = room.f_bsize
+    facts["bytes"] = room.f_frsize * room.f_blocks
+    facts["free_bytes"] = room.f_frsize * room.f_bavail
     ahead = _numbers(Path("/sys/class/bdi") / mount.device, ("read_ahead_kb",))
-    return {**found, **ahead}
+    return {**facts, **ahead}
 
 
 def _personal(point: str) -> bool:
@@ -257,25 +257,25 @@ def _block(link: Path) -> dict[str, Any]:
     folder = link.resolve()
     if (folder / "partition").exists():
         folder = folder.parent
-    found: dict[str, Any] = {"name": folder.name}
+    facts: dict[str, Any] = {"name": folder.name}
     model = " ".join(text_of(folder / "device" / "model").split())
     if model:
-        found["model"] = model
-    found.update(_numbers(folder / "queue", QUEUE))
-    if isinstance(chosen := found.get("scheduler"), str):  # all, the one in use in brackets
+        facts["model"] = model
+    facts.update(_numbers(folder / "queue", QUEUE))
+    if isinstance(chosen := facts.get("scheduler"), str):  # all, the one in use in brackets
         inside = re.search(r"\[(.+?)\]", chosen)
-        found["scheduler"] = inside[1] if inside else chosen
+        facts["scheduler"] = inside[1] if inside else chosen
     size = _integers(folder, "size")
     if size:
-        found["bytes"] = size[0] * 512
+        facts["bytes"] = size[0] * 512
     parts = sorted((folder / "slaves").iterdir()) if (folder / "slaves").is_dir() else []
     if parts:  # of device mapper and RAID
-        found["made_of"] = [_block(part) for part in parts]
-    return found
+        facts["made_of"] = [_block(part) for part in parts]
+    return facts
 
 
 def _stripe(at: Path) -> dict[str, Any]:
     """Return stripes without their source, which names paths."""
-    found = stripes.detect(at)
-    facts = {"bytes": found.nbytes, "targets": found.targets, "matters": found.matters}
+    stripe = stripes.detect(at)
+    facts = {"bytes": stripe.nbytes, "targets": stripe.targets, "matters": stripe.matters}
     return {k: v for k, v in facts.items() if v is not None}

@@ -120,7 +120,7 @@ def plan_read(
     parse_compute(settings.compute)
     points = _points(settings, sweep)
     format = find_files(list(data))[0][0][1].name
-    asked = tuple(strategies)
+    requested = tuple(strategies)
     if baseline is not None:
         find(baseline)
         strategies = (*(strategies or usual(format)), baseline)
@@ -143,7 +143,7 @@ def plan_read(
         plans=tuple(plans),
         sweep=sweep,
         notes=tuple(dict.fromkeys(notes)),
-        named=tuple(n for n in dict.fromkeys(strategies) if n in names) if asked else (),
+        named=tuple(n for n in dict.fromkeys(strategies) if n in names) if requested else (),
         baseline=baseline,
     )
 
@@ -185,7 +185,7 @@ def bench_read(
             (value, one, _tasks(work.names, one, plan, forms))
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
         ]
-        found, alone = _measured(jobs, _facts(expected, settings), progress, runner)
+        results, alone = _measured(jobs, _facts(expected, settings), progress, runner)
         machine = describe(first.folder if first.folder.exists() else Path(first.data[0]))
     report = BenchReport(
         command=command,
@@ -193,8 +193,8 @@ def bench_read(
         machine=machine,
         dataset=_dataset(work, expected),
         settings=_settings(work, alone),
-        rows=found[0].rows if work.sweep is None else (),
-        sweep=None if work.sweep is None else _swept(work.sweep, found),
+        rows=results[0].rows if work.sweep is None else (),
+        sweep=None if work.sweep is None else _swept(work.sweep, results),
     )
     return replace(report, answer=answer(report))
 
@@ -226,13 +226,13 @@ def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
 
 
 def chosen(
-    asked: Sequence[str], settings: Settings, format: str, swept: str = ""
+    requested: Sequence[str], settings: Settings, format: str, swept: str = ""
 ) -> tuple[str, ...]:
     """Return the strategies to run, the limit first, but where what is swept is nothing to it."""
     names = [LIMIT, *([DUMMY] if settings.compute != "none" else [])]
     if swept in tiering.PASSES:
         names = []
-    for word in asked or usual(format):
+    for word in requested or usual(format):
         names += SETS.get(word, (word,))
     for name in names:
         find(name)
@@ -276,8 +276,8 @@ def _check(settings: Settings) -> None:
 
 def _threads(settings: Settings) -> int:
     """Return the threads that read for each rank: as asked, or by the Reader's rule."""
-    place = detect() if launched() else Place(0, settings.ranks, 0, settings.ranks, "--ranks")
-    return settings.threads or threads_by_rule(cores_of(place))
+    rank_info = detect() if launched() else Place(0, settings.ranks, 0, settings.ranks, "--ranks")
+    return settings.threads or threads_by_rule(cores_of(rank_info))
 
 
 def _warmup(settings: Settings) -> int:
@@ -294,18 +294,18 @@ def _tasks(
     names: Sequence[str], settings: Settings, plan: scratch.Preparation, made: scratch.Forms
 ) -> dict[str, Task | Failure]:
     """Return what to run for each strategy, or why that cannot be."""
-    found: dict[str, Task | Failure] = {}
+    tasks: dict[str, Task | Failure] = {}
     for name in names:
         if missing := find(name).missing:
-            found[name] = Failure(missing)
+            tasks[name] = Failure(missing)
             continue
         try:
             form = made[_form(name)]
         except UnsupportedError as error:
-            found[name] = Failure(str(error))
+            tasks[name] = Failure(str(error))
             continue
         transfer = settings.transfer_size
-        found[name] = Task(
+        tasks[name] = Task(
             **{f.name: getattr(settings, f.name) for f in fields(Conditions)},
             strategy=name,
             path=form.path,
@@ -318,10 +318,10 @@ def _tasks(
             transfer_size=None if transfer is None else parse_nbytes(transfer),
             drop=tuple(caches.files_of(form.data or form.path)),
         )
-    limit = found.get(LIMIT)
+    limit = tasks.get(LIMIT)
     if settings.compute != "none" and isinstance(limit, Task):
-        found[ALONE] = replace(limit, compute="none")
-    return found
+        tasks[ALONE] = replace(limit, compute="none")
+    return tasks
 
 
 def _measured(

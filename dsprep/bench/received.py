@@ -63,12 +63,12 @@ def remote(mount: Mount | None) -> bool:
 
 def received(mount: Mount | None, root: Path = ROOT) -> Received:
     """Return what was received until now, for a mount and in all."""
-    found = None
+    nbytes = None
     if mount is not None and mount.kind.startswith("nfs"):
-        found = nfs(text_of(root / "proc/self/mountstats"), mount.point)
+        nbytes = nfs(text_of(root / "proc/self/mountstats"), mount.point)
     elif mount is not None and mount.kind.startswith("lustre"):
-        found = _lustre(mount.source, root)
-    return Received(found, {**interfaces(text_of(root / "proc/net/dev")), **_infiniband(root)})
+        nbytes = _lustre(mount.source, root)
+    return Received(nbytes, {**interfaces(text_of(root / "proc/net/dev")), **_infiniband(root)})
 
 
 def node(root: Path = ROOT) -> str:
@@ -97,14 +97,14 @@ def nfs(text: str, point: str) -> int | None:
 
 def lustre(texts: Iterable[str]) -> int | None:
     """Return the bytes that targets sent, of their ``stats``; None if there are none."""
-    found = None
+    nbytes = None
     for text in texts:
-        found = found or 0
+        nbytes = nbytes or 0
         for line in text.splitlines():
             words = line.split()  # name, count, "samples", unit, least, most, sum, squares
             if words[:1] == ["read_bytes"] and len(words) > 6 and words[6].isdecimal():
-                found += int(words[6])
-    return found
+                nbytes += int(words[6])
+    return nbytes
 
 
 def _lustre(source: str, root: Path) -> int | None:
@@ -139,20 +139,20 @@ def _lctl(names: list[str]) -> str:
 
 def interfaces(text: str) -> dict[str, int]:
     """Return the bytes that each interface received, of ``/proc/net/dev``."""
-    found = {}
+    counters = {}
     for line in text.splitlines():
         name, colon, rest = line.partition(":")
         words = rest.split()
         if colon and words and words[0].isdecimal():
-            found[name.strip()] = int(words[0])
-    return found
+            counters[name.strip()] = int(words[0])
+    return counters
 
 
 def _infiniband(root: Path) -> dict[str, int]:
     """Return the bytes that came to each port, by RDMA too, which no network device counts."""
-    found = {}
+    counters = {}
     for path in sorted(root.glob("sys/class/infiniband/*/ports/*/counters/port_rcv_data")):
         text = text_of(path).strip()
         if text.isdecimal():
-            found[f"{path.parts[-5]} port {path.parts[-3]}"] = WORD * int(text)
-    return found
+            counters[f"{path.parts[-5]} port {path.parts[-3]}"] = WORD * int(text)
+    return counters

@@ -51,13 +51,13 @@ class Rank:
     def hear(self) -> None:
         """Take what it says; see `dsprep.bench.child`."""
         try:
-            said = self.line.recv()
+            message = self.line.recv()
         except (EOFError, OSError):
-            said = _last_words(self)
-        if said is None:
+            message = _last_words(self)
+        if message is None:
             self.waiting = True
         else:
-            self.outcome = said if isinstance(said, Result) else Failure(said)
+            self.outcome = message if isinstance(message, Result) else Failure(message)
 
 
 def run(task: Task, ranks: int = 1, timeout: float = TIMEOUT) -> list[Result] | Failure:
@@ -214,8 +214,8 @@ def joined() -> Iterator[MpiJob]:
         ) from error
     comm = MPI.COMM_WORLD
     if comm.Get_rank() != 0:
-        while (what := comm.bcast(None, root=0)) is not None:
-            comm.gather(measure(comm, *what), root=0)
+        while (work := comm.bcast(None, root=0)) is not None:
+            comm.gather(measure(comm, *work), root=0)
         raise SystemExit(0)
     try:
         yield MpiJob(comm)
@@ -245,8 +245,8 @@ def measure(comm: Any, task: Task, timeout: float) -> Result | Failure | None:
 
 def _states(comm: Any, mine: int) -> list[int]:
     """Return the states of all ranks, without keeping a processor busy while they come."""
-    found = array("i", [0]) * comm.Get_size()
-    request = comm.Iallgather(array("i", [mine]), found)
+    states = array("i", [0]) * comm.Get_size()
+    request = comm.Iallgather(array("i", [mine]), states)
     while not request.Test():
         time.sleep(PAUSE)
-    return list(found)
+    return list(states)

@@ -63,8 +63,8 @@ def row(name: str, runs: Sequence[list[Result] | Failure], facts: StrategyFacts)
     epochs = [each for run in done for each in zip(*(r.epochs for r in run), strict=True)]
     evidence = [_evidence(ranks, facts) for ranks in epochs]
     taken: dict[str, list[float]] = {}
-    for ranks, found in zip(epochs, evidence, strict=True):
-        for key, value in _measures(ranks, facts, found).items():
+    for ranks, proof in zip(epochs, evidence, strict=True):
+        for key, value in _measures(ranks, facts, proof).items():
             taken.setdefault(key, []).append(value)
     taken["peak_rss_bytes"] = [max(r.peak_rss for r in run) for run in done]
     measures = {key: spread(values) for key, values in taken.items()}
@@ -90,14 +90,14 @@ def against_limit(rows: Sequence[Row]) -> tuple[Row, ...]:
     limit = next((r.value(key) for r in rows if r.name == LIMIT), None)
     if not limit:
         return tuple(rows)
-    found = []
+    notes = []
     for one in rows:
         if key in one.measures and one.name != DUMMY:
             m = one.measures[key]
             share = Measure(*(100 * v / limit for v in (m.value, m.least, m.most)))
             one = replace(one, measures={**one.measures, "limit_percent": share})
-        found.append(one)
-    return tuple(found)
+        notes.append(one)
+    return tuple(notes)
 
 
 def _measures(
@@ -106,7 +106,7 @@ def _measures(
     """Return the measures of one epoch over all ranks."""
     seconds = max(e.seconds for e in ranks)
     waits = np.concatenate([e.waits[:-1] or (0.0,) for e in ranks])
-    found = {
+    measures = {
         "epoch_seconds": seconds,
         "exposed_seconds": max(e.exposed for e in ranks),
         "first_batch_seconds": max(e.waits[0] for e in ranks),
@@ -122,62 +122,62 @@ def _measures(
         "cpu_seconds": sum(e.counters.cpu for e in ranks),
     }
     if evidence is None or evidence.counts is not False:
-        found["device_bytes"] = float(sum(e.counters.device for e in ranks))
+        measures["device_bytes"] = float(sum(e.counters.device for e in ranks))
     if evidence is not None and evidence.counts is not True and evidence.network is not None:
-        found["network_bytes"] = float(evidence.network)
+        measures["network_bytes"] = float(evidence.network)
     if facts.computes:
         computing = float(np.mean([e.computing for e in ranks]))
-        found["compute_seconds"] = computing
-        found["utilisation_percent"] = 100 * computing / max(seconds, 1e-9)
+        measures["compute_seconds"] = computing
+        measures["utilisation_percent"] = 100 * computing / max(seconds, 1e-9)
     drawn = [e.drawn for e in ranks if e.drawn is not None]
     if drawn:
-        found |= tiering.measures(drawn, seconds)
+        measures |= tiering.measures(drawn, seconds)
     if facts.capacity is not None and facts.computes:
-        consumed = facts.payload * facts.times / found["compute_seconds"]
-        found |= tiering.model(consumed, facts.capacity, facts.times)
+        consumed = facts.payload * facts.times / measures["compute_seconds"]
+        measures |= tiering.model(consumed, facts.capacity, facts.times)
     if len(ranks) > 1:
-        found["skew_seconds"] = float(np.mean([e.skew for e in ranks]))
-    return found
+        measures["skew_seconds"] = float(np.mean([e.skew for e in ranks]))
+    return measures
 
 
 def _problems(name: str, run: Sequence[Result], facts: StrategyFacts) -> list[str]:
     """Return why the numbers of a run mean nothing."""
-    found = []
+    problems = []
     expected, times = facts.expected, facts.times
     for ranks in zip(*(r.epochs for r in run), strict=True):
         samples = sum(e.samples for e in ranks)
-        wanted = times * expected.samples
-        if samples != wanted or any(e.excess for e in ranks):
-            found.append(f"wrong samples: {samples:,} of {wanted:,} in an epoch")
+        requested = times * expected.samples
+        if samples != requested or any(e.excess for e in ranks):
+            problems.append(f"wrong samples: {samples:,} of {requested:,} in an epoch")
         elif find(name).load().delivers:
             light = sum(e.light or 0 for e in ranks) % 2**64
             if light != times * expected.light % 2**64:
-                found.append("wrong samples: some are missing, repeated or damaged in an epoch")
+                problems.append("wrong samples: some are missing, repeated or damaged in an epoch")
         if facts.cold and name != DUMMY:
             evidence = _evidence(ranks, facts)
-            found += [evidence.problem] if evidence is not None and evidence.problem else []
+            problems += [evidence.problem] if evidence is not None and evidence.problem else []
     full = [r.full for r in run if r.full is not None]
     checked = sum(full) % 2**64, sum(r.checked for r in run)
     if full and checked != (times * expected.full % 2**64, times * expected.samples):
-        found.append("wrong samples: the checksum of all that was delivered differs")
-    return list(dict.fromkeys(found))
+        problems.append("wrong samples: the checksum of all that was delivered differs")
+    return list(dict.fromkeys(problems))
 
 
 def _evidence(ranks: Sequence[Epoch], facts: StrategyFacts) -> Evidence | None:
     """Return what shows whether an epoch was cold; None if it was not meant to be."""
-    seen = [e.seen for e in ranks if e.seen is not None]
-    if not facts.cold or not seen:
+    looks = [e.seen for e in ranks if e.seen is not None]
+    if not facts.cold or not looks:
         return None
     device = sum(e.counters.device for e in ranks)
-    return Evidence.of(seen, device, facts.least, facts.server)
+    return Evidence.of(looks, device, facts.least, facts.server)
 
 
 def _notes(
     name: str, measures: dict[str, Measure], epochs: Sequence[Sequence[Epoch]], facts: StrategyFacts
 ) -> tuple[str, ...]:
     notes = [facts.remark] if facts.remark else []
-    seen = [e.seen for ranks in epochs for e in ranks if e.seen is not None]
-    if not facts.cold and name != DUMMY and any(not s.keeps for s in seen):
+    looks = [e.seen for ranks in epochs for e in ranks if e.seen is not None]
+    if not facts.cold and name != DUMMY and any(not s.keeps for s in looks):
         notes.append(UNKEPT)
     device = measures["device_bytes"].value / facts.least if not facts.cold else 0.0
     if device > 1 - COLD and name != DUMMY:

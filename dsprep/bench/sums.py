@@ -160,12 +160,12 @@ def _middles(batch: Batch, field: Field) -> Words:
 
 
 def _lengths(batch: Batch, schema: Schema) -> int:
-    found = 0
+    sum_ = 0
     for field in schema:
         column = _column(batch, field)
         lengths = np.diff(column.offsets) if isinstance(column, Ragged) else np.zeros(len(column))
-        found += total(lengths.astype(np.uint64))
-    return found % 2**64
+        sum_ += total(lengths.astype(np.uint64))
+    return sum_ % 2**64
 
 
 def _nbytes(column: Column) -> int:
@@ -179,9 +179,9 @@ def of_source(source: Source, stop: int) -> Sums:
     sizes = source.sizes(0, min(stop, 64))
     mean = 1 << 16 if sizes is None or not len(sizes) else int(sizes.mean())
     step = max(1, PIECE // max(1, mean))
-    found = Sums()
+    sums = Sums()
     for at in range(0, stop, step):
         batch = source.read(at, min(stop, at + step))
         nbytes = sum(_nbytes(_column(batch, field)) for field in schema)
-        found += Sums(min(stop, at + step) - at, full(batch, schema), light(batch), nbytes)
-    return found
+        sums += Sums(min(stop, at + step) - at, full(batch, schema), light(batch), nbytes)
+    return sums

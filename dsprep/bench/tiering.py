@@ -86,15 +86,15 @@ def remark(name: str, settings: Conditions) -> str:
     return label(settings.tier_bandwidth) if name in THROTTLED else "not throttled"
 
 
-def measures(found: Sequence[Drawn], seconds: float) -> dict[str, float]:
+def measures(drawn: Sequence[Drawn], seconds: float) -> dict[str, float]:
     """Return the measures of an epoch, from what each rank counted."""
-    read, cached = sum(d.read for d in found), sum(d.cached for d in found)
-    copied = sum(d.copied for d in found)
+    read, cached = sum(d.read for d in drawn), sum(d.cached for d in drawn)
+    copied = sum(d.copied for d in drawn)
     return {
         "hit_percent": 100 * cached / max(1, read),
         "drawn_gb_per_second": (read - cached + copied) / max(seconds, 1e-9) / 1e9,
         "copied_bytes": float(copied),
-        "stall_seconds": max(d.stalled for d in found),
+        "stall_seconds": max(d.stalled for d in drawn),
     }
 
 

@@ -155,7 +155,8 @@ def decide(
         first_reason = (f"{size}: {show_nbytes(nbytes)}" + " on average" * ragged,)
         return BufferChoice(count, nbytes, None, first_reason, "as asked")
     if isinstance(requested, InBytes):
-        limit, reasons = requested.nbytes, [f"at most {show_binary_nbytes(requested.nbytes)} as asked"]
+        limit = requested.nbytes
+        reasons = [f"at most {show_binary_nbytes(limit)} as asked"]
         reason = reasons[0]
     else:
         limit, reasons, reason = _automatic(samples, mean, stripe, memory, ranks)

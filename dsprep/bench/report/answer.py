@@ -77,18 +77,18 @@ def required_bandwidth(batch: float, sample_nbytes: float, step_seconds: float) 
 
 def answer(report: BenchReport) -> tuple[str, ...]:
     """Return the closing words, paragraph by paragraph."""
-    found = _Found(report)
+    findings = _Findings(report)
     if report.sweep is not None:
         parts = [" ".join(sweeping.words(report.sweep))]
     elif report.settings.get("tier_bandwidth"):  # what is measured is not this storage
         parts = []
     else:
-        parts = [_need(found), _now(found), _table_i(found), _lmdbio(found)]
-    return tuple(p for p in (*parts, tiering.words(report), _limits(found)) if p)
+        parts = [_need(findings), _now(findings), _table_i(findings), _lmdbio(findings)]
+    return tuple(p for p in (*parts, tiering.words(report), _limits(findings)) if p)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Findings:
     """What the paragraphs need of a report."""
 
     report: BenchReport
@@ -125,8 +125,10 @@ class _Found:
     @cached_property
     def ways(self) -> tuple[str, ...]:
         """The strategies that may be how the dataset is read today, likelier ones first."""
-        said = self.report.settings.get("baseline")
-        return (str(said),) if said else TODAY.get(str(self.report.dataset.get("format")), ())
+        baseline = self.report.settings.get("baseline")
+        return (
+            (str(baseline),) if baseline else TODAY.get(str(self.report.dataset.get("format")), ())
+        )
 
     @cached_property
     def today(self) -> str:
@@ -152,32 +154,32 @@ class _Found:
 # --- what is needed, and what there is -------------------------------------------------------
 
 
-def _source(found: _Found) -> str:
-    limit = found.limit
-    if not found.report.settings.get("cold"):
+def _source(findings: _Findings) -> str:
+    limit = findings.limit
+    if not findings.report.settings.get("cold"):
         kept = limit is None or UNKEPT not in limit.notes
         return "warm, from the page cache" if kept else "warm, but not in the page cache"
     evidence = "" if limit is None else limit.evidence
     return f"cold: {evidence}" if evidence not in ("", DEVICE) else f"cold, {DEVICE}"
 
 
-def _need(found: _Found) -> str:
+def _need(findings: _Findings) -> str:
     """Return what the steps need, and what the storage gives."""
-    limit, ranks, source = found.rows.get(LIMIT), found.ranks, _source(found)
-    alone = number(found.report.settings, "storage_gb_per_second", 0)
+    limit, ranks, source = findings.rows.get(LIMIT), findings.ranks, _source(findings)
+    alone = number(findings.report.settings, "storage_gb_per_second", 0)
     gives = alone or (None if limit is None else limit.value("gb_per_second"))
     reads = "The limit has no figure here, so what the storage gives is not known."
     if gives is not None:
         reads = f"Plain reads got {show_nbytes(1e9 * gives)}/s here ({source})"
-    nbytes = number(found.report.dataset, "sample_nbytes", 0)
-    if not found.computing or not nbytes:
-        return " ".join(filter(None, [f"{reads}." if gives else reads, _hidden(found)]))
-    step = found.computing[len(found.computing) // 2] / found.steps
-    rate = required_bandwidth(found.batch, nbytes, step)
+    nbytes = number(findings.report.dataset, "sample_nbytes", 0)
+    if not findings.computing or not nbytes:
+        return " ".join(filter(None, [f"{reads}." if gives else reads, _hidden(findings)]))
+    step = findings.computing[len(findings.computing) // 2] / findings.steps
+    rate = required_bandwidth(findings.batch, nbytes, step)
     every = f" per rank, {show_nbytes(ranks * rate)}/s for all {ranks} ranks" if ranks > 1 else ""
     need = (
-        f"A step of {show_seconds(step)} on {found.batch} samples of {show_nbytes(nbytes)} needs "
-        f"{show_nbytes(rate)}/s{every} (b*S/t)."
+        f"A step of {show_seconds(step)} on {findings.batch} samples of {show_nbytes(nbytes)} "
+        f"needs {show_nbytes(rate)}/s{every} (b*S/t)."
     )
     if limit is None or gives is None:
         return f"{need} {reads}"
@@ -197,44 +199,45 @@ def _need(found: _Found) -> str:
     return f"{need} {reads}, {digits(times)} times that."
 
 
-def _hidden(found: _Found) -> str:
+def _hidden(findings: _Findings) -> str:
     """Return how long a step has to be for loading to hide, where steps computed nothing."""
     seconds = {
         name: value
-        for name in (found.today, "dsprep")
-        if name in found.rows and (value := found.rows[name].value("epoch_seconds")) is not None
+        for name in (findings.today, "dsprep")
+        if name in findings.rows
+        and (value := findings.rows[name].value("epoch_seconds")) is not None
     }
     if not seconds:
         return ""
-    steps = [f"{show_seconds(s / found.steps)} with {name}" for name, s in seconds.items()]
+    steps = [f"{show_seconds(s / findings.steps)} with {name}" for name, s in seconds.items()]
     return (
         f"Steps computed nothing; loading, if it runs beside them, hides behind steps of "
-        f"{found.batch} samples that take at least {' or '.join(steps)}."
+        f"{findings.batch} samples that take at least {' or '.join(steps)}."
     )
 
 
 # --- the way it is read today, and what would help -------------------------------------------
 
 
-def _now(found: _Found) -> str:
+def _now(findings: _Findings) -> str:
     """Return whether loading is the bottleneck today, and what helps."""
-    if found.today:
-        return f"{_bottleneck(found, found.rows[found.today])} {_help(found)}"
-    failed = [r.name for r in found.report.rows if r.name in found.ways]
+    if findings.today:
+        return f"{_bottleneck(findings, findings.rows[findings.today])} {_help(findings)}"
+    failed = [r.name for r in findings.report.rows if r.name in findings.ways]
     if failed:
         return (
             f"Whether loading is the bottleneck today is open: {failed[0]} has no figures "
             "(the reason is in its row)."
         )
-    if not found.ways:
+    if not findings.ways:
         return ""
-    return f"The way it is read without dsprep was not measured; add --strategy {found.ways[0]}."
+    return f"The way it is read without dsprep was not measured; add --strategy {findings.ways[0]}."
 
 
-def _bottleneck(found: _Found, row: Row) -> str:
+def _bottleneck(findings: _Findings, row: Row) -> str:
     wait, epoch = row.value(WAIT), row.value("epoch_seconds")
     busy, skew = row.value("utilisation_percent"), row.value("skew_seconds") or 0.0
-    if not found.computing or busy is None or wait is None or not epoch:
+    if not findings.computing or busy is None or wait is None or not epoch:
         share, rate = row.value("limit_percent"), row.value(RATE)
         limit = "" if share is None else f", {show_percent(share)} % of the limit"
         return f"Read as it is today ({row.name}), it gives {digits(rate or 0)} samples/s{limit}."
@@ -252,29 +255,31 @@ def _bottleneck(found: _Found, row: Row) -> str:
     )
 
 
-def _help(found: _Found) -> str:
+def _help(findings: _Findings) -> str:
     """Return which measured ways are better than today's, and by how much."""
-    rows, base = found.rows, found.rows[found.today]
-    repacked = "" if found.report.dataset.get("grouped") else "repacked and "
+    rows, base = findings.rows, findings.rows[findings.today]
+    repacked = "" if findings.report.dataset.get("grouped") else "repacked and "
     known = {
         "dsprep": f"{repacked}read by dsprep.Reader",
         "provenance": "with its sidecar alone, nothing rewritten",
     }
     ways = {name: words for name, words in known.items() if name in rows}
-    others = [r for n, r in rows.items() if n not in (*OURS, found.today)]
+    others = [r for n, r in rows.items() if n not in (*OURS, findings.today)]
     top = max(others, key=lambda r: r.value(RATE) or 0, default=None)
     if top is not None and all(_is_faster(rows[n], top) for n in ways):
         ways[top.name] = f"read by {top.name} (the fastest here)"
     if not ways:
         return "No other way was measured; add --strategy dsprep."
-    least = HELPS * (base.value(RATE) or 0)
-    gains = [n for n in ways if _is_faster(base, rows[n]) and (rows[n].value(RATE) or 0) >= least]
+    threshold = HELPS * (base.value(RATE) or 0)
+    gains = [
+        n for n in ways if _is_faster(base, rows[n]) and (rows[n].value(RATE) or 0) >= threshold
+    ]
     gains.sort(key=lambda n: -(rows[n].value(RATE) or 0))
     rest = ", ".join(n for n in ways if n not in gains)
     none = f"No gain from {rest} above {HELPS - 1:.0%} and the spread." if rest else ""
     if not gains:
         return none
-    helps = "; ".join(f"{ways[n]}, {_gain(found, base, rows[n])}" for n in gains)
+    helps = "; ".join(f"{ways[n]}, {_gain(findings, base, rows[n])}" for n in gains)
     return " ".join(filter(None, [f"What helps: {helps}.", none, _overlap(rows)]))
 
 
@@ -283,11 +288,11 @@ def _is_faster(old: Row, new: Row) -> bool:
     return a is not None and b is not None and apart(a, b) > 0
 
 
-def _gain(found: _Found, old: Row, new: Row) -> str:
+def _gain(findings: _Findings, old: Row, new: Row) -> str:
     times = digits((new.value(RATE) or 0) / (old.value(RATE) or math.inf))
     a, b = old.value(WAIT), new.value(WAIT)
     exposed = ""
-    if found.computing and a is not None and b is not None:
+    if findings.computing and a is not None and b is not None:
         exposed = f" (exposed I/O {show_seconds(a)} to {show_seconds(b)})"
     return f"{times} times the samples/s{exposed}"
 
@@ -308,26 +313,26 @@ def _overlap(rows: dict[str, Row]) -> str:
 # --- the orderings of the papers -------------------------------------------------------------
 
 
-def _table_i(found: _Found) -> str:
-    if not {r.name for r in found.report.rows}.issuperset(SETS["async-io"]):
+def _table_i(findings: _Findings) -> str:
+    if not {r.name for r in findings.report.rows}.issuperset(SETS["async-io"]):
         return ""
-    what = (
+    subject = (
         "The table of the asynchronous I/O paper (tf: TF, tf-prefetch: TF-Pre, group: Async I/O, "
         "group-db: Async I/O DB)"
     )
-    return _orderings(found, what, TABLE_I)
+    return _orderings(findings, subject, TABLE_I)
 
 
-def _lmdbio(found: _Found) -> str:
-    present = [n for n in SETS["lmdbio"] if any(r.name == n for r in found.report.rows)]
+def _lmdbio(findings: _Findings) -> str:
+    present = [n for n in SETS["lmdbio"] if any(r.name == n for r in findings.report.rows)]
     if len(present) < 3:
         return ""
-    return _orderings(found, "The steps of LMDBIO", [(a, b, "") for a, b in pairwise(present)])
+    return _orderings(findings, "The steps of LMDBIO", [(a, b, "") for a, b in pairwise(present)])
 
 
-def _orderings(found: _Found, what: str, pairs: Sequence[tuple[str, str, str]]) -> str:
+def _orderings(findings: _Findings, subject: str, pairs: Sequence[tuple[str, str, str]]) -> str:
     """Return which pairs wait less here as they do in the paper, and which do not."""
-    rows = found.rows
+    rows = findings.rows
     shown, others, reasons = [], [], []
     for old, new, by in pairs:
         if old not in rows or new not in rows:
@@ -344,11 +349,11 @@ def _orderings(found: _Found, what: str, pairs: Sequence[tuple[str, str, str]]) 
             continue
         word = "is not a difference beyond the spread" if way == 0 else "goes the other way"
         others.append(f"{old} to {new} {word} ({seconds})")
-        if new in WHY_NOT and not found.parallel:
+        if new in WHY_NOT and not findings.parallel:
             reasons.append(WHY_NOT[new])
-    words = [f"{what}: no ordering shows here in exposed I/O."]
+    words = [f"{subject}: no ordering shows here in exposed I/O."]
     if shown:
-        words = [f"{what}, as exposed I/O: shown here, {'; '.join(shown)}."]
+        words = [f"{subject}, as exposed I/O: shown here, {'; '.join(shown)}."]
     if others:
         words.append(f"Not shown: {'; '.join(others)}.")
     if reasons:
@@ -359,9 +364,9 @@ def _orderings(found: _Found, what: str, pairs: Sequence[tuple[str, str, str]]) 
 # --- what the figures do not show ------------------------------------------------------------
 
 
-def _limits(found: _Found) -> str:
+def _limits(findings: _Findings) -> str:
     """Return what the figures do not show."""
-    report, kind = found.report, found.parallel
+    report, kind = findings.report, findings.parallel
     where = f"one client of {kind}, with what else ran on it" if kind else "no parallel file system"
     words = [f"All this is one machine and {where}"]
     kept = not any(UNKEPT in r.notes for r in report.all_rows)

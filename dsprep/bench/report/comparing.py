@@ -17,19 +17,19 @@ LEAST = 0.03
 """Share by which any two values must differ: few repeats show less of the spread than there is."""
 
 
-def apart(old: Measure, new: Measure, least: float = LEAST) -> int:
+def apart(old: Measure, new: Measure, smallest: float = LEAST) -> int:
     """Return 1 if `new` is larger than `old` beyond both spreads, -1 if smaller, 0 if neither.
 
     Parameters
     ----------
-    least
+    smallest
         Share of `old` by which they must differ at any rate.
     """
     if old.least == old.most and new.least == new.most:
-        least = max(least, ONCE)
+        smallest = max(smallest, ONCE)
     if not all(map(math.isfinite, (old.value, new.value))):
         return 0
-    if abs(new.value - old.value) <= least * abs(old.value):
+    if abs(new.value - old.value) <= smallest * abs(old.value):
         return 0
     if new.least > old.most:
         return 1
@@ -130,12 +130,12 @@ def compare(old: BenchReport, new: BenchReport, measure: str = "samples_per_seco
 
 def _rows(report: BenchReport) -> dict[tuple[str, str], Row]:
     """Return the rows by strategy and value of what is swept."""
-    found = {(row.name, ""): row for row in report.rows}
+    rows = {(row.name, ""): row for row in report.rows}
     if report.sweep is not None:
         for point in report.sweep.points:
             value = f"{report.sweep.parameter}={point.value}"
-            found.update({(row.name, value): row for row in point.rows})
-    return found
+            rows.update({(row.name, value): row for row in point.rows})
+    return rows
 
 
 def _pair(key: tuple[str, str], old: Row, new: Row, measure: str) -> Pair:
@@ -156,21 +156,21 @@ def _pair(key: tuple[str, str], old: Row, new: Row, measure: str) -> Pair:
 
 def flat(facts: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str, str]:
     """Return facts by name as text; those of a fact that has some itself as ``fact.name``."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, value in facts.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and depth:
-            found.update(flat(value, f"{name}.", depth - 1))
+            values.update(flat(value, f"{name}.", depth - 1))
         elif isinstance(value, list | tuple) and not any(isinstance(v, Mapping) for v in value):
-            found[name] = ", ".join(map(str, value))
+            values[name] = ", ".join(map(str, value))
         else:
-            found[name] = str(value)
-    return found
+            values[name] = str(value)
+    return values
 
 
 def differences(old: BenchReport, new: BenchReport) -> list[tuple[str, str, str]]:
     """Return the facts of machine, dataset, settings and command in which two reports differ."""
-    found = []
+    lines = []
     for part in ("machine", "dataset", "settings"):
         before, after = flat(getattr(old, part)), flat(getattr(new, part))
         for name in dict.fromkeys([*before, *after]):
@@ -178,7 +178,7 @@ def differences(old: BenchReport, new: BenchReport) -> list[tuple[str, str, str]
                 continue
             values = before.get(name, "not stated"), after.get(name, "not stated")
             if values[0] != values[1]:
-                found.append((f"{part} {name}", *values))
+                lines.append((f"{part} {name}", *values))
     if old.command != new.command:
-        found.append(("command", old.command, new.command))
-    return found
+        lines.append(("command", old.command, new.command))
+    return lines

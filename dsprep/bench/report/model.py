@@ -118,8 +118,8 @@ class Row:
 
     def value(self, name: str) -> float | None:
         """Return the median of a measure, None if it was not taken."""
-        found = self.measures.get(name)
-        return None if found is None else found.value
+        measure = self.measures.get(name)
+        return None if measure is None else measure.value
 
     @property
     def failure(self) -> str:
@@ -292,9 +292,9 @@ def load(path: Path) -> BenchReport:
     return BenchReport.from_json(content, path)
 
 
-def _not_a_report(where: object, why: str = "") -> FormatError:
+def _not_a_report(where: object, reason: str = "") -> FormatError:
     return FormatError(
-        f"this is not a report of dsprep bench{why}",
+        f"this is not a report of dsprep bench{reason}",
         where=where,
         fix="write one with dsprep bench read ... --json FILE",
     )

@@ -112,17 +112,17 @@ def _answer(report: BenchReport) -> str:
 
 def _plots(report: BenchReport) -> list[tuple[str, str]]:
     """Return headings and figures."""
-    found = []
+    figures = []
     if report.rows:
         items = "".join(
             f"<li><b>{text(r.name)}</b> {text(r.failure)}</li>" for r in report.rows if r.failure
         )
         problems = f'\n<ul class="problems">{items}</ul>' if items else ""
-        found.append(("What each way delivers", plots.bars(report) + problems))
-        found.append(("One epoch, by what it is spent on", plots.epochs(report.rows)))
+        figures.append(("What each way delivers", plots.bars(report) + problems))
+        figures.append(("One epoch, by what it is spent on", plots.epochs(report.rows)))
     if report.sweep is not None:
-        found.append((f"Over --{report.sweep.parameter}", plots.curves(report)))
-    return found
+        figures.append((f"Over --{report.sweep.parameter}", plots.curves(report)))
+    return figures
 
 
 def _tables(report: BenchReport) -> str:

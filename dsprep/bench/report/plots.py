@@ -132,8 +132,8 @@ def _bar(row: Row, name: str, y: int, top: float, limit: Row | None) -> str:
         of = f'<tspan class="more"> of {text(limit.name)}</tspan>'
         share = f"{show_percent(percent)} %{of}"
     share = share and f'<tspan class="dim" dx="8">{share}</tspan>'
-    least, most = (_percent(v, top) for v in (m.least, m.most))
-    whisker = [] if least == most else [(least, most, 0), (least, least, 4), (most, most, 4)]
+    low, high = (_percent(v, top) for v in (m.least, m.most))
+    whisker = [] if low == high else [(low, high, 0), (low, low, 4), (high, high, 4)]
     detail = _at_right(y, text(show(name, m)) + share)
     bar = _labelled(row.name, y, detail, [("bar", 0.0, min(1.0, _finite(m.value) / top))])
     lines = "".join(stroke("whisker", a, b, y + 29 - h, y + 29 + h) for a, b, h in whisker)

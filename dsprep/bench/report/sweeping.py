@@ -44,32 +44,38 @@ def parse(text: str) -> tuple[str, tuple[str, ...]]:
     >>> parse("buffer-size=1MiB..16MiB")
     ('buffer-size', ('1MiB', '4MiB', '16MiB'))
     """
-    parameter, equals, asked = text.partition("=")
-    parameter, asked = parameter.strip().removeprefix("--"), asked.strip()
+    parameter, equals, text_of_values = text.partition("=")
+    parameter, text_of_values = parameter.strip().removeprefix("--"), text_of_values.strip()
     known = (*SIZES, *COUNTS, *WORDS)
     if parameter not in known:
         expected = f"{EXPECTED}; PARAMETER is one of {', '.join(known)}"
         raise UsageError(f"{text!r} is not a sweep", expected=expected)
-    if not equals or not asked:
+    if not equals or not text_of_values:
         raise UsageError(f"{text!r} is not a sweep", expected=EXPECTED)
-    listed = tuple(v.strip() for v in asked.split(","))
-    values = _range(parameter, asked) if ".." in asked and parameter not in WORDS else listed
+    listed = tuple(v.strip() for v in text_of_values.split(","))
+    values = (
+        _range(parameter, text_of_values)
+        if ".." in text_of_values and parameter not in WORDS
+        else listed
+    )
     if len(values) > MOST:
         raise UsageError(
-            f"a sweep of {len(values)} values is too long", expected=f"{MOST} at most", found=asked
+            f"a sweep of {len(values)} values is too long",
+            expected=f"{MOST} at most",
+            found=text_of_values,
         )
     amounts = [amount(parameter, v) for v in values]
     if parameter == "buffer-size" and len({_is_count(v) for v in values}) > 1:
-        raise UsageError("a buffer size is in samples or in bytes, not both", found=asked)
+        raise UsageError("a buffer size is in samples or in bytes, not both", found=text_of_values)
     for value, size in zip(values, amounts, strict=True):
         if amounts.count(size) > 1:
-            raise UsageError(f"--sweep has the value {value} twice", found=asked)
+            raise UsageError(f"--sweep has the value {value} twice", found=text_of_values)
     return parameter, tuple(v for v in WORDS.get(parameter, values) if v in values)
 
 
-def _range(parameter: str, asked: str) -> tuple[str, ...]:
+def _range(parameter: str, text: str) -> tuple[str, ...]:
     """Return the values of ``FIRST..LAST`` or ``FIRST..LAST*FACTOR``."""
-    ends, star, by = asked.partition("*")
+    ends, star, by = text.partition("*")
     first, _, last = ends.partition("..")
     at, stop = amount(parameter, first), amount(parameter, last)
     plain = _is_count(first.strip())
@@ -77,7 +83,7 @@ def _range(parameter: str, asked: str) -> tuple[str, ...]:
     if star:
         factor = int(by) if _is_count(by.strip()) else 0
     if factor < 2 or at > stop:
-        raise UsageError(f"{asked!r} is not a range", expected="FIRST..LAST or FIRST..LAST*FACTOR")
+        raise UsageError(f"{text!r} is not a range", expected="FIRST..LAST or FIRST..LAST*FACTOR")
     values = []
     while at < stop:
         values.append(str(at) if plain else _word(at))

@@ -65,16 +65,16 @@ def columns(report: BenchReport) -> tuple[str, ...]:
 
 def tables(report: BenchReport) -> list[Table]:
     """Return the tables of a report: one of all strategies, or one for each that was swept."""
-    shown, found = columns(report), []
+    shown, made = columns(report), []
     if report.rows:
         lines = tuple(Line(row.name, row) for row in report.rows)
-        found.append(Table("", "strategy", shown, lines))
+        made.append(Table("", "strategy", shown, lines))
     if (sweep := report.sweep) is not None:
         for name in sweep.strategies:
             knee = sweep.knees.get(name)
             lines = tuple(Line(v, row, knee == v) for v, row in sweep.rows_of(name).items())
-            found.append(Table(name, sweep.parameter, shown, lines))
-    return found
+            made.append(Table(name, sweep.parameter, shown, lines))
+    return made
 
 
 def footnotes(rows: Iterable[Row]) -> list[str]:

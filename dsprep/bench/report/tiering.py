@@ -22,34 +22,36 @@ PAIRS = (
 def words(report: BenchReport) -> str:
     """Return what was found about tiers; empty if nothing was."""
     rate = report.settings.get("tier_bandwidth")
-    said = []
+    lines = []
     if rate:
         words = label(str(rate))
-        said.append(
+        lines.append(
             f"{words[0].upper()}{words[1:]}: the figures show how the tiers work together, not "
             "what a storage gives."
         )
-    return " ".join(filter(None, [*said, _cache(report), _model(report), _exposed(report)]))
+    return " ".join(filter(None, [*lines, _cache(report), _model(report), _exposed(report)]))
 
 
 def _cache(report: BenchReport) -> str:
     """Return what a cache gained."""
     rows = {r.name: r for r in report.rows if not r.failure}
     plain = rows["dsprep"].value(RATE) if "dsprep" in rows else None
-    found = []
-    for name, what in (("cache-first", "the first epoch"), ("cache-next", "further epochs")):
+    lines = []
+    for name, epoch_name in (("cache-first", "the first epoch"), ("cache-next", "further epochs")):
         value = rows[name].value(RATE) if name in rows else None
         if value and plain:
             hits = rows[name].value("hit_percent") or 0.0
-            found.append(f"{what} {digits(value / plain)} times (hits {show_percent(hits)} %)")
-    return f"Of the rate of dsprep without a cache: {', '.join(found)}." if found else ""
+            lines.append(
+                f"{epoch_name} {digits(value / plain)} times (hits {show_percent(hits)} %)"
+            )
+    return f"Of the rate of dsprep without a cache: {', '.join(lines)}." if lines else ""
 
 
 def _met(report: BenchReport) -> dict[str, Row]:
     """Return the rows of mini-epochs, by the value that is swept."""
     single = [("", row) for row in report.rows if row.name == MET]
-    found = dict(single) if report.sweep is None else report.sweep.rows_of(MET)
-    return {value: row for value, row in found.items() if not row.failure}
+    rows = dict(single) if report.sweep is None else report.sweep.rows_of(MET)
+    return {value: row for value, row in rows.items() if not row.failure}
 
 
 def _model(report: BenchReport) -> str:
@@ -61,16 +63,16 @@ def _model(report: BenchReport) -> str:
         if not known:
             return ""
         off.append(f"{100 * max(known):.1f} %")
-    most = "at most " if report.sweep is not None else ""
+    prefix = "at most " if report.sweep is not None else ""
     return (
-        f"{MET} is {most}{off[0]} off the throughput of the model, min(r, rf*B2), and {most}"
+        f"{MET} is {prefix}{off[0]} off the throughput of the model, min(r, rf*B2), and {prefix}"
         f"{off[1]} off the bandwidth that it draws, min(r/rf, B2); r is what the steps consume."
     )
 
 
 def _exposed(report: BenchReport) -> str:
     """Return how long a pass waited."""
-    sweep, found = report.sweep, []
+    sweep, lines = report.sweep, []
     for value, row in _met(report).items():
         passes = 1.0
         for parameter in ("repeats", "mini-epochs"):
@@ -78,5 +80,5 @@ def _exposed(report: BenchReport) -> str:
             each = number(report.settings, parameter.replace("-", "_"), 1)
             passes *= float(value) if swept else each
         exposed = show_seconds((row.value("exposed_seconds") or 0.0) / passes)
-        found.append(f"{exposed} at {value}" if value else exposed)
-    return f"Exposed I/O of a pass: {', '.join(found)}." if found else ""
+        lines.append(f"{exposed} at {value}" if value else exposed)
+    return f"Exposed I/O of a pass: {', '.join(lines)}." if lines else ""

@@ -37,8 +37,8 @@ class Forms(dict[str, Prepared]):
         self.impossible = impossible
 
     def __missing__(self, name: str) -> Prepared:
-        why = self.impossible.get(name, "it was not prepared")
-        raise UnsupportedError(f"the dataset cannot be read as {name}: {why}")
+        reason = self.impossible.get(name, "it was not prepared")
+        raise UnsupportedError(f"the dataset cannot be read as {name}: {reason}")
 
 
 def prepare(plan: Preparation) -> Forms:
@@ -59,10 +59,10 @@ def prepare(plan: Preparation) -> Forms:
             for item in plan.writes.values():
                 if not item.is_complete():  # else it was written for an earlier plan
                     item.make(plan.chosen(source))
-    found, dataset = Forms(plan.impossible), dataset_of(plan.files)
-    found.update({name: Prepared(dataset) for name in plan.in_place})
-    found.update({name: Prepared(item.path, item.data) for name, item in plan.items.items()})
-    return found
+    forms, dataset = Forms(plan.impossible), dataset_of(plan.files)
+    forms.update({name: Prepared(dataset) for name in plan.in_place})
+    forms.update({name: Prepared(item.path, item.data) for name, item in plan.items.items()})
+    return forms
 
 
 @contextmanager

@@ -125,15 +125,18 @@ def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -
             )
         return beside / f".dsprep-bench-{secrets.token_hex(4)}", True
     folder = folder.absolute()
-    why, fix = "", "name another with --scratch"
+    problem, fix = "", "name another with --scratch"
     if folder.exists() and not folder.is_dir():
-        why = "this is not a folder"
+        problem = "this is not a folder"
     elif not os.access(existing(folder), os.W_OK | os.X_OK):
-        why = "the folder cannot be written to"
+        problem = "the folder cannot be written to"
     elif (part := holding(folder)) is not None:
-        why, fix = f"the folder is a part of the dataset {part}", "name one outside with --scratch"
-    if why:
-        raise UsageError(why, where=folder, fix=fix)
+        problem, fix = (
+            f"the folder is a part of the dataset {part}",
+            "name one outside with --scratch",
+        )
+    if problem:
+        raise UsageError(problem, where=folder, fix=fix)
     return folder, False
 
 
@@ -154,7 +157,7 @@ def check_free(folder: Path, needed: int) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep others from writing to `folder` meanwhile."""
     try:
-        held = take(folder / ".lock")
+        lock = take(folder / ".lock")
     except BlockingIOError as error:
         raise TargetError(
             "another dsprep bench writes there",
@@ -165,7 +168,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        held.release()
+        lock.release()
 
 
 def identity(files: Sequence[Path]) -> str:

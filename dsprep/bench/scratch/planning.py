@@ -122,16 +122,16 @@ def plan(
     DsprepError, OSError
         If the dataset cannot be opened.
     """
-    found = find_files(data)[0]
-    files, format = tuple(path.absolute() for path, _ in found), found[0][1]
+    located = find_files(data)[0]
+    files, format = tuple(path.absolute() for path, _ in located), located[0][1]
     dataset = dataset_of(files)
     where, temporary = folder_for(data, dataset, folder)
     with open_dataset(data, reading) as source:
         if not len(source):
             raise FormatError("the dataset has no samples", where=dataset)
         samples, payload = first_samples(source, limit)
-        whole = samples == len(source) and not reading.fields
-        grouped = _group_nbytes(source) if whole else None
+        is_whole = samples == len(source) and not reading.fields
+        grouped = _group_nbytes(source) if is_whole else None
         buffer, text = _buffer(buffer_size, -(-payload // samples), payload, grouped)
         facts = Preparation(
             data=tuple(data),
@@ -147,7 +147,7 @@ def plan(
             buffer_nbytes=buffer,
             group_text=text,
         )
-        return _Deciding(facts, source, format, whole, grouped).decided(containers)
+        return _Deciding(facts, source, format, is_whole, grouped).decided(containers)
 
 
 def first_samples(source: Source, limit: int | None) -> tuple[int, int]:
@@ -186,10 +186,10 @@ def _group_nbytes(source: Source) -> int | None:
 
 
 def _buffer(
-    asked: str | int | None, each: int, payload: int, grouped: int | None
+    requested: str | int | None, each: int, payload: int, grouped: int | None
 ) -> tuple[int, str]:
     """Return the bytes of a group of samples of `each` bytes, and its size for `dsprep.repack`."""
-    buffer = parse_buffer("auto" if asked is None else str(asked))
+    buffer = parse_buffer("auto" if requested is None else str(requested))
     if isinstance(buffer, InSamples):
         return max(1, buffer.count * each), str(buffer.count)
     nbytes = max(1, each, min(BUFFER, payload // GROUPS)) if grouped is None else grouped
@@ -290,22 +290,22 @@ class _Deciding:
     def _groups(self) -> Item | None:
         if self.grouped is not None and self.grouped <= self.facts.buffer_nbytes * SLACK:
             return None
-        size, why = self.facts.group_text, None
+        size, reason = self.facts.group_text, None
         for name, suffix in forms.GROUPS.items():
             options = RepackOptions(buffer_size=size, to=name)
             try:
                 formats.writable(name).plan(self.source.schema, WriteOptions())
                 estimate = self._grouped_nbytes(options, suffix)
             except UnsupportedError as error:
-                why = error
+                reason = error
                 continue
 
             def write(source: Source, target: Path, options: RepackOptions = options) -> None:
                 run_repack(plan_repack(source, target, options), QUICK, measure=False)
 
             return self._item("groups", f"data{suffix}", estimate, write, format=name, size=size)
-        assert why is not None  # no format can hold the fields
-        raise why
+        assert reason is not None  # no format can hold the fields
+        raise reason
 
     def _grouped_nbytes(self, options: RepackOptions, suffix: str) -> int:
         """Return about how many bytes groups take; of ragged samples without reading them."""

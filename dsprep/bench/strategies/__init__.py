@@ -42,8 +42,8 @@ class Entry:
     def load(self) -> type[Strategy]:
         """Import the class."""
         module, _, name = self.where.partition(":")
-        found: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), name)
-        return found
+        strategy: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), name)
+        return strategy
 
 
 DISTRIBUTIONS = {

@@ -32,19 +32,19 @@ class Strategy(ABC):
 
     def __init__(self, task: Task) -> None:
         self.task, self.opened = task, 0  # how often it was opened
-        self._held = ExitStack()
+        self._resources = ExitStack()
 
     def open(self) -> None:
         """Open files; what was open is closed first."""
         self.close()
         self.opened += 1
-        with ExitStack() as held:
-            self.prepare(held)
-            self._held = held.pop_all()
+        with ExitStack() as resources:
+            self.prepare(resources)
+            self._resources = resources.pop_all()
 
     @abstractmethod
-    def prepare(self, held: ExitStack) -> None:
-        """Open files, which `held` will close; do not read samples yet, nor start to."""
+    def prepare(self, resources: ExitStack) -> None:
+        """Open files, which `resources` will close; do not read samples yet, nor start to."""
 
     @abstractmethod
     def epoch(self, number: int) -> Iterator[Any]:
@@ -79,10 +79,10 @@ class Strategy(ABC):
 
     def close(self) -> None:
         """Forget all that `prepare` made, and close it; may be called twice."""
-        held, kept = self._held, {"task": self.task, "opened": self.opened}
+        resources, kept = self._resources, {"task": self.task, "opened": self.opened}
         vars(self).clear()
-        vars(self).update(kept, _held=ExitStack())
-        held.close()
+        vars(self).update(kept, _resources=ExitStack())
+        resources.close()
 
 
 class Loader(Strategy):

@@ -34,8 +34,8 @@ class ThrottledReader(Reader):
 
     def cache_options(self, threads: int) -> CacheOptions | None:
         """Return the options of the cache, with this throttle."""
-        found = super().cache_options(threads)
-        return None if found is None else replace(found, throttle=self._throttle)
+        options = super().cache_options(threads)
+        return None if options is None else replace(options, throttle=self._throttle)
 
     def _reading(self, comm: Any) -> Settings:
         return replace(super()._reading(comm), drawn=self._throttle.take)
@@ -60,7 +60,7 @@ class DsprepReader(Strategy):
             "engine": task.engine,
         }
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Read the sidecar."""
         arguments, task = self.arguments(), self.task
         if task.tier_bandwidth is None:
@@ -68,7 +68,7 @@ class DsprepReader(Strategy):
         else:
             rate = parse_rate(task.tier_bandwidth)
             self._reader = ThrottledReader(task.path, task.batch_size, bandwidth=rate, **arguments)
-        held.callback(self._reader.close)
+        resources.callback(self._reader.close)
         choice = self._reader.choice
         if choice.engine != arguments["engine"]:  # figures would be of another engine
             raise UsageError(f"the engine does not work here: {choice.why}")
@@ -87,12 +87,12 @@ class DsprepReader(Strategy):
         if self.task.tier is None and self.task.tier_bandwidth is None:
             return None
         passes = self.passes(number)
-        found = [s for s in self._reader.stats if s.epoch in passes]
+        stats = [s for s in self._reader.stats if s.epoch in passes]
         return Drawn(
-            read=sum(s.nbytes for s in found),
-            cached=sum(s.cache_nbytes for s in found),
-            copied=sum(s.copied_nbytes for s in found),
-            stalled=sum(s.stall_seconds for s in found),
+            read=sum(s.nbytes for s in stats),
+            cached=sum(s.cache_nbytes for s in stats),
+            copied=sum(s.copied_nbytes for s in stats),
+            stalled=sum(s.stall_seconds for s in stats),
         )
 
 

@@ -99,16 +99,16 @@ def _is_plain_hdf5(file: Path, source: Source) -> bool:
     import h5py
 
     with h5py.File(file, "r") as opened:  # opened already in this way, which has to be the same
-        found = [(f, opened.get(f.name)) for f in source.schema]
-        return all(isinstance(a, h5py.Dataset) and _fits(a, f, source) for f, a in found)
+        datasets = [(f, opened.get(f.name)) for f in source.schema]
+        return all(isinstance(a, h5py.Dataset) and _fits(a, f, source) for f, a in datasets)
 
 
 def _is_plain_zarr(file: Path, source: Source) -> bool:
     import zarr
 
     group = zarr.open_group(str(file), mode="r")
-    found = [(f, group.get(f.name)) for f in source.schema]
-    return all(isinstance(a, zarr.Array) and _fits(a, f, source) for f, a in found)
+    arrays = [(f, group.get(f.name)) for f in source.schema]
+    return all(isinstance(a, zarr.Array) and _fits(a, f, source) for f, a in arrays)
 
 
 def _fits(array: Any, field: Field, source: Source) -> bool:

@@ -29,10 +29,10 @@ class Group(Strategy):
     the next unit begins to be read while the last batches are used.
     """
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Read the sidecar, and find out how samples are assigned."""
         task = self.task
-        sidecar = held.enter_context(Sidecar.open(task.path))
+        sidecar = resources.enter_context(Sidecar.open(task.path))
         edges, mixed = cut_units(sidecar, sidecar.schema, "group", buffer_size(task), None)
         self._assignment = Assignment(
             edges, "group", task.seed, mixed, "ragged", task.world_size, task.batch_size
@@ -48,7 +48,7 @@ class Group(Strategy):
             ahead=False,
         )
         self._pools = Pools(self._filler, self._settings)
-        self._running = held.enter_context(ExitStack())
+        self._running = resources.enter_context(ExitStack())
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield the batches, in the order of the Reader."""

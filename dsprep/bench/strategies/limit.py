@@ -122,7 +122,7 @@ class Counting(Strategy):
 class Dummy(Counting):
     """Nothing is read, as with the dummy data of SC18's CosmoFlow: what is left is not I/O."""
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Open nothing."""
 
     def epoch(self, number: int) -> Iterator[int]:
@@ -141,10 +141,10 @@ class Limit(Counting):
     ``buffered``.
     """
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Find the groups, and touch the memory that they are read into."""
         task = self.task
-        self._sidecar = sidecar = held.enter_context(Sidecar.open(task.path))
+        self._sidecar = sidecar = resources.enter_context(Sidecar.open(task.path))
         self._table = GroupTable.of(sidecar)
         largest = int(self._table.lengths.max(initial=1))
         count = max(task.buffers, task.threads)
@@ -181,22 +181,22 @@ class Limit(Counting):
                 thread.start()
             for buffer in self._buffers:
                 start(buffer)
-            held: deque[Group] = deque()  # in memory
-            have = wanted = 0
+            loaded: deque[Group] = deque()  # in memory
+            have = requested = 0
             for count in mine.sizes(0, mine.steps).tolist():
-                wanted += count
+                requested += count
                 while True:
-                    while held and held[0].end <= wanted:
-                        start(held.popleft().buffer)
-                    if have >= wanted:
+                    while loaded and loaded[0].end <= requested:
+                        start(loaded.popleft().buffer)
+                    if have >= requested:
                         break
-                    found = done.get()
-                    if isinstance(found, BaseException):
-                        raise found
-                    found.left -= 1
-                    if not found.left:
-                        have = found.end = have + found.samples
-                        held.append(found)
+                    read = done.get()
+                    if isinstance(read, BaseException):
+                        raise read
+                    read.left -= 1
+                    if not read.left:
+                        have = read.end = have + read.samples
+                        loaded.append(read)
                 yield count
         finally:
             while not work.empty():
@@ -219,14 +219,14 @@ class Limit(Counting):
         self, file: Handle, offset: int, nbytes: int, buffer: Bytes
     ) -> list[Callable[[], None]]:
         """Cut a group into as many parts as there are threads, unless they get too small."""
-        places = np.array([[0, nbytes]], np.int64)
+        iovecs = np.array([[0, nbytes]], np.int64)
         low = offset // _ALIGN * _ALIGN
-        found: list[Callable[[], None]] = []
-        for at, part in shared(offset, places, self.task.threads, _ALIGN):
+        calls: list[Callable[[], None]] = []
+        for at, part in shared(offset, iovecs, self.task.threads, _ALIGN):
             begin = at // _ALIGN * _ALIGN if self.task.engine == "direct" else at
             size, into = int(part[:, 1].sum()), buffer[begin - low :]
-            found.append(partial(self._read, file, at, size, into))
-        return found
+            calls.append(partial(self._read, file, at, size, into))
+        return calls
 
     def _read(self, file: Handle, start: int, nbytes: int, buffer: Bytes) -> None:
         if self.task.engine == "direct":
@@ -245,8 +245,8 @@ class Limit(Counting):
         step = max(1, (self.task.transfer_size or stop - low) // block) * block
         for at in range(low, stop, step):
             size = min(step, stop - at)
-            least = min(size, start + nbytes - at)
-            opened.read(file, buffer[at - low : at - low + size], at, least)
+            minimum = min(size, start + nbytes - at)
+            opened.read(file, buffer[at - low : at - low + size], at, minimum)
 
 
 def _work(work: SimpleQueue[Work | None], done: SimpleQueue[Group | BaseException]) -> None:

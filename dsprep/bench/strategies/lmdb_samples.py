@@ -26,7 +26,7 @@ def opened(path: Path) -> Any:
 class Records(Strategy):
     """An LMDB environment, with one read transaction for as long as it is open."""
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Open the environment.
 
         Raises
@@ -35,8 +35,8 @@ class Records(Strategy):
             If it does not hold one record per sample.
         """
         self._values = Values(self.task.schema)
-        env = held.enter_context(opened(self.task.path))
-        self.txn = held.enter_context(env.begin(buffers=True))
+        env = resources.enter_context(opened(self.task.path))
+        self.txn = resources.enter_context(env.begin(buffers=True))
         entries = int(env.stat()["entries"])
         if entries != self.task.samples:
             raise FormatError(
@@ -75,20 +75,20 @@ class LmdbGet(Records):
 
     _keys: Keys | list[bytes]
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Open the environment and find its keys.
 
         If the first and the last one are decimal numbers of one width, as dsprep writes them,
         all others are computed. Otherwise a cursor walks over all of them, which reads every leaf
         of the tree.
         """
-        super().prepare(held)
+        super().prepare(resources)
         with self.txn.cursor() as cursor:
             first = bytes(cursor.key()) if cursor.first() else b""
             last = bytes(cursor.key()) if cursor.last() else b""
             numbers = Keys(b"", b"", len(first), b"0123456789")
-            most = self.task.samples - 1
-            if (numbers.one(0), numbers.one(max(0, most))) == (first, last):
+            largest = self.task.samples - 1
+            if (numbers.one(0), numbers.one(max(0, largest))) == (first, last):
                 self._keys = numbers
             else:
                 cursor.first()

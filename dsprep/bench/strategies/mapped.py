@@ -22,7 +22,7 @@ from dsprep.sidecar.sidecar import Sidecar
 class Mapped(Strategy):
     """As with `numpy.memmap`, in a file whose sidecar gives the extent of every sample."""
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Map the files, and see that the samples are stored in them as they are.
 
         Raises
@@ -30,7 +30,7 @@ class Mapped(Strategy):
         UnsupportedError
             If they are not, since they are compressed, say.
         """
-        self._sidecar = held.enter_context(Sidecar.open(self.task.path))
+        self._sidecar = resources.enter_context(Sidecar.open(self.task.path))
         self._views: list[Bytes] = []  # gone before their mappings are closed
         for number, file in enumerate(self._sidecar.content.files):
             path = self._sidecar.dataset / file.path
@@ -48,7 +48,7 @@ class Mapped(Strategy):
                     )
             with path.open("rb") as opened:
                 mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-            held.callback(mapping.close)
+            resources.callback(mapping.close)
             self._views.append(np.frombuffer(mapping, np.uint8))
 
     def epoch(self, number: int) -> Iterator[Any]:

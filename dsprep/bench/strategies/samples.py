@@ -121,25 +121,25 @@ class Dataset(Stored):
 class H5pySamples(SampleBySample):
     """An HDF5 file; it and its datasets stay open."""
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Open the file and its datasets."""
         import h5py
 
-        file = held.enter_context(h5py.File(self.task.path, "r"))
+        file = resources.enter_context(h5py.File(self.task.path, "r"))
         self.stored = tuple(Dataset(file, f, self.task) for f in self.task.schema)
 
 
 class ZarrSamples(SampleBySample):
     """A Zarr store, a directory or a ZIP file, whose arrays are opened once."""
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Open the store and its arrays."""
         import zarr
 
         path = self.task.path
         kind = zarr.storage.ZipStore if path.is_file() else zarr.storage.LocalStore
         store = kind(path, read_only=True)
-        held.callback(store.close)
+        resources.callback(store.close)
         root = zarr.open_group(store, mode="r")
         self.stored = tuple(Stored(root, f, self.task) for f in self.task.schema)
 

@@ -91,13 +91,13 @@ class TfSamples(TensorFlow):
 
     ahead: ClassVar[bool] = False
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Open the file and its datasets."""
         self._tf = tensorflow()
         self._types = [tensor_type(self._tf, f) for f in self.task.schema]
         import h5py
 
-        file = held.enter_context(h5py.File(self.task.path, "r"))
+        file = resources.enter_context(h5py.File(self.task.path, "r"))
         self._fields = tuple(Stored(file, f, self.task) for f in self.task.schema)
         # The graph is made once, as in a program; only the order is another in each epoch.
         self._order = self._tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,))
@@ -153,7 +153,7 @@ class TfRecords(TensorFlow):
     `dsprep.formats.tfrecord.features`.
     """
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Find out how the fields are parsed; the file is opened by each epoch.
 
         Raises
@@ -185,8 +185,8 @@ class TfRecords(TensorFlow):
         """Return a batch of records as tensors; part of the graph."""
         if is_opaque(self.task.schema):
             return {self.task.schema.names[0]: records}
-        found = self._tf.io.parse_example(records, self._spec)
-        return {f.name: self._value(f, found[f.name]) for f in self.task.schema}
+        parsed = self._tf.io.parse_example(records, self._spec)
+        return {f.name: self._value(f, parsed[f.name]) for f in self.task.schema}
 
     def _value(self, field: Field, value: Any) -> Any:
         """Return a field of a batch from what was parsed."""
@@ -203,11 +203,11 @@ class TfRecords(TensorFlow):
     def _decoded(self, field: Field, text: Any) -> Any:
         """Return the elements whose bits are in strings."""
         tf = self._tf
-        wanted = tensor_type(tf, field)
+        target = tensor_type(tf, field)
         little = field.dtype.str[0] != ">"
-        signed = {tf.uint32: tf.int32, tf.uint64: tf.int64}.get(wanted, wanted)
-        found = tf.io.decode_raw(text, signed, little_endian=little)
-        return found if signed == wanted else tf.bitcast(found, wanted)
+        signed = {tf.uint32: tf.int32, tf.uint64: tf.int64}.get(target, target)
+        decoded = tf.io.decode_raw(text, signed, little_endian=little)
+        return decoded if signed == target else tf.bitcast(decoded, target)
 
     def _data(self) -> Any:
         """Return the dataset of batches, in another order each time that it is iterated."""

@@ -39,10 +39,10 @@ class CacheFirst(CacheNext):
 
     def clear(self) -> None:
         """Remove what the last epoch has copied; of several ranks, one does."""
-        gone = self.folder.with_name(f"{self.opened}-{self.task.rank}")
+        renamed = self.folder.with_name(f"{self.opened}-{self.task.rank}")
         with suppress(FileNotFoundError):
-            self.folder.rename(gone)
-            remove(gone)
+            self.folder.rename(renamed)
+            remove(renamed)
 
 
 class Met(CacheNext):

@@ -91,7 +91,7 @@ def collate(samples: Sequence[Sample], ragged: frozenset[str]) -> Sample:
 class TorchLoader(Loader):
     """A DataLoader with ``threads`` workers."""
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Make the loader, and start its workers."""
         from torch.utils.data import DataLoader
 

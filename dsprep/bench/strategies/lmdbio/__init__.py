@@ -117,7 +117,7 @@ class Lmm(Strategy):
     _node: Root | Member
     _records: Cursor | ExplicitReads
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Find each other; a root opens the database."""
         task = self.task
         self._values = Values(task.schema)
@@ -130,23 +130,23 @@ class Lmm(Strategy):
         name = wire.address("bench", task.strategy, task.key, self._root)
         if task.rank == members[0]:
             self._records = self._opened()
-            held.callback(self._records.close)
+            resources.callback(self._records.close)
             self._node = root = Root(name, members[1:])
-            held.callback(root.close)
-            root.memory(self._most())[::PAGE] = 0  # its pages are there in time
+            resources.callback(root.close)
+            root.memory(self._largest())[::PAGE] = 0  # its pages are there in time
         else:
             self._node = Member(name, task.rank)
-            held.callback(self._node.close)
+            resources.callback(self._node.close)
         self._tokens = Local(f"bench {task.strategy} {task.key}", task.stagger, self._root)
 
     def _steps(self, roots: int) -> int:
         """Return how many steps a buffer holds."""
         with Sidecar.open(self.task.path) as sidecar:
             each = sample_nbytes(sidecar, sidecar.schema)
-        most = -(-self.task.world_size // roots) * self.task.batch_size
-        return max(1, int((self.task.buffer_nbytes or BUFFER_NBYTES) / max(1.0, each * most)))
+        limit = -(-self.task.world_size // roots) * self.task.batch_size
+        return max(1, int((self.task.buffer_nbytes or BUFFER_NBYTES) / max(1.0, each * limit)))
 
-    def _most(self) -> int:
+    def _largest(self) -> int:
         """Return about how many bytes this root reads at a time."""
         assigned = self._assigned
         window = next(assigned.windows(), None)

@@ -31,8 +31,8 @@ STEP_SECONDS = 300.0
 _RETRY_SECONDS = 0.01
 
 
-def _lost(what: str) -> DsprepError:
-    return DsprepError(what, fix="see what the other processes of the run say")
+def _lost(problem: str) -> DsprepError:
+    return DsprepError(problem, fix="see what the other processes of the run say")
 
 
 def _receive(sock: socket.socket, seconds: float) -> tuple[dict[str, Any], list[int]] | None:
@@ -71,11 +71,11 @@ class Root:
                     listening.settimeout(left)
                     sock, _ = listening.accept()
                     self._socks.append(sock)
-                    found = _receive(sock, left) if wire.same_user(sock) else None
-                    if found is None or found[0].get("rank") not in missing:
+                    received = _receive(sock, left) if wire.same_user(sock) else None
+                    if received is None or received[0].get("rank") not in missing:
                         self._socks.pop().close()
                     else:
-                        missing.remove(found[0]["rank"])
+                        missing.remove(received[0]["rank"])
             except BaseException as error:
                 self.close()
                 if isinstance(error, TimeoutError):
@@ -144,10 +144,10 @@ class Member:
 
     def look(self) -> Bytes:
         """Return what the root read next."""
-        found = _receive(self._sock, STEP_SECONDS)
-        if found is None:
+        received = _receive(self._sock, STEP_SECONDS)
+        if received is None:
             raise _lost("the process that reads for this one is gone, or hangs")
-        for fd in found[1]:
+        for fd in received[1]:
             try:
                 self._memory = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
             finally:

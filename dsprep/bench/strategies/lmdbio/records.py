@@ -195,7 +195,7 @@ def _joined(offsets: Ints, lengths: Ints) -> tuple[Ints, list[tuple[int, int]]]:
     edges = np.concatenate([[0], new, [len(low)]])
     begins, ends = low[edges[:-1]], reach[edges[1:] - 1]
     before = np.cumsum(ends - begins) - (ends - begins)
-    which = np.repeat(np.arange(len(begins)), np.diff(edges))
+    numbers = np.repeat(np.arange(len(begins)), np.diff(edges))
     starts = np.empty_like(offsets)
-    starts[order] = before[which] + low - begins[which]
+    starts[order] = before[numbers] + low - begins[numbers]
     return starts, list(zip(begins.tolist(), ends.tolist(), strict=True))

@@ -111,7 +111,7 @@ class Peer(Loader):
                     fix="leave the field out with --field, or the strategy",
                 )
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Make the loader, which reads tables or an index.
 
         It ends with its iterator, to which there may be cycles: what is collected before `made`'s
@@ -124,11 +124,11 @@ class Peer(Loader):
                 f"here: {self.alone}",
                 fix="measure it with --ranks 1",
             )
-        self.loader = self.made(held)
-        held.callback(gc.collect)
+        self.loader = self.made(resources)
+        resources.callback(gc.collect)
 
     @abstractmethod
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Return the loader."""
 
     @property
@@ -160,11 +160,11 @@ class Ranges(Peer):
     def rows(self, start: int, stop: int) -> list[Array]:
         """Return a range of samples, an array with a row per sample for each field."""
 
-    def prepare(self, held: ExitStack) -> None:
+    def prepare(self, resources: ExitStack) -> None:
         """Open what is read, and start the threads."""
-        super().prepare(held)
+        super().prepare(resources)
         self._pool = ThreadPoolExecutor(max(1, self.task.threads))
-        held.callback(self._pool.shutdown, cancel_futures=True)
+        resources.callback(self._pool.shutdown, cancel_futures=True)
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples."""

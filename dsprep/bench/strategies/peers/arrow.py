@@ -55,7 +55,7 @@ class Arrow(Ranges):
                 writer.write_table(Table.from_batches([batch]))
             writer.finalize()
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Map the file."""
         return _offline().Dataset.from_file(str(self.task.path)).with_format("arrow")
 

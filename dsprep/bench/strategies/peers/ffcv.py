@@ -74,7 +74,7 @@ class Ffcv(Peer):
             super().open()
             self._compile()
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Read the tables."""
         from ffcv.fields.decoders import NDArrayDecoder
         from ffcv.loader import Loader, OrderOption

@@ -38,11 +38,11 @@ class Grain(Peer):
             writer.write(b"".join(array.tobytes() for array in sample.values()))
         writer.close()
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Open the file."""
         from grain.sources import ArrayRecordDataSource
 
-        self._source = held.enter_context(ArrayRecordDataSource([str(self.task.path)]))
+        self._source = resources.enter_context(ArrayRecordDataSource([str(self.task.path)]))
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield batches in this epoch's order."""
@@ -70,11 +70,11 @@ class Grain(Peer):
     def _decoded(self, records: Sequence[bytes]) -> dict[str, Array]:
         """Return a batch of records as an array for each field."""
         rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
-        found, at = {}, 0
+        values, at = {}, 0
         for name, field in zip(names(self.task.schema), self.task.schema, strict=True):
             dtype, shape = stored(field)
             nbytes = field.row_nbytes
             column = np.ascontiguousarray(rows[:, at : at + nbytes])
-            found[name] = column.view(dtype).reshape(len(records), *shape)
+            values[name] = column.view(dtype).reshape(len(records), *shape)
             at += nbytes
-        return found
+        return values

@@ -33,17 +33,17 @@ class Lance(Peer):
         import lance
         from pyarrow import RecordBatchReader
 
-        found = batches(source)
-        first = next(found)
+        data = batches(source)
+        first = next(data)
 
         def every() -> Iterator[Any]:
             yield first
-            yield from found
+            yield from data
 
         reader = RecordBatchReader.from_batches(first.schema, every())
         lance.write_dataset(reader, str(target), data_storage_version="2.2")
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Open the dataset."""
         task = self.task
         for name in ("LANCE_IO_THREADS", "LANCE_CPU_THREADS"):

@@ -36,7 +36,7 @@ class Litdata(Peer):
         writer.done()
         writer.merge(1)
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Read the index."""
         _quiet()
         from litdata import StreamingDataLoader, StreamingDataset

@@ -38,7 +38,7 @@ class Streaming(Peer):
             for sample in samples(source):
                 writer.write(sample)
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Read the index; its shared memory is made."""
         from streaming import StreamingDataset
         from torch.utils.data import DataLoader
@@ -51,7 +51,7 @@ class Streaming(Peer):
             batch_size=task.batch_size,
             num_canonical_nodes=1,
         )
-        held.callback(_remove_shared, self._dataset)
+        resources.callback(_remove_shared, self._dataset)
         return DataLoader(self._dataset, task.batch_size, **self.workers)
 
     def epoch(self, number: int) -> Iterator[Any]:
@@ -70,11 +70,11 @@ def _remove_shared(dataset: Any) -> None:
                 path.unlink()
 
 
-def _segments(held: dict[str, Any]) -> Iterator[Any]:
+def _segments(state: dict[str, Any]) -> Iterator[Any]:
     """Yield the blocks of shared memory that a dataset holds, at any depth."""
     from streaming.base.shared import SharedMemory
 
-    for value in held.values():
+    for value in state.values():
         if isinstance(value, SharedMemory):
             yield value
         elif type(value).__module__.startswith("streaming.base.shared"):

@@ -28,7 +28,7 @@ class Tensorstore(Ranges):
         """Write a store with an array for each field."""
         Zarrs.save(source, target)
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Open the arrays."""
         import tensorstore
 

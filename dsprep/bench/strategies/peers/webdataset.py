@@ -45,7 +45,7 @@ class Webdataset(Peer):
                 files = {f"{name}.npy": array for name, array in sample.items()}
                 writer.write({"__key__": f"{i:012d}", **files})
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Find the shards."""
         from torch.utils.data import default_collate
         from webdataset import WebDataset, WebLoader

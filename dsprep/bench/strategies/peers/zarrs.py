@@ -42,7 +42,7 @@ class Zarrs(Ranges):
             for name, column in columns.items():
                 arrays[name][start : start + len(column)] = column
 
-    def made(self, held: ExitStack) -> Any:
+    def made(self, resources: ExitStack) -> Any:
         """Open the arrays, which keep the pipeline with which they were opened."""
         import zarr
         import zarrs  # noqa: F401  # registers the pipeline
