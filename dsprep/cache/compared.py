@@ -30,10 +30,10 @@ def keep(copy: Copy, marks: Mapping[int, Mark]) -> None:
 
     None are kept either of files that were written to since they were taken.
     """
-    found = {n: m.to_json() for n, m in marks.items() if _is_telling(m) and m.is_untouched()}
+    untouched = {n: m.to_json() for n, m in marks.items() if _is_telling(m) and m.is_untouched()}
     out = copy.open(COMPARED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        pwrite_all(out, [json.dumps(found).encode()], 0)
+        pwrite_all(out, [json.dumps(untouched).encode()], 0)
     finally:
         close_quietly(out)
 
@@ -44,8 +44,8 @@ def kept(root: Root, copy: str, path: Callable[[int], Path]) -> dict[int, Mark]:
     `path` gives that of a file of the dataset.
     """
     try:
-        found = json.loads(root.copy(copy).read(COMPARED))
-        return {int(i): Mark.from_json(mark, path(int(i))) for i, mark in found.items()}
+        records = json.loads(root.copy(copy).read(COMPARED))
+        return {int(i): Mark.from_json(mark, path(int(i))) for i, mark in records.items()}
     except (
         OSError,
         ArithmeticError,

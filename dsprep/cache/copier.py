@@ -137,14 +137,14 @@ class Copier:
                 self._reserve(copy, todo.tolist())
 
     def _reserve(self, copy: Copy, todo: list[int]) -> None:
-        wanted = [(i, self.pieces[int(copy.which[i])]) for i in todo]
-        total = sum(piece.taken for _, piece in wanted)
+        pieces = [(i, self.pieces[int(copy.which[i])]) for i in todo]
+        total = sum(piece.taken for _, piece in pieces)
         # For the names of files; and of mini-epochs, for the next one to begin.
         spare = PAGE + (copy.facts.nbytes(self.pieces.edges) if copy.facts.part else PAGE)
         room = self._folder.make_room(total + spare, self._size, copy.name) - spare
         writer = _Writer(copy, self.pieces)
         full, extents = False, Counter[str]()
-        for i, piece in wanted:
+        for i, piece in pieces:
             for name in (name_of(r.number, r.path) for r in piece.ranges):
                 extents[name] += 1  # of which the file system keeps some in blocks of their own
                 room -= PAGE if extents[name] % EXTENTS == FIRST else 0
@@ -255,12 +255,12 @@ class _Writer:
         """Return the file of a range."""
         key = r.number, r.path
         with self._lock:
-            found = self._open.get(key)
-            if found is None:
+            opened = self._open.get(key)
+            if opened is None:
                 if len(self._open) >= OPEN:
                     self._open.clear()  # who writes to one keeps it open
-                found = self._open[key] = self._made(*key)
-            return found
+                opened = self._open[key] = self._made(*key)
+            return opened
 
     def reserve(self, r: Range) -> None:
         """Reserve the space of a range."""

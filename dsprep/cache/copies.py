@@ -105,10 +105,10 @@ class Facts:
     pieces: tuple[tuple[int, int], ...] = ()  # which: runs ``low .. high``
 
     @classmethod
-    def of(cls, pieces: Pieces, which: Ints | None = None) -> Self:
+    def of(cls, pieces: Pieces, numbers: Ints | None = None) -> Self:
         """Return those of a copy of some pieces, which rise; None: of all."""
-        part = "" if which is None else digest(which.tobytes())
-        runs = ((0, len(pieces)),) if which is None else _runs(which)
+        part = "" if numbers is None else digest(numbers.tobytes())
+        runs = ((0, len(pieces)),) if numbers is None else _runs(numbers)
         paths = [str(p.absolute()) for p in (pieces.sidecar.dataset, pieces.sidecar.path)]
         return cls(paths[0], paths[1], pieces.names, pieces.key, part, runs)
 
@@ -134,14 +134,14 @@ class Facts:
     def parse(cls, data: bytes) -> tuple[Self, str]:
         """Return what `to_json` was given, and the start of the machine; `ValueError` if not."""
         try:
-            found = json.loads(data)
-            runs = tuple((int(low), int(high)) for low, high in found["pieces"])
-            if found[KEY] != VERSION or any(not 0 <= low < high for low, high in runs):
+            content = json.loads(data)
+            runs = tuple((int(low), int(high)) for low, high in content["pieces"])
+            if content[KEY] != VERSION or any(not 0 <= low < high for low, high in runs):
                 raise ValueError("it is of another version")
-            names = tuple(map(str, found["fields"]))
-            words = str(found["key"]), str(found["part"])
-            made = cls(str(found["dataset"]), str(found["sidecar"]), names, *words, runs)
-            return made, str(found["boot"])
+            names = tuple(map(str, content["fields"]))
+            words = str(content["key"]), str(content["part"])
+            made = cls(str(content["dataset"]), str(content["sidecar"]), names, *words, runs)
+            return made, str(content["boot"])
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{FACTS} is damaged: {error}") from error
 
@@ -278,17 +278,17 @@ class Copy:
         """
         name = facts.name
         try:
-            found = cls(root, name)
+            copy = cls(root, name)
             problem = "files of it were removed, or their ends cut off"
-            if found.facts == facts and found.is_intact:
-                return found
-            found.close()
+            if copy.facts == facts and copy.is_intact:
+                return copy
+            copy.close()
         except (ValueError, FileNotFoundError) as error:
             problem = str(error)
             del error  # its traceback refers to what was opened
-        if why := remove_unused(root, name):
-            words = f"{problem}; it is not removed, as {why}: move it away"
-            if why == IN_USE:
+        if reason := remove_unused(root, name):
+            words = f"{problem}; it is not removed, as {reason}: move it away"
+            if reason == IN_USE:
                 words = f"another process or node uses it; {problem}"
             raise OSError(errno.EBUSY, words, str(root.path / name))
         unfinished = _unfinished(name)
@@ -332,10 +332,10 @@ class Copy:
         return self._directory
 
     def _table(self, name: str) -> _Table:
-        found = self._opened.get(name)
-        if found is None:
+        table = self._opened.get(name)
+        if table is None:
             raise OSError(errno.EBADF, "the copy was closed", str(self.path))
-        return found
+        return table
 
     # --- what it holds -----------------------------------------------------------------------
 
@@ -343,8 +343,8 @@ class Copy:
         """Return where pieces are in the tables: int64; None if it is not for all of them."""
         if not len(self.which) or not len(pieces):
             return None
-        found = np.searchsorted(self.which, pieces)
-        inside = np.minimum(found, len(self.which) - 1)
+        positions = np.searchsorted(self.which, pieces)
+        inside = np.minimum(positions, len(self.which) - 1)
         return inside if bool((self.which[inside] == pieces).all()) else None
 
     def refresh(self) -> None:
@@ -359,8 +359,8 @@ class Copy:
     def states_at(self, index: Ints) -> Array:
         """Return the state of some pieces."""
         low, high = int(index[0]), int(index[-1]) + 1
-        found: Array = self._table("state").read(low, high)[index - low]
-        return found
+        states: Array = self._table("state").read(low, high)[index - low]
+        return states
 
     def set_state(self, i: int, state: int) -> None:
         """Set the state of the piece at a place in the tables."""
@@ -386,16 +386,16 @@ class Copy:
 
         Raises `PermissionError` if this may not fill it, and something is not there.
         """
-        found = np.searchsorted(self.which, pieces[np.isin(pieces, self.which)])
-        states = self.states()[found]
+        index = np.searchsorted(self.which, pieces[np.isin(pieces, self.which)])
+        states = self.states()[index]
         absent = states == ABSENT
         if not self.is_writable and bool((states != READY).any()):
             raise PermissionError(errno.EACCES, "what it lacks cannot be copied", str(self.path))
         if bool((absent | (states == ASKED) | (states == PLANNED)).any()):
             turns = self.turns().copy()
-            np.minimum.at(turns, found, np.arange(len(found), dtype=np.uint32))
+            np.minimum.at(turns, index, np.arange(len(index), dtype=np.uint32))
             self._table("turn").write(turns)
-        self._table("state").put_all(np.sort(found[absent]), ASKED)
+        self._table("state").put_all(np.sort(index[absent]), ASKED)
 
     def ask_again(self) -> None:
         """Have it seen whether there is room now for what was left out."""
@@ -419,13 +419,13 @@ class Copy:
         """Return what stands for the file at `path` below file entry `number`, open."""
         key, name = (number, path), name_of(number, path)
         with self._lock:
-            found = self._files.get(key)
-            if found is None:
+            opened = self._files.get(key)
+            if opened is None:
                 if len(self._files) >= OPEN:
                     self._files.clear()  # who reads one keeps it open
-                found = CopyFile(self.path / name, self.open(name), number, path)
-                self._files[key] = found
-            return found
+                opened = CopyFile(self.path / name, self.open(name), number, path)
+                self._files[key] = opened
+            return opened
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Open a file of it: of this copy, also if another one has taken its place meanwhile."""
@@ -498,11 +498,11 @@ class Copy:
         return lock is None
 
 
-def _runs(which: Ints) -> tuple[tuple[int, int], ...]:
+def _runs(numbers: Ints) -> tuple[tuple[int, int], ...]:
     """Return rising numbers as runs ``low .. high``."""
-    breaks = np.flatnonzero(np.diff(which) != 1) + 1
-    edges = [0, *breaks.tolist(), len(which)]
-    return tuple((int(which[a]), int(which[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    edges = [0, *breaks.tolist(), len(numbers)]
+    return tuple((int(numbers[a]), int(numbers[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
 
 
 def is_synced(directory: Directory, started: str) -> bool:
@@ -518,8 +518,8 @@ def remove_unused(root: Root, name: str, *, dry_run: bool = False) -> str:
     lock = None
     try:
         directory = root.copy(name)
-        if why := _not_a_copy(directory):
-            return why
+        if reason := _not_a_copy(directory):
+            return reason
         with suppress(FileNotFoundError):
             lock = Lock(directory.open_file("use", os.O_RDWR))
         if dry_run:
@@ -584,7 +584,7 @@ def _remove_files(root: Root, name: str, directory: Directory) -> None:
             if error.errno != errno.ENOENT and not file.startswith(HIDDEN):
                 raise
 
-    def gone() -> bool:
+    def is_empty() -> bool:
         try:
             root.rmdir(name)
         except OSError as error:
@@ -593,4 +593,4 @@ def _remove_files(root: Root, name: str, directory: Directory) -> None:
             return False
         return True
 
-    soon(gone)
+    soon(is_empty)

@@ -63,8 +63,8 @@ class Size:
 
     def limit(self, root: Path, used: int) -> int:
         """Return the bytes that all copies below a directory may take, of which some are used."""
-        found = os.statvfs(root)
-        free = found.f_bavail * found.f_frsize
+        space = os.statvfs(root)
+        free = space.f_bavail * space.f_frsize
         allowed = int((free + used) * self.share) if self.nbytes is None else self.nbytes
         return min(allowed, free + used)
 
@@ -158,8 +158,8 @@ class CacheFolder:
 
     def unfinished(self) -> list[str]:
         """Return what ended processes were making or removing; ask with the directory locked."""
-        found = (name for name in self.root.names() if name.startswith("."))
-        return [name for name in found if name.endswith(UNFINISHED) and self._is_directory(name)]
+        names = (name for name in self.root.names() if name.startswith("."))
+        return [name for name in names if name.endswith(UNFINISHED) and self._is_directory(name)]
 
     def _is_directory(self, name: str) -> bool:
         try:
@@ -196,10 +196,10 @@ class CacheFolder:
 
     def _complete(self, facts: Facts) -> Copy:
         """Open a copy in a directory in which nothing can be made."""
-        found = Copy(self.root, facts.name)
-        if found.facts != facts or not found.is_intact:
-            raise PermissionError(errno.EACCES, "it is damaged, and root's", str(found.path))
-        return found
+        copy = Copy(self.root, facts.name)
+        if copy.facts != facts or not copy.is_intact:
+            raise PermissionError(errno.EACCES, "it is damaged, and root's", str(copy.path))
+        return copy
 
     def make_room(self, nbytes: int, size: Size, kept: str) -> int:
         """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.

@@ -99,31 +99,31 @@ class Pieces:
 
     def __getitem__(self, i: int) -> Piece:
         samples = np.arange(self.edges[i], self.edges[i + 1], dtype=np.int64)
-        found: list[Range] = []
+        ranges: list[Range] = []
         crc = None
         by_file = self.sidecar.by_file(samples)
         for number, _, local in by_file:
             group = self._group(number, local)
             if group is None:
-                found += self._around(number, local, self.names)
+                ranges += self._around(number, local, self.names)
                 continue
             groups, g, apart = group
             begin = int(groups.blocks.offsets.one(g))
             block = Range(number, groups.path(g), begin, begin + int(groups.blocks.lengths.one(g)))
-            found += [block, *self._around(number, local, apart)]
+            ranges += [block, *self._around(number, local, apart)]
             if len(by_file) == 1 and groups.crc32c is not None:
                 crc = int(groups.crc32c.one(g))
-        return Piece(tuple(found), crc)
+        return Piece(tuple(ranges), crc)
 
     def _group(self, number: int, local: Ints) -> tuple[Groups, int, tuple[str, ...]] | None:
         """Return the group of a file that has just these samples; None if none has."""
-        found = self._groups(number)
-        if found is None:
+        grouping = self._groups(number)
+        if grouping is None:
             return None
-        groups, edges, apart = found
+        groups, edges, apart = grouping
         g = int(np.searchsorted(edges, local[0], "right")) - 1
-        whole = (edges[g], edges[g + 1]) == (local[0], local[-1] + 1)
-        return (groups, g, apart) if whole else None
+        is_whole = (edges[g], edges[g + 1]) == (local[0], local[-1] + 1)
+        return (groups, g, apart) if is_whole else None
 
     def _find_groups(self, number: int) -> tuple[Groups, Ints, tuple[str, ...]] | None:
         """Return the groups of a file, where they begin, and the fields that lie outside them."""
@@ -136,11 +136,11 @@ class Pieces:
     def _around(self, number: int, local: Ints, names: Sequence[str]) -> Iterator[Range]:
         """Yield ranges that hold fields of samples, and what is near them."""
         layout = self.sidecar.layout(number)
-        found: dict[str, list[tuple[Ints, Ints]]] = {}
+        blocks: dict[str, list[tuple[Ints, Ints]]] = {}
         for name in names:
             for path, offsets, lengths in stored_ranges(layout, name, local):
-                found.setdefault(path, []).append((offsets, offsets + lengths))
-        for path, columns in found.items():
+                blocks.setdefault(path, []).append((offsets, offsets + lengths))
+        for path, columns in blocks.items():
             size = self.sidecar.open_file(number, path).nbytes
             low, high = (np.concatenate(each) for each in zip(*columns, strict=True))
             order = np.argsort(low, kind="stable")

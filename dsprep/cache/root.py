@@ -53,15 +53,15 @@ class Root(Directory):
             path.mkdir(0o777 if shared else 0o755, exist_ok=True)
         elif not path.is_dir():
             raise UsageError("there is no such directory", where=path)
-        found = cls.open(path, shared=shared)
-        if shared or found.is_trusted(found.status):
-            return found
+        root = cls.open(path, shared=shared)
+        if shared or root.is_trusted(root.status):
+            return root
         name = f"{OWN}{os.geteuid()}"
         if create:
             with suppress(FileExistsError):
-                found.make(name, 0o700)
+                root.make(name, 0o700)
         try:
-            own = found._checked(name)
+            own = root._checked(name)
         except FileNotFoundError as error:
             raise UsageError(
                 "others may write to it, or it is somebody else's, and you have no cache in it",
@@ -85,12 +85,13 @@ class Root(Directory):
         return self.directory(name) if self.shared else self._checked(name)
 
     def _checked(self, name: str) -> Directory:
-        found = self.directory(name)
-        if not self.is_trusted(found.status):
+        directory = self.directory(name)
+        if not self.is_trusted(directory.status):
             raise PermissionError(
                 errno.EPERM,
-                f"user {found.status.st_uid} has made it, or others may write to it; remove it, or "
+                f"user {directory.status.st_uid} has made it, or others may write to it; remove "
+                "it, or "
                 "take another directory for the cache",
-                str(found.path),
+                str(directory.path),
             )
-        return found
+        return directory

@@ -210,7 +210,7 @@ def group_pieces(
     shard: Shard,
     nbytes: int,
     *,
-    whole: bool,
+    is_whole: bool,
     target: int = PIECE_NBYTES,
     after: int = 0,
     until: int | None = None,
@@ -221,7 +221,7 @@ def group_pieces(
     ----------
     nbytes
         Payload of a sample, about.
-    whole
+    is_whole
         Every piece is a group; otherwise a piece is a part of one, or a whole one.
     target
         Payload bytes that a part should not pass, unless one sample does.
@@ -233,8 +233,8 @@ def group_pieces(
     until = int(grouping.edges[-1]) if until is None else until
     for g in range(grouping.of(after) if after else 0, grouping.count):
         first, last = max(after, int(grouping.edges[g])), min(until, int(grouping.edges[g + 1]))
-        for start in range(first, last, max(1, last - first) if whole else step):
-            yield shard.start + start, shard.start + (last if whole else min(start + step, last))
+        for start in range(first, last, max(1, last - first) if is_whole else step):
+            yield shard.start + start, shard.start + (last if is_whole else min(start + step, last))
 
 
 @dataclass(frozen=True)

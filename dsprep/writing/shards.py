@@ -98,8 +98,8 @@ def ranges_of(
     shard = job.shards[index]
     if job.groupings:
         nbytes = job.payload // max(1, job.samples)
-        grouping, whole = job.groupings[index], writer.whole
-        return group_pieces(grouping, shard, nbytes, whole=whole, after=done, until=until)
+        grouping, is_whole = job.groupings[index], writer.whole
+        return group_pieces(grouping, shard, nbytes, is_whole=is_whole, after=done, until=until)
     if until is not None:
         shard = replace(shard, stop=shard.start + until)
     return pieces(source, shard, writer.unit, after=done)

@@ -747,7 +747,7 @@ class _BucketCache:
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._load, self._per_bucket, self._count, self._close = load, per_bucket, count, close
-        self._held: dict[int, _Held] = {}
+        self._buckets_in_memory: dict[int, _Held] = {}
         self._last = -1  # the bucket that was asked for last
         self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(1, "dsprep-shuffle")
@@ -756,50 +756,55 @@ class _BucketCache:
     def bucket(self, bucket: int, samples: int) -> Iterator[_Held]:
         """Lend a bucket, of which `samples` will be read; waits until it is there."""
         with self._changed:
-            while bucket not in self._held and not self._make_room(done_only=False):
+            while bucket not in self._buckets_in_memory and not self._make_room(done_only=False):
                 self._changed.wait()
-            held = self._held.get(bucket) or self._start(bucket)
-            held.users += 1
+            entry = self._buckets_in_memory.get(bucket) or self._start(bucket)
+            entry.users += 1
             if 0 <= bucket - self._last <= 1:  # they are read in order
                 self._load_ahead(bucket + 1)
             self._last = bucket
         try:
-            held.samples  # noqa: B018  (waits, and raises what went wrong)
-            yield held
+            entry.samples  # noqa: B018  (waits, and raises what went wrong)
+            yield entry
         finally:
             with self._changed:
-                held.users -= 1
-                held.unserved -= samples
-                if held.loading.exception() is not None and self._held.get(bucket) is held:
-                    del self._held[bucket]  # so that it is tried again
-                if held.unserved <= 0:
+                entry.users -= 1
+                entry.unserved -= samples
+                if (
+                    entry.loading.exception() is not None
+                    and self._buckets_in_memory.get(bucket) is entry
+                ):
+                    del self._buckets_in_memory[bucket]  # so that it is tried again
+                if entry.unserved <= 0:
                     self._load_ahead(bucket + 1)
                     self._load_ahead(bucket + 2)
                 self._changed.notify_all()
 
     def _load_ahead(self, bucket: int) -> None:
         inside = bucket * self._per_bucket < self._count
-        if inside and bucket not in self._held and self._make_room(done_only=True):
+        if inside and bucket not in self._buckets_in_memory and self._make_room(done_only=True):
             self._start(bucket)
 
     def _start(self, bucket: int) -> _Held:
         count = min(self._per_bucket, self._count - bucket * self._per_bucket)
-        held = self._held[bucket] = _Held(self._pool.submit(self._load, bucket), count)
-        return held
+        entry = self._buckets_in_memory[bucket] = _Held(
+            self._pool.submit(self._load, bucket), count
+        )
+        return entry
 
     def _make_room(self, done_only: bool) -> bool:
         """Drop a bucket that nobody reads if there are too many; return whether there is room."""
-        if len(self._held) < self.MOST:
+        if len(self._buckets_in_memory) < self.MOST:
             return True
-        idle = [b for b, h in self._held.items() if not h.users and h.loading.done()]
-        done = [b for b in idle if self._held[b].unserved <= 0]
+        idle = [b for b, h in self._buckets_in_memory.items() if not h.users and h.loading.done()]
+        done = [b for b in idle if self._buckets_in_memory[b].unserved <= 0]
         if not done and (done_only or not idle):
             return False
-        del self._held[(done or idle)[0]]
+        del self._buckets_in_memory[(done or idle)[0]]
         return True
 
     def close(self) -> None:
         """Forget all buckets."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._held.clear()
+        self._buckets_in_memory.clear()
         self._close()

@@ -296,10 +296,10 @@ class Staging:
 
     def discard(self) -> None:
         """Remove the working directory, and release the lock, which is in it."""
-        gone = _clear(self._directory())
+        is_removed = _clear(self._directory())
         self.close()  # what is removed while it is open stays, where clients give it another name
         self._is_discarded = True
-        if not (gone and _remove_empty(self.target)):
+        if not (is_removed and _remove_empty(self.target)):
             self.notes += (f"{LEFT} {self.root}",)
 
     def close(self) -> None:
@@ -390,8 +390,8 @@ def _clear(directory: Directory) -> bool:
     Whether it is gone; see `storage.remove`.
     """
     names = ("state.json", *atomic.KEPT)
-    gone = [directory.remove(name) for name in directory.names() if name not in names]
-    return directory.remove("state.json") and all(gone)
+    removed = [directory.remove(name) for name in directory.names() if name not in names]
+    return directory.remove("state.json") and all(removed)
 
 
 def _remove_empty(target: Path) -> bool:

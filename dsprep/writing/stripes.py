@@ -216,15 +216,17 @@ def hint(
     readers = None if ranks is None else -(-ranks // len(largest))
     if len(largest) > 1 and readers == 1:
         count = 1
-        why = f"{len(largest):,} files for {ranks:,} ranks keep enough targets busy with one each"
+        reason = (
+            f"{len(largest):,} files for {ranks:,} ranks keep enough targets busy with one each"
+        )
     elif readers is None:
         count = next((targets for nbytes, targets in TARGETS if largest_nbytes < nbytes), -1)
-        why = "by size; --ranks gives how many will read at once"
+        reason = "by size; --ranks gives how many will read at once"
     else:
         count = _shared(largest_nbytes, size, group_nbytes, readers)
         verb = "rank reads" if readers == 1 else "ranks read"
         file = "the file" if len(largest) == 1 else "each file"
-        why = f"{readers:,} {verb} {file} at once, {_spread(count)}"
+        reason = f"{readers:,} {verb} {file} at once, {_spread(count)}"
     where = f"{shlex.quote(directory)}{more}"
     ends = [
         (end, few)
@@ -235,10 +237,10 @@ def hint(
     if largest_nbytes >= DIFFERS * smallest_nbytes:
         parts = [f"-E {_unit(end)} -S {_unit(size)} -c {few}" for end, few in ends]
     if parts:
-        why += "; the outputs differ much in size, so small ones are on few"
+        reason += "; the outputs differ much in size, so small ones are on few"
         parts.append("-E -1")
     command = " ".join(["lfs setstripe", *parts, f"-S {_unit(size)} -c {count} {where}"])
-    return Hint(command, f"{why}; files that exist keep their layout")
+    return Hint(command, f"{reason}; files that exist keep their layout")
 
 
 def _shared(nbytes: int, size: int, group_nbytes: int, readers: int) -> int:
@@ -424,7 +426,7 @@ def parse_layout(text: str) -> list[Component]:
             targets[-1].add(int(value))
         parts[-1].setdefault(key, value)
     components = []
-    for part, places in zip(parts, targets, strict=True):
+    for part, objects in zip(parts, targets, strict=True):
         try:
             start, end = part.get("lcme_extent.e_start", "0"), part.get("lcme_extent.e_end", "EOF")
             component = Component(
@@ -435,7 +437,7 @@ def parse_layout(text: str) -> list[Component]:
                 part.get("pattern", "raid0"),
                 frozenset(part.get("lcme_flags", "0").split(",")),
                 part.get("lcme_mirror_id", ""),
-                frozenset(places),
+                frozenset(objects),
             )
         except (KeyError, ValueError):
             continue

@@ -63,10 +63,10 @@ class Images(Format):
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
     ) -> Settled | None:
         # Folders with other classes are not one dataset.
-        found = [f.attrs["classes"] for s in schemas for f in s if "classes" in f.attrs]
-        for other in found[1:]:
-            if other != found[0]:
-                here, there = (json.loads(str(words)) for words in (found[0], other))
+        classes = [f.attrs["classes"] for s in schemas for f in s if "classes" in f.attrs]
+        for other in classes[1:]:
+            if other != classes[0]:
+                here, there = (json.loads(str(words)) for words in (classes[0], other))
                 raise SchemaError(
                     "the folders have different classes, so the same label would mean two things",
                     expected=f"{len(here)} classes: {', '.join(here[:4])}, ...",

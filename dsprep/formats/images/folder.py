@@ -89,20 +89,20 @@ class _Walk:
     remarks: list[str] = field(default_factory=list)
     others: list[bytes] = field(default_factory=list)
 
-    def leave(self, why: str, name: bytes) -> None:
+    def leave(self, reason: str, name: bytes) -> None:
         """Count a file that is left out."""
-        self.left_out[why] += 1
-        examples = self.examples.setdefault(why, [])
+        self.left_out[reason] += 1
+        examples = self.examples.setdefault(reason, [])
         if len(examples) < 4:
             examples.append(shown(name))
 
     def notes(self) -> Iterator[str]:
         """Yield what was left out, and what else is worth a note."""
         yield from self.remarks
-        for why, count in self.left_out.items():
-            names = self.examples[why]
+        for reason, count in self.left_out.items():
+            names = self.examples[reason]
             more = f" and {count - len(names):,} more" if count > len(names) else ""
-            yield f"left out {', '.join(names)}{more}: {why}"
+            yield f"left out {', '.join(names)}{more}: {reason}"
         if self.empty:
             yield f"{self.empty:,} {'file is' if self.empty == 1 else 'files are'} empty"
 
@@ -146,9 +146,9 @@ def read_folder(
     folders.sort(key=os.fsdecode)
     paired = selections or _selected(root, labels, folders)
     if paired:
-        found = _read_pairs(_Walk(inside, root, skipped, paired), not selections)
-        if found is not None:
-            return found
+        listing = _read_pairs(_Walk(inside, root, skipped, paired), not selections)
+        if listing is not None:
+            return listing
     trees = [_tree(walk, folder) for folder in folders]
     if walk.linked:
         inside.check_tree(root)
@@ -203,27 +203,29 @@ def _has_classes(
     alike = len(folders) > 1 and pairs.are_alike(filled)
     choices = ["--labels folders takes the folders as classes", "--labels none reads no labels"]
     choices += [f"--labels {name} reads that table" for name in sorted(tables)]
-    what, fix = "", "say what labels the images: " + ", ".join(choices)
+    problem, fix = "", "say what labels the images: " + ", ".join(choices)
     if all(map(parts_of, folders)):
-        what = "the folders are named as parts of a dataset, not as classes"
+        problem = "the folders are named as parts of a dataset, not as classes"
         fix = f"name one of them, such as {walk.root / folders[0]}; or {fix}"
     elif any(name in tables for name in METADATA):
         return False
     elif loose:
-        what = f"{len(loose):,} images are beside folders with images"
+        problem = f"{len(loose):,} images are beside folders with images"
     elif len(folders) == 1 and pairs.role_of(folders[0]):
         if tables or not any(name.count(b"/") > 1 for names in filled.values() for name in names):
             return False
-        what = f"{folders[0]} is no class, but its folders may be"
+        problem = f"{folders[0]} is no class, but its folders may be"
         fix = f"name it, to have its folders as classes: {walk.root / folders[0]}; or {fix}"
     elif alike and all(folder.lower() in pairs.EITHER for folder in folders):
-        what = "the folders may be classes, or fields of one sample: their files have equal names"
+        problem = (
+            "the folders may be classes, or fields of one sample: their files have equal names"
+        )
         fix = f"say which: --labels pairs makes files of equal names one sample, {choices[0]}"
     elif tables:
-        what = f"both folders and a table may label the images: {listed(sorted(tables))}"
-    if what:
+        problem = f"both folders and a table may label the images: {listed(sorted(tables))}"
+    if problem:
         names = listed([shown(folder) for folder in filled])
-        raise UsageError(what, where=walk.root, found=f"folders {names}", fix=fix)
+        raise UsageError(problem, where=walk.root, found=f"folders {names}", fix=fix)
     if alike:
         walk.remarks.append(
             "files have the same names in all folders, which are taken as classes (--labels pairs "
@@ -234,12 +236,12 @@ def _has_classes(
 
 def _check_one_part(root: Path, names: list[bytes]) -> None:
     """Raise `UsageError` if the names of images state several parts of a dataset."""
-    found = parts_of_many(names)
-    if len(found) > 1:
+    parts = parts_of_many(names)
+    if len(parts) > 1:
         raise UsageError(
             "the images are named as parts of a dataset, not as one",
             where=root,
-            found="names such as " + listed([*found.values()]),
+            found="names such as " + listed([*parts.values()]),
             fix="put those of each part into a folder of its own, and name that; or say what "
             "labels them to read all as one: --labels none, or --labels CSV",
         )
@@ -278,19 +280,19 @@ def _read_pairs(walk: _Walk, auto: bool) -> Folder | None:
     names, sizes = _tree(walk, b"")
     if walk.linked:
         walk.inside.check_tree(walk.root)
-    which: dict[str, list[int]] = {s.path: [] for s in walk.selections}
+    numbers: dict[str, list[int]] = {s.path: [] for s in walk.selections}
     for i, name in enumerate(names):
         selection = pairs.chosen_for(name, walk.selections)
         assert selection is not None  # see `_listing`
-        which[selection.path].append(i)
+        numbers[selection.path].append(i)
     for s in (s for s in walk.selections if s.pattern == "*"):
-        images = [i for i in which[s.path] if has_suffix(names[i])]
-        if images and len(images) < len(which[s.path]):
-            for i in sorted({*which[s.path]} - {*images}):
+        images = [i for i in numbers[s.path] if has_suffix(names[i])]
+        if images and len(images) < len(numbers[s.path]):
+            for i in sorted({*numbers[s.path]} - {*images}):
                 walk.leave("not the name of an image", names[i])
-            which[s.path] = images
+            numbers[s.path] = images
     parts = [
-        Part(s, Words.of(names[i] for i in which[s.path]), sizes[which[s.path]])
+        Part(s, Words.of(names[i] for i in numbers[s.path]), sizes[numbers[s.path]])
         for s in walk.selections
     ]
     notes = []
@@ -328,16 +330,16 @@ def tables_of(root: Path) -> dict[str, Path]:
 
     Beside the folder ``NAME`` only ``NAME.csv`` and the like count.
     """
-    found = {}
+    tables = {}
     for entry in sorted(scan(root), key=lambda entry: entry.name):
         hidden = entry.name.startswith(".")
         if entry.name.lower().endswith(TABLES) and not hidden and entry.is_file():
-            found[entry.name] = root / entry.name
+            tables[entry.name] = root / entry.name
     for suffix in TABLES:
         beside = root.absolute().with_name(root.absolute().name + suffix)
-        if beside.is_file() and beside.name not in found:
-            found[beside.name] = beside
-    return found
+        if beside.is_file() and beside.name not in tables:
+            tables[beside.name] = beside
+    return tables
 
 
 def facts(root: Path) -> dict[str, Any]:
@@ -353,12 +355,12 @@ def facts(root: Path) -> dict[str, Any]:
         state.update(b"".join(n + b"\0" for n in names if has_suffix(n)))
         if inside:
             others.update(b"".join(b"%b/%b\0" % (below, n) for n in names if not has_suffix(n)))
-    found = {"names": state.hexdigest(), "other_names": others.hexdigest()}
+    values = {"names": state.hexdigest(), "other_names": others.hexdigest()}
     for name, path in tables_of(root).items():
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8))
-        found[f"table {name}"] = digest.hexdigest()
-    return found
+        values[f"table {name}"] = digest.hexdigest()
+    return values
 
 
 def _names_in(root: Path, below: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -417,19 +419,19 @@ def _image(
 ) -> None:
     """Take a file as a sample, if it is one."""
     try:
-        found = entry.stat()
+        status = entry.stat()
     except FileNotFoundError as error:
         raise FormatError(
             "a symbolic link leads nowhere", where=walk.root / os.fsdecode(name)
         ) from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         walk.leave("not a file", name)
         return
     walk.linked = walk.linked or entry.is_symlink()
-    walk.newest = max(walk.newest, found.st_ctime_ns)
-    walk.empty += not found.st_size
+    walk.newest = max(walk.newest, status.st_ctime_ns)
+    walk.empty += not status.st_size
     names.append(name)
-    sizes.append(found.st_size)
+    sizes.append(status.st_size)
 
 
 def _other(walk: _Walk, name: bytes) -> None:
@@ -452,8 +454,8 @@ def _tree(walk: _Walk, folder: bytes) -> tuple[list[bytes], Ints]:
     sizes = [np.zeros(0, np.int64)]
     waiting = [folder]
     while waiting:
-        (found, nbytes), folders = _listing(walk, waiting.pop())
-        names += found
+        (images, nbytes), folders = _listing(walk, waiting.pop())
+        names += images
         sizes.append(nbytes)
         waiting += folders
     return names, np.concatenate(sizes)

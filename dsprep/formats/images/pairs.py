@@ -305,12 +305,12 @@ def complete(
     FormatError
         If that is refused, or nothing is left.
     """
-    kept, held, notes = np.ones(len(samples), np.bool_), [], []
+    kept, incomplete, notes = np.ones(len(samples), np.bool_), [], []
     for part in parts:
         there = joined.numbers[part.selection.path][samples] >= 0
         lacking = np.flatnonzero(~there)
         if not len(lacking):
-            held.append(part)
+            incomplete.append(part)
             continue
         some = [os.fsdecode(joined.keys[i]) for i in samples[lacking[:4]].tolist()]
         more = f" and {len(lacking) - 4:,} more" if len(lacking) > 4 else ""
@@ -319,9 +319,9 @@ def complete(
             sample = int(samples[lacking[0]])
             other = next(p for p in parts if joined.numbers[p.selection.path][sample] >= 0)
             beside = other.names[int(joined.numbers[other.selection.path][sample])]
-            whole = [p for p in parts if (joined.numbers[p.selection.path][samples] >= 0).all()]
-            others = " ".join(_option(p.selection.path) for p in whole)
-            others = f"leave the field out: {others}; " if whole else ""
+            full = [p for p in parts if (joined.numbers[p.selection.path][samples] >= 0).all()]
+            others = " ".join(_option(p.selection.path) for p in full)
+            others = f"leave the field out: {others}; " if full else ""
             raise FormatError(
                 f"{count} samples have no file in {where}",
                 where=root / part.selection.folder,
@@ -334,12 +334,12 @@ def complete(
         if nulls == "drop-columns":
             notes.append(f"left out {where}: {count} samples have no file there")
             continue
-        held.append(part)
+        incomplete.append(part)
         kept &= there
         notes.append(f"left out {', '.join(some)}{more}: no file in {where}")
-    if not held or not kept.any():
+    if not incomplete or not kept.any():
         raise FormatError("no sample has all of its files", where=root, found="; ".join(notes))
-    return Complete(tuple(held), kept, tuple(notes))
+    return Complete(tuple(incomplete), kept, tuple(notes))
 
 
 def check_beside(names: Sequence[bytes], others: Sequence[bytes], root: Path) -> None:
@@ -357,10 +357,10 @@ def check_beside(names: Sequence[bytes], others: Sequence[bytes], root: Path) ->
         field, tail = own[1:], own
     else:
         marked = [(name, match) for name in names if (match := _BESIDE.search(_stem(name)))]
-        found = [(name, m) for name, m in marked if m.string[: m.start()] in known]
-        if not found or 3 * len(found) < len(names):
+        partners = [(name, m) for name, m in marked if m.string[: m.start()] in known]
+        if not partners or 3 * len(partners) < len(names):
             return
-        beside, match = [name for name, _ in found], found[0][1]
+        beside, match = [name for name, _ in partners], partners[0][1]
         suffix, own = _suffix(known[match.string[: match.start()]]), _suffix(beside[0])
         field, tail = match[1].decode().lower(), os.fsdecode(match[0]) + own
     raise UsageError(
@@ -493,14 +493,14 @@ def _check_once(
     several = [tail for tail, n in tails.most_common(4) if 2 * n > count]
     if not twice and len(several) < 2:
         return
-    found = [os.fsdecode(n) for n, s in zip(names, stems, strict=True) if s in twice[:1]]
-    found = found or [os.fsdecode(name) for name in names[: len(several)]]
+    shown = [os.fsdecode(n) for n, s in zip(names, stems, strict=True) if s in twice[:1]]
+    shown = shown or [os.fsdecode(name) for name in names[: len(several)]]
     folder = part.selection.folder and part.selection.folder + "/"
     fixes = [f"--field {shlex.quote(f'NAME={folder}*{os.fsdecode(tail)}')}" for tail in several]
     raise UsageError(
         f"{part.selection.path} has several files of one name",
         where=root / part.selection.folder,
-        found=listed(found),
+        found=listed(shown),
         fix="name those that are a field, by a pattern of their names: "
         + (", or ".join(fixes) or f"--field 'NAME={folder}*.png'"),
     )

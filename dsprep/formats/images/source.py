@@ -48,10 +48,13 @@ class ImageSource(LocatedSource):
         table = None if chosen is None else _read_table(chosen, path, folder)
         samples = np.arange(len(folder.names)) if table is None else table.files
         if folder.joined is not None:
-            found = complete(folder.joined, folder.parts, samples, options.nulls, path)
-            notes = (*folder.notes, *found.notes)
-            folder, samples = replace(folder, parts=found.parts, notes=notes), samples[found.kept]
-            table = None if table is None else table.of(np.flatnonzero(found.kept))
+            complete_pairs = complete(folder.joined, folder.parts, samples, options.nulls, path)
+            notes = (*folder.notes, *complete_pairs.notes)
+            folder, samples = (
+                replace(folder, parts=complete_pairs.parts, notes=notes),
+                samples[complete_pairs.kept],
+            )
+            table = None if table is None else table.of(np.flatnonzero(complete_pairs.kept))
         self._files, self._newest = Files(inside, most=1), folder.newest
         parsed = _parsed(folder, table, samples)
         super().__init__(path, parsed, options, self._open)

@@ -295,10 +295,10 @@ def _read_lines(path: Path) -> _Rows:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    cells = dict(pairs)
+    if len(cells) < len(pairs):
         raise ValueError("two values have one name")
-    return found
+    return cells
 
 
 # --- which column names the files --------------------------------------------------------------
@@ -317,20 +317,20 @@ def _key(
     }
     best, missing = 0, ""
     for called in _ways(names):
-        found: dict[int, list[int]] = {}
+        matches: dict[int, list[int]] = {}
         for k, cells in columns.items():
             files = [called.get(cell.removeprefix("./"), -1) for cell in cells]
             if root and files.count(-1) == len(files):
                 files = [called.get(_below(cell, root), -1) for cell in cells]
             there = len(files) - files.count(-1)
             if there == len(files):
-                found[k] = files
+                matches[k] = files
             elif there > best:
                 at = files.index(-1)
                 best, missing = there, f"column {rows.header[k]}, row {at + 1}: {cells[at]!r}"
-        if found:
-            k = _one_of(found, rows.header, path)
-            return rows, k, np.array(found[k], np.int64)
+        if matches:
+            k = _one_of(matches, rows.header, path)
+            return rows, k, np.array(matches[k], np.int64)
     if {name for column in names for name in column} & set(rows.header):
         raise FormatError("the table has no header line", where=path, expected="names of columns")
     raise FormatError(
@@ -367,9 +367,9 @@ def _below(cell: str, root: str) -> str:
     return after if slash else cell
 
 
-def _one_of(found: Mapping[int, list[int]], header: Sequence[str], path: Path) -> int:
+def _one_of(matches: Mapping[int, list[int]], header: Sequence[str], path: Path) -> int:
     """Return the column that names the files, of those of which each cell is the name of one."""
-    once = {k: files for k, files in found.items() if len(set(files)) == len(files)} or found
+    once = {k: files for k, files in matches.items() if len(set(files)) == len(files)} or matches
     first = next(iter(once))
     if all(files == once[first] for files in once.values()):
         return first
@@ -453,9 +453,9 @@ def _numbers(name: str, values: Any) -> tuple[Field, Given]:
 
 def _texts(name: str, cells: list[str], path: Path) -> tuple[Field, Given]:
     distinct = {cell: i for i, cell in enumerate(dict.fromkeys(cells))}
-    which = np.array([distinct[cell] for cell in cells], np.int64)
+    numbers = np.array([distinct[cell] for cell in cells], np.int64)
     try:
         words = Words.of(cell.encode() for cell in distinct)
     except ValueError as error:
         raise FormatError(f"column {name}: {error}", where=path) from error
-    return Field.opaque(name, "str"), Given(Explicit(which), words)
+    return Field.opaque(name, "str"), Given(Explicit(numbers), words)

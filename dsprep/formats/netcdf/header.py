@@ -156,7 +156,7 @@ def read_header(file: Handle) -> Header:
         attrs=attrs,
         notes=tuple(notes),
     )
-    _check_places(header, inside, cursor.at, file)
+    _check_extents(header, inside, cursor.at, file)
     return header
 
 
@@ -168,9 +168,9 @@ def _complete(inside: list[Variable], stride: int, nbytes: int) -> int:
     return rest // stride + 1 if rest >= 0 else 0
 
 
-def _check_places(header: Header, inside: list[Variable], end: int, file: Handle) -> None:
+def _check_extents(header: Header, inside: list[Variable], end: int, file: Handle) -> None:
     """Raise unless all variables lie behind each other, behind the header and within the file."""
-    places = [(v.begin, v.nbytes, v.name) for v in header.variables if not v.record]
+    extents = [(v.begin, v.nbytes, v.name) for v in header.variables if not v.record]
     if inside and header.records:
         last = inside[-1]
         span = last.begin + last.nbytes - inside[0].begin
@@ -185,9 +185,9 @@ def _check_places(header: Header, inside: list[Variable], end: int, file: Handle
                 found=f"{span} bytes",
             )
         total = (header.records - 1) * header.stride + span
-        places.append((inside[0].begin, total, f"the {header.records:,} records"))
+        extents.append((inside[0].begin, total, f"the {header.records:,} records"))
     name = "the header"
-    for begin, nbytes, other in sorted(places):
+    for begin, nbytes, other in sorted(extents):
         if begin < end:
             raise _overlap(name, other, begin, file)
         if begin + nbytes > file.nbytes:
@@ -245,24 +245,24 @@ class _Cursor:
             f"the header is damaged: {what}", where=where, expected=expected, found=found
         )
 
-    def take(self, nbytes: int, what: str) -> bytes:
+    def take(self, nbytes: int, subject: str) -> bytes:
         """Return the next bytes."""
         end = self.at + nbytes
         if end > min(self.file.nbytes, MAX_HEADER_NBYTES):
             limit = min(self.file.nbytes, MAX_HEADER_NBYTES) - self.at
-            raise self.wrong(f"{what} leaves it", f"up to {limit} bytes", f"{nbytes} bytes")
+            raise self.wrong(f"{subject} leaves it", f"up to {limit} bytes", f"{nbytes} bytes")
         if end > len(self._data):
             size = min(max(end, 2 * len(self._data), _FIRST_READ), self.file.nbytes)
             more = np.empty(size - len(self._data), np.uint8)
             self.file.read_into(more, len(self._data))
             self._data = np.concatenate([self._data, more])
-        found = self._data[self.at : end].tobytes()
+        data = self._data[self.at : end].tobytes()
         self.at = end
-        return found
+        return data
 
-    def number(self, nbytes: int, what: str) -> int:
+    def number(self, nbytes: int, subject: str) -> int:
         """Return the next bytes as a number."""
-        return int.from_bytes(self.take(nbytes, what), "big")
+        return int.from_bytes(self.take(nbytes, subject), "big")
 
     def count(self) -> int:
         """Return a count, a length or the number of a dimension."""
@@ -270,17 +270,17 @@ class _Cursor:
 
     def items(self, tag: int) -> Iterator[int]:
         """Yield the numbers of the items of a list, after looking at how it begins."""
-        what = _WORDS[tag]
-        found, count = self.number(4, f"the list of {what}"), self.count()
-        if found != tag and (found or count):
-            raise self.wrong(f"no list of {what} begins", tag, found)
+        subject = _WORDS[tag]
+        tag_found, count = self.number(4, f"the list of {subject}"), self.count()
+        if tag_found != tag and (tag_found or count):
+            raise self.wrong(f"no list of {subject} begins", tag, tag_found)
         if count > self.file.nbytes - self.at:
-            raise self.wrong(f"more {what} than bytes", found=count)
+            raise self.wrong(f"more {subject} than bytes", found=count)
         yield from range(count)
 
-    def padded(self, nbytes: int, what: str) -> bytes:
+    def padded(self, nbytes: int, subject: str) -> bytes:
         """Return the next bytes, and go to the next multiple of 4 behind them."""
-        return self.take(_padded(nbytes), what)[:nbytes]
+        return self.take(_padded(nbytes), subject)[:nbytes]
 
     def name(self) -> _Name:
         """Return a name; some programs end it as C does."""
@@ -290,26 +290,26 @@ class _Cursor:
             return _Name(repr(text), "is not one that netCDF allows")
         return _Name(text, "" if text.encode() == data else "is not UTF-8")
 
-    def type(self, what: str) -> int:
+    def type(self, subject: str) -> int:
         """Return the code of a type."""
         code = self.number(4, "a type")
         if not 1 <= code <= (max(TYPES) if self.wide else 6):
-            raise self.wrong(f"{what} has a type that does not exist", found=code)
+            raise self.wrong(f"{subject} has a type that does not exist", found=code)
         return code
 
     def attributes(self, of: str, lost: list[str]) -> dict[str, Any]:
         """Return a list of attributes; those that cannot be kept are added to `lost`."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for _ in self.items(_ATTRIBUTE):
             name = self.name()
             code, count = self.type("an attribute"), self.count()
             dtype = TYPES[code]
             data = self.padded(count * dtype.itemsize, "the value of an attribute")
-            if name.why or name.text in found:
+            if name.why or name.text in values:
                 lost.append(f"{of}: the name {name.text} {name.why or 'comes twice'}")
             else:
-                found[name.text] = _text(data) if code == CHAR else _values(data, dtype)
-        return found
+                values[name.text] = _text(data) if code == CHAR else _values(data, dtype)
+        return values
 
     def variable(self, dimensions: list[tuple[str, int]], lost: list[str]) -> Variable:
         """Return a variable of these dimensions, which are names and lengths."""

@@ -37,14 +37,14 @@ class NetCdfSource(LocatedSource):
         self._file = open_file(path)
         try:
             header = read_header(self._file)
-            variables = _asked(header, options, path)
+            variables = _requested(header, options, path)
             axis = _sample_axis(header, variables, options, path)
             variables = {name: variables[name] for name in axis.names}
-            self._whole = axis.whole_file
+            self._whole_file = axis.whole_file
             unapplied = samples.unapplied({name: v.attrs for name, v in variables.items()})
             parsed = Parsed(
                 version=f"netCDF classic, CDF-{header.version}",
-                fields={name: _field(header, v, self._whole) for name, v in variables.items()},
+                fields={name: _field(header, v, self._whole_file) for name, v in variables.items()},
                 layout=_layout(header, variables, axis),
                 attrs=header.attrs,
                 notes=(*header.notes, *axis.notes, *unapplied),
@@ -66,7 +66,7 @@ class NetCdfSource(LocatedSource):
             "    sample = {}",
         ]
         for f in self.schema:
-            index = "..." if self._whole else "0"
+            index = "..." if self._whole_file else "0"
             load = f"f.variables[{self.names[f.name]!r}][{index}]"
             if f.dtype.kind == "S" and f.dtype.itemsize > 1:
                 load = f'np.asarray({load}).view("S{f.dtype.itemsize}")[..., 0]'
@@ -87,19 +87,19 @@ class NetCdfSource(LocatedSource):
 # --- which variables are fields ----------------------------------------------------------------
 
 
-def _asked(header: Header, options: OpenOptions, path: Path) -> dict[str, Variable]:
+def _requested(header: Header, options: OpenOptions, path: Path) -> dict[str, Variable]:
     """Return the variables that the user named, or all, by their names."""
     if any(spec.index for spec in options.fields):
         raise UsageError("netCDF has no index tables: name fields without @", where=path)
     if options.sample_axis == "groups":
         raise UsageError("--sample-axis groups applies to hdf5", where=path)
-    found = {v.name: v for v in header.variables}
-    if not found:
+    variables = {v.name: v for v in header.variables}
+    if not variables:
         raise FormatError("the file holds no variables", where=path)
-    asked = {spec.path for spec in options.fields}
-    for name in sorted(asked - found.keys()):
-        raise missing_field(name, found, path)
-    return {name: v for name, v in found.items() if name in asked or not asked}
+    paths = {spec.path for spec in options.fields}
+    for name in sorted(paths - variables.keys()):
+        raise missing_field(name, variables, path)
+    return {name: v for name, v in variables.items() if name in paths or not paths}
 
 
 def _sample_axis(
@@ -152,9 +152,9 @@ def _form(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], DType]
     return shape, dtype
 
 
-def _field(header: Header, v: Variable, whole: bool) -> Field:
+def _field(header: Header, v: Variable, whole_file: bool) -> Field:
     shape = header.shape(v)
-    shape, dtype = _form(shape if whole else shape[1:], v.dtype)
+    shape, dtype = _form(shape if whole_file else shape[1:], v.dtype)
     return Field(v.name, dtype, shape, attrs=v.attrs)
 
 
@@ -171,7 +171,7 @@ def _layout(header: Header, variables: Variables, axis: SampleAxis) -> FileLayou
     return FileLayout(header.records, Records(blocks, parts))
 
 
-def _column(header: Header, v: Variable, whole: bool) -> Column:
+def _column(header: Header, v: Variable, whole_file: bool) -> Column:
     """Return a variable as an array in chunks: a chunk for each record, or one in all."""
     shape = header.shape(v)
     if 0 in shape:
@@ -186,4 +186,4 @@ def _column(header: Header, v: Variable, whole: bool) -> Column:
         itemsize=dtype.itemsize,
         chunk=(1 if apart else rows, *inner),
     )
-    return Column(grid, lines=rows if whole else 1)
+    return Column(grid, lines=rows if whole_file else 1)

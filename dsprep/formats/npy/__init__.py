@@ -99,7 +99,7 @@ class Numpy(Format):
                 schema, other = (
                     s.replace(replace(s.fields[0], name=name)) for s in (schema, other)
                 )
-            merged = _together(schema, other, whole=options.sample_axis == "none")
+            merged = _together(schema, other, whole_file=options.sample_axis == "none")
             if merged is None and len(schema) == len(other) == 1:
                 raise SchemaError(
                     "the arrays of files that are samples of one field differ in more than their "
@@ -124,15 +124,17 @@ def common_name(a: str, b: str) -> str:
     return a if a == b and a else "array"
 
 
-def _together(a: Schema, b: Schema, *, whole: bool) -> Schema | None:
-    """Return the fields of two files, of which first axes may vary if each is a `whole` sample."""
+def _together(a: Schema, b: Schema, *, whole_file: bool) -> Schema | None:
+    """Return the fields of two files; first axes may vary if a `whole_file` is a sample."""
     if a.names != b.names:
         return None
     fields: list[Field] = []
     for f, g in zip(a, b, strict=True):
         if (f.dtype, f.shape) == (g.dtype, g.shape):
             fields.append(f)
-        elif whole and f.dtype == g.dtype and f.shape and g.shape and f.shape[1:] == g.shape[1:]:
+        elif (
+            whole_file and f.dtype == g.dtype and f.shape and g.shape and f.shape[1:] == g.shape[1:]
+        ):
             fields.append(replace(f, shape=(None, *f.shape[1:])))
         else:
             return None

@@ -73,25 +73,27 @@ def members(file: Handle) -> tuple[list[Member], dict[str, UnsupportedError]]:
     FormatError
         If the file is truncated or damaged, or members overlap.
     """
-    found: list[Member] = []
+    located: list[Member] = []
     refused: dict[str, UnsupportedError] = {}
     with _opened(file) as archive:
         for info in archive.NameToInfo.values():
             where = f"{file.path}, {info.filename}"
-            why = _refused(info)
-            if why:
+            reason = _refused(info)
+            if reason:
                 refused[info.filename] = UnsupportedError(
-                    f"the ZIP member {why}", where=where, fix=f"unpack it: unzip {file.path} -d DIR"
+                    f"the ZIP member {reason}",
+                    where=where,
+                    fix=f"unpack it: unzip {file.path} -d DIR",
                 )
             elif not info.is_dir():
-                found.append(_located(file, info, where))
-    found.sort(key=lambda m: m.offset)
-    for before, after in pairwise(found):
+                located.append(_located(file, info, where))
+    located.sort(key=lambda m: m.offset)
+    for before, after in pairwise(located):
         if before.offset + before.stored > after.offset:
             raise FormatError(
                 "two ZIP members overlap", where=f"{file.path}, {before.name} and {after.name}"
             )
-    return found, refused
+    return located, refused
 
 
 def checksums(path: Path) -> Members:

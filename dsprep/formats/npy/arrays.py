@@ -75,8 +75,8 @@ class StoredArray:
         """Whether elements vary in length: never, as nothing is unpickled."""
         return False
 
-    def column(self, *, whole: bool, ragged: bool = False) -> Column:
-        """Return its layout: a row for each sample, or (`whole`) all of it as the only one."""
+    def column(self, *, whole_file: bool, ragged: bool = False) -> Column:
+        """Return its layout: a row for each sample, or (`whole_file`) all of it as the only one."""
         shape = self.shape or (1,)
         if 0 in shape:
             none = Affine(1, 0)
@@ -90,7 +90,7 @@ class StoredArray:
             offsets = Explicit(self.offset + nbytes * numbers)
             blocks = Blocks(offsets, Affine(count, nbytes), self.path)
         grid = Grid(blocks, shape, size, chunk, filters=self.filters)
-        return Column(grid, shape[0] if whole else 1)
+        return Column(grid, shape[0] if whole_file else 1)
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ def _in_file(file: Handle, path: str, notes: list[str]) -> StoredArray:
             + ("another array, of which a file has one" if another else "behind the array")
         )
     _check_order(header, file.path)
-    place = header.begin, header.nbytes, path
-    return StoredArray(header.dtype, header.shape, *place, columns=header.columns)
+    extent = header.begin, header.nbytes, path
+    return StoredArray(header.dtype, header.shape, *extent, columns=header.columns)
 
 
 def _check_size(header: Header, nbytes: int, where: object) -> None:
@@ -198,21 +198,21 @@ def of_archive(file: Handle, names: Collection[str]) -> Arrays:
     members, lost = archive.members(file)
     others = [m.name for m in members if not m.name.endswith(SUFFIX)]
     every = [name_of(m.name) for m in members if m.name not in others]
-    found = Arrays("NumPy arrays in a ZIP file", every, zipped=True)
-    found.refused.update({name_of(name): error for name, error in lost.items()})
+    arrays = Arrays("NumPy arrays in a ZIP file", every, zipped=True)
+    arrays.refused.update({name_of(name): error for name, error in lost.items()})
     if others:
-        found.notes.append(f"left out {listed(others)}: no arrays")
+        arrays.notes.append(f"left out {listed(others)}: no arrays")
     for member in members:
         name = name_of(member.name)
         if member.name in others or (names and name not in names and not _says_more(name)):
             continue
         try:
-            found.arrays[name] = _in_member(file, member)
+            arrays.arrays[name] = _in_member(file, member)
         except UnsupportedError as error:
-            found.refused[name] = error
+            arrays.refused[name] = error
         if not member.deflated:
-            found.members[name] = member
-    return found
+            arrays.members[name] = member
+    return arrays
 
 
 def _says_more(name: str) -> bool:
@@ -233,8 +233,8 @@ def _in_member(file: Handle, member: archive.Member) -> StoredArray:
         )
     _check_order(header, where, deflated=member.deflated)
     if not member.deflated:
-        place = member.offset + header.begin, header.nbytes
-        return StoredArray(header.dtype, header.shape, *place, columns=header.columns)
+        extent = member.offset + header.begin, header.nbytes
+        return StoredArray(header.dtype, header.shape, *extent, columns=header.columns)
     filters = ({"id": "deflate", "crc32": member.crc32, "skip": header.begin},)
     return StoredArray(header.dtype, header.shape, member.offset, member.stored, filters=filters)
 
@@ -287,9 +287,9 @@ def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], 
         Opens a file by its name.
     """
     inside, others = in_directory(path)
-    found = Arrays("NumPy arrays in a directory", [file[: -len(SUFFIX)] for file in inside])
+    arrays = Arrays("NumPy arrays in a directory", [file[: -len(SUFFIX)] for file in inside])
     if others:
-        found.notes.append(f"left out {listed(others)}: no arrays")
+        arrays.notes.append(f"left out {listed(others)}: no arrays")
     for file in inside:
         name = file[: -len(SUFFIX)]
         if names and name not in names and not _says_more(name):
@@ -297,10 +297,10 @@ def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], 
         if _PLACEHOLDER.search(file):
             fix = "rename it"
             error = UnsupportedError("its name has braces", where=path / file, fix=fix)
-            found.refused[name] = error
+            arrays.refused[name] = error
             continue
         try:
-            found.arrays[name] = _in_file(open_file(file), file, found.notes)
+            arrays.arrays[name] = _in_file(open_file(file), file, arrays.notes)
         except UnsupportedError as error:
-            found.refused[name] = error
-    return found
+            arrays.refused[name] = error
+    return arrays

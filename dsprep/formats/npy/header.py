@@ -129,12 +129,12 @@ def _evaluate(text: bytes, encoding: str) -> Any:
     return ast.literal_eval(_LONG.sub(lambda m: m[1] or m[2], words).strip())
 
 
-def _damaged(where: object, found: object) -> FormatError:
+def _damaged(where: object, content: object) -> FormatError:
     return FormatError(
         "the header is damaged",
         where=where,
         expected="a dictionary of descr, fortran_order and shape",
-        found=repr(found)[:80],
+        found=repr(content)[:80],
     )
 
 
@@ -160,19 +160,19 @@ def _dtype(descr: Any, where: object) -> DType:
     if not isinstance(descr, str | list):
         raise _damaged(where, descr)
     try:
-        found = np.lib.format.descr_to_dtype(descr)  # type: ignore[arg-type]
+        dtype = np.lib.format.descr_to_dtype(descr)  # type: ignore[arg-type]
     except Exception as error:  # numpy raises any of a dozen, a SystemError among them
         raise _damaged(where, descr) from error
-    if found.hasobject:
+    if dtype.hasobject:
         raise UnsupportedError(
             "the array holds Python objects, and nothing is unpickled",
             where=where,
             fix="save numbers, or strings of a fixed width: "
             "numpy.save(FILE, array.astype('U20')); or write samples from Python: dsprep.write",
         )
-    if found.itemsize == 0 or found.subdtype is not None:
-        raise UnsupportedError(f"the values, of type {found}, have no width", where=where)
+    if dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise UnsupportedError(f"the values, of type {dtype}, have no width", where=where)
     try:
-        return decode_dtype(encode_dtype(found))
+        return decode_dtype(encode_dtype(dtype))
     except SchemaError as error:
         raise _damaged(where, descr) from error

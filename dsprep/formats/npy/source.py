@@ -53,24 +53,24 @@ class NumpySource(LocatedSource):
         self._files = Files(DirectoryGuard(path, options.follow_external))
         self.path = path
         try:
-            found = self._arrays(options, hint)
-            specs = tuple(_known(s, found) for s in options.fields)
-            self._tables = Tables(found, specs, options, path, self._open, self._file)
-            axis = _axis(self._tables, found, options, path)
-            parsed = _parsed(self._tables, found, axis, specs, hint, path)
+            inside = self._arrays(options, hint)
+            specs = tuple(_known(s, inside) for s in options.fields)
+            self._tables = Tables(inside, specs, options, path, self._open, self._file)
+            axis = _axis(self._tables, inside, options, path)
+            parsed = _parsed(self._tables, inside, axis, specs, hint, path)
             chosen = tuple(replace(s, path=spelled(s), index=()) for s in specs)
             super().__init__(path, parsed, replace(options, fields=chosen), self._open)
         except BaseException:
             self.close()
             raise
-        arrays = found.arrays
+        arrays = inside.arrays
         self._paths = {name: array.path for name, array in arrays.items()}
-        self._zipped, self._whole = found.zipped, axis.whole_file
+        self._zipped, self._whole_file = inside.zipped, axis.whole_file
         self._proving = threading.Lock()
         self._unproved = [
-            found.members[name]
+            inside.members[name]
             for name in map(self._tables.values_of, self.names.values())
-            if name in found.members and found.members[name].nbytes <= PROVED
+            if name in inside.members and inside.members[name].nbytes <= PROVED
         ]
 
     def _arrays(self, options: OpenOptions, hint: Schema | None) -> Arrays:
@@ -108,7 +108,7 @@ class NumpySource(LocatedSource):
             route = self._tables.routes.get(own)
             load = self._spell(self._tables.values_of(own))
             lines += spell_rows(route.tables, self._spell) if route else []
-            rows = "[start:stop]" if route else "" if self._whole else "[0]"
+            rows = "[start:stop]" if route else "" if self._whole_file else "[0]"
             lines += [f"value = {load}{rows}"]
             lines += [f"print({name!r}, value.dtype, value.shape)"]
         return "\n".join(lines) + "\n"
@@ -125,9 +125,9 @@ class NumpySource(LocatedSource):
             self._file.close()
 
 
-def _known(spec: FieldSpec, found: Arrays) -> FieldSpec:
+def _known(spec: FieldSpec, inside: Arrays) -> FieldSpec:
     """Return what is asked for by the name of an array where it is given as that of its file."""
-    names = {*found.arrays, *found.refused}
+    names = {*inside.arrays, *inside.refused}
 
     def known(path: str) -> str:
         return path if path in names else name_of(path)
@@ -138,20 +138,20 @@ def _known(spec: FieldSpec, found: Arrays) -> FieldSpec:
 
 def _parsed(
     tables: Tables,
-    found: Arrays,
+    inside: Arrays,
     axis: SampleAxis,
     specs: tuple[FieldSpec, ...],
     hint: Schema | None,
     path: Path,
 ) -> Parsed:
-    for name in (s.path for s in specs) if specs or found.arrays else found.refused:
-        if name in found.refused:
-            raise found.refused[name]
-        if name not in found.arrays:
-            raise missing_field(name, found.names, path)
+    for name in (s.path for s in specs) if specs or inside.arrays else inside.refused:
+        if name in inside.refused:
+            raise inside.refused[name]
+        if name not in inside.arrays:
+            raise missing_field(name, inside.names, path)
     if not tables.sized:
-        what = "no array can be a field" if found.arrays else "it holds no arrays"
-        raise FormatError(what, where=path, found="; ".join(tables.notes) or None)
+        problem = "no array can be a field" if inside.arrays else "it holds no arrays"
+        raise FormatError(problem, where=path, found="; ".join(tables.notes) or None)
     others = [n for n in map(spelled, specs) if n not in axis.names]
     if others:
         raise SchemaError(
@@ -163,32 +163,32 @@ def _parsed(
     known = {} if hint is None or not axis.whole_file else {f.name: f for f in hint}
     fields, columns = {}, {}
     for n in axis.names:
-        array = found.arrays[tables.values_of(n)]
+        array = inside.arrays[tables.values_of(n)]
         if n in tables.routes:
             fields[n] = Field(n, array.dtype, (None, *array.shape[1:]), attrs=tables.attrs(n))
             first, count = tables.rows(n)
-            columns[n] = replace(array.column(whole=False), first=first, count=count)
+            columns[n] = replace(array.column(whole_file=False), first=first, count=count)
             continue
         fields[n] = _field(n, array, known.get(n), axis.whole_file)
-        columns[n] = array.column(whole=axis.whole_file, ragged=fields[n].ragged)
-    refused = [f"left out {name}: {error.what}" for name, error in found.refused.items()]
+        columns[n] = array.column(whole_file=axis.whole_file, ragged=fields[n].ragged)
+    refused = [f"left out {name}: {error.what}" for name, error in inside.refused.items()]
     return Parsed(
-        version=found.version,
+        version=inside.version,
         fields=fields,
         layout=FileLayout(axis.count, columns=columns),
-        notes=(*found.notes, *refused, *tables.notes, *axis.notes),
+        notes=(*inside.notes, *refused, *tables.notes, *axis.notes),
     )
 
 
-def _field(name: str, array: StoredArray, hint: Field | None, whole: bool) -> Field:
+def _field(name: str, array: StoredArray, hint: Field | None, whole_file: bool) -> Field:
     """Return the field of an array; of a whole one as in `hint`, where its first axis varies."""
-    shape: tuple[int | None, ...] = array.shape if whole else array.shape[1:]
+    shape: tuple[int | None, ...] = array.shape if whole_file else array.shape[1:]
     if hint is not None and hint.ragged and array.shape and hint.inner == array.shape[1:]:
         shape = hint.shape
     return Field(name, array.dtype, shape)
 
 
-def _axis(tables: Tables, found: Arrays, options: OpenOptions, path: Path) -> SampleAxis:
+def _axis(tables: Tables, inside: Arrays, options: OpenOptions, path: Path) -> SampleAxis:
     """Return which axis counts the samples.
 
     Raises
@@ -199,7 +199,7 @@ def _axis(tables: Tables, found: Arrays, options: OpenOptions, path: Path) -> Sa
     """
     if options.sample_axis == "groups":
         raise UsageError("--sample-axis groups does not apply to NumPy", expected="first or none")
-    arrays, mode, shapes = found.arrays, options.sample_axis, tables.sized
+    arrays, mode, shapes = inside.arrays, options.sample_axis, tables.sized
     if not shapes:
         return SampleAxis(0, False, ())
     if not options.fields and mode != "none":
@@ -226,7 +226,7 @@ def _doubtful(arrays: Mapping[str, StoredArray], path: Path, alike: bool) -> Sch
 
     `alike`: its arrays are those of files, and differ in their first axes at most.
     """
-    what = "each file may be a sample" if alike else "no two arrays have the same length"
+    reason = "each file may be a sample" if alike else "no two arrays have the same length"
     fix = (
         "say which: --sample-axis none takes all arrays as one sample, --sample-axis first counts "
         "the first axis of the largest and of those that are as long, --field NAME takes those "
@@ -237,7 +237,7 @@ def _doubtful(arrays: Mapping[str, StoredArray], path: Path, alike: bool) -> Sch
         fix += f"; {files} --sample-axis none takes each file as a sample, and {files} "
         fix += "--sample-axis first each row of the files"
     return SchemaError(
-        f"which axis counts the samples is doubtful: {what}",
+        f"which axis counts the samples is doubtful: {reason}",
         where=path,
         found=listed([f"{name} {show_shape(a.shape) or '[]'}" for name, a in arrays.items()]),
         fix=fix,

@@ -41,27 +41,27 @@ class Tables:
 
     def __init__(
         self,
-        found: Arrays,
+        inside: Arrays,
         specs: Sequence[FieldSpec],
         options: OpenOptions,
         path: Path,
         open_file: Callable[[str], Handle],
         archive: Handle | None,
     ) -> None:
-        self._found, self._open, self._archive = found, open_file, archive
+        self._inside, self._open, self._archive = inside, open_file, archive
         self._where = path
         self._paths: dict[str, str] = {}
         self.routes: dict[str, Route] = {}
-        arrays = dict(found.arrays)
+        arrays = dict(inside.arrays)
         attrs = self._scipy(arrays) if options.sample_axis == "auto" else {}
         tree = ArrayTree(arrays, {"": tuple(attrs)})
         self._stated = Stated()
         state_common(tree, lambda _: attrs, self._stated)
         ragged = find_tables(tree, tree.groups if options.sample_axis != "none" else (), self._rows)
-        asked = {spec.path for spec in specs if not spec.index}
+        requested = {spec.path for spec in specs if not spec.index}
         self.notes = [] if specs else ragged.notes
         for name, (values, route) in ragged.routes.items():
-            if not specs or name in asked:
+            if not specs or name in requested:
                 self._paths[name], self.routes[name] = values, route
         for spec in specs:
             for each in (spec.path, *(p for entry in spec.index for p in table_paths(entry))):
@@ -70,13 +70,13 @@ class Tables:
             if spec.index:
                 self._paths[spelled(spec)] = spec.path
                 self.routes[spelled(spec)] = route_of(spec, tree, self._rows, path)
-        self._leave_out(arrays, {spelled(spec) for spec in specs}, asked)
-        skip = ragged.used | ragged.left_out if not specs else arrays.keys() - asked
+        self._leave_out(arrays, {spelled(spec) for spec in specs}, requested)
+        skip = ragged.used | ragged.left_out if not specs else arrays.keys() - requested
         self.sized = {
             name: Sized(a.shape, a.stored) for name, a in arrays.items() if name not in skip
         }
         for name, route in self.routes.items():
-            stored = found.arrays[self._paths[name]].stored
+            stored = inside.arrays[self._paths[name]].stored
             self.sized[name] = Sized((route.tables[0].rows,), stored)
 
     def values_of(self, name: str) -> str:
@@ -89,18 +89,21 @@ class Tables:
 
     def rows(self, name: str) -> tuple[Explicit, Explicit]:
         """Return the first row of each sample of a ragged field, and how many it has."""
-        tables, target = self.routes[name].tables, self._found.arrays[self.values_of(name)].shape[0]
+        tables, target = (
+            self.routes[name].tables,
+            self._inside.arrays[self.values_of(name)].shape[0],
+        )
         first, count = np.zeros((2, tables[0].rows), np.int64)
         for start in range(0, len(first), _STEP):
             stop = min(start + _STEP, len(first))
-            found = locate(tables, target, start, stop)
-            count[start:stop] = np.diff(found.offsets)
-            first[start:stop] = found.first
+            located = locate(tables, target, start, stop)
+            count[start:stop] = np.diff(located.offsets)
+            first[start:stop] = located.first
         return Explicit(first), Explicit(count)
 
     def _rows(self, name: str) -> StoredNumbers:
-        array = self._found.arrays[name]
-        member = self._found.members.get(name)
+        array = self._inside.arrays[name]
+        member = self._inside.members.get(name)
         if member is not None and self._archive is not None:
             check(self._archive, member)
         return StoredNumbers(name, array, self._open, f"{self._where}, array {name}")
@@ -119,12 +122,14 @@ class Tables:
         text = text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
         return {"encoding-type": text, "shape": sizes}
 
-    def _leave_out(self, arrays: dict[str, StoredArray], names: set[str], asked: set[str]) -> None:
+    def _leave_out(
+        self, arrays: dict[str, StoredArray], names: set[str], requested: set[str]
+    ) -> None:
         stated = self._stated
         if stated.refused and not names:
             reason, fix = stated.refused
             raise SchemaError(reason, where=self._where, fix=fix)
-        for name in asked & stated.left_out.keys():
+        for name in requested & stated.left_out.keys():
             why = f"{name} cannot be a field: {stated.left_out[name]}"
             raise SchemaError(why, where=self._where)
         for reason in dict.fromkeys(stated.aside.values()) if not names else ():
@@ -143,7 +148,7 @@ class StoredNumbers:
         self.where, self._array = where, array
         self.count = (*array.shape, 1)[0]
         field = Field(name, array.dtype, array.shape[1:])
-        self._reader = ColumnReader(array.column(whole=False), field, open_file)
+        self._reader = ColumnReader(array.column(whole_file=False), field, open_file)
 
     @property
     def dtype(self) -> DType:
@@ -152,8 +157,8 @@ class StoredNumbers:
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``."""
-        wanted = self._reader.begin(np.arange(start, stop, dtype=np.int64), None)
-        rows: Any = fetch({"": wanted}, None)[""]
+        pending = self._reader.begin(np.arange(start, stop, dtype=np.int64), None)
+        rows: Any = fetch({"": pending}, None)[""]
         found: Array = rows
         return found
 
@@ -161,5 +166,5 @@ class StoredNumbers:
 def check(file: Handle, member: Member) -> None:
     """Compare a stored member of a ZIP file with its CRC-32."""
     where = f"{file.path}, {member.name}"
-    found = read_crc32(file, member.offset, member.offset + member.nbytes)
-    check_member(found, member.crc32, where)
+    computed = read_crc32(file, member.offset, member.offset + member.nbytes)
+    check_member(computed, member.crc32, where)

@@ -93,8 +93,8 @@ class Costs:
 
     def dictionaries(self) -> list[str]:
         """Return the columns of strings whose dictionaries are left as they are."""
-        found = [c for i in range(len(self._footer.rows)) for c in self._chunks(i) if c.text]
-        return sorted({c.name for c in found if _has_small_dictionary(c)})
+        chunks = [c for i in range(len(self._footer.rows)) for c in self._chunks(i) if c.text]
+        return sorted({c.name for c in chunks if _has_small_dictionary(c)})
 
     def streams(self, group: RowGroup) -> int:
         """Return how many steps of row groups like this one may be in memory at once."""
@@ -143,18 +143,18 @@ class Costs:
 
     def _planned(self, number: int) -> RowGroup:
         rows, chunks = self._footer.rows[number], self._chunks(number)
-        stated = most = 0
+        stated = largest = 0
         for c in chunks:
             stated += self._decoded(c)
-            most = max(most, self._most(c))
+            largest = max(largest, self._max_nbytes(c))
         stated = max(stated, rows * self._row)
         small = min(SMALL, self._limit // SMALL_SHARE)
-        if stated <= small and most <= self._limit // 8:
+        if stated <= small and largest <= self._limit // 8:
             return RowGroup(number, rows, stated, max(1, rows), True, 3 * small)
         mean = max(1, stated // max(1, rows))
         step = max(1, min(STEP_NBYTES, self._limit // STEP_SHARE) // mean)
-        if most > stated:  # the mean says little of the largest
-            step = max(1, min(step, self._limit // 16 * rows // most))
+        if largest > stated:  # the mean says little of the largest
+            step = max(1, min(step, self._limit // 16 * rows // largest))
         pages = [2 * c.encoded for c in chunks]
         if sum(pages) > self._limit // 8:
             pages = [2 * self._largest_page(c) for c in chunks]
@@ -180,7 +180,7 @@ class Costs:
             return DICTIONARY_COPIES * c.encoded + 4 * c.values
         return max(c.encoded, c.decoded or 0) + 4 * c.values
 
-    def _most(self, c: Chunk) -> int:
+    def _max_nbytes(self, c: Chunk) -> int:
         """Return the bytes that the values of a column can have at most."""
         known = self._decoded(c)
         if not c.text or not c.dictionary or _has_small_dictionary(c):
@@ -192,14 +192,14 @@ class Costs:
 
     def _largest_page(self, c: Chunk) -> int:
         """Return the bytes of the largest page of a column."""
-        at, stop, seen, largest = c.first, c.first + c.stored, 0, 0
+        at, stop, paged_nbytes, largest = c.first, c.first + c.stored, 0, 0
         for _ in range(PAGES):
             if at >= stop:
                 return largest
-            found = page(self._head(at), self._file.path)
-            largest, seen = max(largest, found.nbytes), seen + found.nbytes
-            at += found.stored
-        return max(largest, c.encoded - seen)
+            header = page(self._head(at), self._file.path)
+            largest, paged_nbytes = max(largest, header.nbytes), paged_nbytes + header.nbytes
+            at += header.stored
+        return max(largest, c.encoded - paged_nbytes)
 
     def _head(self, at: int) -> bytes:
         data = self._file.pread(64 << 10, at)

@@ -130,17 +130,17 @@ def read(file: Handle) -> Footer:
     data = file.pread_exact(size, nbytes - _END - size)
     try:
         top = _Compact(data).struct(0)
-        found = _footer(top, file.path)
+        footer = _footer(top, file.path)
     except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError("the footer is damaged", where=file.path) from error
-    if min(found.rows, default=0) < 0 or sum(found.rows) != top.get(3):
+    if min(footer.rows, default=0) < 0 or sum(footer.rows) != top.get(3):
         raise FormatError(
             "row groups have not the rows that the footer gives",
             where=file.path,
             expected=top.get(3),
-            found=sum(found.rows),
+            found=sum(footer.rows),
         )
-    return found
+    return footer
 
 
 def _footer(top: dict[int, Any], where: object) -> Footer:
@@ -201,15 +201,15 @@ class _Compact:
         """Return the structure that comes next."""
         if depth > _DEEP:
             raise ValueError("structures are nested too deeply")
-        found: dict[int, Any] = {}
+        fields: dict[int, Any] = {}
         number = 0
         while True:
             head = self._byte()
             if not head:
-                return found
+                return fields
             number = number + (head >> 4) if head >> 4 else self._zigzag()
             kind = head & 15
-            found[number] = kind == 1 if kind in (1, 2) else self._value(kind, depth)
+            fields[number] = kind == 1 if kind in (1, 2) else self._value(kind, depth)
 
     def _value(self, kind: int, depth: int) -> Any:
         if 3 <= kind <= 6:

@@ -44,12 +44,12 @@ class _Stream:
         return arrow().concat_tables(parts)
 
 
-def _other_rows(where: str, expected: int, found: int) -> FormatError:
+def _other_rows(where: str, expected: int, rows: int) -> FormatError:
     return FormatError(
         "the row group has another number of rows than the footer gives",
         where=where,
         expected=expected,
-        found=found,
+        found=rows,
     )
 
 
@@ -90,10 +90,10 @@ class RowGroups:
         where = f"{self._file.path}, row group {group.number}"
         with library(where, "the row group cannot be decoded"):
             if group.whole:
-                return self._whole(group, where).slice(start, stop - start)
+                return self._read_whole(group, where).slice(start, stop - start)
             return self._forward(group, start, stop, where)
 
-    def _whole(self, group: RowGroup, where: str) -> Any:
+    def _read_whole(self, group: RowGroup, where: str) -> Any:
         with self._lock:
             future = self._decoded.get(group.number)
             mine = future is None
@@ -118,19 +118,19 @@ class RowGroups:
         return table
 
     def _forward(self, group: RowGroup, start: int, stop: int, where: str) -> Any:
-        most, stream = self._costs.streams(group), None
+        limit, stream = self._costs.streams(group), None
         with self._room:
-            self._room.wait_for(lambda: self._busy < most)
+            self._room.wait_for(lambda: self._busy < limit)
             self._busy += 1
             known = [s for s in self._streams if s.group == group and s.at <= start]
             if known:
                 stream = max(known, key=lambda s: s.at)
                 self._streams.remove(stream)
-            del self._streams[max(0, most - self._busy) :]
+            del self._streams[max(0, limit - self._busy) :]
         try:
             if stream is None:
                 stream = _Stream(group, self._tables(group), where)
-            found = stream.rows(start, stop)
+            rows = stream.rows(start, stop)
         except BaseException:
             stream = None
             raise
@@ -139,7 +139,7 @@ class RowGroups:
                 self._busy -= 1
                 self._streams[:0] = [] if stream is None else [stream]
                 self._room.notify()
-        return found
+        return rows
 
     def _tables(self, group: RowGroup) -> Iterator[Any]:
         with self._opened(BUFFER) as opened:

@@ -45,5 +45,5 @@ def library(where: object, doing: str) -> Iterator[None]:
     ) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise FormatError(f"{doing}: {said}", where=where) from error
+        message = " ".join(str(error).split())[:200] or type(error).__name__
+        raise FormatError(f"{doing}: {message}", where=where) from error

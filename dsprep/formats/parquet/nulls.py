@@ -84,12 +84,12 @@ def decide(schema: Schema, options: OpenOptions) -> Settled:
     UnsupportedError
         If all columns are left out.
     """
-    found = [f for f in schema if isinstance(f, NullableField)]
-    if not found:
+    nullable = [f for f in schema if isinstance(f, NullableField)]
+    if not nullable:
         return Settled(schema, options, schema)
-    asked = bool(options.fields)
-    only = [f for f in found if f.only and (options.nulls == "drop-columns" or not asked)]
-    some = [f for f in found if f not in only]
+    requested = bool(options.fields)
+    only = [f for f in nullable if f.only and (options.nulls == "drop-columns" or not requested)]
+    some = [f for f in nullable if f not in only]
     if some and (options.nulls == "refuse" or any(f.only for f in some)):
         raise refusal(some, schema)
     dropped = [*only, *some] if options.nulls == "drop-columns" else only
@@ -100,39 +100,39 @@ def decide(schema: Schema, options: OpenOptions) -> Settled:
         notes.append(f"left out the rows with nulls in {_counts(some)}")
     kept = Schema(tuple(_plain(f) for f in schema if f not in dropped), schema.attrs)
     if not kept.fields:
-        raise _nothing_left(some, found)
+        raise _nothing_left(some, nullable)
     names = {f.name for f in dropped}
     fields = tuple(s for s in options.fields if s.path not in names)
     recount = bool(some) and options.nulls == "drop-rows"
     return Settled(kept, replace(options, fields=fields), kept, tuple(notes), recount)
 
 
-def _nothing_left(some: Sequence[NullableField], found: Sequence[NullableField]) -> DsprepError:
+def _nothing_left(some: Sequence[NullableField], nullable: Sequence[NullableField]) -> DsprepError:
     return UnsupportedError(
         "no column is a field: all have nulls",
-        where=found[0].where,
-        found=_counts(found),
+        where=nullable[0].where,
+        found=_counts(nullable),
         fix="--nulls drop-rows keeps the rows without nulls" if some else None,
     )
 
 
-def refusal(found: Sequence[NullableField], schema: Schema) -> FormatError:
+def refusal(nullable: Sequence[NullableField], schema: Schema) -> FormatError:
     """Return the error for columns with nulls, which names what helps."""
-    names = {f.name for f in found}
+    names = {f.name for f in nullable}
     others = [f.name for f in schema if f.name not in names and not isinstance(f, NullableField)]
     ways = ["--nulls drop-rows leaves these rows out", "--nulls drop-columns these columns"]
-    if all(f.only for f in found):
+    if all(f.only for f in nullable):
         ways = ways[1:]
     if 0 < len(others) <= SHOWN:
         ways.append("or name the others: " + " ".join(f"--field {shlex.quote(n)}" for n in others))
     return FormatError(
         "there are nulls, which are no values",
-        where=f"{found[0].where}, column {found[0].name}",
+        where=f"{nullable[0].where}, column {nullable[0].name}",
         expected="a value in each row",
-        found=f"nulls in {_counts(found)}",
+        found=f"nulls in {_counts(nullable)}",
         fix=", ".join(ways),
     )
 
 
-def _counts(found: Sequence[NullableField]) -> str:
-    return listed([f"{f.name} ({f.nulls:,})" for f in found], SHOWN)
+def _counts(nullable: Sequence[NullableField]) -> str:
+    return listed([f"{f.name} ({f.nulls:,})" for f in nullable], SHOWN)

@@ -157,21 +157,21 @@ class ParquetSource(Source):
     ) -> tuple[dict[str, Field], list[str]]:
         """Return the fields of the columns and partitions that matter, and notes on the others."""
         notes: list[str] = []
-        asked = [s.path for s in options.fields]
-        names = asked or [*leaves, *(n for n in parts if n not in leaves)]
-        if hint is not None and not asked:
+        requested = [s.path for s in options.fields]
+        names = requested or [*leaves, *(n for n in parts if n not in leaves)]
+        if hint is not None and not requested:
             names = [name for name in names if name in hint.names]
         available: dict[str, Field] = {}
         for name in names:
             leaf = leaves.get(name)
             if leaf is None and name not in parts:
                 raise missing_field(name, [*leaves, *parts], self.path)
-            found = parts[name][0] if leaf is None else leaf.field
-            if found is not None:
-                available[name] = found
+            field = parts[name][0] if leaf is None else leaf.field
+            if field is not None:
+                available[name] = field
                 continue
             assert leaf is not None  # the path has a value of each of its names
-            if asked:
+            if requested:
                 raise UnsupportedError(
                     f"column {name} is not a field: {leaf.why}", where=self.path, fix=AS_JSON
                 )
@@ -194,22 +194,22 @@ class ParquetSource(Source):
 
         Where the footer does not count them, they are counted if something is to be done.
         """
-        found: dict[str, tuple[int, str]] = {}
+        reasons: dict[str, tuple[int, str]] = {}
         unknown: list[Leaf] = []
         for name, leaf in leaves.items():
             counts = self._footer_nulls(leaf)
             if counts is None:
                 unknown.append(leaf)
             elif any(counts):
-                found[name] = sum(counts), self._group(int(np.flatnonzero(counts)[0]))
+                reasons[name] = sum(counts), self._group(int(np.flatnonzero(counts)[0]))
         if unknown and options.nulls != "refuse":
             for number, masks in self._masks(unknown, options):
                 for leaf, mask in zip(unknown, masks, strict=True):
-                    count, where = found.get(leaf.name, (0, self._group(number)))
+                    count, where = reasons.get(leaf.name, (0, self._group(number)))
                     count += len(mask) - int(np.count_nonzero(mask))
                     if count:
-                        found[leaf.name] = count, where
-        return found
+                        reasons[leaf.name] = count, where
+        return reasons
 
     def _footer_nulls(self, leaf: Leaf) -> list[int] | None:
         """Return the rows with nulls of each row group; None if the footer does not tell."""
@@ -247,7 +247,7 @@ class ParquetSource(Source):
         parts: list[list[NDArray[np.bool_]]] = [[np.ones(0, np.bool_)] for _ in self._footer.rows]
         for number, masks in self._masks(doubtful, options):
             parts[number].append(np.logical_and.reduce(masks))
-        complete = [np.concatenate(found) for found in parts]
+        complete = [np.concatenate(mask_parts) for mask_parts in parts]
         return [None if mask.all() else np.flatnonzero(mask) for mask in complete]
 
     def _chosen_partitions(self) -> list[tuple[Field, object]]:
@@ -293,9 +293,9 @@ class ParquetSource(Source):
             here = f"{where}, column {leaf.name}"
             with library(here, "the column cannot be read"):
                 chunks = table.column(leaf.path[0]).chunks
-                found = [{path: types.column(chunk, leaf, here)} for chunk in chunks]
+                columns = [{path: types.column(chunk, leaf, here)} for chunk in chunks]
                 own = Schema((replace(leaf.field, name=path),))
-                column = concatenate(own, found)[path] if found else empty_batch(own)[path]
+                column = concatenate(own, columns)[path] if columns else empty_batch(own)[path]
                 first = int(self._starts[number]) + start
                 batch[field.name] = retype(column, field, self.path, first)
         return batch
@@ -395,8 +395,8 @@ def _taken(table: Any, rows: Ints) -> Any:
 
 
 def _complete(table: Any, leaf: Leaf) -> NDArray[np.bool_]:
-    found = [types.complete(chunk, leaf) for chunk in table.column(leaf.path[0]).chunks]
-    return np.concatenate([np.ones(0, np.bool_), *found])
+    masks = [types.complete(chunk, leaf) for chunk in table.column(leaf.path[0]).chunks]
+    return np.concatenate([np.ones(0, np.bool_), *masks])
 
 
 def _is_of(path: str, names: Sequence[str]) -> bool:
@@ -419,22 +419,22 @@ def partitions(path: Path, hint: Schema | None) -> dict[str, tuple[Field, object
 
     With each is its value there; None: null.
     """
-    found: dict[str, tuple[Field, object]] = {}
+    fields: dict[str, tuple[Field, object]] = {}
     for folder in path.absolute().parents:
         key, equals, word = folder.name.partition("=")
         if not equals or not key:
             break
         text = unquote(word, errors="surrogateescape")
         if text == _NO_VALUE:
-            found[key] = Field.opaque(key, "str", {PARTITION: "in the names of directories"}), None
+            fields[key] = Field.opaque(key, "str", {PARTITION: "in the names of directories"}), None
             continue
         known = hint[key] if hint is not None and key in hint.names else None
         attrs = {PARTITION: "in the names of directories"}
         if _INTEGER.fullmatch(text) and (known is None or known.kind != "str"):
-            found[key] = Field(key, np.dtype("<i8"), attrs=attrs), int(text)
+            fields[key] = Field(key, np.dtype("<i8"), attrs=attrs), int(text)
         else:
-            found[key] = Field.opaque(key, "str", attrs), text
-    return dict(reversed(found.items()))
+            fields[key] = Field.opaque(key, "str", attrs), text
+    return dict(reversed(fields.items()))
 
 
 def _repeated(value: object, count: int, field: Field) -> Column:

@@ -111,11 +111,11 @@ def _leaves(f: Any, above: tuple[str, ...], as_json: bool) -> Iterator[Leaf]:
         yield Leaf(path, Field.opaque(name), form="null")
         return
     try:
-        found, why = _field(name, f), ""
+        field, reason = _field(name, f), ""
     except UnsupportedError as error:
-        found, why = None, error.what
-    if found is not None:
-        yield Leaf(path, found, flat=not _is_list(of))
+        field, reason = None, error.what
+    if field is not None:
+        yield Leaf(path, field, flat=not _is_list(of))
     elif as_json:
         yield Leaf(path, Field.opaque(name, "str"), flat=False, form="json")
     elif _is_list(of) and not _extension(f):
@@ -124,7 +124,7 @@ def _leaves(f: Any, above: tuple[str, ...], as_json: bool) -> Iterator[Leaf]:
         for key, inside in (("key", of.key_type), ("value", of.item_type)):
             yield from _items(path, (key,), inside)
     else:
-        yield Leaf(path, None, why)
+        yield Leaf(path, None, reason)
 
 
 def _items(path: tuple[str, ...], inner: tuple[str, ...], of: Any) -> Iterator[Leaf]:
@@ -136,12 +136,12 @@ def _items(path: tuple[str, ...], inner: tuple[str, ...], of: Any) -> Iterator[L
         return
     joined = None
     try:
-        found = _field(name, arrow().field("x", of))
-        if found.kind == "array" and not found.ragged:
-            values = Field(name, found.dtype, (None, *found.inner), attrs=found.attrs)
+        field = _field(name, arrow().field("x", of))
+        if field.kind == "array" and not field.ragged:
+            values = Field(name, field.dtype, (None, *field.inner), attrs=field.attrs)
             yield Leaf(path, values, flat=False, inner=inner)
             return
-        joined = Field.opaque(name) if found.kind != "array" else found
+        joined = Field.opaque(name) if field.kind != "array" else field
     except UnsupportedError as error:
         yield Leaf(path, None, f"in its lists, {error.what}", flat=False, inner=inner)
         return
@@ -195,8 +195,8 @@ def _shape(f: Any) -> tuple[int | None, ...] | None:
     if not name.startswith(_ARRAY_XD):
         return None
     try:
-        found = f.type.shape if own else json.loads(metadata[b"ARROW:extension:metadata"])[0]
-        shape = tuple(found)
+        sizes = f.type.shape if own else json.loads(metadata[b"ARROW:extension:metadata"])[0]
+        shape = tuple(sizes)
     except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
         raise UnsupportedError("its extension type gives no shape") from error
     depth = 0
@@ -429,10 +429,10 @@ def _values(array: Any, dtype: DType) -> Array:
         return np.empty(0, dtype)
     width = array.type.byte_width if dtype.kind == "V" else array.type.bit_width // 8
     raw = np.dtype(f"V{width}") if dtype.kind == "V" else np.dtype(f"<i{width}")
-    found = np.frombuffer(buffer, raw, len(array), array.offset * width)
+    values = np.frombuffer(buffer, raw, len(array), array.offset * width)
     if dtype.kind in "mM" and width < dtype.itemsize:
-        found = found.astype("<i8")
-    return found.view(dtype)
+        values = values.astype("<i8")
+    return values.view(dtype)
 
 
 # --- JSON ------------------------------------------------------------------------------------
@@ -464,11 +464,11 @@ def json_texts(array: Any) -> Iterator[str]:
         offsets, items = _lists(array)
         if pa.types.is_map(of):
             pairs = zip(json_texts(items.field(0)), json_texts(items.field(1)), strict=True)
-            found = [f"[{key}, {value}]" for key, value in pairs]
+            parts = [f"[{key}, {value}]" for key, value in pairs]
         else:
-            found = list(json_texts(items))
+            parts = list(json_texts(items))
         ends = itertools.pairwise(offsets.tolist())
-        texts = ("[" + ", ".join(found[a:b]) + "]" for a, b in ends)
+        texts = ("[" + ", ".join(parts[a:b]) + "]" for a, b in ends)
     else:
         texts = map(_json_word(of), (array if not _is_time(of) else _as_text(array)).to_pylist())
     valid = array.is_valid().to_pylist()

@@ -79,7 +79,7 @@ class _Member(NamedTuple):
 
 
 @dataclass
-class _Said:
+class _Stated:
     """What precedes a member and is said of it."""
 
     name: bytes | None = None
@@ -108,7 +108,7 @@ class Archive:
     def __init__(self, file: Handle) -> None:
         self.file, self.at, self.ended = file, 0, False
         self.skipped: dict[str, tuple[int, bytes]] = {}
-        self._said: _Said | None = None
+        self._stated: _Stated | None = None
 
     def members(self) -> Iterator[Members]:
         """Yield the files, many at a time.
@@ -132,7 +132,7 @@ class Archive:
             if batch.names:
                 yield batch
             span = LARGE if self.at - begin <= APART * max(1, headers) else SMALL
-        if self._said is not None or not self.ended:
+        if self._stated is not None or not self.ended:
             raise FormatError(
                 "the archive has no end, the blocks of zeros behind the last member",
                 where=f"{self.file.path}, offset {self.at}",
@@ -156,7 +156,7 @@ class Archive:
         i = headers = 0
         while i < n and not self.ended:
             step = steps[i]
-            if step and self._said is None:
+            if step and self._stated is None:
                 simple.append(i)
                 i += step
                 continue
@@ -176,12 +176,12 @@ class Archive:
             )
         return members, headers + len(simple)
 
-    def _cut(self, subject: str, offset: int, expected: int, found: int) -> FormatError:
+    def _cut(self, subject: str, offset: int, expected: int, available: int) -> FormatError:
         return FormatError(
             f"the archive ends within {subject}",
             where=f"{self.file.path}, offset {offset}",
             expected=f"{expected} bytes",
-            found=f"{max(0, found)} bytes",
+            found=f"{max(0, available)} bytes",
             fix="the file was cut: bring it again from where it came from",
         )
 
@@ -202,7 +202,7 @@ class Archive:
         name, named = _name(block), at
         if block[257:263] == b"ustar\0" and block[345]:
             name, named = _text(block[345:500]) + b"/" + name, -1
-        extended, self._said = self._said, None
+        extended, self._stated = self._stated, None
         if extended is not None and extended.name is not None:
             name, named = extended.name, extended.named
         if extended is not None and extended.length is not None:
@@ -242,7 +242,7 @@ class Archive:
             if wrong:
                 raise _apart(f"named or sized by one header for all ({show(wrong[0])})", b"", where)
             return
-        extended = self._said = self._said or _Said()
+        extended = self._stated = self._stated or _Stated()
         if kind == LONG_NAME and extended.name is None:
             extended.name, extended.named = _text(data.tobytes()), begin
         for key, value, at in _records(data.tobytes(), where) if kind in PAX else ():
@@ -254,8 +254,8 @@ class Archive:
                 if not value.isdigit() or len(value) > 20:
                     raise FormatError("a size is damaged", where=where, found=show(value))
                 extended.length = int(value)
-        if extended == _Said():
-            self._said = None
+        if extended == _Stated():
+            self._stated = None
 
     def _end(self) -> None:
         """Note the end of the archive; whatever follows has to be zeros."""

@@ -104,7 +104,7 @@ class Samples:
 
     def __init__(self, archive: Archive, requested: Iterable[str], keys: bool) -> None:
         self._archive, self._where = archive, archive.file.path
-        self._wanted = frozenset(requested)
+        self._requested = frozenset(requested)
         self._codes = _Codes(())
         self._names: list[str] = []
         self._columns: list[tuple[Numbers, Numbers]] = []
@@ -195,7 +195,7 @@ class Samples:
         target = (np.cumsum(new) - 1) * width + code
         table = np.bincount(target, minlength=n * width).reshape(n, width)
         wrong = (table[:, :-1] != 1).any(axis=1)
-        if not self._wanted:
+        if not self._requested:
             wrong |= table[:, -1] != 0
         if wrong.any():
             i = int(wrong.argmax())
@@ -216,12 +216,12 @@ class Samples:
     def _begin(self, sample: _Batch) -> None:
         """Note which fields there are: those of the first sample."""
         names = sorted({_name(field, self._where) for field in sample.fields})
-        for name in sorted(self._wanted):
+        for name in sorted(self._requested):
             if name not in names:
                 if (apart := self._apart(sample, names)) is not None:
                     raise apart
                 raise missing_field(name, names, f"{self._where}, sample {show(sample.keys[0])}")
-        self._names = sorted(self._wanted) or names
+        self._names = sorted(self._requested) or names
         self._columns = [(Numbers(), Numbers()) for _ in self._names]
         self._codes = _Codes(self._names)
 
@@ -249,7 +249,7 @@ class Samples:
             )
         if (apart := self._apart(sample, names)) is not None:
             return apart
-        if self._wanted:
+        if self._requested:
             return SchemaError(
                 "a sample lacks a field",
                 where=where,

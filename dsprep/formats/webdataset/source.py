@@ -39,7 +39,7 @@ class WebDatasetSource(LocatedSource):
         check_options(options, frozenset({"fields", "keys_as"}), "webdataset")
         self._file = open_file(path)
         try:
-            samples, chosen = _found(self._file, options)
+            samples, chosen = _located(self._file, options)
             self._members = {f.name: member for member, f in chosen}
             extents = {f.name: _extents(samples, member, options) for member, f in chosen}
             fields = {f.name: f for _, f in chosen}
@@ -79,7 +79,7 @@ class WebDatasetSource(LocatedSource):
         self._file.close()
 
 
-def _found(file: Handle, options: OpenOptions) -> tuple[Samples, list[tuple[str, Field]]]:
+def _located(file: Handle, options: OpenOptions) -> tuple[Samples, list[tuple[str, Field]]]:
     """Return the samples of an archive, and the fields that are wanted with their members."""
     for spec in options.fields:
         if spec.index:
