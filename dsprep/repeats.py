@@ -153,8 +153,8 @@ class Replay(tuple[int, ...]):
         if path.stat().st_size > MAX_NBYTES:
             raise FormatError("this is not the state of a Reader: it is too large", where=path)
         try:
-            found = json.loads(path.read_bytes())["repeats"]
-            if not found or not all(type(n) is int and n > 0 for n in found):
+            repeats = json.loads(path.read_bytes())["repeats"]
+            if not repeats or not all(type(n) is int and n > 0 for n in repeats):
                 raise ValueError("they are not numbers of passes")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError(
@@ -163,4 +163,4 @@ class Replay(tuple[int, ...]):
                 expected="JSON of Reader.state_dict, of a training with adaptive repeats",
                 found=str(error)[:80],
             ) from error
-        return super().__new__(cls, found)
+        return super().__new__(cls, repeats)

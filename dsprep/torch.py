@@ -244,9 +244,13 @@ class Batches(ReaderLoops, IterableDataset[Any]):
                 f"a worker of a DataLoader cannot deliver on {self._device}",
                 fix="use num_workers=0, or device='cpu' and pin_memory=True of the DataLoader",
             )
-        main, place = self.reader, self.reader.place
+        main, rank_info = self.reader, self.reader.rank_info
         arguments = {k: v for k, v in self._arguments.items() if k not in _OF_PROCESSES}
-        arguments |= {"rank": place.rank, "world_size": place.world_size, "check_order": False}
+        arguments |= {
+            "rank": rank_info.rank,
+            "world_size": rank_info.world_size,
+            "check_order": False,
+        }
         self.reader = Reader(**arguments)
         self.reader.load_state_dict(main.state_dict())
         self.reader.take_part(info.id, info.num_workers)
@@ -402,8 +406,8 @@ def _arrays(column: Column) -> list[Any]:
 def _tensors(column: Column) -> Sequence[Any]:
     if isinstance(column, Ragged):
         return [_leaf(value) for value in column]
-    found: Sequence[Any] = tensor(column).unbind()
-    return found
+    tensors: Sequence[Any] = tensor(column).unbind()
+    return tensors
 
 
 # --- workers -----------------------------------------------------------------------------------
@@ -437,8 +441,8 @@ class _Shared:
 
     def base(self, otherwise: int) -> int:
         """Return the epoch that loops are counted from, if it was noted."""
-        found = int(self._facts[2])
-        return otherwise if found < 0 else found
+        base_ = int(self._facts[2])
+        return otherwise if base_ < 0 else base_
 
     def loops(self) -> int:
         """Return how many loops workers began since."""
@@ -642,9 +646,9 @@ class Feed(Iterator[Any]):
         self._wait(0)
         self.ahead.close()
 
-    def _wait(self, most: int) -> None:
+    def _wait(self, seconds: int) -> None:
         """Wait until at most so many copies are under way; only then let go of their memory."""
-        while len(self._copying) > most:
+        while len(self._copying) > seconds:
             self._copying[0][0].synchronize()
             self._copying.popleft()
 

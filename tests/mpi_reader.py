@@ -20,7 +20,7 @@ def main() -> None:
         options = {} if stagger is None else {"stagger": stagger, "comm": comm}
         # Ranks and world size are those of MPI, which mpi4py tells.
         with dsprep.Reader(sys.argv[1], 5, seed=3, io_threads=2, **options) as reader:
-            assert (reader.place.rank, reader.place.world_size) == (rank, size)
+            assert (reader.rank_info.rank, reader.rank_info.world_size) == (rank, size)
             for epoch in range(2):
                 reader.set_epoch(epoch)
                 steps, found = 0, [np.zeros(0, np.int64)]

@@ -46,7 +46,7 @@ def main(path: str, field: str, *processes: str) -> None:
 
 def train(batches: Iterable[Any], reader: dsprep.Reader, field: str) -> list[Any]:
     """Return the samples of each pass, what `report` said, the state, and why it failed then."""
-    rank, found, over = reader.place.rank, [], []
+    rank, found, over = reader.rank_info.rank, [], []
     for number, loss in enumerate(LOSSES):
         found.append([i for batch in batches for i in batch[field].tolist()])
         over.append(reader.report(loss=loss if rank == 0 else -number))

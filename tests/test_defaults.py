@@ -11,11 +11,11 @@ import pytest
 import dsprep
 from dsprep.reader import defaults
 from dsprep.reader.defaults import Cores, buffers_by_rule, choose, shared, threads_by_rule
-from dsprep.reader.ranks import Place
+from dsprep.reader.ranks import RankInfo
 
 
 def place(world=1, local=1):
-    return Place(0, world, 0 if local else None, local, "a test")
+    return RankInfo(0, world, 0 if local else None, local, "a test")
 
 
 @pytest.mark.parametrize(

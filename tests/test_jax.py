@@ -119,7 +119,7 @@ try:
 except UsageError as error:
     assert "same size" in str(error)
 batches = Batches(path, 8, sharding=sharding, drop_last=True)
-assert (batches.reader.place.rank, batches.reader.place.world_size) == (rank, 2)
+assert (batches.reader.rank_info.rank, batches.reader.rank_info.world_size) == (rank, 2)
 for batch in batches:
     assert batch["x"].shape == (16, 8, 4)
     assert len(batch["x"].addressable_shards) == 2

@@ -27,7 +27,7 @@ from dsprep.errors import ReadError, UsageError
 from dsprep.reader import node
 from dsprep.reader.node import client as node_client
 from dsprep.reader.node import root as node_root
-from dsprep.reader.ranks import Place
+from dsprep.reader.ranks import RankInfo
 
 COUNT = 203
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 7)), Field("y", np.dtype("<i8"))))
@@ -357,7 +357,9 @@ def test_where_all_read_nobody_serves(ranks):
 def test_the_rank_within_the_node_is_needed(data, monkeypatch):
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("dsprep.reader.loader.detect", lambda *_: Place(1, 2, None, None, "a test"))
+    monkeypatch.setattr(
+        "dsprep.reader.loader.detect", lambda *_: RankInfo(1, 2, None, None, "a test")
+    )
     with pytest.raises(UsageError, match="LOCAL_RANK"):
         dsprep.Reader(data, 4, readers_per_node=1)
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import dsprep
 from dsprep.errors import UsageError
-from dsprep.reader.ranks import Place, _tasks, detect
+from dsprep.reader.ranks import RankInfo, _tasks, detect
 
 PREFIXES = ("OMPI_", "PMI", "MPI_", "MV2_", "SLURM_")
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -54,7 +55,7 @@ def env(monkeypatch):
 
 
 def test_alone():
-    assert detect() == Place(0, 1, 0, 1, "no launcher found")
+    assert detect() == RankInfo(0, 1, 0, 1, "no launcher found")
 
 
 @pytest.mark.parametrize(
@@ -179,14 +180,14 @@ def test_torch_comes_before_the_environment(monkeypatch, env):
     env(**TORCHRUN)
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(1, 3))
     monkeypatch.setitem(sys.modules, "torch.distributed", fake_torch(7, 8))
-    assert detect() == Place(7, 8, 1, 4, "torch.distributed")
+    assert detect() == RankInfo(7, 8, 1, 4, "torch.distributed")
     monkeypatch.setitem(sys.modules, "torch.distributed", fake_torch(7, 8, initialised=False))
     assert detect().source == "mpi4py, COMM_WORLD"
 
 
 def test_mpi4py(monkeypatch, env):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(1, 3))
-    assert detect() == Place(1, 3, None, None, "mpi4py, COMM_WORLD")
+    assert detect() == RankInfo(1, 3, None, None, "mpi4py, COMM_WORLD")
     env(**TORCHRUN)
     assert detect().world_size == 3
     for idle in (fake_mpi(0, 1), fake_mpi(1, 3, initialised=False), fake_mpi(1, 3, finalised=True)):
@@ -203,3 +204,11 @@ print([m for m in ("torch", "mpi4py", "numpy.testing") if m in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_old_name_of_the_rank_info(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(10))
+    dsprep.provenance(tmp_path / "x.npy")
+    with dsprep.Reader(tmp_path / "x.npy", batch_size=2) as reader:
+        with pytest.warns(DeprecationWarning, match="rank_info"):
+            assert reader.place is reader.rank_info

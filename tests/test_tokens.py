@@ -321,7 +321,7 @@ else:
 comm.barrier()
 
 with dsprep.Reader(sys.argv[1], 16, buffer_size=20, stagger=count, comm=comm) as reader:
-    assert reader.place.world_size == size
+    assert reader.rank_info.world_size == size
     got = sum(len(b["y"]) for b in reader)
 assert comm.allreduce(got) == 203
 late = dsprep.Reader(sys.argv[1], 16, stagger=count, comm=comm)

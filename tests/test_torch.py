@@ -162,7 +162,7 @@ def test_ranks_come_from_torch_distributed(plain, tmp_path):
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        assert Batches(plain[0], 8).reader.place.source == "torch.distributed"
+        assert Batches(plain[0], 8).reader.rank_info.source == "torch.distributed"
     finally:
         torch.distributed.destroy_process_group()
 

@@ -22,7 +22,7 @@ from dsprep.errors import UnsupportedError, UsageError
 from dsprep.executors.mpi import launched
 from dsprep.formats.options import OpenOptions
 from dsprep.reader.defaults import cores_of, threads_by_rule
-from dsprep.reader.ranks import Place, detect
+from dsprep.reader.ranks import RankInfo, detect
 from dsprep.source.dataset import open_dataset
 from dsprep.source.files import find_files
 from dsprep.writing.plan import parse_nbytes, parse_rate
@@ -276,7 +276,9 @@ def _check(settings: Settings) -> None:
 
 def _threads(settings: Settings) -> int:
     """Return the threads that read for each rank: as asked, or by the Reader's rule."""
-    rank_info = detect() if launched() else Place(0, settings.ranks, 0, settings.ranks, "--ranks")
+    rank_info = (
+        detect() if launched() else RankInfo(0, settings.ranks, 0, settings.ranks, "--ranks")
+    )
     return settings.threads or threads_by_rule(cores_of(rank_info))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dsprep.errors import UsageError
 from dsprep.reader.mini_epochs import MOST, Policy
-from dsprep.reader.ranks import Place
+from dsprep.reader.ranks import RankInfo
 
 
 class Adaptive:
@@ -26,8 +26,8 @@ class Adaptive:
         The metrics of each pass of the one that is not.
     """
 
-    def __init__(self, policy: Policy, place: Place, comm: Any) -> None:
-        self._policy, self._place, self._comm = policy, place, comm
+    def __init__(self, policy: Policy, rank_info: RankInfo, comm: Any) -> None:
+        self._policy, self._rank_info, self._comm = policy, rank_info, comm
         self.decided: tuple[int, ...] = ()
         self.reports: list[dict[str, float]] = []
 
@@ -43,41 +43,41 @@ class Adaptive:
 
         Raises `UsageError` if rank 0 cannot decide by its metrics, or cannot be heard.
         """
-        said: tuple[dict[str, float], bool] | str | None = None
+        own_report: tuple[dict[str, float], bool] | str | None = None
         failure = None
-        if self._place.rank == 0:
+        if self._rank_info.rank == 0:
             try:
                 report = {name: _number(name, value) for name, value in metrics.items()}
-                said = report, ready and bool(self._policy.enough([*self.reports, report]))
+                own_report = report, ready and bool(self._policy.enough([*self.reports, report]))
             except Exception as error:
-                said, failure = f"{type(error).__name__}: {error}", error
-        told = self._told(said)
+                own_report, failure = f"{type(error).__name__}: {error}", error
+        shared = self._agreed(own_report)
         if failure is not None:
             raise failure
-        if not isinstance(told, tuple):
-            raise UsageError(f"rank 0 could not decide about repeats: {told}")
-        report, enough = told
+        if not isinstance(shared, tuple):
+            raise UsageError(f"rank 0 could not decide about repeats: {shared}")
+        report, enough = shared
         reports = [*self.reports, report]
         self.reports = [] if enough else reports
         if enough:
             self.decided = (*self.decided, len(reports))
         return bool(enough)
 
-    def _told(self, said: Any) -> Any:
+    def _agreed(self, own_report: Any) -> Any:
         """Return what rank 0 says."""
-        if self._place.world_size == 1:
-            return said
+        if self._rank_info.world_size == 1:
+            return own_report
         if self._comm is not None:
-            return self._comm.bcast(said, root=0)
+            return self._comm.bcast(own_report, root=0)
         torch = sys.modules.get("torch")
         if torch is not None and torch.distributed.is_available():
             distributed = torch.distributed
             if distributed.is_initialized():
-                found = [said]
-                distributed.broadcast_object_list(found, src=0)
-                return found[0]
+                message = [own_report]
+                distributed.broadcast_object_list(message, src=0)
+                return message[0]
         raise UsageError(
-            f"the {self._place.world_size} ranks have no way to agree on repeats",
+            f"the {self._rank_info.world_size} ranks have no way to agree on repeats",
             fix="give comm= an mpi4py communicator, or call torch.distributed.init_process_group",
         )
 

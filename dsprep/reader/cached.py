@@ -261,16 +261,16 @@ class ReaderCache:
                 if not staged or getattr(error, "errno", None) not in NO_SPACE:
                     self._note(error)
             current, coming = [*staged, None, None][:2]
-            found = Reading(self._pieces, self._order, current, coming)
+            reading = Reading(self._pieces, self._order, current, coming)
             before = self._last.get(leg.rank)
-            self._last[leg.rank] = found
-            self._readings = (*map(ref, self._alive()), ref(found))
+            self._last[leg.rank] = reading
+            self._readings = (*map(ref, self._alive()), ref(reading))
             if before is not None and not self._keeps:
-                self._let_go(before, found)
+                self._let_go(before, reading)
             if self._thread is None and not (self._closing.is_set() or self._is_idle):
                 self._start()
             self._wake.set()
-        return found
+        return reading
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="dsprep-cache", daemon=True)
@@ -289,10 +289,10 @@ class ReaderCache:
         part = bool(staged.copy.facts.part)
         if not staged.copy.is_writable:
             return
-        wanted = sequence.groups_at(low, high)
+        groups = sequence.groups_at(low, high)
         if part or self._order.shuffle == "global":
-            wanted = np.concatenate([wanted, np.setdiff1d(staged.copy.which, wanted)])
-        staged.copy.ask(wanted)
+            groups = np.concatenate([groups, np.setdiff1d(staged.copy.which, groups)])
+        staged.copy.ask(groups)
         if part or staged.new:
             staged.copy.ask_again()
         staged.new = False
@@ -317,8 +317,8 @@ class ReaderCache:
         if self._options.policy == "epoch" or order.mini is None or leg.which is None:
             return [(Facts.of(self._pieces), leg.epoch.sequence)]
         return [
-            (Facts.of(self._pieces, order.pool(which, leg.rank)), sequence)
-            for which, sequence in ((leg.which, leg.epoch.sequence), order.after(leg.which))
+            (Facts.of(self._pieces, order.pool(mini_pass, leg.rank)), sequence)
+            for mini_pass, sequence in ((leg.which, leg.epoch.sequence), order.after(leg.which))
         ]
 
     def _staged(self, facts: Facts) -> Staged | None:
@@ -372,13 +372,13 @@ class ReaderCache:
     # --- what is filled ----------------------------------------------------------------------
 
     def _alive(self) -> list[Reading]:
-        return [found for each in self._readings if (found := each()) is not None]
+        return [reading for each in self._readings if (reading := each()) is not None]
 
-    def _wanted(self) -> list[Staged]:
+    def _needed(self) -> list[Staged]:
         """Return the copies that are to be filled, those first that are read now."""
         readings = self._alive()
-        found = [r.current for r in readings] + [r.coming for r in readings]
-        return list(dict.fromkeys(s for s in found if s is not None and not s.failed))
+        staged = [r.current for r in readings] + [r.coming for r in readings]
+        return list(dict.fromkeys(s for s in staged if s is not None and not s.failed))
 
     def _run(self) -> None:
         while not self._ends():
@@ -396,12 +396,12 @@ class ReaderCache:
     @property
     def _is_idle(self) -> bool:
         """Whether all that is wanted is there, and nothing is to be removed."""
-        return not self._over and all(map(_is_kept, self._wanted()))
+        return not self._over and all(map(_is_kept, self._needed()))
 
     def _work(self) -> None:
         """Remove what is over, and fill what is wanted; keep nothing of it in use meanwhile."""
         again = self._remove_old()
-        for staged in self._wanted():
+        for staged in self._needed():
             if self._closing.is_set():
                 return
             self._fill(staged, again)
@@ -418,21 +418,21 @@ class ReaderCache:
 
     def _is_outdated(self, staged: Staged) -> bool:
         """Whether something else is to be filled: by now, or since who filled it has ended."""
-        wanted = self._wanted()
-        if self._closing.is_set() or staged not in wanted:
+        needed = self._needed()
+        if self._closing.is_set() or staged not in needed:
             return True
-        sooner = wanted[: wanted.index(staged)]
+        sooner = needed[: needed.index(staged)]
         return any(not (s.is_filled or s.copy.is_filled_by_somebody()) for s in sooner)
 
     def _remove_old(self) -> bool:
         """Remove copies that are over, unless somebody uses them still; return whether one was."""
-        gone = set()
+        removed = set()
         for name in list(self._over):
             with suppress(OSError):
                 if self._folder is not None and not self._folder.remove(name):
-                    gone.add(name)
-        self._over -= gone
-        return bool(gone)
+                    removed.add(name)
+        self._over -= removed
+        return bool(removed)
 
     def close(self) -> None:
         """End the thread; copies stay."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsprep.reader.ranks import Place
+from dsprep.reader.ranks import RankInfo
 
 SMALL_NBYTES = 32 << 20
 """Memory within which each thread that reads has a unit of its own."""
@@ -67,14 +67,14 @@ def choose(engine: str, threads: int | None, cores: Cores, decoded: bool = False
     """Return how to read: with as many `threads` as asked, or by the rule."""
     if threads is not None:
         return Choice(engine, threads, "as asked")
-    found = threads_by_rule(cores, decoded)
-    why = f"rule: {found} of {cores.count} core{'s' * (cores.count > 1)}, {cores.whose}"
-    return Choice(engine, found, why + ("; values are decoded" if decoded else ""))
+    count = threads_by_rule(cores, decoded)
+    reason = f"rule: {count} of {cores.count} core{'s' * (cores.count > 1)}, {cores.whose}"
+    return Choice(engine, count, reason + ("; values are decoded" if decoded else ""))
 
 
-def cores_of(place: Place, parts: int = 1) -> Cores:
+def cores_of(rank_info: RankInfo, parts: int = 1) -> Cores:
     """Return the cores of this process, whose steps may be divided among `parts` workers."""
-    return shared(len(os.sched_getaffinity(0)), node_cores(os.environ), place, parts)
+    return shared(len(os.sched_getaffinity(0)), node_cores(os.environ), rank_info, parts)
 
 
 def node_cores(env: Mapping[str, str]) -> int:
@@ -84,19 +84,19 @@ def node_cores(env: Mapping[str, str]) -> int:
     return min(count, int(here) or count) if here.isdecimal() else count
 
 
-def shared(count: int, of_node: int, place: Place, parts: int = 1) -> Cores:
+def shared(count: int, of_node: int, rank_info: RankInfo, parts: int = 1) -> Cores:
     """Return who uses the cores of a process.
 
     Ranks that a launcher bound to cores of their own share none: then all of them together have
     no more than the node (`of_node`). Where the number of ranks on the node is unknown, all count.
     """
-    ranks = place.world_size if place.local_size is None else place.local_size
-    if place.local_size is None and ranks > 1:
-        whose = f"{ranks} ranks, all counted as on this node"
+    ranks = rank_info.world_size if rank_info.local_size is None else rank_info.local_size
+    if rank_info.local_size is None and ranks > 1:
+        owner = f"{ranks} ranks, all counted as on this node"
     elif ranks > 1 and count * ranks <= of_node:
-        ranks, whose = 1, f"its own of {ranks} ranks on this node"
+        ranks, owner = 1, f"its own of {ranks} ranks on this node"
     else:
-        whose = f"{ranks} rank{'s' * (ranks > 1)} on this node"
+        owner = f"{ranks} rank{'s' * (ranks > 1)} on this node"
     if parts > 1:
-        whose += f", {parts} workers each"
-    return Cores(count, ranks * parts, whose)
+        owner += f", {parts} workers each"
+    return Cores(count, ranks * parts, owner)

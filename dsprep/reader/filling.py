@@ -173,7 +173,7 @@ class Filler:
 
     def _find_modes(self, number: int) -> dict[str, Mode]:
         layout = self.sidecar.layout(number)
-        found: dict[str, Mode] = {}
+        modes: dict[str, Mode] = {}
         for f in self.fields:
             if f.name in layout.unlocated:
                 raise UsageError(
@@ -186,29 +186,29 @@ class Filler:
             if column is not None:
                 plain = not f.row_nbytes if column.grid is None else column.grid.plain
                 small = not f.ragged and f.row_nbytes < SMALL
-                found[f.name] = ("staged" if small else "direct") if plain else "decoded"
+                modes[f.name] = ("staged" if small else "direct") if plain else "decoded"
         records = layout.records
         apart = {*layout.files, *layout.given}
-        found |= {f.name: "decoded" for f in self.fields if f.name in apart}
-        inside = [f for f in self.fields if f.name not in found]
+        modes |= {f.name: "decoded" for f in self.fields if f.name in apart}
+        inside = [f for f in self.fields if f.name not in modes]
         if records is not None and inside:
             located = all(records.parts[f.name].at is not None for f in inside)
             few = sum(max(SMALL, f.row_nbytes) for f in inside) <= SMALL * len(inside)
             tiny = few and not any(f.ragged for f in inside)
             for f in inside:
-                found[f.name] = "direct" if located and not tiny else "decoded"
-        return found
+                modes[f.name] = "direct" if located and not tiny else "decoded"
+        return modes
 
     # --- planning ----------------------------------------------------------------------------
 
-    def plan(self, fill: Fill, most: int, align: int, take: Callable[[str, int], Bytes]) -> None:
+    def plan(self, fill: Fill, limit: int, align: int, take: Callable[[str, int], Bytes]) -> None:
         """Find out what a fill has to read.
 
         Parameters
         ----------
         fill
             With its samples and slices.
-        most, align
+        limit, align
             Threads that share the work, and bytes at whose multiples a range is cut for them.
         take
             Gives memory for ragged values, or for values as they are stored: their field, bytes.
@@ -230,20 +230,20 @@ class Filler:
             counts = [s.high - s.low for s in fill.slices]
             at = np.repeat(np.array(first, np.int64), counts)  # by the slot within the unit
             at += np.arange(area.at, area.at + n * area.nbytes, area.nbytes)
-            found: Ints = at[fill.slots]
-            return found
+            targets: Ints = at[fill.slots]
+            return targets
 
         rising = bool((fill.samples[1:] - fill.samples[:-1] == 1).all())
-        found = self._plan_strided(fill, to) if rising and self._simple else None
-        if found is None:
-            found = []
+        reads = self._plan_strided(fill, to) if rising and self._simple else None
+        if reads is None:
+            reads = []
             for file, runs in self._plan_any(fill, to, rising, take):
                 if len(runs.starts) < SEVERAL:
-                    found += [(file, *each) for each in runs]
+                    reads += [(file, *each) for each in runs]
                 else:
-                    fill.parts += [ReadPart(file, part) for part in runs.divided(most)]
-        for file, start, places in found:
-            for p in shared(start, places, most, align):
+                    fill.parts += [ReadPart(file, part) for part in runs.divided(limit)]
+        for file, start, iovecs in reads:
+            for p in shared(start, iovecs, limit, align):
                 fill.parts.append(ReadPart(file, one_range(*p)))
         fill.missing = len(fill.parts)
 
@@ -267,8 +267,8 @@ class Filler:
         if any(f.stop(n) > file.nbytes for f in fields):
             return None  # the other way states what is wrong
         addresses = [to(area, modes[area.field.name] == "staged") for area in areas]
-        found = woven(fields, addresses, n)
-        return None if found is None else [(file, *each) for each in found]
+        planned = woven(fields, addresses, n)
+        return None if planned is None else [(file, *each) for each in planned]
 
     def _plan_any(
         self,
@@ -298,9 +298,9 @@ class Filler:
             address = to(area, staged)
             if isinstance(address, int):
                 address = address + np.arange(len(fill.samples), dtype=np.int64) * area.nbytes
-            for number, chosen, found in located:
-                self._check_sizes(f, found, len(chosen), number)
-                self._add(fill, plan, number, found, address[chosen])
+            for number, chosen, extents in located:
+                self._check_sizes(f, extents, len(chosen), number)
+                self._add(fill, plan, number, extents, address[chosen])
         for number, chosen, local in by_file if decoded else ():
             given = self.sidecar.layout(number).given
             names = [name for name in decoded if name not in given]
@@ -322,9 +322,9 @@ class Filler:
         """Return what opens the files from which a unit is read."""
         return self.sidecar if fill.tier is None else fill.tier.sidecar
 
-    def _add(self, fill: Fill, plan: ReadPlan, number: int, found: Extents, to: Ints) -> None:
+    def _add(self, fill: Fill, plan: ReadPlan, number: int, extents: Extents, to: Ints) -> None:
         opened = self.opened(fill)
-        plan.add(lambda path: opened.open_file(number, path), found, to, "a sample")
+        plan.add(lambda path: opened.open_file(number, path), extents, to, "a sample")
 
     def _located(
         self, f: Field, by_file: Sequence[tuple[int, Ints, Ints]]
@@ -333,7 +333,7 @@ class Filler:
         if any(self.modes(number)[f.name] == "decoded" for number, _, _ in by_file):
             return None
         out = [(number, c, self._locate(number, f.name, local)) for number, c, local in by_file]
-        if any(len(found.offset) and int(found.offset.min()) < 0 for _, _, found in out):
+        if any(len(extents.offset) and int(extents.offset.min()) < 0 for _, _, extents in out):
             return None  # chunks that are not stored: fill values
         return out
 
@@ -352,9 +352,9 @@ class Filler:
                 column = layout.columns.get(f.name)
                 if column is None or column.grid is None or not column.grid.several:
                     continue
-                place = self._locate(number, f.name, local).file_index
-                if place is not None and place.shape[1] > MANY // len(fields):
-                    total += np.unique(place, axis=1).shape[1]
+                file_index = self._locate(number, f.name, local).file_index
+                if file_index is not None and file_index.shape[1] > MANY // len(fields):
+                    total += np.unique(file_index, axis=1).shape[1]
         return total > MANY
 
     def _part_size(self, number: int, names: Sequence[str]) -> int:
@@ -377,19 +377,19 @@ class Filler:
 
         Each with the offset of what is read first.
         """
-        found = [self._locate(number, name, local) for name in names]
+        extents = [self._locate(number, name, local) for name in names]
         paths = {
             f.template: int(f.offset[f.offset >= 0][0])
-            for f in found
+            for f in extents
             if f.file_index is None and (f.offset >= 0).any()
         }
         return {self.opened(fill).open_file(number, path): at for path, at in paths.items()}
 
-    def _check_sizes(self, f: Field, found: Extents, count: int, number: int) -> None:
+    def _check_sizes(self, f: Field, extents: Extents, count: int, number: int) -> None:
         """Raise unless every sample has as many bytes as the field."""
-        sizes = found.length
+        sizes = extents.length
         if len(sizes) != count:
-            sizes = np.bincount(found.request, found.length, count).astype(np.int64)
+            sizes = np.bincount(extents.request, extents.length, count).astype(np.int64)
         if len(sizes) and not bool((sizes == f.row_nbytes).all()):
             raise FormatError(
                 f"the sidecar gives field {f.name} a wrong size",
@@ -411,9 +411,9 @@ class Filler:
         f = self.sidecar.schema[name]
         width = max(1, f.row_nbytes)
         sizes = np.zeros(len(fill.samples), np.int64)
-        whole = plan.nbytes
-        for number, chosen, found in located:
-            count = np.bincount(found.request, found.length, len(chosen)).astype(np.int64)
+        file_nbytes = plan.nbytes
+        for number, chosen, extents in located:
+            count = np.bincount(extents.request, extents.length, len(chosen)).astype(np.int64)
             excess = f.excess(count)
             if excess.any():
                 raise FormatError(
@@ -424,11 +424,11 @@ class Filler:
                 )
             sizes[chosen] = count
             opened = self.opened(fill)
-            whole += sum(opened.open_file(number, p).nbytes for p, _ in found.by_path())
+            file_nbytes += sum(opened.open_file(number, p).nbytes for p, _ in extents.by_path())
         delivered = np.empty_like(sizes)
         delivered[fill.slots] = sizes
         ends = offsets_of(delivered)
-        if int(ends[-1]) > whole * max(1, len(fill.samples) // max(1, len(self.sidecar)) + 1):
+        if int(ends[-1]) > file_nbytes * max(1, len(fill.samples) // max(1, len(self.sidecar)) + 1):
             raise FormatError(
                 f"the sidecar gives samples of field {name} that overlap",
                 where=self.sidecar.dataset,
@@ -436,8 +436,8 @@ class Filler:
             )
         memory = take(name, int(ends[-1]))
         to = memory.ctypes.data + ends[:-1][fill.slots]
-        for number, chosen, found in located:
-            self._add(fill, plan, number, found, to[chosen])
+        for number, chosen, extents in located:
+            self._add(fill, plan, number, extents, to[chosen])
         values = memory[: int(ends[-1])].view(f.dtype).reshape(-1, *f.inner)
         fill.ragged[name] = Ragged(values, ends // width, f.kind)
 
@@ -482,12 +482,14 @@ class Filler:
             for number, chosen, local in self.sidecar.by_file(fill.samples):
                 modes = self.modes(number)
                 for name in (n for n in self.names if modes[n] != "decoded"):
-                    found = locate(self.sidecar.layout(number), name, local)
-                    for path, which in found.by_path():
-                        low = found.offset[which]
-                        hit = np.flatnonzero((low <= offset) & (offset < low + found.length[which]))
+                    extents = locate(self.sidecar.layout(number), name, local)
+                    for path, positions in extents.by_path():
+                        low = extents.offset[positions]
+                        hit = np.flatnonzero(
+                            (low <= offset) & (offset < low + extents.length[positions])
+                        )
                         if len(hit) and self.sidecar.open_file(number, path) is part.file:
-                            return int(fill.samples[chosen[found.request[which][hit[0]]]])
+                            return int(fill.samples[chosen[extents.request[positions][hit[0]]]])
         return int(fill.samples[0])
 
     # --- finishing ---------------------------------------------------------------------------
@@ -525,13 +527,13 @@ class Filler:
         rows = np.ascontiguousarray(values).reshape(-1).view(row)
         some = len(rows) < len(order)
         for s in fill.slices:
-            wanted = order[s.low : s.high]
+            samples = order[s.low : s.high]
             at = area.at + s.begin * area.nbytes
-            to: Array = np.ndarray(len(wanted), row, s.memory, at)
+            to: Array = np.ndarray(len(samples), row, s.memory, at)
             if some:
-                to[wanted >= 0] = rows[wanted[wanted >= 0]]
+                to[samples >= 0] = rows[samples[samples >= 0]]
             else:
-                np.take(rows, wanted, 0, to, "clip")
+                np.take(rows, samples, 0, to, "clip")
 
 
 def _joined(f: Field, fill: Fill, columns: list[tuple[Ints, Ragged]]) -> Ragged:

@@ -125,8 +125,8 @@ class Ledger:
     def take(self) -> list[EpochStats]:
         """Return the epochs so far, and forget them."""
         with self._lock:
-            found, self._epochs = list(self._epochs.values()), {}
-        return found
+            stats, self._epochs = list(self._epochs.values()), {}
+        return stats
 
     def epochs(self) -> list[EpochStats]:
         """Return the epochs so far, the last ones if there were very many."""

@@ -33,7 +33,7 @@ from dsprep.reader.node.tokens import staggering
 from dsprep.reader.options import ReaderOptions, at_least, cut_epochs
 from dsprep.reader.order import Assignment, Leg, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
-from dsprep.reader.ranks import Place, detect
+from dsprep.reader.ranks import RankInfo, detect
 from dsprep.reader.units import cut_units, first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import WORDS, summarize
 from dsprep.sidecar.sidecar import Sidecar
@@ -169,7 +169,7 @@ class Reader(ReaderOptions):
 
     Attributes
     ----------
-    place
+    rank_info
         Rank and world size, and where they come from.
     schema
         The fields of a batch.
@@ -194,20 +194,20 @@ class Reader(ReaderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.place: Place = detect(self.rank, self.world_size)
+        self.rank_info: RankInfo = detect(self.rank, self.world_size)
         self._sidecar = self._opened()
         names = tuple(self.fields) or self._sidecar.schema.names
         self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
         edges, mixed = cut_units(
             self._sidecar, self.schema, self.shuffle, self.buffer_size, self.buffers_mixed
         )
-        sizes = self.place.world_size, self.batch_size
+        sizes = self.rank_info.world_size, self.batch_size
         self._order = Assignment(
             edges, self.shuffle, self.seed, mixed, self.remainder, *sizes, self._mini(edges)
         )
         self._adaptive: Adaptive | None = None
         if self._order.mini is not None and not self._order.mini.repeats:
-            self._adaptive = Adaptive(cast("Policy", self.repeats), self.place, self.comm)
+            self._adaptive = Adaptive(cast("Policy", self.repeats), self.rank_info, self.comm)
         self._check_steps()
         self._check_data()
         self._warn_of_order()
@@ -222,7 +222,7 @@ class Reader(ReaderOptions):
         self._settings = self._reading(self.comm)
         if self.readers_per_node is not None:
             task = ReadTask(self._filler, self._order, self._settings)
-            self._node = join(self.place, self.readers_per_node, self.node_key, task)
+            self._node = join(self.rank_info, self.readers_per_node, self.node_key, task)
             if self._node is not None:  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
 
@@ -230,10 +230,10 @@ class Reader(ReaderOptions):
         """Return how epochs are cut into parts."""
         if self.mini_epochs is None:
             return None
-        found = cut_epochs(self.mini_epochs, self.repeats, self.recompose, edges, self.pools)
-        if found.repeats:
-            found.first(self.epochs or 1)  # a function that fails does so now
-        return found
+        mini = cut_epochs(self.mini_epochs, self.repeats, self.recompose, edges, self.pools)
+        if mini.repeats:
+            mini.first(self.epochs or 1)  # a function that fails does so now
+        return mini
 
     def _opened(self) -> Sidecar:
         return Sidecar.open(self.path, self.data, check=False, follow_external=self.follow_external)
@@ -243,7 +243,7 @@ class Reader(ReaderOptions):
         options = self.cache_options(1)
         known: dict[int, Mark] = {}
         if options is not None and self.samples:
-            names, rank = self.schema.names, self.place.rank
+            names, rank = self.schema.names, self.rank_info.rank
             known = compared(self._sidecar, names, self._order, options, rank)
         self._sidecar.check(known)
 
@@ -271,8 +271,8 @@ class Reader(ReaderOptions):
         self._running: Steps | None = None
         self._looping: range | None = None  # what the loop that is under way adds to `_done`
         self._closing: weakref.finalize[Any, Any] | None = None
-        most = self.batch_size if self.remainder == "pad" else max(1, self.samples)
-        capacity = min(self.batch_size, most)
+        largest = self.batch_size if self.remainder == "pad" else max(1, self.samples)
+        capacity = min(self.batch_size, largest)
         self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
@@ -287,25 +287,29 @@ class Reader(ReaderOptions):
 
     def _warn_of_pools(self) -> None:
         """Warn if there are ranks that read from two pools."""
-        if self.cache is not None and self.place.world_size % self.pools and not self.place.rank:
+        if (
+            self.cache is not None
+            and self.rank_info.world_size % self.pools
+            and not self.rank_info.rank
+        ):
             warnings.warn(
-                f"{self.place.world_size} ranks are no multiple of pools={self.pools}: those whose "
-                "share lies in two pools read a part of it from the dataset in every pass",
+                f"{self.rank_info.world_size} ranks are not a multiple of pools={self.pools}: those "
+                "whose share lies in two pools read a part of it from the dataset in every pass",
                 CacheWarning,
                 stacklevel=4,
             )
 
     def _is_cacheable(self) -> bool:
         """Whether what is read can be compared in a copy as asked; a warning says if not."""
-        found = {WORDS["member"], WORDS["block"]} & set(self.verified.values())
-        if found:
+        kinds = {WORDS["member"], WORDS["block"]} & set(self.verified.values())
+        if kinds:
             warnings.warn(
-                f"the cache is not used: verify=True compares with the {min(found)}, "
+                f"the cache is not used: verify=True compares with the {min(kinds)}, "
                 "of which a copy has parts; leave out verify, or repack the dataset",
                 CacheWarning,
                 stacklevel=4,
             )
-        return not found
+        return not kinds
 
     def _reading(self, comm: Any) -> Settings:
         """Return how a pipeline works."""
@@ -322,12 +326,15 @@ class Reader(ReaderOptions):
             cache=self._cache,
             token=nullcontext
             if self.stagger is None
-            else staggering(self.place, self.stagger, threads, self.node_key, comm),
+            else staggering(self.rank_info, self.stagger, threads, self.node_key, comm),
         )
 
     def _chosen(self, parts: int = 1) -> Choice:
         """Return how to read: as asked, or by the rule."""
-        decoded, cores = is_decoded(self._sidecar, self.schema.names), cores_of(self.place, parts)
+        decoded, cores = (
+            is_decoded(self._sidecar, self.schema.names),
+            cores_of(self.rank_info, parts),
+        )
         return choose(self.engine, self.io_threads, cores, decoded)
 
     def _engine(self) -> Engine:
@@ -335,19 +342,25 @@ class Reader(ReaderOptions):
         engine = make(self._choice.engine)
         if engine.name == "buffered":
             return engine
-        found = Fallback(engine)
+        fallback = Fallback(engine)
         if len(self._sidecar) and not self._sidecar.is_known:  # what was staged is elsewhere
             with suppress(OSError, DsprepError):  # reading will report it
-                found.prepare(first_file(self._sidecar, self.schema.names))
-        return found
+                fallback.prepare(first_file(self._sidecar, self.schema.names))
+        return fallback
+
+    @property
+    def place(self) -> RankInfo:
+        """The old name of `rank_info`, for one version."""
+        warnings.warn("Reader.place is called rank_info", DeprecationWarning, stacklevel=2)
+        return self.rank_info
 
     @property
     def choice(self) -> Choice:
         """Engine and threads as they are, and why: where the engine was refused, ``"buffered"``."""
-        engine, found = self._settings.engine, self._choice
+        engine, chosen = self._settings.engine, self._choice
         if not isinstance(engine, Fallback) or engine.why is None:
-            return found
-        return replace(found, engine="buffered", why=f"{found.why}; {engine.why}")
+            return chosen
+        return replace(chosen, engine="buffered", why=f"{chosen.why}; {engine.why}")
 
     def _check_sums(self) -> dict[str, str | None]:
         """Return what each field is compared with.
@@ -359,17 +372,17 @@ class Reader(ReaderOptions):
         """
         proofs, dataset = self._sidecar.proofs, self._sidecar.dataset
         numbers = [i for i, entry in enumerate(self._sidecar.content.files) if entry.samples]
-        found = proofs.describe(numbers, self.schema.names)
-        lacking = proofs.lacking(found, dataset)
+        described = proofs.describe(numbers, self.schema.names)
+        lacking = proofs.lacking(described, dataset)
         if lacking:
             warnings.warn(lacking, UnverifiedWarning, stacklevel=4)
-        return found
+        return described
 
     def _warn_of_order(self) -> None:
         """Warn, once for each dataset, if samples are sorted by a field and groups not mixed."""
         opened = self._sidecar
         several = self.buffers_mixed is None and self.shuffle == "group"
-        if not (self.check_order and several) or self.place.rank:
+        if not (self.check_order and several) or self.rank_info.rank:
             return
         if len(self._order.edges) - 1 <= self._order.mixed or opened.path in _looked_at:
             return
@@ -387,7 +400,7 @@ class Reader(ReaderOptions):
             )
 
     def _check_steps(self) -> None:
-        n, world, parts = len(self._sidecar), self.place.world_size, self.mini_epochs or 1
+        n, world, parts = len(self._sidecar), self.rank_info.world_size, self.mini_epochs or 1
         if n and self.remainder == "drop" and n // parts // world < self.batch_size:
             cut = f" in {parts} mini-epochs" if parts > 1 else ""
             raise UsageError(
@@ -434,16 +447,16 @@ class Reader(ReaderOptions):
             Its number; with mini-epochs that of the pass.
         """
         epoch = at_least("epoch", epoch, 0)
-        start = Start(epoch, (), 0, 1, self._part, which=self._which(epoch))
-        leg = self._order.leg(self.place.rank, start)
+        start = Start(epoch, (), 0, 1, self._part, which=self._mini_pass(epoch))
+        leg = self._order.leg(self.rank_info.rank, start)
         return leg.stop - leg.first
 
     @property
     def mini_epoch(self) -> Pass | None:
         """Which pass of which part of which epoch `epoch` is; None without mini-epochs."""
-        return self._which(self.epoch)
+        return self._mini_pass(self.epoch)
 
-    def _which(self, epoch: int) -> Pass | None:
+    def _mini_pass(self, epoch: int) -> Pass | None:
         decided = () if self._adaptive is None else self._adaptive.decided
         return None if self._order.mini is None else self._order.mini.at(epoch, decided)
 
@@ -488,24 +501,24 @@ class Reader(ReaderOptions):
         """Return where the next loop begins."""
         here = Start(self.epoch, self._stages, self._steps, None, self._part, self._done)
         if self._adaptive is not None:
-            return replace(here, epochs=1, which=self._which(self.epoch))
+            return replace(here, epochs=1, which=self._mini_pass(self.epoch))
         epochs, mini = self.epochs, self._order.mini
         if epochs is not None and mini is not None:
             epochs = mini.first(epochs)
         return here if epochs is None else replace(here, epochs=max(1, epochs - self.epoch))
 
     def _leg(self) -> Leg:
-        return self._order.leg(self.place.rank, self._start())
+        return self._order.leg(self.rank_info.rank, self._start())
 
     def _is_looping(self) -> bool:
         running = self._running
         return running is not None and not running.closed and self._looping is not None
 
-    def _between_loops(self, what: str) -> None:
+    def _between_loops(self, action: str) -> None:
         if self._pid != os.getpid():
             self._reopen()
         if self._is_looping():
-            raise UsageError("the reader is being iterated", fix=f"{what} before the loop")
+            raise UsageError("the reader is being iterated", fix=f"{action} before the loop")
 
     def _pipeline(self, legs: Callable[[], Iterator[Leg]]) -> Pipeline:
         """Begin to read in this process."""
@@ -516,7 +529,7 @@ class Reader(ReaderOptions):
     def _begin(self) -> Steps:
         """Begin to read, here or in another process of this node, from here on."""
         start = self._start()
-        legs = self._order.legs(self.place.rank, start)
+        legs = self._order.legs(self.rank_info.rank, start)
         if isinstance(self._node, Client):
             source = self._node.begin(start, legs, self._ledger, self._pipeline)
         else:
@@ -571,8 +584,8 @@ class Reader(ReaderOptions):
 
     def _loop(self, running: Steps) -> Generator[Any, None, None]:
         batches = running.batches()
-        found = batches if self.transform is None else self._transformed(batches)
-        for _, _, batch in found:
+        loop = batches if self.transform is None else self._transformed(batches)
+        for _, _, batch in loop:
             object.__setattr__(self, "_done", self._done + 1)  # quicker than past the options
             yield batch
             del batch
@@ -677,7 +690,7 @@ class Reader(ReaderOptions):
         """
         alone = self._part[1] == 1
         steps = self._steps + self._done if alone else self._steps
-        here = Stage(self.place.world_size, self.batch_size, steps)
+        here = Stage(self.rank_info.world_size, self.batch_size, steps)
         return {
             "version": STATE_VERSION,
             "dataset": self._sidecar.identity,
@@ -727,7 +740,7 @@ class Reader(ReaderOptions):
         if self._adaptive is not None:
             self._adaptive.load(state)
         last = stages[-1]
-        same = last.world_size == self.place.world_size and last.batch_size == self.batch_size
+        same = last.world_size == self.rank_info.world_size and last.batch_size == self.batch_size
         self.epoch = epoch
         self._stages = tuple(stages[:-1]) if same else tuple(s for s in stages if s.steps)
         self._steps, self._done = (last.steps, done) if same else (0, 0)
@@ -814,7 +827,7 @@ class Reader(ReaderOptions):
     def __repr__(self) -> str:
         return (
             f"<Reader of {self._sidecar.dataset}: {len(self._sidecar)} samples of {self.schema}, "
-            f"{self.place}{self._proof()}>"
+            f"{self.rank_info}{self._proof()}>"
         )
 
     def _proof(self) -> str:
@@ -878,9 +891,9 @@ def _progress(
             raise ValueError("numbers are below zero")
         if max(s.world_size for s in stages) > MOST_RANKS:
             raise ValueError(f"there are more than {MOST_RANKS} ranks")
-        *found, done = map(int, state.get("part", (*part, 0)))
+        *numbers, done = map(int, state.get("part", (*part, 0)))
         if done < 0:
             raise ValueError("numbers are below zero")
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the state of the reader is damaged: {error}") from error
-    return epoch, stages, found, done
+    return epoch, stages, numbers, done

@@ -88,9 +88,9 @@ class Schedule:
                 )
             known.append(self._function(len(known)))
             total += known[-1]
-        found = tuple(known)
-        self._known = max(self._known, found, key=len)
-        return found
+        names = tuple(known)
+        self._known = max(self._known, names, key=len)
+        return names
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class MiniEpochs:
         noticed, but not one that differs only later.
         """
         if isinstance(self.repeats, Schedule):
-            which = self.at(number)
-            parts = max(self.parts, which.epoch * self.parts + which.part + 1)
+            mini_pass = self.at(number)
+            parts = max(self.parts, mini_pass.epoch * self.parts + mini_pass.part + 1)
             repeats: object = f"schedule {derive(*self.repeats.known(parts)[:parts]):x}"
         else:
             repeats = list(self.repeats)
@@ -157,7 +157,7 @@ class MiniEpochs:
             part = len(known) + more
         return Pass(number, *divmod(part, self.parts), turn)
 
-    def groups(self, edges: Ints, seed: int, which: Pass, *, shuffled: bool) -> Ints:
+    def groups(self, edges: Ints, seed: int, mini_pass: Pass, *, shuffled: bool) -> Ints:
         """Return the groups of a pass, in their order.
 
         Parameters
@@ -167,7 +167,7 @@ class MiniEpochs:
             are at least as many groups as parts.
         seed
             What the order is drawn from.
-        which
+        mini_pass
             The pass.
         shuffled
             Whether groups come in random order.
@@ -177,40 +177,40 @@ class MiniEpochs:
         array
             int64, shape ``(n,)``.
         """
-        found = self._members(edges, seed, which, shuffled=shuffled)
+        members = self._members(edges, seed, mini_pass, shuffled=shuffled)
         if not shuffled:
-            return found
-        ends = offsets_of(np.diff(edges)[found])
+            return members
+        ends = offsets_of(np.diff(edges)[members])
         borders = borders_of(int(ends[-1]), self.pools)
         starts = np.searchsorted(ends, borders[:-1], "left").tolist()
         stops = (np.searchsorted(ends, borders[1:], "right") - 1).tolist()
-        drawn = found.copy()
+        drawn = members.copy()
         for pool, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             if stop - start > 1:  # groups that lie in this pool alone
-                words = (seed, which.epoch, which.part, which.turn, pool)
+                words = (seed, mini_pass.epoch, mini_pass.part, mini_pass.turn, pool)
                 order = Permutation(derive(*words), stop - start).all()
-                drawn[start:stop] = found[start:stop][order]
+                drawn[start:stop] = members[start:stop][order]
         return drawn
 
-    def pool(self, edges: Ints, seed: int, which: Pass, number: int, *, shuffled: bool) -> Ints:
+    def pool(self, edges: Ints, seed: int, mini_pass: Pass, number: int, *, shuffled: bool) -> Ints:
         """Return the groups of which a pool has samples, in every pass, rising; see `groups`."""
-        found = self._members(edges, seed, which, shuffled=shuffled)
-        ends = offsets_of(np.diff(edges)[found])
+        members = self._members(edges, seed, mini_pass, shuffled=shuffled)
+        ends = offsets_of(np.diff(edges)[members])
         low, high = borders_of(int(ends[-1]), self.pools)[number : number + 2].tolist()
         if low == high:
-            return found[:0]
+            return members[:0]
         start = int(np.searchsorted(ends, low, "right")) - 1
-        return np.sort(found[start : int(np.searchsorted(ends, high, "left"))])
+        return np.sort(members[start : int(np.searchsorted(ends, high, "left"))])
 
-    def _members(self, edges: Ints, seed: int, which: Pass, *, shuffled: bool) -> Ints:
+    def _members(self, edges: Ints, seed: int, mini_pass: Pass, *, shuffled: bool) -> Ints:
         """Return the groups of a part, in an order that is the same in all passes."""
-        count, part = len(edges) - 1, which.part
+        count, part = len(edges) - 1, mini_pass.part
         order = np.arange(count, dtype=np.int64)
         if shuffled:
-            drawn = which.epoch if self.recompose else "always"
+            drawn = mini_pass.epoch if self.recompose else "always"
             order = Permutation(derive(seed, drawn, "parts"), count).all()
             if not self.recompose:
-                turns = Permutation(derive(seed, which.epoch, "order of parts"), self.parts)
+                turns = Permutation(derive(seed, mini_pass.epoch, "order of parts"), self.parts)
                 part = int(turns.all()[part])
         start, stop = _cuts(edges, order, self.parts)[part : part + 2].tolist()
         return order[start:stop]
@@ -230,10 +230,12 @@ def _cuts(edges: Ints, groups: Ints, parts: int) -> Ints:
     Parts have about as many samples as each other, and at least one group, where there are enough.
     """
     ends, count = offsets_of(np.diff(edges)[groups]), len(groups)
-    wanted = np.arange(parts + 1, dtype=np.int64) * int(ends[-1]) // parts
-    least = np.arange(parts + 1, dtype=np.int64)
-    near = np.searchsorted(ends, wanted, "left") - least
-    rising = np.maximum.accumulate(near) + least  # a large group may be where two parts would end
-    cuts = np.minimum(rising, np.maximum(count - parts + least, 0))
+    targets = np.arange(parts + 1, dtype=np.int64) * int(ends[-1]) // parts
+    smallest = np.arange(parts + 1, dtype=np.int64)
+    near = np.searchsorted(ends, targets, "left") - smallest
+    rising = (
+        np.maximum.accumulate(near) + smallest
+    )  # a large group may be where two parts would end
+    cuts = np.minimum(rising, np.maximum(count - parts + smallest, 0))
     cuts[-1] = count
     return cuts

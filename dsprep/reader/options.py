@@ -123,11 +123,11 @@ class ReaderOptions:
         return "drop" if self.drop_last else "pad" if self.pad else "ragged"
 
 
-def at_least(name: str, value: Any, least: int) -> int:
-    """Return an option as a number; raise `UsageError` unless it is a whole one from `least` on."""
+def at_least(name: str, value: Any, minimum: int) -> int:
+    """Return an option as a number; `UsageError` unless it is a whole one from `minimum` on."""
     number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not number or value < least:
-        raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
+    if not number or value < minimum:
+        raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {minimum}")
     return int(value)
 
 
@@ -176,13 +176,13 @@ def cut_epochs(
 
         def checked(part: int) -> int:
             try:
-                found = function(part)
+                result = function(part)
             except Exception as error:
                 raise UsageError(
                     f"repeats({part}) failed: {type(error).__name__}: {error}",
                     expected="a function of the number of a part, such as lambda part: 4 + part",
                 ) from error
-            return at_least(f"repeats({part})", found, 1)
+            return at_least(f"repeats({part})", result, 1)
 
         known = Schedule(checked)
     return MiniEpochs(parts, known, recompose, pools)

@@ -149,15 +149,15 @@ class Sequence:
         if start >= stop or self.shuffle == "global":
             return np.zeros(0, np.int64)
         low, high = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
-        found = np.arange(low - 1, high, dtype=np.int64)
-        return found if self.groups is None else self.groups[found]
+        groups = np.arange(low - 1, high, dtype=np.int64)
+        return groups if self.groups is None else self.groups[groups]
 
     def _numbers(self, positions: Ints) -> Ints:
         """Return which samples are at any positions, before they are shuffled."""
         if self.groups is None:
             return positions
-        found = np.searchsorted(self.ends, positions, "right") - 1
-        return self.edges[self.groups[found]] + positions - self.ends[found]
+        numbers = np.searchsorted(self.ends, positions, "right") - 1
+        return self.edges[self.groups[numbers]] + positions - self.ends[numbers]
 
     def units(self, span: Span) -> Iterator[Span]:
         """Cut a span where units end: yield fixed spans that hold its samples."""
@@ -199,11 +199,11 @@ class Sequence:
         if self.shuffle == "none":
             return samples[unit.low : unit.high], np.arange(len(unit), dtype=np.int64)
         mix = Permutation(derive(self.seed, self.epoch, unit.start, unit.stop), len(samples))
-        places = mix.all(inverse=True)
+        slots_ = mix.all(inverse=True)
         if len(unit) == len(samples):
-            return samples, places
-        kept = np.flatnonzero((places >= unit.low) & (places < unit.high))
-        return samples[kept], places[kept] - unit.low
+            return samples, slots_
+        kept = np.flatnonzero((slots_ >= unit.low) & (slots_ < unit.high))
+        return samples[kept], slots_[kept] - unit.low
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ class Share:
 
     def delivered(self, steps: int) -> int:
         """Return how many samples the first `steps` steps deliver."""
-        least = max(self.count - (self.steps - steps), min(steps, self.count))
-        return min(steps * self.batch_size, least, self.count)
+        fewest = max(self.count - (self.steps - steps), min(steps, self.count))
+        return min(steps * self.batch_size, fewest, self.count)
 
     def sizes(self, start: int, stop: int) -> Ints:
         """Return how many samples each of the steps ``start <= i < stop`` delivers: int64."""
         steps = np.arange(start, stop + 1, dtype=np.int64)
-        least = np.maximum(self.count - (self.steps - steps), np.minimum(steps, self.count))
-        return np.diff(np.minimum(np.minimum(steps * self.batch_size, least), self.count))
+        fewest = np.maximum(self.count - (self.steps - steps), np.minimum(steps, self.count))
+        return np.diff(np.minimum(np.minimum(steps * self.batch_size, fewest), self.count))
 
 
 def pool_of(rank: int, world_size: int, pools: int) -> int:
@@ -382,43 +382,43 @@ class Assignment:
 
     def sequence(self, number: int) -> Sequence:
         """Return the order of an epoch; with mini-epochs, of a pass, see `MiniEpochs.at`."""
-        which = None if self.mini is None else self.mini.at(number)
-        return self._sequence(number, which)
+        mini_pass = None if self.mini is None else self.mini.at(number)
+        return self._sequence(number, mini_pass)
 
-    def _sequence(self, number: int, which: Pass | None) -> Sequence:
+    def _sequence(self, number: int, mini_pass: Pass | None) -> Sequence:
         groups, pools = None, 1
-        if self.mini is not None and which is not None:
+        if self.mini is not None and mini_pass is not None:
             shuffled, pools = self.shuffle != "none", self.mini.pools
-            groups = self.mini.groups(self.edges, self.seed, which, shuffled=shuffled)
+            groups = self.mini.groups(self.edges, self.seed, mini_pass, shuffled=shuffled)
         return Sequence(self.edges, self.shuffle, self.seed, number, self.mixed, groups, pools)
 
-    def after(self, which: Pass) -> tuple[Pass, Sequence]:
+    def after(self, mini_pass: Pass) -> tuple[Pass, Sequence]:
         """Return the first pass of the mini-epoch after that of a pass, and its order.
 
         Which number it has is not known, as it depends on the repeats to come; it is 0 here.
         """
         assert self.mini is not None, "there are mini-epochs"
-        part = which.epoch * self.mini.parts + which.part + 1
-        found = Pass(0, *divmod(part, self.mini.parts), 0)
-        return found, self._sequence(0, found)
+        part = mini_pass.epoch * self.mini.parts + mini_pass.part + 1
+        first = Pass(0, *divmod(part, self.mini.parts), 0)
+        return first, self._sequence(0, first)
 
-    def pool(self, which: Pass, rank: int) -> Ints:
+    def pool(self, mini_pass: Pass, rank: int) -> Ints:
         """Return the groups of the pool in which a rank's share of a pass lies, rising."""
         assert self.mini is not None, "there are mini-epochs"
         number = pool_of(rank, self.world_size, self.mini.pools)
         shuffled = self.shuffle != "none"
-        return self.mini.pool(self.edges, self.seed, which, number, shuffled=shuffled)
+        return self.mini.pool(self.edges, self.seed, mini_pass, number, shuffled=shuffled)
 
     def leg(self, rank: int, start: Start) -> Leg:
         """Return what a rank delivers of the epoch in which a loop begins."""
-        which = start.which
-        if which is None and self.mini is not None:
-            which = self.mini.at(start.epoch)
-        epoch = Epoch(self._sequence(start.epoch, which), start.stages, self.remainder)
+        mini_pass = start.which
+        if mini_pass is None and self.mini is not None:
+            mini_pass = self.mini.at(start.epoch)
+        epoch = Epoch(self._sequence(start.epoch, mini_pass), start.stages, self.remainder)
         share = epoch.share(self.world_size, rank, self.batch_size)
         left, (i, parts) = share.steps - start.steps, start.part
         first, stop = (start.steps + k * left // parts for k in (i, i + 1))
-        return Leg(start.epoch, epoch, share, first + start.done, stop, which, rank)
+        return Leg(start.epoch, epoch, share, first + start.done, stop, mini_pass, rank)
 
     def legs(self, rank: int, start: Start) -> Callable[[], Iterator[Leg]]:
         """Return what a loop of a rank runs through."""

@@ -178,7 +178,7 @@ class Pipeline:
         self._pools, self._blocks, self._values = pools, pools.blocks, pools.values
         for pool in pools.each:
             pool.start()
-        self._wanted: SimpleQueue[bool] = SimpleQueue()  # units that the consumer waits for
+        self._requests: SimpleQueue[bool] = SimpleQueue()  # units that the consumer waits for
         self._fills: SimpleQueue[Fill | None] = SimpleQueue()
         self._jobs: SimpleQueue[tuple[int, Fill, ReadPart] | None] = SimpleQueue()
         self._lock, self._ending = threading.Lock(), threading.RLock()
@@ -234,8 +234,8 @@ class Pipeline:
             low, count = 0, len(samples)
             while low < count:
                 if block is None:
-                    wanted = -(-(count - low) // filler.capacity)
-                    block = self._blocks.take(0, self._starved, wanted)
+                    units = -(-(count - low) // filler.capacity)
+                    block = self._blocks.take(0, self._starved, units)
                     step = min(step + filler.batches, leg.stop)
                     start, end = at, share.delivered(step)
                 high = min(count, low + end - at)
@@ -252,10 +252,10 @@ class Pipeline:
         """Return the copy from which samples are read; None: from the dataset itself."""
         if self._reading is None:
             return None
-        found, waited = self._reading.find(samples, lambda: self.closed)
+        staged, waited = self._reading.find(samples, lambda: self.closed)
         if waited:
             self._ledger.add(leg.number, stall_seconds=waited)
-        return found
+        return staged
 
     def _planned_fill(self, fill: Fill) -> Fill:
         """Plan what is to be read of a unit; from the dataset itself if its copy is gone."""
@@ -274,7 +274,7 @@ class Pipeline:
         return fill
 
     def _hand_out(self, epoch: int, fill: Fill) -> None:
-        if not self._settings.ahead and not self._wanted.get():
+        if not self._settings.ahead and not self._requests.get():
             raise Stopped
         jobs = [(epoch, fill, part) for part in fill.parts]
         self._put(fill)
@@ -379,8 +379,8 @@ class Pipeline:
             self._ledger.scattered(epoch, engine.scattered)
             return engine.read_runs(file, runs)
         reads = nbytes = 0
-        for start, places in runs:
-            for piece in stepped(start, places, transfer):
+        for start, iovecs in runs:
+            for piece in stepped(start, iovecs, transfer):
                 done = engine.read(file, *piece)
                 reads, nbytes = reads + done[0], nbytes + done[1]
         return reads, nbytes
@@ -393,9 +393,9 @@ class Pipeline:
         if part is not None:
             with suppress(OSError, DsprepError):  # this file, or another one, may be gone, too
                 sample = self._filler.sample_at(fill, part, error)
-        found = ReadError(f"sample {sample} cannot be read: {error}", sample)
-        found.__cause__ = error
-        return found
+        failure = ReadError(f"sample {sample} cannot be read: {error}", sample)
+        failure.__cause__ = error
+        return failure
 
     def _finish(self, fill: Fill) -> None:
         try:
@@ -447,7 +447,7 @@ class Pipeline:
             for pool in self._pools.each:
                 pool.wake()
         if not self._settings.ahead:
-            self._wanted.put(True)
+            self._requests.put(True)
         fill = self._fills.get()
         self._hungry = False
         self._taken += 1
@@ -466,8 +466,8 @@ class Pipeline:
             raise ReadError(str(error), int(fill.samples[0])) from error
         except OSError as error:  # the server is gone that it was read from
             sample = int(fill.samples[0]) if len(fill.samples) else -1
-            why = f"whether {file.path} changed is unknown: {error}"
-            raise ReadError(f"sample {sample} is not given out: {why}", sample) from error
+            reason = f"whether {file.path} changed is unknown: {error}"
+            raise ReadError(f"sample {sample} is not given out: {reason}", sample) from error
         return fill
 
     # --- the end -----------------------------------------------------------------------------
@@ -482,7 +482,7 @@ class Pipeline:
                 self._end_threads()
 
     def _end_threads(self) -> None:
-        self._wanted.put(False)
+        self._requests.put(False)
         for pool in self._pools.each:
             pool.stop()
         for _ in self._threads[1:]:

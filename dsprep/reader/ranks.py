@@ -39,7 +39,7 @@ FIX = "give rank= and world_size=, or start the program with one launcher"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """One process of a job."""
 
     rank: int
@@ -88,7 +88,7 @@ _LAUNCHERS = (
 )
 
 
-def detect(rank: int | None = None, world_size: int | None = None) -> Place:
+def detect(rank: int | None = None, world_size: int | None = None) -> RankInfo:
     """Return which process this is.
 
     The first of these that knows: the arguments, ``torch.distributed``, mpi4py (of more than one
@@ -106,19 +106,21 @@ def detect(rank: int | None = None, world_size: int | None = None) -> Place:
                 ("rank", "world_size") if world_size is None else ("world_size", "rank")
             )
             raise UsageError(f"{given} is given without {missing}", fix="give both, or neither")
-        return _place(rank, world_size, env, "as given", "rank", "world_size")
+        return _checked_rank_info(rank, world_size, env, "as given", "rank", "world_size")
     torch = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_available() and torch.is_initialized():
-        return _place(torch.get_rank(), torch.get_world_size(), env, "torch.distributed")
+        return _checked_rank_info(
+            torch.get_rank(), torch.get_world_size(), env, "torch.distributed"
+        )
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         world = mpi.COMM_WORLD
         if world.Get_size() > 1:  # 1: imported by a program that another launcher started
-            return _place(world.Get_rank(), world.Get_size(), env, "mpi4py, COMM_WORLD")
+            return _checked_rank_info(world.Get_rank(), world.Get_size(), env, "mpi4py, COMM_WORLD")
     return _from_environment(env)
 
 
-def _from_environment(env: Mapping[str, str]) -> Place:
+def _from_environment(env: Mapping[str, str]) -> RankInfo:
     """Return what the first launcher says whose variables are all there."""
     alone = None
     for launcher in _LAUNCHERS:
@@ -127,7 +129,7 @@ def _from_environment(env: Mapping[str, str]) -> Place:
             continue
         if len(here) == 2:
             assert launcher.size is not None
-            return _place(
+            return _checked_rank_info(
                 _number(env, launcher.rank),
                 _number(env, launcher.size),
                 env,
@@ -140,25 +142,25 @@ def _from_environment(env: Mapping[str, str]) -> Place:
     if alone is not None:
         launcher, name = alone
         if launcher.size is None:
-            what = f"{name} is set, but {launcher.name} does not say of how many processes"
+            problem = f"{name} is set, but {launcher.name} does not say of how many processes"
         else:
             missing = launcher.size if name == launcher.rank else launcher.rank
-            what = f"{name} is set without {missing}"
-        raise UsageError(what, found=f"{name}={env[name]}", fix=FIX)
+            problem = f"{name} is set without {missing}"
+        raise UsageError(problem, found=f"{name}={env[name]}", fix=FIX)
     source = "no launcher found"
     if "SLURM_JOB_ID" in env:
         source += "; in a SLURM job, but not started by srun"
-    return Place(0, 1, 0, 1, source)
+    return RankInfo(0, 1, 0, 1, source)
 
 
-def _place(
+def _checked_rank_info(
     rank: int,
     world_size: int,
     env: Mapping[str, str],
     source: str,
     rank_name: str = "rank",
     size_name: str = "world size",
-) -> Place:
+) -> RankInfo:
     """Return a place whose numbers are possible, with those of its node where they are known."""
     for name, value in ((rank_name, rank), (size_name, world_size)):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -171,7 +173,7 @@ def _place(
             fix=FIX,
         )
     local_rank, local_size = (0, 1) if world_size == 1 else _local(env, world_size)
-    return Place(rank, world_size, local_rank, local_size, source)
+    return RankInfo(rank, world_size, local_rank, local_size, source)
 
 
 def _local(env: Mapping[str, str], world_size: int) -> tuple[int, int] | tuple[None, None]:
@@ -205,12 +207,12 @@ def _tasks(text: str, node: str) -> int | None:
         return None
     before = 0
     for part in text.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part.strip(), re.ASCII)
-        if found is None:
+        match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part.strip(), re.ASCII)
+        if match is None:
             return None
-        before += int(found[2] or 1)
+        before += int(match[2] or 1)
         if int(node) < before:
-            return int(found[1])
+            return int(match[1])
     return None
 
 

@@ -52,13 +52,13 @@ def cut_units(
     -------
     ``(edges, mixed)``: int64, shape ``(ranges + 1,)``, rising strictly from 0; and a number.
     """
-    asked = None if buffer_size is None else parse_buffer(str(buffer_size))
+    requested = None if buffer_size is None else parse_buffer(str(buffer_size))
     nbytes = max(1.0, sample_nbytes(sidecar, schema))
     samples = None
-    if isinstance(asked, InBytes):
-        samples = max(1, int(asked.nbytes / nbytes))
-    elif isinstance(asked, InSamples):
-        samples = asked.count
+    if isinstance(requested, InBytes):
+        samples = max(1, int(requested.nbytes / nbytes))
+    elif isinstance(requested, InSamples):
+        samples = requested.count
     edges = group_edges(sidecar)
     if edges is not None and shuffle != "global":
         if mixed is None:
@@ -95,10 +95,10 @@ def first_file(sidecar: Sidecar, names: Sequence[str]) -> Handle:
     for name in names:
         if name in layout.unlocated or name in layout.given:
             continue
-        found = locate(layout, name, np.array([local], np.int64))
-        path = found.template
-        if found.file_index is not None and found.file_index.shape[1]:
-            path = found.path(found.file_index[:, 0].tolist())
+        extents = locate(layout, name, np.array([local], np.int64))
+        path = extents.template
+        if extents.file_index is not None and extents.file_index.shape[1]:
+            path = extents.path(extents.file_index[:, 0].tolist())
         return sidecar.open_file(number, path)
     raise UsageError("no field has a location", where=sidecar.dataset)
 
@@ -123,8 +123,8 @@ def group_edges(sidecar: Sidecar) -> Ints | None:
         start += entry.samples
         edges += [start - entry.samples + first[1:], np.array([start], np.int64)]
     joined = np.maximum.accumulate(np.concatenate(edges))
-    found: Ints = joined[np.append(True, joined[1:] > joined[:-1])]
-    return found
+    distinct: Ints = joined[np.append(True, joined[1:] > joined[:-1])]
+    return distinct
 
 
 def even_edges(sidecar: Sidecar, samples: int) -> Ints:

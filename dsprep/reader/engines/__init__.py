@@ -40,12 +40,12 @@ class Engine(Protocol):
 
     name: str
 
-    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, iovecs: Ints) -> tuple[int, int]:
         """Read the file from byte `start` on into places, which that fills.
 
         Parameters
         ----------
-        start, places
+        start, iovecs
             As `dsprep.storage.scatter.runs` returns them: int64, shape ``(m, 2)``, addresses
             and bytes.
 
@@ -88,9 +88,9 @@ class Buffered:
 
     name = "buffered"
 
-    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, iovecs: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
-        return file.read_range(start, places)
+        return file.read_range(start, iovecs)
 
     @property
     def scattered(self) -> str:
@@ -131,14 +131,14 @@ class Fallback:
         except Unavailable as error:
             self._refuse(file, error)
 
-    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, iovecs: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
         if file not in self._refused:
             try:
-                return self._engine.read(file, start, places)
+                return self._engine.read(file, start, iovecs)
             except Unavailable as error:
                 self._refuse(file, error)
-        return self._buffered.read(file, start, places)
+        return self._buffered.read(file, start, iovecs)
 
     @property
     def scattered(self) -> str:

@@ -69,9 +69,9 @@ class Direct:
         self._open: WeakKeyDictionary[Handle, Opened] = WeakKeyDictionary()
         self._own = threading.local()
 
-    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, iovecs: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`."""
-        return self.read_runs(file, one_range(start, places))
+        return self.read_runs(file, one_range(start, iovecs))
 
     @property
     def scattered(self) -> str:
@@ -84,38 +84,38 @@ class Direct:
         if not int(runs.sizes.sum()):
             return 0, 0
         opened = self._opened(file)
-        found, block = ring(), opened.block
-        step = WINDOW if found is None else max(PART, block)
+        own_ring, block = ring(), opened.block
+        step = WINDOW if own_ring is None else max(PART, block)
         parts = [part for run in runs if run[1][:, 1].any() for part in stepped(*run, step)]
         if not (runs.starts % block).any() and not (runs.places % block).any():
             try:
-                whole = runs if found is None else _joined(parts)
-                return read_files([(opened.fd, whole, file.name)])
+                ranges = runs if own_ring is None else _joined(parts)
+                return read_files([(opened.fd, ranges, file.name)])
             except OSError as error:  # a read was cut short within a block: start over
                 if error.errno != errno.EINVAL:
                     raise
         starts = np.array([at for at, _ in parts])
-        least = starts + [int(places[:, 1].sum()) for _, places in parts]
+        needed = starts + [int(iovecs[:, 1].sum()) for _, iovecs in parts]
         low = starts // block * block
-        windows = Windows(low, -(-least // block) * block - low, least - low)
+        windows = Windows(low, -(-needed // block) * block - low, needed - low)
         calls = len(parts)
-        with closing(self._arrived(file, opened, windows, found, step)) as arrived:
+        with closing(self._arrived(file, opened, windows, own_ring, step)) as arrived:
             for i, address, more in arrived:
-                at, places = parts[i]
-                if copying.scatter(address + at - int(low[i]), places) is None:
-                    copying.move(address + at - int(low[i]), places)
+                at, iovecs = parts[i]
+                if copying.scatter(address + at - int(low[i]), iovecs) is None:
+                    copying.move(address + at - int(low[i]), iovecs)
                 calls += more
         return calls, int(windows.sizes.sum())
 
     def _arrived(
-        self, file: Handle, opened: Opened, windows: Windows, found: Ring | None, step: int
+        self, file: Handle, opened: Opened, windows: Windows, own_ring: Ring | None, step: int
     ) -> Generator[tuple[int, int, int], None, None]:
         """Yield the number of each window that was read, its address, and further calls made."""
-        low, sizes, least = windows.low.tolist(), windows.sizes.tolist(), windows.least.tolist()
-        if found is None or len(low) < 2:
+        low, sizes, needed = windows.low.tolist(), windows.sizes.tolist(), windows.needed.tolist()
+        if own_ring is None or len(low) < 2:
             memory = self._memory(max(sizes))
             for i, size in enumerate(sizes):
-                calls = opened.read(file, memory[:size], low[i], least[i])
+                calls = opened.read(file, memory[:size], low[i], needed[i])
                 yield i, int(memory.ctypes.data), calls - 1
             return
         depth = min(DEPTH, len(low))
@@ -123,12 +123,12 @@ class Direct:
         base = int(memory.ctypes.data)
         slots = base + np.arange(depth) * step
         head = READ | opened.fd << 32
-        with closing(found.each(head, windows.low, windows.sizes, slots)) as arrived:
+        with closing(own_ring.each(head, windows.low, windows.sizes, slots)) as arrived:
             for i, slot, got in arrived:
                 more = 0
-                if got < least[i]:  # an error, or cut short
-                    whole = memory[slot - base :][: sizes[i]]
-                    more = opened.read(file, whole, low[i], least[i])
+                if got < needed[i]:  # an error, or cut short
+                    window = memory[slot - base :][: sizes[i]]
+                    more = opened.read(file, window, low[i], needed[i])
                 yield i, slot, more
 
     def prepare(self, file: Handle) -> None:
@@ -144,12 +144,12 @@ class Direct:
 
     def _memory(self, nbytes: int) -> Bytes:
         """Return memory of this thread, at a multiple of any block."""
-        found: Bytes | None = getattr(self._own, "memory", None)
-        if found is None or len(found) < nbytes:
+        own: Bytes | None = getattr(self._own, "memory", None)
+        if own is None or len(own) < nbytes:
             align = max(HUGE, WINDOW)
-            whole = np.frombuffer(anonymous(nbytes + align), np.uint8)
-            found = self._own.memory = whole[-whole.ctypes.data % align :]
-        return found
+            mapped = np.frombuffer(anonymous(nbytes + align), np.uint8)
+            own = self._own.memory = mapped[-mapped.ctypes.data % align :]
+        return own
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ class Windows:
 
     low: Ints
     sizes: Ints
-    least: Ints
+    needed: Ints
 
 
 def _joined(parts: Sequence[tuple[int, Ints]]) -> Runs:
     """Return ranges of a file together."""
-    places = [each for _, each in parts]
+    iovecs = [each for _, each in parts]
     starts = np.array([start for start, _ in parts])
-    return Runs(starts, offsets_of(np.array([len(p) for p in places])), np.concatenate(places))
+    return Runs(starts, offsets_of(np.array([len(p) for p in iovecs])), np.concatenate(iovecs))
 
 
 def _check_size(file: Handle, runs: Runs) -> None:
@@ -205,8 +205,8 @@ class Opened:
         if self.fd >= 0:
             close_quietly(self.fd)
 
-    def read(self, file: Handle, memory: Bytes, offset: int, least: int) -> int:
-        """Read whole blocks from `offset` on, of which the first `least` bytes must come.
+    def read(self, file: Handle, memory: Bytes, offset: int, needed: int) -> int:
+        """Read whole blocks from `offset` on, of which the first `needed` bytes must come.
 
         Returns the read calls made.
         """
@@ -221,17 +221,17 @@ class Opened:
                     ) from error
                 raise
             calls += 1
-            if have + got >= least:
+            if have + got >= needed:
                 return calls
-            whole = got // self.block * self.block
-            have += whole
-            if not whole:  # less than a block came, as before the end of some files
-                file.pread_into(memory[have:least], offset + have)
+            blocks = got // self.block * self.block
+            have += blocks
+            if not blocks:  # less than a block came, as before the end of some files
+                file.pread_into(memory[have:needed], offset + have)
                 return calls + 1
 
 
-def _refused(path: Path, why: str) -> Unavailable:
-    return Unavailable(f"O_DIRECT is refused here ({why})", where=path, fix=_FIX)
+def _refused(path: Path, reason: str) -> Unavailable:
+    return Unavailable(f"O_DIRECT is refused here ({reason})", where=path, fix=_FIX)
 
 
 def block_nbytes(fd: int) -> int:
@@ -252,10 +252,10 @@ def block_nbytes(fd: int) -> int:
 def _dio_align(fd: int) -> tuple[int, int] | None:
     """Return what ``statx`` says: alignment of memory and of offsets, 0 where impossible."""
     statx: Any = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
-    found = np.zeros(64, np.uint32)  # struct statx: 256 bytes
+    answer = np.zeros(64, np.uint32)  # struct statx: 256 bytes
     empty_path, dioalign = 0x1000, 0x2000
-    if statx is None or statx(fd, b"", empty_path, dioalign, ctypes.c_void_p(found.ctypes.data)):
+    if statx is None or statx(fd, b"", empty_path, dioalign, ctypes.c_void_p(answer.ctypes.data)):
         return None
-    if not found[0] & dioalign:
+    if not answer[0] & dioalign:
         return None
-    return int(found[38]), int(found[39])
+    return int(answer[38]), int(answer[39])

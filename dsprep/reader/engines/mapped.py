@@ -50,14 +50,14 @@ class Mapped:
     def __init__(self) -> None:
         self._maps: WeakKeyDictionary[Handle, Bytes] = WeakKeyDictionary()
 
-    def read(self, file: Handle, start: int, places: Ints) -> tuple[int, int]:
+    def read(self, file: Handle, start: int, iovecs: Ints) -> tuple[int, int]:
         """Read a range to places; see `Engine.read`. A call is a step of the copy."""
-        nbytes = int(places[:, 1].sum())
+        nbytes = int(iovecs[:, 1].sum())
         if not nbytes:
             return 0, 0
         mapped = self._map(file, start + nbytes)
         calls = 0
-        for at, part in stepped(start, places, STEP):
+        for at, part in stepped(start, iovecs, STEP):
             size = int(part[:, 1].sum())
             os.posix_fadvise(file.fd, at, size, os.POSIX_FADV_WILLNEED)
             got = copying.scatter(mapped.ctypes.data + at, part)
@@ -78,7 +78,7 @@ class Mapped:
 
     def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
         """Read ranges to their places, one by one; see `Engine.read_runs`."""
-        done = [self.read(file, start, places) for start, places in runs]
+        done = [self.read(file, start, iovecs) for start, iovecs in runs]
         return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
 
     def prepare(self, file: Handle) -> None:
@@ -89,8 +89,8 @@ class Mapped:
     def _map(self, file: Handle, stop: int) -> Bytes:
         """Return all of a file, as it was when it was opened, as memory."""
         _check_size(file, stop)
-        found = self._maps.get(file)
-        if found is None or len(found) < stop:
+        mapped = self._maps.get(file)
+        if mapped is None or len(mapped) < stop:
             if file.fd < 0:
                 raise Unavailable("it is no file of a file system", where=file.path, fix=_FIX)
             try:
@@ -101,8 +101,8 @@ class Mapped:
                 raise Unavailable(
                     f"mmap is refused here ({error.strerror})", where=file.path, fix=_FIX
                 ) from error
-            found = self._maps[file] = np.frombuffer(memory, np.uint8)
-        return found
+            mapped = self._maps[file] = np.frombuffer(memory, np.uint8)
+        return mapped
 
 
 def _check_size(file: Handle, stop: int) -> None:

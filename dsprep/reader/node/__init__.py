@@ -19,7 +19,7 @@ from dsprep.reader.node import wire
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
 from dsprep.reader.pipeline import ReadTask
-from dsprep.reader.ranks import Place
+from dsprep.reader.ranks import RankInfo
 
 JOB = (
     "TORCHELASTIC_RUN_ID",
@@ -53,22 +53,22 @@ def job_key(node_key: str | None, env: Mapping[str, str] | None = None) -> str:
 
 
 def join(
-    place: Place, readers: int, node_key: str | None, task: ReadTask
+    rank_info: RankInfo, readers: int, node_key: str | None, task: ReadTask
 ) -> Client | Service | None:
     """Return this process's part in reading for its node; None: it reads for itself alone.
 
     `readers` processes per node read. Raises `UsageError` if nothing says which of the node's
     processes this is.
     """
-    if place.local_rank is None or place.local_size is None:
+    if rank_info.local_rank is None or rank_info.local_size is None:
         raise UsageError(
             "readers_per_node needs to know which process of the node this is",
-            found=str(place),
+            found=str(rank_info),
             fix="set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun does",
         )
-    if readers >= place.local_size:
+    if readers >= rank_info.local_size:
         return None
-    root = place.local_rank % readers
+    root = rank_info.local_rank % readers
     name = wire.address("node", job_key(node_key), root)
     facts = {  # what the Readers of a node have to agree on
         "version": wire.VERSION,
@@ -79,9 +79,9 @@ def join(
         "fields": list(task.filler.names),
         "verify": task.filler.verify,
     }
-    if place.local_rank >= readers:
-        return Client(name, root, place.rank, facts, Schema(tuple(task.filler.fields)))
-    if root + readers >= place.local_size:
+    if rank_info.local_rank >= readers:
+        return Client(name, root, rank_info.rank, facts, Schema(tuple(task.filler.fields)))
+    if root + readers >= rank_info.local_size:
         return None
     service = Service(task, facts)
     service.publish(name, node_root.BIND_SECONDS)

@@ -71,26 +71,26 @@ class Client:
             link = self._connect()
         if not link.begin(start):
             if not link.left:
-                raise self.gone()
+                raise self.lost()
             return local(legs)
         return Remote(self, link, legs, ledger, local)
 
     def _connect(self) -> _Link:
         self.close()
-        end, why = time.monotonic() + WAIT_SECONDS, "no process answers"
+        end, reason = time.monotonic() + WAIT_SECONDS, "no process answers"
         while True:
             with wire.new_socket() as sock:
-                found = self._greet(sock, end)
-                if found == "":
+                refusal = self._greet(sock, end)
+                if refusal == "":
                     kept = wire.own(socket.socket(fileno=sock.detach()))
                     self.link = link = _Link(kept, self._schema)
                     self._finalizer = weakref.finalize(self, link.close)
                     return link
-            why = found or why
+            reason = refusal or reason
             if time.monotonic() >= end:
                 raise ReadError(
                     f"local rank {self._root} of this node does not read for rank {self._rank}: "
-                    f"{why}",
+                    f"{reason}",
                     -1,
                     fix=f"make the same Reader on local rank {self._root} and keep it open, give "
                     "the ranks of a node the same node_key, or leave out readers_per_node",
@@ -105,15 +105,15 @@ class Client:
             if not wire.same_user(sock):
                 raise UsageError("a process of another user answers for the reader of the node")
             wire.send(sock, {"version": wire.VERSION, "rank": self._rank, "facts": self._facts})
-            found = wire.receive(sock)
+            received = wire.receive(sock)
             sock.settimeout(None)
         except OSError as error:
             if isinstance(error, DsprepError):
                 raise
             return None
-        return None if found is None else str(found[0]["why"])
+        return None if received is None else str(received[0]["why"])
 
-    def gone(self) -> ReadError:
+    def lost(self) -> ReadError:
         """Return the error for a process that ended."""
         return ReadError(
             f"local rank {self._root} of this node, which reads for rank {self._rank}, ended or "
@@ -180,13 +180,13 @@ class _Link:
         """
         while not self.lost:
             try:
-                found = wire.receive(self._sock, ended)
+                received = wire.receive(self._sock, ended)
             except OSError:
-                found = None
-            if found is None:
+                received = None
+            if received is None:
                 self.lost = not ended()
                 return None
-            message, fds = found
+            message, fds = received
             if "memory" in message:
                 if not fds:
                     raise ReadError("the memory of a batch did not come: too many open files", -1)
@@ -218,8 +218,8 @@ class _Link:
             if index not in roots:
                 roots[index] = np.frombuffer(self._memories[index], np.uint8)
             size = count * int(np.prod(inner, dtype=np.int64)) * dtype.itemsize
-            found: Array = roots[index][at : at + size].view(dtype).reshape(count, *inner)
-            return found
+            array_: Array = roots[index][at : at + size].view(dtype).reshape(count, *inner)
+            return array_
 
         out: Batch = {}
         where = iter(message["where"])
@@ -260,7 +260,7 @@ class Remote:
         self._client, self._link, self._number = client, link, link.loop
         self._legs, self._ledger, self._make_local = legs, ledger, local
         self._local: Pipeline | None = None
-        self._asked = self._taken = 0
+        self._requested = self._taken = 0
         self.closed = False
 
     def take(self, leg: Leg, step: int, count: int) -> Batch:
@@ -293,15 +293,15 @@ class Remote:
         link = self._link
         if link.pid != os.getpid():
             raise forked()
-        while not self.closed and self._asked < self._taken + 2:  # one ahead
-            self._asked += 1
+        while not self.closed and self._requested < self._taken + 2:  # one ahead
+            self._requested += 1
             if not link.ask("batch"):
                 break  # what was sent before is still to be received
         message = None if self.closed else link.next(lambda: self.closed)
         if self.closed:
             raise closed_within()
         if message is None and not link.left:
-            raise self._client.gone()
+            raise self._client.lost()
         for epoch, more in (message or {"read": ()})["read"]:
             self._ledger.add(epoch, **more)
         return message

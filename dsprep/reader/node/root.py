@@ -131,11 +131,13 @@ class _Server:
                 self.sessions = [s for s in self.sessions if s.alive()] + [session]
         self._sock.close()
 
-    def find(self, asked: Mapping[str, Any]) -> Service | str:
+    def find(self, request: Mapping[str, Any]) -> Service | str:
         """Return the Reader that a client asks for, or how the nearest one differs."""
         nearest: tuple[list[str], Service] | None = None
         for service in self.services:
-            names = [n for n in {**service.facts, **asked} if service.facts.get(n) != asked.get(n)]
+            names = [
+                n for n in {**service.facts, **request} if service.facts.get(n) != request.get(n)
+            ]
             if not names:
                 return service
             if nearest is None or len(names) < len(nearest[0]):
@@ -143,7 +145,7 @@ class _Server:
         if nearest is None:
             return "it has no Reader"
         names, service = nearest
-        words = (f"{n} {service.facts.get(n)!r}, not {asked.get(n)!r}" for n in names)
+        words = (f"{n} {service.facts.get(n)!r}, not {request.get(n)!r}" for n in names)
         return f"its Reader has {', '.join(words)}"
 
     def remove(self, service: Service) -> bool:
@@ -173,7 +175,7 @@ class _Session:
         self._server, self._sock = server, sock
         self.service: Service | None = None
         self._rank = self._loop = -1
-        self._held: dict[int, object] = {}  # by the number of a batch, what it is in
+        self._lent: dict[int, object] = {}  # by the number of a batch, what it is in
         self._sent = 0
         self._ledger = Ledger()
         self._steps: Steps | None = None
@@ -187,13 +189,13 @@ class _Session:
     def _run(self) -> None:
         try:
             if self._greet():
-                while (found := wire.receive(self._sock)) is not None:
-                    self._answer(found[0])
+                while (received := wire.receive(self._sock)) is not None:
+                    self._answer(received[0])
         except (OSError, ValueError, KeyError, TypeError):  # the client is gone, or is not a client
             return
         finally:
             self._end_loop()
-            self._held.clear()
+            self._lent.clear()
             self._pools, self._extra = None, Pool(1, 0)
             self._shared.close()
             self._sock.close()
@@ -207,18 +209,18 @@ class _Session:
         if not wire.same_user(self._sock):
             return False
         self._sock.settimeout(GREETING_SECONDS)
-        found = wire.receive(self._sock)
-        if found is None:
+        received = wire.receive(self._sock)
+        if received is None:
             return False
         self._sock.settimeout(None)
-        self._rank = int(found[0]["rank"])
+        self._rank = int(received[0]["rank"])
         with _lock:
-            service = self._server.find(found[0]["facts"])
+            service = self._server.find(received[0]["facts"])
             if isinstance(service, Service):
                 self.service = service
-        why = service if isinstance(service, str) else ""
-        wire.send(self._sock, {"why": why})
-        return not why
+        reason = service if isinstance(service, str) else ""
+        wire.send(self._sock, {"why": reason})
+        return not reason
 
     def bid_farewell(self) -> None:
         """Have the client read for itself, and end."""
@@ -237,13 +239,13 @@ class _Session:
 
     # --- loops -------------------------------------------------------------------------------
 
-    def _answer(self, asked: Mapping[str, Any]) -> None:
-        for number in asked["done"]:
-            self._held.pop(number, None)
-        if asked["ask"] == "start":
-            self._start(asked["loop"], asked["start"])
-        elif asked["loop"] == self._loop and self._steps is not None:
-            if asked["ask"] == "batch":
+    def _answer(self, request: Mapping[str, Any]) -> None:
+        for number in request["done"]:
+            self._lent.pop(number, None)
+        if request["ask"] == "start":
+            self._start(request["loop"], request["start"])
+        elif request["loop"] == self._loop and self._steps is not None:
+            if request["ask"] == "batch":
                 self._deliver(self._steps)
             else:
                 self._end_loop()
@@ -271,25 +273,25 @@ class _Session:
     def _deliver(self, steps: Steps) -> None:
         """Send the next batch, that there is none, or why it cannot be read."""
         try:
-            found = next(self._batches, None)
+            next_batch = next(self._batches, None)
         except BaseException as error:
             self._end_loop()
             text, sample = str(error)[: wire.LARGEST // 16], getattr(error, "sample", -1)
             facts = {"error": type(error).__name__, "text": text, "sample": sample}
             wire.send(self._sock, {"loop": self._loop, **facts})
             return
-        if found is None:
+        if next_batch is None:
             self._end_loop()  # waits for what is still to be counted
             wire.send(self._sock, {"loop": self._loop, "read": self._read()})
             return
-        leg, step, batch = found
+        leg, step, batch = next_batch
         arrays: list[Array] = []
         for column in batch.values():
             arrays += (column.values, column.offsets) if isinstance(column, Ragged) else (column,)
-        places, lease = self._placed(arrays)
+        offsets, lease = self._placed(arrays)
         number, self._sent = self._sent, self._sent + 1
-        self._held[number] = (arrays, lease)
-        where = [(*place, len(array)) for array, place in zip(arrays, places, strict=True)]
+        self._lent[number] = (arrays, lease)
+        where = [(*offset, len(array)) for array, offset in zip(arrays, offsets, strict=True)]
         alive = self._shared.hand_over(self._sock)
         facts = {"batch": number, "epoch": leg.number, "step": step, "where": where}
         message = {"loop": self._loop, **facts, "alive": alive, "read": self._read()}
@@ -297,8 +299,8 @@ class _Session:
 
     def _read(self) -> list[tuple[int, dict[str, float]]]:
         """Return what was read since this was called last, by epoch."""
-        found = self._ledger.take()
-        return [(each.epoch, {name: getattr(each, name) for name in READ}) for each in found]
+        stats = self._ledger.take()
+        return [(each.epoch, {name: getattr(each, name) for name in READ}) for each in stats]
 
     def _placed(self, arrays: list[Array]) -> tuple[list[tuple[int, int]], Bytes | None]:
         """Return where arrays are in shared memory, into which those that are not are copied.
@@ -306,8 +308,8 @@ class _Session:
         That is the number of the memory and the first byte in it of each array, (-1, 0) if it is
         empty; and what copies are in.
         """
-        places = self._shared.find(arrays)
-        private = [i for i, p in enumerate(places) if p is None and arrays[i].nbytes]
+        offsets = self._shared.find(arrays)
+        private = [i for i, p in enumerate(offsets) if p is None and arrays[i].nbytes]
         memory, at = None, 0
         if private:
             sizes = [-(-arrays[i].nbytes // 64) * 64 for i in private]
@@ -318,8 +320,8 @@ class _Session:
                 to[:] = array.reshape(-1).view(np.uint8)
                 arrays[i] = to.view(array.dtype).reshape(array.shape)
                 at += nbytes
-            places = self._shared.find(arrays)
-        known = zip(arrays, places, strict=True)
+            offsets = self._shared.find(arrays)
+        known = zip(arrays, offsets, strict=True)
         return [p if array.nbytes and p is not None else (-1, 0) for array, p in known], memory
 
 

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from dsprep.reader.memory import Stopped
 from dsprep.reader.node import job_key, wire
-from dsprep.reader.ranks import Place
+from dsprep.reader.ranks import RankInfo
 
 POLL_SECONDS = 0.05
 """How often one that waits looks for a token that nobody has, and whether it is to stop."""
@@ -61,7 +61,7 @@ class Stagger:
     """
 
     def __init__(self, tokens: Tokens, threads: int) -> None:
-        self._tokens, self._most = tokens, threads
+        self._tokens, self._threads = tokens, threads
         self._changed = threading.Condition()
         self._token: Any = None
         self._asking = False
@@ -78,7 +78,7 @@ class Stagger:
 
     def _enter(self, ended: Callable[[], bool]) -> None:
         with self._changed:
-            while self._asking or (self._token is not None and self._parts >= self._most):
+            while self._asking or (self._token is not None and self._parts >= self._threads):
                 if ended():
                     raise Stopped
                 self._changed.wait(POLL_SECONDS)
@@ -113,7 +113,9 @@ class Stagger:
                 self._changed.notify_all()
 
 
-def staggering(place: Place, count: int, threads: int, node_key: str | None, comm: Any) -> Stagger:
+def staggering(
+    rank_info: RankInfo, count: int, threads: int, node_key: str | None, comm: Any
+) -> Stagger:
     """Return the `count` tokens of a process in which so many threads read.
 
     They belong to all processes of an mpi4py communicator, or to those of the node.
@@ -122,7 +124,7 @@ def staggering(place: Place, count: int, threads: int, node_key: str | None, com
         from dsprep.reader.node.tokens_mpi import Mpi
 
         return Stagger(Mpi(comm, count), threads)
-    rank = place.rank if place.local_rank is None else place.local_rank
+    rank = rank_info.rank if rank_info.local_rank is None else rank_info.local_rank
     return Stagger(Local(job_key(node_key), count, rank), threads)
 
 
@@ -204,10 +206,10 @@ class Local:
 
     def _received(self, sock: socket.socket) -> _Token | None:
         sock.settimeout(None)
-        found = wire.receive(sock)
-        if found is None:
+        received = wire.receive(sock)
+        if received is None:
             return None
-        sockets, ranks = [socket.socket(fileno=fd) for fd in found[1]], found[0]["waiting"]
+        sockets, ranks = [socket.socket(fileno=fd) for fd in received[1]], received[0]["waiting"]
         if not sockets or len(sockets) != len(ranks) + 1:  # too many open files: let them go
             for each in sockets:
                 each.close()
@@ -245,21 +247,21 @@ class Local:
             token.waiting.append((-1, sock))
         known = []
         for rank, sock in token.waiting:
-            found = rank if rank >= 0 else self._asked(sock)
-            if found is None:
+            rank_number = rank if rank >= 0 else self._rank_of(sock)
+            if rank_number is None:
                 sock.close()
             else:
-                known.append((found, sock))
+                known.append((rank_number, sock))
         token.waiting = known
 
-    def _asked(self, sock: socket.socket) -> int | None:
+    def _rank_of(self, sock: socket.socket) -> int | None:
         """Return the rank of one that waits; None: it is gone."""
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         try:
             if not wire.same_user(sock) or not poll.poll(100):  # it connected, and says it now
                 return None
-            found = wire.receive(sock)
-            return None if found is None else int(found[0]["rank"])
+            received = wire.receive(sock)
+            return None if received is None else int(received[0]["rank"])
         except (OSError, ValueError, TypeError, KeyError):
             return None

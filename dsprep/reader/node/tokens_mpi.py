@@ -132,28 +132,28 @@ class _Board:
         self._comm.Free()
 
     def _read(self, at: int, count: int) -> Ints:
-        found, none = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        place = (at, count, self._mpi.INT64_T)
-        self._window.Get_accumulate(none, found, 0, place, self._mpi.NO_OP)
+        values, none = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        target = (at, count, self._mpi.INT64_T)
+        self._window.Get_accumulate(none, values, 0, target, self._mpi.NO_OP)
         self._window.Flush(0)
-        return found
+        return values
 
     def _write(self, at: int, value: int) -> None:
-        new, found = np.array([value], np.int64), np.zeros(1, np.int64)
-        self._window.Fetch_and_op(new, found, 0, at, self._mpi.REPLACE)
+        new, old = np.array([value], np.int64), np.zeros(1, np.int64)
+        self._window.Fetch_and_op(new, old, 0, at, self._mpi.REPLACE)
         self._window.Flush(0)
 
     def _change(self, at: int, before: int, after: int) -> bool:
         """Change a number if it is `before`; return whether it was."""
-        old, new, found = (np.array([n], np.int64) for n in (before, after, 0))
-        self._window.Compare_and_swap(new, old, found, 0, at)
+        old, new, result = (np.array([n], np.int64) for n in (before, after, 0))
+        self._window.Compare_and_swap(new, old, result, 0, at)
         self._window.Flush(0)
-        return int(found[0]) == before
+        return int(result[0]) == before
 
     def read_tokens(self) -> list[int]:
         """Return who has each token: rank plus 1, or 0."""
-        found: list[int] = self._read(0, self._count).tolist()
-        return found
+        tokens: list[int] = self._read(0, self._count).tolist()
+        return tokens
 
     def take_free(self, holders: list[int]) -> int | None:
         """Take a token that nobody has, if there is one: this rank's own before others."""

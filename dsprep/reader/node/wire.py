@@ -154,10 +154,10 @@ class Shared:
         return memory
 
     def _alive(self) -> list[int]:
-        gone = [i for i, (memory, _, _) in self._made.items() if memory() is None]
-        for i in gone:
+        dead = [i for i, (memory, _, _) in self._made.items() if memory() is None]
+        for i in dead:
             del self._made[i]
-        self._close_new([i for i in gone if i in self._new])
+        self._close_new([i for i in dead if i in self._new])
         return list(self._made)
 
     def _close_new(self, numbers: Sequence[int]) -> None:
@@ -178,13 +178,13 @@ class Shared:
         with self._lock:
             made = sorted((self._made[i][1], i, self._made[i][2]) for i in self._alive())
         starts = [start for start, _, _ in made]
-        found: list[tuple[int, int] | None] = []
+        offsets: list[tuple[int, int] | None] = []
         for array in arrays:
             at = int(array.ctypes.data)
             k = bisect_right(starts, at) - 1
             inside = k >= 0 and at + array.nbytes <= starts[k] + made[k][2]
-            found.append((made[k][1], at - starts[k]) if inside else None)
-        return found
+            offsets.append((made[k][1], at - starts[k]) if inside else None)
+        return offsets
 
     def close(self) -> None:
         """Close the files of what was not handed over."""

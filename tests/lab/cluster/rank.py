@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import dsprep
-from dsprep.reader.ranks import Place
+from dsprep.reader.ranks import RankInfo
 
 SAMPLES = 1203
 
@@ -51,7 +51,7 @@ def fetched() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def meet(folder: Path, job: str, place: Place, where: str) -> None:
+def meet(folder: Path, job: str, place: RankInfo, where: str) -> None:
     """Wait until all ranks are there, as those do that train together."""
     (folder / f"{job}-{place.rank}.{where}").touch()
     end = time.monotonic() + 60
@@ -101,7 +101,7 @@ def read(noted: list[warnings.WarningMessage]) -> None:
 
         options["comm"] = MPI.COMM_WORLD
     reader = dsprep.Reader(data, seed=5, check_order=False, **options)
-    place = reader.place
+    place = reader.rank_info
     if state is not None:
         reader.load_state_dict(json.loads(Path(state).read_text()))
     found: dict[int, list[int]] = {}
