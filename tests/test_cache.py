@@ -381,7 +381,7 @@ def test_ranks_of_nodes_copy_their_pools(datasets, tmp_path):
 
 def test_ranks_that_lie_in_two_pools_are_warned_of(datasets, tmp_path):
     options = {"cache": tmp_path, "mini_epochs": 3, "pools": 2, "rank": 0}
-    with pytest.warns(CacheWarning, match="3 ranks are no multiple of pools=2"):
+    with pytest.warns(CacheWarning, match="3 ranks are not a multiple of pools=2"):
         dsprep.Reader(datasets("out.h5"), 8, world_size=3, **options).close()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -209,6 +209,6 @@ print([m for m in ("torch", "mpi4py", "numpy.testing") if m in sys.modules])
 def test_the_old_name_of_the_rank_info(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(10))
     dsprep.provenance(tmp_path / "x.npy")
-    with dsprep.Reader(tmp_path / "x.npy", batch_size=2) as reader:
-        with pytest.warns(DeprecationWarning, match="rank_info"):
-            assert reader.place is reader.rank_info
+    reader = dsprep.Reader(tmp_path / "x.npy", batch_size=2)
+    with reader, pytest.warns(DeprecationWarning, match="rank_info"):
+        assert reader.place is reader.rank_info

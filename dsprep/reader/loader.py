@@ -293,8 +293,8 @@ class Reader(ReaderOptions):
             and not self.rank_info.rank
         ):
             warnings.warn(
-                f"{self.rank_info.world_size} ranks are not a multiple of pools={self.pools}: those "
-                "whose share lies in two pools read a part of it from the dataset in every pass",
+                f"{self.rank_info.world_size} ranks are not a multiple of pools={self.pools}: "
+                "those whose share lies in two pools read a part of it from the dataset in every pass",
                 CacheWarning,
                 stacklevel=4,
             )
