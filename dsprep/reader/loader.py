@@ -294,7 +294,7 @@ class Reader(ReaderOptions):
         ):
             warnings.warn(
                 f"{self.rank_info.world_size} ranks are not a multiple of pools={self.pools}: "
-                "those whose share lies in two pools read a part of it from the dataset in every pass",
+                "those whose share lies in two pools read a part of it from the dataset each pass",
                 CacheWarning,
                 stacklevel=4,
             )

@@ -89,8 +89,8 @@ class Chunks:
         grid = self.grid
         number, path = line * self.side + tile, grid.blocks.path
         if grid.several:
-            place = np.array([[line], *([k] for k in self._tiles[tile])], np.int64)
-            numbers, files = grid.numbers(place)
+            position = np.array([[line], *([k] for k in self._tiles[tile])], np.int64)
+            numbers, files = grid.numbers(position)
             number = int(numbers[0])
             path = path if files is None else file_path(path, files[:, 0].tolist())
         offset, length = grid.blocks.offsets.one(number), grid.blocks.lengths.one(number)
@@ -160,10 +160,12 @@ class Chunks:
             for to, begin, count in rows:
                 out[to : to + count, *box] = chunk[begin : begin + count, *inner]
 
-    def _decode(self, file: Handle, place: tuple[int, int], mask: int, data: Bytes | None) -> Array:
+    def _decode(
+        self, file: Handle, extent: tuple[int, int], mask: int, data: Bytes | None
+    ) -> Array:
         """Return a chunk as uint8 of shape ``(*chunk, itemsize)``."""
         grid = self.grid
-        offset, nbytes = place
+        offset, nbytes = extent
         here = f"{file.path}, field {self._name}, offset {offset}"
         if data is None and not 0 <= offset <= file.nbytes - nbytes:
             file.check_extents(np.array([offset]), np.array([nbytes]), f"field {self._name}")

@@ -29,7 +29,7 @@ Spans = tuple[Callable[[str], Handle], str, Ints, Ints, Ints]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PendingRead:
     """What a read of one field needs from the files.
 
     `nbytes` is the size of the buffer that it takes, `spans` are the byte ranges, file by file;
@@ -46,12 +46,12 @@ def read_columns(
 ) -> dict[str, Values]:
     """Return several fields of the same samples of a file; raises as `ColumnReader.begin` does."""
     consecutive = bool((indices[1:] - indices[:-1] == 1).all())
-    wanted = {name: reader.begin(indices, arena) for name, reader in readers.items()}
-    return fetch(wanted, arena, GROUP_NEAR if consecutive else NEAR)
+    pending = {name: reader.begin(indices, arena) for name, reader in readers.items()}
+    return fetch(pending, arena, GROUP_NEAR if consecutive else NEAR)
 
 
 def fetch(
-    wanted: Mapping[str, Wanted], arena: Arena | None, near: int = GROUP_NEAR
+    pending: Mapping[str, PendingRead], arena: Arena | None, near: int = GROUP_NEAR
 ) -> dict[str, Values]:
     """Return fields by what each of them needs from the files.
 
@@ -61,13 +61,13 @@ def fetch(
     `dsprep.storage.scatter.runs`.
     """
     bases = [0]
-    for want in wanted.values():
+    for want in pending.values():
         bases.append(bases[-1] + -(-want.nbytes // _ALIGN) * _ALIGN)
     buffer = new_array(arena, "sidecar.columns", (bases[-1],), _U8)
     spans: dict[tuple[Callable[[str], Handle], str], list[tuple[str, Ints, Ints, Ints]]] = {}
-    for base, (name, want) in zip(bases, wanted.items(), strict=False):
-        for open_file, path, offsets, lengths, places in want.spans:
-            part = name, offsets, lengths, places + base if base else places
+    for base, (name, want) in zip(bases, pending.items(), strict=False):
+        for open_file, path, offsets, lengths, positions in want.spans:
+            part = name, offsets, lengths, positions + base if base else positions
             spans.setdefault((open_file, path), []).append(part)
     for (open_file, path), parts in spans.items():
         file, plan = open_file(path), ReadPlan()
@@ -75,12 +75,12 @@ def fetch(
             offset, nbytes, at = (int(p[0]) for p in parts[0][1:])
             file.read_checked(buffer[at : at + nbytes], offset, f"field {parts[0][0]}")
             continue
-        for name, offsets, lengths, places in parts:
-            plan.put(file, offsets, lengths, places + buffer.ctypes.data, f"field {name}")
+        for name, offsets, lengths, positions in parts:
+            plan.put(file, offsets, lengths, positions + buffer.ctypes.data, f"field {name}")
         plan.read(near)
     return {
         name: want.done(buffer[base : base + want.nbytes])
-        for base, (name, want) in zip(bases, wanted.items(), strict=False)
+        for base, (name, want) in zip(bases, pending.items(), strict=False)
     }
 
 
@@ -103,7 +103,7 @@ class ColumnReader:
         """Return what reading holds besides the samples: decoded chunks."""
         return 0 if self._chunks is None else self._chunks.nbytes
 
-    def begin(self, indices: Ints, arena: Arena | None) -> Wanted:
+    def begin(self, indices: Ints, arena: Arena | None) -> PendingRead:
         """Return what reading the field of the samples `indices` needs from the files.
 
         Raises `FormatError` if the layout gives offsets that are not in the files.
@@ -112,7 +112,7 @@ class ColumnReader:
         rows = self.begin_rows(first, count, arena, f"sidecar.field.{self.field.name}")
         return replace(rows, done=lambda buffer: self._values(rows.done(buffer), count))
 
-    def begin_rows(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
+    def begin_rows(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> PendingRead:
         """Return what reading rows of the array needs from the files.
 
         What it is turned into are the bytes of these rows, decoded and back to back. `first` and
@@ -121,13 +121,13 @@ class ColumnReader:
         """
         grid = self.column.grid
         if grid is None or not len(first):
-            return Wanted(0, [], lambda _: np.empty(0, np.uint8))
+            return PendingRead(0, [], lambda _: np.empty(0, np.uint8))
         if len(first) == 1 and self._chunks is None:
-            found, rows = rows_at(grid, int(first[0]), int(count[0])), int(count[0])
-            if found is not None:
-                extent = np.array([[found[1]], [rows * grid.row_nbytes], [0]], np.int64)
-                spans: list[Spans] = [(self._open, found[0], *extent)]
-                return Wanted(rows * grid.row_nbytes, spans, lambda buffer: buffer)
+            extents, rows = rows_at(grid, int(first[0]), int(count[0])), int(count[0])
+            if extents is not None:
+                extent = np.array([[extents[1]], [rows * grid.row_nbytes], [0]], np.int64)
+                spans: list[Spans] = [(self._open, extents[0], *extent)]
+                return PendingRead(rows * grid.row_nbytes, spans, lambda buffer: buffer)
         check_rows(grid, first, count, self.field.name)
         first, count = _joined(first, count)
         if self._chunks is not None:
@@ -155,27 +155,27 @@ class ColumnReader:
         values = out.view(field.dtype).reshape(-1, *field.inner)
         return Ragged.from_lengths(values, nbytes // row, field.kind)
 
-    def _begin_plain(self, grid: Grid, first: Ints, count: Ints) -> Wanted:
-        found, places = plain_rows(grid, first, count), offsets_of(count * grid.row_nbytes)
-        to, stored = found.addresses(places[:-1]), found.stored()
-        there = to[(found.offset >= 0) & (found.length > 0)] if stored is not found else to
+    def _begin_plain(self, grid: Grid, first: Ints, count: Ints) -> PendingRead:
+        extents, positions = plain_rows(grid, first, count), offsets_of(count * grid.row_nbytes)
+        to, stored = extents.addresses(positions[:-1]), extents.stored()
+        there = to[(extents.offset >= 0) & (extents.length > 0)] if stored is not extents else to
         spans = [
             (self._open, path, stored.offset[chosen], stored.length[chosen], there[chosen])
             for path, chosen in (stored.by_path() if len(there) else ())
         ]
-        lacking = np.flatnonzero(found.offset < 0).tolist()
+        lacking = np.flatnonzero(extents.offset < 0).tolist()
         fill = fill_value(grid, self.field.name) if lacking else np.zeros(0, np.uint8)
 
         def done(out: Bytes) -> Bytes:
             for i in lacking:
-                out[to[i] : to[i] + found.length[i]].reshape(-1, grid.itemsize)[:] = fill
+                out[to[i] : to[i] + extents.length[i]].reshape(-1, grid.itemsize)[:] = fill
             return out
 
-        return Wanted(int(places[-1]), spans, done)
+        return PendingRead(int(positions[-1]), spans, done)
 
     def _begin_encoded(
         self, chunks: Chunks, first: Ints, count: Ints, arena: Arena | None, key: str
-    ) -> Wanted:
+    ) -> PendingRead:
         grid = chunks.grid
         nbytes = int(count.sum()) * grid.row_nbytes
         lines = _lines(grid.chunk[0], first, count)
@@ -194,8 +194,8 @@ class ColumnReader:
             if length:
                 self._open(path).check_extents(np.array([offset]), np.array([length]), "a chunk")
                 extent = np.array([[offset], [length], [0]], np.int64)
-                return Wanted(length, [(self._open, path, *extent)], decode)
-        return Wanted(0, [], lambda _: decode(None))
+                return PendingRead(length, [(self._open, path, *extent)], decode)
+        return PendingRead(0, [], lambda _: decode(None))
 
 
 def _lines(per: int, first: Ints, count: Ints) -> dict[int, list[tuple[int, int, int]]]:
@@ -203,12 +203,12 @@ def _lines(per: int, first: Ints, count: Ints) -> dict[int, list[tuple[int, int,
     if len(first) == 1 and 0 < int(count[0]) <= per - int(first[0]) % per:
         return {int(first[0]) // per: [(0, int(first[0]) % per, int(count[0]))]}
     request, done, inside, rows, lines = cut_lines(per, first, count)
-    found: dict[int, list[tuple[int, int, int]]] = {}
+    by_line: dict[int, list[tuple[int, int, int]]] = {}
     to = offsets_of(count)[request] + done
     every = zip(lines.tolist(), to.tolist(), inside.tolist(), rows.tolist(), strict=True)
     for line, *where in every:
-        found.setdefault(line, []).append((where[0], where[1], where[2]))
-    return found
+        by_line.setdefault(line, []).append((where[0], where[1], where[2]))
+    return by_line
 
 
 def _joined(first: Ints, count: Ints) -> tuple[Ints, Ints]:

@@ -58,9 +58,9 @@ def read_each(
     parts = [_read(own, field, indices[a:b], lengths[a:b], open_file, arena) for a, b in cuts]
     if len(parts) == 1:
         return parts[0]
-    found = concatenate(Schema((field,)), [{field.name: part} for part in parts])[field.name]
-    assert isinstance(found, Ragged)  # as all parts
-    return found
+    joined = concatenate(Schema((field,)), [{field.name: part} for part in parts])[field.name]
+    assert isinstance(joined, Ragged)  # as all parts
+    return joined
 
 
 def _cut(lengths: Ints) -> list[tuple[int, int]]:
@@ -83,13 +83,13 @@ def _read(
     arena: Arena | None,
 ) -> Ragged:
     """Return the field of samples whose bytes are taken together."""
-    places = offsets_of(lengths)
+    positions = offsets_of(lengths)
     out: Bytes = np.empty(0, np.uint8)
     for k, (i, nbytes) in enumerate(zip(indices.tolist(), lengths.tolist(), strict=True)):
         file = open_file(os.fsdecode(own.names[i]))
         file.check_end(nbytes)
         if not k:
-            out = new_array(arena, f"sidecar.each.{field.name}", (int(places[-1]),), _U8)
+            out = new_array(arena, f"sidecar.each.{field.name}", (int(positions[-1]),), _U8)
         if nbytes:
-            file.read_into(out[int(places[k]) : int(places[k]) + nbytes], 0)
-    return Ragged(out, places, field.kind)
+            file.read_into(out[int(positions[k]) : int(positions[k]) + nbytes], 0)
+    return Ragged(out, positions, field.kind)

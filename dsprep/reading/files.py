@@ -45,12 +45,12 @@ class Files:
         self,
         inside: DirectoryGuard,
         first: Callable[[int, str, Handle], None] | None = None,
-        most: int | None = None,
+        kept_open: int | None = None,
     ) -> None:
         self._inside, self._first = inside, first
         self._open: OrderedDict[tuple[int, str], Handle] = OrderedDict()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        kept = KEPT if most is None else most
+        kept = KEPT if kept_open is None else kept_open
         self._kept = kept if limit == resource.RLIM_INFINITY else max(1, min(kept, limit // SHARE))
         self._known: dict[tuple[int, str], Status] = {}
         self._marks: dict[int, Mark] = {}
@@ -87,10 +87,10 @@ class Files:
         """
         key = entry, path
         with self._lock:
-            found = self._open.get(key)
-            if found is not None:
+            known = self._open.get(key)
+            if known is not None:
                 self._open.move_to_end(key)
-                return found
+                return known
         below = self._root
         if below[0] != entry:
             below = self._root = entry, os.fspath(root(entry))
@@ -100,10 +100,10 @@ class Files:
             self._first(entry, path, made)
         with self._lock:
             self._check(key, made.name, made.status)
-            found = self._open.setdefault(key, made)
+            known = self._open.setdefault(key, made)
             if len(self._open) > self._kept:
                 self._open.popitem(last=False)
-        return found
+        return known
 
     def _check(self, key: tuple[int, str], file: str | Path, now: Status) -> None:
         mark, before = self._marks.get(key[0]), self._known.get(key)

@@ -34,16 +34,18 @@ class ReadPlan:
         self._files: dict[int, tuple[Handle, list[tuple[Ints, Ints, Ints]]]] = {}
         self._apart: list[tuple[Handle, Runs]] = []
 
-    def add(self, open_file: Callable[[str], Handle], found: Extents, to: Ints, what: str) -> None:
+    def add(
+        self, open_file: Callable[[str], Handle], extents: Extents, to: Ints, subject: str
+    ) -> None:
         """Add the extents of a field that are stored, and stored as they are wanted.
 
         Parameters
         ----------
         open_file
-            Returns a file by its path in `found`.
+            Returns a file by its path in `extents`.
         to
             int64, shape ``(n,)``: the address of the first byte of each request.
-        what
+        subject
             What lies there, for messages.
 
         Raises
@@ -51,34 +53,38 @@ class ReadPlan:
         FormatError
             If an extent is not within its file.
         """
-        addresses = found.addresses(to)
-        for path, chosen in found.by_path():
+        addresses = extents.addresses(to)
+        for path, chosen in extents.by_path():
             file = open_file(path)
-            self.put(file, found.offset[chosen], found.length[chosen], addresses[chosen], what)
+            self.put(
+                file, extents.offset[chosen], extents.length[chosen], addresses[chosen], subject
+            )
 
-    def put(self, file: Handle, offsets: Ints, lengths: Ints, addresses: Ints, what: str) -> None:
+    def put(
+        self, file: Handle, offsets: Ints, lengths: Ints, addresses: Ints, subject: str
+    ) -> None:
         """Add ranges of a file, each with its address; see `add`."""
-        file.check_extents(offsets, lengths, what)
+        file.check_extents(offsets, lengths, subject)
         if len(offsets):
             columns = self._files.setdefault(id(file), (file, []))[1]
             columns.append((offsets, lengths, addresses))
 
-    def put_stored(self, file: Handle, found: Stored, to: Sequence[Ints]) -> None:
+    def put_stored(self, file: Handle, stored: Stored, to: Sequence[Ints]) -> None:
         """Add fields of samples in any order, each value with its address; see `add`.
 
-        `to` has int64, shape ``(n,)``, for each of the fields of `found`.
+        `to` has int64, shape ``(n,)``, for each of the fields of `stored`.
         """
-        starts, n = found.starts, len(found.starts)
+        starts, n = stored.starts, len(stored.starts)
         low, high = int(starts.min()), int(starts.max())
-        ends = [at + f.row_nbytes for f, at in found.fields]
+        ends = [at + f.row_nbytes for f, at in stored.fields]
         if low < 0 or high + max(ends) > file.nbytes:
-            for f, at in found.fields:
+            for f, at in stored.fields:
                 file.check_extents(starts + at, np.full(n, f.row_nbytes), f"field {f.name}")
         if n >= MERGED and high - low < n * 2 * APART_NEAR:
-            for (f, at), addresses in zip(found.fields, to, strict=True):
+            for (f, at), addresses in zip(stored.fields, to, strict=True):
                 self.put(file, starts + at, np.full(n, f.row_nbytes), addresses, f"field {f.name}")
             return
-        self._apart += [(file, runs) for runs in _side_by_side(found, to)]
+        self._apart += [(file, runs) for runs in _side_by_side(stored, to)]
 
     def read(self, near: int) -> None:
         """Read all of it; see `dsprep.storage.base.read_all`."""
@@ -105,15 +111,15 @@ class ReadPlan:
             yield file, runs(offsets, lengths, addresses, near)
 
 
-def _side_by_side(found: Stored, to: Sequence[Ints]) -> Iterator[Runs]:
+def _side_by_side(stored: Stored, to: Sequence[Ints]) -> Iterator[Runs]:
     """Yield one range per sample of fields that are near each other in it."""
-    order = sorted(range(len(to)), key=lambda k: found.fields[k][1])
+    order = sorted(range(len(to)), key=lambda k: stored.fields[k][1])
     begin, columns, end = 0, list[tuple[Ints | int, int]](), 0
     for k in order:
-        (f, at), addresses = found.fields[k], to[k]
+        (f, at), addresses = stored.fields[k], to[k]
         gap = at - end
         if columns and not 0 <= gap <= NEAR:
-            yield together(found.starts + begin, columns)
+            yield together(stored.starts + begin, columns)
             columns = []
         if not columns:
             begin = at
@@ -121,7 +127,7 @@ def _side_by_side(found: Stored, to: Sequence[Ints]) -> Iterator[Runs]:
             columns.append((DROPPED, gap))
         columns.append((addresses, f.row_nbytes))
         end = at + f.row_nbytes
-    yield together(found.starts + begin, columns)
+    yield together(stored.starts + begin, columns)
 
 
 # --- consecutive samples at a constant distance ------------------------------------------------
@@ -169,16 +175,16 @@ def strided(
     records: tuple[int, int, int, bool] | None = None
     for field in fields:
         column = layout.columns.get(field.name)
-        found = None
+        planned = None
         if column is not None:
-            found = _of_column(column, field, first, count)
+            planned = _of_column(column, field, first, count)
         elif layout.records is not None:
             records = records or _of_records(layout.records, first, count)
             if records is not None:
-                found = _of_part(layout.records, field, count, *records)
-        if found is None:
+                planned = _of_part(layout.records, field, count, *records)
+        if planned is None:
             return None
-        out.append(found)
+        out.append(planned)
     return out
 
 
@@ -186,10 +192,10 @@ def _of_column(column: Column, field: Field, first: int, count: int) -> Strided 
     grid, nbytes = column.grid, field.row_nbytes
     if grid is None or not grid.plain or column.first is not None or field.ragged:
         return None
-    found = rows_at(grid, first * column.lines, count * column.lines)
-    if found is None or column.lines * grid.row_nbytes != nbytes:
+    rows = rows_at(grid, first * column.lines, count * column.lines)
+    if rows is None or column.lines * grid.row_nbytes != nbytes:
         return None
-    return Strided(*found, nbytes, nbytes)
+    return Strided(*rows, nbytes, nbytes)
 
 
 def _of_records(records: Records, first: int, count: int) -> tuple[int, int, int, bool] | None:
@@ -202,29 +208,29 @@ def _of_records(records: Records, first: int, count: int) -> tuple[int, int, int
     elif isinstance(offsets, Affine):
         base, stride = offsets.one(first), offsets.stride
     else:
-        found = offsets.span(first, first + count)
-        steps = np.diff(found)
-        base, stride = int(found[0]), int(steps[0])
+        begins = offsets.span(first, first + count)
+        steps = np.diff(begins)
+        base, stride = int(begins[0]), int(steps[0])
         if (steps != stride).any():
             return None
     fixed = isinstance(lengths, Affine) and not lengths.stride
-    least = lengths.one(first) if fixed else int(lengths.span(first, first + count).min())
-    return base, stride, least, fixed
+    smallest = lengths.one(first) if fixed else int(lengths.span(first, first + count).min())
+    return base, stride, smallest, fixed
 
 
 def _of_part(
-    records: Records, field: Field, count: int, base: int, stride: int, least: int, fixed: bool
+    records: Records, field: Field, count: int, base: int, stride: int, smallest: int, fixed: bool
 ) -> Strided | None:
     part, nbytes = records.parts.get(field.name), field.row_nbytes
     if part is None or part.at is None:
         return None
     if part.nbytes is None:
-        if not fixed or least - part.at != nbytes:
+        if not fixed or smallest - part.at != nbytes:
             return None
     elif part.nbytes != nbytes:
         return None
     stride = nbytes if count == 1 else stride
-    if part.at + nbytes > least or stride < nbytes:
+    if part.at + nbytes > smallest or stride < nbytes:
         return None
     return Strided(records.blocks.path, base + part.at, stride, nbytes)
 
@@ -260,14 +266,14 @@ def woven(
     end = -1
     for band in bands:
         start = fields[band[0]].offset
-        places = _band([fields[k] for k in band], [addresses[k] for k in band], count)
+        iovecs = _band([fields[k] for k in band], [addresses[k] for k in band], count)
         gap = start - end
-        if places is None or (out and gap < 0):
+        if iovecs is None or (out and gap < 0):
             return None
         if out and gap <= NEAR:
-            out[-1][1].extend([np.array([[DROPPED, gap]], np.int64), places] if gap else [places])
+            out[-1][1].extend([np.array([[DROPPED, gap]], np.int64), iovecs] if gap else [iovecs])
         else:
-            out.append((start, [places]))
+            out.append((start, [iovecs]))
         end = fields[band[-1]].stop(count)
     return [(start, each[0] if len(each) == 1 else np.concatenate(each)) for start, each in out]
 
@@ -294,47 +300,47 @@ def _band(fields: Sequence[Strided], addresses: Sequence[Ints | int], count: int
         return None
     if gap:
         columns.append((DROPPED, gap))
-    places = np.empty((count, len(columns), 2), np.int64)
+    iovecs = np.empty((count, len(columns), 2), np.int64)
     for k, (address, nbytes) in enumerate(columns):
-        places[:, k, 0], places[:, k, 1] = address, nbytes
-    flat = places.reshape(-1, 2)
+        iovecs[:, k, 0], iovecs[:, k, 1] = address, nbytes
+    flat = iovecs.reshape(-1, 2)
     return flat[:-1] if gap else flat
 
 
 # --- ranges cut for threads and calls ----------------------------------------------------------
 
 
-def cut(start: int, places: Ints, at: Sequence[int]) -> list[tuple[int, Ints]]:
+def cut(start: int, iovecs: Ints, at: Sequence[int]) -> list[tuple[int, Ints]]:
     """Cut a range of a file, and its places, at some rising offsets within it."""
-    ends = np.cumsum(places[:, 1])
+    ends = np.cumsum(iovecs[:, 1])
     edges = [start, *at, start + int(ends[-1])]
     if edges[0] == edges[-1]:
-        return [(start, places)]
+        return [(start, iovecs)]
     out = []
     for begin, end in pairwise(edges):
         low = int(np.searchsorted(ends, begin - start, "right"))
         high = int(np.searchsorted(ends, end - start, "left"))
-        part = places[low : high + 1].copy()
+        part = iovecs[low : high + 1].copy()
         part[-1, 1] -= int(ends[high]) - (end - start)
-        before = begin - start - int(ends[low] - places[low, 1])
+        before = begin - start - int(ends[low] - iovecs[low, 1])
         part[0] += before, -before
         out.append((begin, part))
     return out
 
 
-def shared(start: int, places: Ints, most: int, align: int) -> list[tuple[int, Ints]]:
-    """Cut a range of a file into at most `most` parts of like size, at multiples of `align`."""
-    total = int(places[:, 1].sum())
-    count = min(most, total // max(align, LEAST))
+def shared(start: int, iovecs: Ints, limit: int, align: int) -> list[tuple[int, Ints]]:
+    """Cut a range of a file into at most `limit` parts of like size, at multiples of `align`."""
+    total = int(iovecs[:, 1].sum())
+    count = min(limit, total // max(align, LEAST))
     if count < 2:
-        return [(start, places)]
+        return [(start, iovecs)]
     at = {(start + total * k // count) // align * align for k in range(1, count)}
-    return cut(start, places, sorted(a for a in at if start < a < start + total))
+    return cut(start, iovecs, sorted(a for a in at if start < a < start + total))
 
 
-def stepped(start: int, places: Ints, nbytes: int | None) -> list[tuple[int, Ints]]:
+def stepped(start: int, iovecs: Ints, nbytes: int | None) -> list[tuple[int, Ints]]:
     """Cut a range of a file at all multiples of `nbytes`; None: not at all."""
     if nbytes is None:
-        return [(start, places)]
-    end = start + int(places[:, 1].sum())
-    return cut(start, places, range((start // nbytes + 1) * nbytes, end, nbytes))
+        return [(start, iovecs)]
+    end = start + int(iovecs[:, 1].sum())
+    return cut(start, iovecs, range((start // nbytes + 1) * nbytes, end, nbytes))

@@ -87,10 +87,10 @@ class Recipe(Protocol):
         """Return the fields of one record; None where only `decode` judges it."""
 
 
-def damaged_recipe(what: str, expected: object = None, found: object = None) -> FormatError:
+def damaged_recipe(problem: str, expected: object = None, found: object = None) -> FormatError:
     """Return the error for a recipe in a sidecar that does not follow the specification."""
     return FormatError(
-        what,
+        problem,
         where="the recipe of a sidecar",
         expected=expected,
         found=found,
@@ -158,7 +158,7 @@ class RecordReader:
         if len(offsets) > 1:
             _check_disjoint(offsets, lengths, file)
         parts = [(self.schema[n], records.parts[n]) for n in names]
-        whole = any(part.at is None for _, part in parts) or verify == "full"
+        entire = any(part.at is None for _, part in parts) or verify == "full"
 
         def label(i: int) -> str:
             sample = int(indices[i])
@@ -167,7 +167,7 @@ class RecordReader:
             return f"{file.path}, sample {first + sample}"
 
         try:
-            taken = self._take(file, offsets, lengths, [] if whole else parts, verify, arena)
+            taken = self._take(file, offsets, lengths, [] if entire else parts, verify, arena)
         except _Wrong as wrong:
             i = wrong.record
             raise wrong.named(f"{label(i)}, offset {offsets[i]}") from wrong
@@ -182,9 +182,9 @@ class RecordReader:
                 raise layout_mismatch("has a recipe that lacks fields", file.path, *lists)
             return {name: out[name] for name in names}
         for i, (field, part) in enumerate(parts):
-            found = taken[i] if taken[0].cut else taken[0]
-            at = 0 if found.cut else int(part.at or 0)
-            out[field.name] = take_field(found, field, part, at, label)
+            part_taken = taken[i] if taken[0].cut else taken[0]
+            at = 0 if part_taken.cut else int(part.at or 0)
+            out[field.name] = take_field(part_taken, field, part, at, label)
         return out
 
     def _strided(
@@ -199,17 +199,17 @@ class RecordReader:
             return None
         if any(f.ragged or not f.row_nbytes for f in fields):
             return None
-        found = strided(FileLayout(n, self.records), fields, int(indices[0]), n)
-        if found is None:
+        planned = strided(FileLayout(n, self.records), fields, int(indices[0]), n)
+        if planned is None:
             return None
-        begin, end = min(f.offset for f in found), max(f.stop(n) for f in found)
-        wanted = n * sum(f.nbytes for f in found)
-        if begin < 0 or end > file.nbytes or end - begin > wanted * WASTE + 4096 + n * SMALL:
+        begin, end = min(f.offset for f in planned), max(f.stop(n) for f in planned)
+        nbytes = n * sum(f.nbytes for f in planned)
+        if begin < 0 or end > file.nbytes or end - begin > nbytes * WASTE + 4096 + n * SMALL:
             return None
         buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
         file.read_into(buffer, begin)
         out: Batch = {}
-        for field, at in zip(fields, found, strict=True):
+        for field, at in zip(fields, planned, strict=True):
             rows = as_strided(
                 buffer[at.offset - begin :], (n, at.nbytes), (at.stride, 1), writeable=False
             )
@@ -251,9 +251,9 @@ class RecordReader:
         frame = self._frame if verify is not None else None
         before = frame.before if frame is not None else 0
         after = frame.after if frame is not None and verify == "full" else 0
-        wanted = int(lengths.sum())
+        nbytes = int(lengths.sum())
         if parts:
-            wanted = sum(int(_part_lengths(lengths, part, file).sum()) for _, part in parts)
+            nbytes = sum(int(_part_lengths(lengths, part, file).sum()) for _, part in parts)
         n = len(offsets)
         begin = int(offsets.min()) - before if n else 0
         end = int((offsets + lengths).max()) + after if n else 0
@@ -263,8 +263,8 @@ class RecordReader:
         # Values have to end up back to back, if they are ragged or no view has them: by preadv
         # that costs nothing.
         packed_by_read = any(f.ragged for f, _ in parts) or (bool(parts) and not even)
-        scattered = packed_by_read and wanted > n * LARGE and n > 1
-        if n and not scattered and end - begin <= wanted * WASTE + 4096 + n * SMALL:
+        scattered = packed_by_read and nbytes > n * LARGE and n > 1
+        if n and not scattered and end - begin <= nbytes * WASTE + 4096 + n * SMALL:
             buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
             file.read_into(buffer, begin)
             taken = [Taken(buffer, offsets - begin, lengths, step if even else 0)]
@@ -291,7 +291,7 @@ class RecordReader:
                 (offsets + int(part.at or 0), _part_lengths(lengths, part, file))
                 for _, part in parts
             ]
-        wanted = len(pieces)
+        total = len(pieces)
         if frame is not None:
             wide = np.minimum(offsets, frame.before)
             pieces.append((offsets - wide, wide))
@@ -301,7 +301,7 @@ class RecordReader:
         sizes = np.array([int(length.sum()) for _, length in pieces], np.int64)
         bases = offsets_of(sizes)
         out = new_array(arena, "sidecar.spans", (int(bases[-1]),), _U8)
-        places = [
+        positions = [
             base + offsets_of(length)[:-1]
             for base, (_, length) in zip(bases[:-1].tolist(), pieces, strict=True)
         ]
@@ -309,19 +309,19 @@ class RecordReader:
             np.concatenate([o for o, _ in pieces]),
             np.concatenate([length for _, length in pieces]),
             out,
-            np.concatenate(places),
+            np.concatenate(positions),
         )
         taken = []
-        for i in range(wanted):
+        for i in range(total):
             length = pieces[i][1]
             stride = int(length[0]) if n and bool((length == length[0]).all()) else 0
             part = out[int(bases[i]) : int(bases[i + 1])]
-            taken.append(Taken(part, places[i] - int(bases[i]), length, stride, bool(parts)))
+            taken.append(Taken(part, positions[i] - int(bases[i]), length, stride, bool(parts)))
         if frame is not None:
-            before = _rows(out, places[wanted], pieces[wanted][1], frame.before)
+            before = _rows(out, positions[total], pieces[total][1], frame.before)
             behind = np.zeros((n, frame.after), np.uint8)
-            if len(pieces) > wanted + 1:
-                behind = _rows(out, places[-1], pieces[-1][1], frame.after)
+            if len(pieces) > total + 1:
+                behind = _rows(out, positions[-1], pieces[-1][1], frame.after)
             self._verify(frame, before, behind, taken[0], offsets, lengths, verify)
         return taken
 
@@ -347,13 +347,13 @@ class RecordReader:
         verify: Verify,
     ) -> None:
         bad = frame.wrong(before, offsets, lengths)
-        what = "the bytes before the record are not those of a record of this size"
+        problem = "the bytes before the record are not those of a record of this size"
         if verify == "full" and not bad.any():
-            found = frame.payload_wrong(taken.buffer, taken.starts, taken.lengths, behind)
-            bad = bad if found is None else found
-            what = "the CRC of the payload is wrong"
+            wrong = frame.payload_wrong(taken.buffer, taken.starts, taken.lengths, behind)
+            bad = bad if wrong is None else wrong
+            problem = "the CRC of the payload is wrong"
         if bad.any():
-            raise _Wrong(int(bad.argmax()), what)
+            raise _Wrong(int(bad.argmax()), problem)
 
 
 class _Wrong(Exception):
@@ -384,13 +384,13 @@ def _part_lengths(lengths: Ints, part: Part, file: Handle) -> Ints:
     """Return the bytes of a part of each record, which must hold it."""
     at = int(part.at or 0)
     rest = lengths - at
-    least = 0 if part.nbytes is None else part.nbytes
-    if len(rest) and int(rest.min()) < least:
+    minimum = 0 if part.nbytes is None else part.nbytes
+    if len(rest) and int(rest.min()) < minimum:
         raise layout_mismatch(
             "gives a field an offset beyond its record",
             file.path,
             f"at most {int(lengths.min())} bytes",
-            at + least,
+            at + minimum,
         )
     return rest if part.nbytes is None else np.full(len(lengths), part.nbytes, np.int64)
 
@@ -460,10 +460,10 @@ def _fixed(taken: Taken, field: Field, at: int, sizes: Ints) -> Array:
 
 def _packed(taken: Taken, at: int, sizes: Ints) -> Bytes:
     """Return the bytes of a field of all records, one after another."""
-    places = offsets_of(sizes)
+    positions = offsets_of(sizes)
     if len(sizes) and bool((np.diff(taken.starts) == sizes[:-1]).all()):
         start = int(taken.starts[0]) + at
-        return taken.buffer[start : start + int(places[-1])]
-    out = np.empty(int(places[-1]), np.uint8)
-    move_spans(taken.buffer, taken.starts + at, sizes, out, places[:-1])
+        return taken.buffer[start : start + int(positions[-1])]
+    out = np.empty(int(positions[-1]), np.uint8)
+    move_spans(taken.buffer, taken.starts + at, sizes, out, positions[:-1])
     return out

@@ -93,10 +93,10 @@ class Single:
         """Return the fields of a sample, or None; raises as `LayoutReader.read` does."""
         ranges = []
         for where in self._where:
-            found = where(sample)
-            if found is None:
+            extent = where(sample)
+            if extent is None:
                 return None
-            ranges.append(found)
+            ranges.append(extent)
         data = self._read(ranges)
         out: Batch = {}
         decoded: Batch | None = None
@@ -117,13 +117,13 @@ class Single:
 
     def _read(self, ranges: Sequence[Range]) -> list[Bytes]:
         """Return the bytes of ranges; those that are near each other are read together."""
-        path, begin, wanted = ranges[0]
-        end = begin + wanted
+        path, begin, total = ranges[0]
+        end = begin + total
         for other, offset, nbytes in ranges[1:]:
-            begin, end, wanted = min(begin, offset), max(end, offset + nbytes), wanted + nbytes
+            begin, end, total = min(begin, offset), max(end, offset + nbytes), total + nbytes
             if other != path:
                 return self._read_apart(ranges)
-        if len(ranges) == 1 or end - begin > wanted + NEAR:
+        if len(ranges) == 1 or end - begin > total + NEAR:
             return self._read_apart(ranges)
         (data,) = self._read_apart([(path, begin, end - begin)])
         return [data[offset - begin : offset - begin + nbytes] for _, offset, nbytes in ranges]
@@ -162,8 +162,8 @@ def _of_rows(column: Column) -> Where:
             begin, rows = sample * lines, lines
         else:
             begin, rows = first.one(sample), count.one(sample)
-        found = rows_at(grid, begin, rows)
-        return None if found is None else (*found, rows * nbytes)
+        rows_ = rows_at(grid, begin, rows)
+        return None if rows_ is None else (*rows_, rows * nbytes)
 
     return where
 
@@ -216,10 +216,10 @@ def _maker(field: Field, at: int, nbytes: int | None) -> Make:
         return np.ndarray(shape, dtype, data, at)
 
     def ragged(data: Bytes) -> Values | None:
-        found = data[at:] if nbytes is None else data[at : at + nbytes]
-        if len(found) % row or len(found) != (nbytes or len(found)):
+        values = data[at:] if nbytes is None else data[at : at + nbytes]
+        if len(values) % row or len(values) != (nbytes or len(values)):
             return None
-        edges = np.array([0, len(found) // row])
-        return Ragged(found.view(dtype).reshape(-1, *field.inner), edges, field.kind)
+        edges = np.array([0, len(values) // row])
+        return Ragged(values.view(dtype).reshape(-1, *field.inner), edges, field.kind)
 
     return ragged if field.ragged else fixed

@@ -148,21 +148,21 @@ def _variables(numbers: Numbers, first: Ints, stop: Ints) -> dict[str, Variable]
             if number < TEMPLATES:
                 same = _alike(numbers, first[left], length, loose)
             for entry in entries:
-                for found in _taken(entry, numbers, left[same], first[left[same]] - at):
-                    parts[found.name].append(found)
+                for parts_of in _taken(entry, numbers, left[same], first[left[same]] - at):
+                    parts[parts_of.name].append(parts_of)
             left = left[~same]
-    return {name: joined(found) for name, found in parts.items()}
+    return {name: joined(parts_of) for name, parts_of in parts.items()}
 
 
 def _alike(numbers: Numbers, first: Ints, length: int, loose: Any) -> Any:
     """Return which steps have the bytes of the first one, save where they are `loose`."""
     at, same = int(first[0]), np.zeros(len(first), bool)
     fixed = np.flatnonzero(~loose)
-    wanted = numbers.bytes[at + fixed]
+    template = numbers.bytes[at + fixed]
     step = max(1, COMPARED // max(1, 8 * length))
     for k in range(0, len(first), step):
-        found = numbers.bytes[first[k : k + step, None] + fixed]
-        same[k : k + step] = (found == wanted).all(1)
+        compared = numbers.bytes[first[k : k + step, None] + fixed]
+        same[k : k + step] = (compared == template).all(1)
     return same
 
 
@@ -232,38 +232,38 @@ class Reader:
 
     def block(self, code: int) -> Block:
         """Return where the characteristics of a block are."""
-        found = Block()
+        block_ = Block()
         count, length = self.take(1), self.take(4)
         stop = self.at + length
         for _ in range(count):
-            what = self.take(1)
-            if what == DIMS:
-                found.axes = self.take(1)
-                if self.take(2) != 24 * found.axes:
+            tag = self.take(1)
+            if tag == DIMS:
+                block_.axes = self.take(1)
+                if self.take(2) != 24 * block_.axes:
                     raise self._numbers.damaged(f"gives a block wrong axes before offset {self.at}")
-                found.dims = self.skip(24 * found.axes, loose=True)
-            elif what == PAYLOAD:
-                found.payload = self.skip(8, loose=True)
-            elif what == FILE:
-                found.file = self.skip(4, loose=True)
-            elif what in (VALUE, LEAST, MOST):
-                self._value(found, code, keep=what == VALUE)
-            elif what in (OFFSET, TIME):
-                self.skip(8 if what == OFFSET else 4, loose=True)
-            elif what == MINMAX:
-                self._minmax(code, found.axes)
-            elif what == TRANSFORM:
-                found.operator = self.word(1) or "an unknown one"
+                block_.dims = self.skip(24 * block_.axes, loose=True)
+            elif tag == PAYLOAD:
+                block_.payload = self.skip(8, loose=True)
+            elif tag == FILE:
+                block_.file = self.skip(4, loose=True)
+            elif tag in (VALUE, LEAST, MOST):
+                self._value(block_, code, keep=tag == VALUE)
+            elif tag in (OFFSET, TIME):
+                self.skip(8 if tag == OFFSET else 4, loose=True)
+            elif tag == MINMAX:
+                self._minmax(code, block_.axes)
+            elif tag == TRANSFORM:
+                block_.operator = self.word(1) or "an unknown one"
                 break
             else:
                 raise self._numbers.damaged(f"has an unknown item before offset {self.at}")
-        if self.at > stop or (self.at != stop and not found.operator):
+        if self.at > stop or (self.at != stop and not block_.operator):
             raise self._numbers.damaged(f"has a block of a wrong length before offset {stop}")
         self.skip(stop - self.at)
-        return found
+        return block_
 
-    def _value(self, found: Block, code: int, *, keep: bool) -> None:
-        values = self._elements(found) if self._attributes else 1
+    def _value(self, block: Block, code: int, *, keep: bool) -> None:
+        values = self._elements(block) if self._attributes else 1
         if code == STRINGS and self._attributes:
             at = self.at
             for _ in range(values):
@@ -274,11 +274,11 @@ class Reader:
         else:
             at = self.skip(values * np.dtype(DTYPES.get(code, "V16")).itemsize, loose=True)
         if keep:
-            found.value, found.length = at, self.at - at
+            block.value, block.length = at, self.at - at
 
-    def _elements(self, found: Block) -> int:
+    def _elements(self, block: Block) -> int:
         """Return how many values an attribute has."""
-        sizes = (self._numbers.one(found.dims + 24 * k) for k in range(found.axes))
+        sizes = (self._numbers.one(block.dims + 24 * k) for k in range(block.axes))
         return math.prod(sizes)
 
     def _minmax(self, code: int, axes: int) -> None:
@@ -310,8 +310,8 @@ def _taken(entry: Entry, numbers: Numbers, rows: Ints, by: Ints) -> list[Variabl
         problem = f"its type is not supported (number {entry.code})"
 
     def at(name: str) -> Ints:
-        places = np.array([getattr(b, name) for b in blocks], np.int64)
-        return np.where(places < 0, -1, places + by[:, None]).reshape(-1)
+        positions = np.array([getattr(b, name) for b in blocks], np.int64)
+        return np.where(positions < 0, -1, positions + by[:, None]).reshape(-1)
 
     step = np.repeat(rows, len(blocks))
     if problem:
@@ -326,13 +326,13 @@ def _taken(entry: Entry, numbers: Numbers, rows: Ints, by: Ints) -> list[Variabl
         none, file = np.zeros((len(step), 0), np.int64), np.full(len(step), METADATA, np.int64)
         nbytes = np.tile(np.array([b.length for b in blocks], np.int64), len(rows))
         lengths = nbytes if dtype is None else None
-        found = Blocks(step, step, none, none, none, file, at("value"), lengths)
+        blocks_ = Blocks(step, step, none, none, none, file, at("value"), lengths)
     elif any(b.payload < 0 for b in blocks):
         return [_empty(entry.name, dtype, step[:1], "a block of it has no offset")]
     else:
         file = numbers.u32(at("file"))
-        found = Blocks(step, step, shape, start, count, file, numbers.u64(at("payload")))
-    return [Variable(entry.name, dtype, kind, found)]
+        blocks_ = Blocks(step, step, shape, start, count, file, numbers.u64(at("payload")))
+    return [Variable(entry.name, dtype, kind, blocks_)]
 
 
 def _empty(name: str, dtype: Any, step: Ints, problem: str) -> Variable:
@@ -357,14 +357,14 @@ def _kind(blocks: list[Block], shape: Ints) -> Kind:
 
 def _attributes(numbers: Numbers, first: Ints, stop: Ints) -> dict[str, Any]:
     """Return the attributes, the last of each name; large ones and unknown types are left out."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for k in np.flatnonzero(stop - first > 12).tolist():
         for entry in read_entries(numbers, int(first[k]), int(stop[k] - first[k]), True)[0]:
             for block in entry.blocks:
                 kept = _content(numbers, entry.code, block)
                 if kept is not None:
-                    found[entry.name] = kept
-    return found
+                    attributes[entry.name] = kept
+    return attributes
 
 
 def _content(numbers: Numbers, code: int, block: Block) -> Any:
@@ -375,11 +375,11 @@ def _content(numbers: Numbers, code: int, block: Block) -> Any:
     if code == STRING:
         return text.decode("utf-8", "replace")
     if code == STRINGS:
-        found = []
+        content = []
         while text:
             length = int.from_bytes(text[:2], "little")
-            found.append(text[2 : 2 + length].decode("utf-8", "replace"))
+            content.append(text[2 : 2 + length].decode("utf-8", "replace"))
             text = text[2 + length :]
-        return found
+        return content
     values = np.frombuffer(text, DTYPES[code])
     return values if len(values) != 1 else values[0]

@@ -218,18 +218,18 @@ def _alike(index: Numbers, at: int, length: int, step: int, subfiles: Ints) -> I
     if length != 8 * (3 + len(subfiles) * (2 * flushes + 1)):
         raise index.damaged("has a step of a wrong length", found=length)
     stride = 9 + length
-    most = (index.nbytes - at) // stride
-    whole = index.bytes[at : at + most * stride].reshape(most, stride)
+    limit = (index.nbytes - at) // stride
+    rows = index.bytes[at : at + limit * stride].reshape(limit, stride)
     count = 1
-    while count < most:  # looks further ahead the more there were
-        stop = min(most, 4 * count)
-        same = (whole[count:stop, :9] == whole[0, :9]).all(1)
-        same &= (whole[count:stop, 25:33] == whole[0, 25:33]).all(1)
+    while count < limit:  # looks further ahead the more there were
+        stop = min(limit, 4 * count)
+        same = (rows[count:stop, :9] == rows[0, :9]).all(1)
+        same &= (rows[count:stop, 25:33] == rows[0, 25:33]).all(1)
         if not same.all():
             count += int(same.argmin())
             break
         count = stop
-    words = np.ascontiguousarray(whole[:count, 9:]).view(np.int64)
+    words = np.ascontiguousarray(rows[:count, 9:]).view(np.int64)
     data = words[:, 3:].reshape(count, len(subfiles), 2 * flushes + 1)
     if int(words.min()) < 0:
         raise index.damaged("gives an offset that cannot be", found=int(words.min()))
@@ -250,7 +250,7 @@ def read_records(runs: list[Index], numbers: Numbers) -> tuple[Records, Records]
     total = sum(float(run.nbytes.astype(float).sum()) for run in runs)
     if total > numbers.nbytes:
         raise numbers.damaged("has fewer bytes than md.idx says", total, numbers.nbytes)
-    found: tuple[list[Records], list[Records]] = ([], [])
+    both: tuple[list[Records], list[Records]] = ([], [])
     before = 0
     for run in runs:
         writers = len(run.subfiles)
@@ -265,11 +265,11 @@ def read_records(runs: list[Index], numbers: Numbers) -> tuple[Records, Records]
         if (ends[:, -1] != run.at + run.nbytes).any():
             raise numbers.damaged("has records that do not make up their step")
         begins = ends - sizes
-        for k, records in enumerate(found):
+        for k, records in enumerate(both):
             part = slice(k * writers, (k + 1) * writers)
             records.append(_records(run, begins[:, part], sizes[:, part], before))
         before += len(run.at) * writers
-    return _all(found[0]), _all(found[1])
+    return _all(both[0]), _all(both[1])
 
 
 def _records(run: Index, at: Ints, nbytes: Ints, before: int) -> Records:
@@ -305,7 +305,7 @@ def read_formats(formats: Numbers) -> dict[bytes, Format]:
     FormatError
         If they are damaged, or were written by a machine with another byte order or other pointers.
     """
-    found: dict[bytes, Format] = {}
+    known: dict[bytes, Format] = {}
     at = 0
     while at < formats.nbytes:
         own, length = formats.one(at), formats.one(at + 8)
@@ -316,9 +316,9 @@ def read_formats(formats: Numbers) -> dict[bytes, Format]:
                 f"has a format at offset {at} that cannot be", found=(own, length)
             )
         name = formats.text(at + 16, own)
-        found[name] = _format(formats, formats.text(at + 16 + own, length))
+        known[name] = _format(formats, formats.text(at + 16 + own, length))
         at += 16 + own + length
-    return found
+    return known
 
 
 def _format(formats: Numbers, text: bytes) -> Format:
@@ -370,9 +370,9 @@ def read_variables(
         raise numbers.damaged("has a record that is too short")
     at = records.at[filled]
     ids = np.stack([numbers.u64(at), numbers.u32(at + 8)], axis=1)
-    known, which = np.unique(ids, axis=0, return_inverse=True)
-    order = np.argsort(which.reshape(-1), kind="stable")
-    edges = np.searchsorted(which.reshape(-1)[order], np.arange(len(known) + 1))
+    known, positions = np.unique(ids, axis=0, return_inverse=True)
+    order = np.argsort(positions.reshape(-1), kind="stable")
+    edges = np.searchsorted(positions.reshape(-1)[order], np.arange(len(known) + 1))
     used = np.zeros(len(records.at), np.int64)
     for k, (low, high) in enumerate(known):
         rows = filled[order[edges[k] : edges[k + 1]]]
@@ -384,10 +384,10 @@ def read_variables(
             raise numbers.damaged("has a record that is not of variables", found=name.hex())
         struct = Struct(records, rows, numbers, used, nbytes)
         for number, member in enumerate(members[3:]):
-            found = struct.variable(number, member)
-            if found is not None:
-                parts[found.name].append(found)
-    return {name: joined(found) for name, found in parts.items()}
+            blocks = struct.variable(number, member)
+            if blocks is not None:
+                parts[blocks.name].append(blocks)
+    return {name: joined(blocks) for name, blocks in parts.items()}
 
 
 OWN = ["BitFieldCount", "BitField", "DataBlockSize"]
@@ -417,7 +417,7 @@ class Struct:
             raise numbers.damaged("has a bit field at an odd offset")
         self._bit_at = self._pointed(every, numbers.u64(self._base + 8), 8 * self._bits)
 
-    def _pointed(self, which: Ints, pointers: Ints, nbytes: Ints) -> Ints:
+    def _pointed(self, rows: Ints, pointers: Ints, nbytes: Ints) -> Ints:
         """Return the offsets of what pointers of some of the records point to, all behind structs.
 
         Raises
@@ -425,11 +425,11 @@ class Struct:
         FormatError
             If they do not point to so many bytes of their record.
         """
-        room = self._records.nbytes[self._rows[which]] - RECORD_HEAD
+        room = self._records.nbytes[self._rows[rows]] - RECORD_HEAD
         bad = (nbytes < 0) | (nbytes > room) | (pointers < self._nbytes)
         if ((bad | (pointers > room - nbytes)) & (nbytes != 0)).any():
             raise self._numbers.damaged("has a pointer that leaves its record")
-        offsets: Ints = self._base[which] + pointers
+        offsets: Ints = self._base[rows] + pointers
         return offsets
 
     def variable(self, number: int, member: Member) -> Variable | None:
@@ -459,10 +459,10 @@ class Struct:
         dtype = DTYPES.get(int(code))
         if dtype is None or np.dtype(dtype).itemsize != int(nbytes):
             return self._unknown(name, f"its type is not supported (number {code})")
-        found = self._arrays(name, KINDS[letter], np.dtype(dtype), member.offset, has)
+        variable_ = self._arrays(name, KINDS[letter], np.dtype(dtype), member.offset, has)
         if member.type.startswith("MetaArrayOp"):
-            return replace(found, problem=OPERATOR)
-        return found
+            return replace(variable_, problem=OPERATOR)
+        return variable_
 
     def _values(self, member: Member, has: Any) -> Variable:
         rows, at = self._rows[has], self._base[has] + member.offset
@@ -495,17 +495,17 @@ class Struct:
         rows, base, numbers = self._rows[has], self._base[has], self._numbers
         head = numbers.u64((base + offset)[:, None] + 8 * np.arange(HEAD))
         dims, count, every = (head[:, k] for k in range(3))
-        axes, most = int(dims[0]), self._records.nbytes[rows]
+        axes, limit = int(dims[0]), self._records.nbytes[rows]
         if (dims != axes).any():
             return self._unknown(name, "its number of axes changes between steps")
         if not 0 < axes <= MOST_DIMS:
             return self._unknown(name, f"it has {axes} axes")
-        if (count < 0).any() or (count > most).any() or (every != count * axes).any():
+        if (count < 0).any() or (count > limit).any() or (every != count * axes).any():
             raise numbers.damaged(f"gives variable {name} a number of blocks that cannot be")
         self._used[rows] += 8 * (axes + 2 * every + count)
-        if (self._used[rows] > most).any():
+        if (self._used[rows] > limit).any():
             raise numbers.damaged(f"gives variable {name} more blocks than there is room for")
-        which, block = np.flatnonzero(has), np.repeat(np.arange(len(rows)), count)
+        chosen, block = np.flatnonzero(has), np.repeat(np.arange(len(rows)), count)
         number = ranges(np.zeros(len(rows), np.int64), count)
         along = 8 * np.arange(axes)
 
@@ -513,7 +513,7 @@ class Struct:
             """Return the numbers at `at` behind what pointer `k` points to."""
             if (head[:, k] & 7).any():
                 raise numbers.damaged(f"has a pointer of {name} at an odd offset")
-            origin = self._pointed(which, head[:, k], nbytes)[block]
+            origin = self._pointed(chosen, head[:, k], nbytes)[block]
             return numbers.u64(at + (origin[:, None] if at.ndim > 1 else origin))
 
         each = 8 * axes * number[:, None] + along
@@ -575,17 +575,17 @@ def _scalar(member: Member) -> DType | None:
 
 def read_attributes(records: Records, numbers: Numbers) -> dict[str, Any]:
     """Return the attributes, the last of each name; large ones and unknown types are left out."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for row in np.flatnonzero(records.nbytes >= RECORD_HEAD + 32).tolist():
         start, stop = int(records.at[row]), int(records.at[row] + records.nbytes[row])
         text = numbers.text(start + RECORD_HEAD, stop - start - RECORD_HEAD)
-        found.update(_attributes(text))
-    return found
+        attributes.update(_attributes(text))
+    return attributes
 
 
 def _attributes(text: bytes) -> dict[str, Any]:
     """Return the attributes of one record, whose offsets count from its struct on."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     left = len(text)
     some, first, words, then = np.frombuffer(text, "<u8", 4).tolist()
     for count, at, strings in ((some, first, False), (words, then, True)):
@@ -598,7 +598,7 @@ def _attributes(text: bytes) -> dict[str, Any]:
             code = ord(label[0]) - ord("0") if label else 0
             left -= len(label) + nbytes
             if left < 0:
-                return found
+                return attributes
             if strings:
                 kept = _texts(text, value, nbytes)
                 left -= sum(map(len, kept or ()))
@@ -607,8 +607,8 @@ def _attributes(text: bytes) -> dict[str, Any]:
                 several = code not in DTYPES
                 kept = _number(text, value, nbytes, code - ARRAYS if several else code)
             if kept is not None and len(label) > 1:
-                found[label[1:]] = kept if several else kept[0]
-    return found
+                attributes[label[1:]] = kept if several else kept[0]
+    return attributes
 
 
 def _number(text: bytes, at: int, nbytes: int, code: int) -> Any:
@@ -623,11 +623,11 @@ def _texts(text: bytes, at: int, count: int) -> list[str] | None:
     """Return strings, to which there are pointers; None if they are too many, or not there."""
     if not 0 < count <= MOST_ATTRIBUTE // 8 or at + 8 * count > len(text):
         return None
-    found, left = [], MOST_ATTRIBUTE
+    texts, left = [], MOST_ATTRIBUTE
     for pointer in np.frombuffer(text, "<u8", count, at).tolist():
         word = _word(text, pointer)
         left -= len(word)
         if left < 0:
             return None
-        found.append(word.decode("utf-8", "replace"))
-    return found
+        texts.append(word.decode("utf-8", "replace"))
+    return texts

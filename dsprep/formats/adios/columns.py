@@ -129,17 +129,17 @@ def by_index(variable: Variable, first: Ints, count: Ints, owner: str) -> Found:
     NoField
         If they are not there.
     """
-    found = by_rows(variable)
-    bad = (first < 0) | (count < 0) | (count > found.count) | (first > found.count - count)
+    table = by_rows(variable)
+    bad = (first < 0) | (count < 0) | (count > table.count) | (first > table.count - count)
     if bad.any():
         i = int(bad.argmax())
-        raise NoField(f"sample {i} has {count[i]} rows from {first[i]} on, of {found.count}")
-    field = Field(variable.name, found.field.dtype, (None, *found.field.shape))
-    column = Column(found.column.grid, 1, Explicit(first), Explicit(count))
-    nbytes = int(count.sum()) * found.field.row_nbytes
+        raise NoField(f"sample {i} has {count[i]} rows from {first[i]} on, of {table.count}")
+    field = Field(variable.name, table.field.dtype, (None, *table.field.shape))
+    column = Column(table.column.grid, 1, Explicit(first), Explicit(count))
+    nbytes = int(count.sum()) * table.field.row_nbytes
     start, size = int(first[0]) if len(first) else 0, int(count[0]) if len(count) else 0
-    zeros = [0] * len(found.field.shape)
-    selection = f"start={[start, *zeros]}, count={[size, *found.field.shape]}"
+    zeros = [0] * len(table.field.shape)
+    selection = f"start={[start, *zeros]}, count={[size, *table.field.shape]}"
     return Found(field, column, len(first), nbytes, owner, selection)
 
 
@@ -167,8 +167,8 @@ def _of_values(variable: Variable) -> Found:
     if variable.dtype is None:
         assert blocks.nbytes is not None  # of strings
         end = int((blocks.offset + blocks.nbytes).max())
-        whole = model.Blocks(Affine(1, 0), Affine(1, end), path)
-        grid = Grid(whole, (max(1, end),), 1, (max(1, end),))
+        file_block = model.Blocks(Affine(1, 0), Affine(1, end), path)
+        grid = Grid(file_block, (max(1, end),), 1, (max(1, end),))
         column = Column(grid, 1, Explicit(blocks.offset), Explicit(blocks.nbytes))
         total = int(blocks.nbytes.sum())
         string = Field.opaque(variable.name, "str")
@@ -220,8 +220,8 @@ def _grid(variable: Variable, parts: Parts) -> Grid | None:
     several = bool((blocks.file != blocks.file[0]).any())
     path = SUBFILE if several else subfile(int(blocks.file[0]))
     stored = model.Blocks(cut.offsets, cut.lengths, path)
-    shape, which = (total, *parts.inner), cut.files if several else None
-    return Grid(stored, shape, variable.itemsize, cut.chunk, file_numbers=which)
+    shape, files = (total, *parts.inner), cut.files if several else None
+    return Grid(stored, shape, variable.itemsize, cut.chunk, file_numbers=files)
 
 
 class Cut(NamedTuple):
@@ -274,12 +274,12 @@ def _boxes(variable: Variable, parts: Parts, blocks: Blocks) -> Cut:
         raise NoField("a block of it leaves its array")
     lines = parts.rows // chunk[0]
     inner = tuple((shape[0, 1:] // chunk[1:]).tolist())
-    place = (blocks.start // chunk).T
-    place[0] += (np.cumsum(lines) - lines)[blocks.step]
+    position = (blocks.start // chunk).T
+    position[0] += (np.cumsum(lines) - lines)[blocks.step]
     count = int(lines.sum()) * math.prod(inner)
     if count != len(blocks):
         raise NoField("its blocks leave out some elements, or have some twice")
-    number = np.ravel_multi_index(tuple(place), (int(lines.sum()), *inner))
+    number = np.ravel_multi_index(tuple(position), (int(lines.sum()), *inner))
     order = np.argsort(number, kind="stable")
     if (number[order] != np.arange(count)).any():
         raise NoField("its blocks leave out some elements, or have some twice")

@@ -68,79 +68,81 @@ def choose(
     """
     if options.sample_axis == "groups":
         raise UsageError("--sample-axis groups applies to hdf5", where=where)
-    asked = [spec.path for spec in options.fields]
-    for name in asked:
+    requested = [spec.path for spec in options.fields]
+    for name in requested:
         if name not in metadata.variables:
             raise missing_field(name, metadata.variables, where)
-    wanted = {n: metadata.variables[n] for n in asked or metadata.variables}
-    check_operators(wanted, where)
+    variables = {n: metadata.variables[n] for n in requested or metadata.variables}
+    check_operators(variables, where)
     graphs = indexed(metadata, where) if options.sample_axis == "auto" else {}
-    if graphs and set(asked) <= graphs.keys():
-        return _graphs(metadata, graphs, asked, where, integers)
-    if not asked and options.sample_axis != "none":
-        check_arrays(wanted, where)
+    if graphs and set(requested) <= graphs.keys():
+        return _graphs(metadata, graphs, requested, where, integers)
+    if not requested and options.sample_axis != "none":
+        check_arrays(variables, where)
     notes = list(metadata.notes)
     rows = options.sample_axis == "first"
     if options.sample_axis == "auto" and metadata.steps <= 1:
-        rows = _first_axis(wanted, where, notes)
+        rows = _first_axis(variables, where, notes)
     elif options.sample_axis == "auto":
-        check_doubt(wanted, where)
+        check_doubt(variables, where)
         notes.append(STEPS)
     problems: dict[str, str] = {}
-    found = _found(wanted, rows, options.sample_axis == "auto", problems)
-    _refuse(asked, problems, found, where)
-    chosen, count = _agreeing(found, asked, options.sample_axis == "auto", where, notes)
-    notes += [f"left out {name}: {why}" for name, why in problems.items()]
+    located = _located(variables, rows, options.sample_axis == "auto", problems)
+    _refuse(requested, problems, located, where)
+    chosen, count = _agreeing(located, requested, options.sample_axis == "auto", where, notes)
+    notes += [f"left out {name}: {reason}" for name, reason in problems.items()]
     return Chosen(count, chosen, rows, tuple(notes))
 
 
-def _found(
-    wanted: Mapping[str, Variable], rows: bool, auto: bool, problems: dict[str, str]
+def _located(
+    variables: Mapping[str, Variable], rows: bool, auto: bool, problems: dict[str, str]
 ) -> dict[str, Found]:
     """Return the variables as fields; `problems` gets why others are none.
 
     Unless the user says it, local arrays are samples as they are.
     """
-    found = {}
-    for name, variable in wanted.items():
+    located = {}
+    for name, variable in variables.items():
         try:
             if variable.problem or not len(variable.blocks):
                 raise NoField(variable.problem or "no block of it was written")
             as_rows = rows and not (auto and variable.kind == "local")
-            found[name] = by_rows(variable) if as_rows else by_steps(variable)
+            located[name] = by_rows(variable) if as_rows else by_steps(variable)
         except NoField as reason:
             problems[name] = str(reason)
-    return found
+    return located
 
 
 def _refuse(
-    asked: list[str], problems: Mapping[str, str], found: Mapping[str, Found], where: object
+    requested: list[str], problems: Mapping[str, str], located: Mapping[str, Found], where: object
 ) -> None:
-    for name in asked:
+    for name in requested:
         if name in problems:
             raise UnsupportedError(f"{name} cannot be a field: {problems[name]}", where=where)
-    if not found:
-        why = samples.listed([f"{name}: {reason}" for name, reason in problems.items()])
-        raise FormatError("no variable can be a field", where=where, found=why or "no variables")
+    if not located:
+        reasons = samples.listed([f"{name}: {reason}" for name, reason in problems.items()])
+        raise FormatError(
+            "no variable can be a field", where=where, found=reasons or "no variables"
+        )
 
 
 def _agreeing(
-    found: Mapping[str, Found], asked: list[str], auto: bool, where: object, notes: list[str]
+    located: Mapping[str, Found], requested: list[str], auto: bool, where: object, notes: list[str]
 ) -> tuple[dict[str, Found], int]:
     """Return the fields that have as many samples, of the same steps."""
-    shapes = {n: samples.Sized((f.count, *f.field.inner), f.nbytes) for n, f in found.items()}
+    shapes = {n: samples.Sized((f.count, *f.field.inner), f.nbytes) for n, f in located.items()}
     axis = samples.choose(shapes, "first", where)
-    if auto and not asked:
+    if auto and not requested:
         words = f"{axis.count} samples of {samples.listed(list(axis.names))}"
         samples.check_share(shapes, set(axis.names), words, where)
-    if asked and set(axis.names) != set(asked):
+    if requested and set(axis.names) != set(requested):
         raise SchemaError(
             "the fields differ in their number of samples",
             where=where,
-            found=", ".join(f"{n}: {f.count}" for n, f in found.items()),
+            found=", ".join(f"{n}: {f.count}" for n, f in located.items()),
         )
     notes += [n.replace("first axis", "samples:") for n in axis.notes]
-    chosen = {n: found[n] for n in axis.names}
+    chosen = {n: located[n] for n in axis.names}
     owners: dict[str, list[str]] = {}
     for name, each in chosen.items():
         owners.setdefault(each.owner, []).append(name)
@@ -154,11 +156,11 @@ def _agreeing(
     return chosen, axis.count
 
 
-def _first_axis(wanted: Mapping[str, Variable], where: object, notes: list[str]) -> bool:
+def _first_axis(variables: Mapping[str, Variable], where: object, notes: list[str]) -> bool:
     """Return whether the first axis counts samples in a dataset of one step."""
     arrays = {
         n: samples.Sized(tuple(v.blocks.shape[0].tolist()), int(v.sizes.sum()))
-        for n, v in wanted.items()
+        for n, v in variables.items()
         if v.kind == "array" and v.dims and len(v.blocks) and not v.problem
     }
     if not arrays:
@@ -168,14 +170,14 @@ def _first_axis(wanted: Mapping[str, Variable], where: object, notes: list[str])
     return not axis.whole_file
 
 
-def check_doubt(wanted: Mapping[str, Variable], where: object) -> None:
+def check_doubt(variables: Mapping[str, Variable], where: object) -> None:
     """Raise `SchemaError` if steps look like batches: arrays, and a number for each of their rows.
 
     Steps of a simulation and batches of samples are written in the same way.
     """
     labels: dict[bytes, str] = {}
     arrays: dict[bytes, str] = {}
-    for name, v in wanted.items():
+    for name, v in variables.items():
         if v.problem or not v.dims or not len(v.blocks) or v.kind not in ("array", "local"):
             continue
         rows = (v.blocks.shape if v.kind == "array" else v.blocks.count)[:, 0]
@@ -192,9 +194,9 @@ def check_doubt(wanted: Mapping[str, Variable], where: object) -> None:
         )
 
 
-def check_operators(wanted: Mapping[str, Variable], where: object) -> None:
+def check_operators(variables: Mapping[str, Variable], where: object) -> None:
     """Raise `UnsupportedError` if a variable went through an operator, such as a compressor."""
-    for name, variable in wanted.items():
+    for name, variable in variables.items():
         if variable.problem.startswith(OPERATOR):
             by = variable.problem.removeprefix(OPERATOR).strip()
             raise UnsupportedError(
@@ -217,7 +219,7 @@ def indexed(metadata: Metadata, where: object) -> dict[str, int]:
     FormatError
         If the variable or a part of its index is not there.
     """
-    found = {}
+    indexed_ = {}
     for attribute, axis in metadata.attrs.items():
         name = attribute.removesuffix(AXIS)
         if name == attribute:
@@ -230,19 +232,19 @@ def indexed(metadata: Metadata, where: object) -> dict[str, int]:
                 where=where,
                 fix="say what a sample is: --sample-axis first or --sample-axis none",
             )
-        found[name] = int(axis) if isinstance(axis, np.integer) else -1
-    return found
+        indexed_[name] = int(axis) if isinstance(axis, np.integer) else -1
+    return indexed_
 
 
 def _graphs(
     metadata: Metadata,
     graphs: Mapping[str, int],
-    asked: list[str],
+    requested: list[str],
     where: object,
     integers: Callable[[Found], Ints],
 ) -> Chosen:
     """Return the fields of one set of samples as HydraGNN writes it."""
-    names = asked or list(graphs)
+    names = requested or list(graphs)
     sets: dict[str, list[str]] = {}
     for name in names:
         sets.setdefault(name.rpartition("/")[0], []).append(name)
@@ -255,7 +257,7 @@ def _graphs(
             found=", ".join(sets),
             fix="name the fields of one: " + " ".join(f"--field {n}" for n in good),
         )
-    found, problems, notes = {}, {}, list(metadata.notes)
+    located, problems, notes = {}, {}, list(metadata.notes)
     for name in names:
         try:
             if graphs[name]:
@@ -263,24 +265,24 @@ def _graphs(
             rows, begin = (_index(metadata, name + word, integers) for word in (COUNT, FIRST))
             if len(rows) != len(begin):
                 raise NoField("its index is of two lengths")
-            found[name] = by_index(metadata.variables[name], begin, rows, str(len(rows)))
+            located[name] = by_index(metadata.variables[name], begin, rows, str(len(rows)))
         except NoField as reason:
             problems[name] = str(reason)
-    _refuse(asked, problems, found, where)
+    _refuse(requested, problems, located, where)
     used = {n + word for n in graphs for word in ("", COUNT, FIRST)}
     others = [n for n in metadata.variables if n not in used]
-    if others and not asked:
+    if others and not requested:
         notes.append(f"left out {samples.listed(others)}: no index assigns rows to samples")
-    chosen, count = _agreeing(found, asked, True, where, notes)
-    notes += [f"left out {name}: {why}" for name, why in problems.items()]
+    chosen, count = _agreeing(located, requested, True, where, notes)
+    notes += [f"left out {name}: {problem}" for name, problem in problems.items()]
     return Chosen(count, chosen, True, tuple(notes))
 
 
 def _index(metadata: Metadata, name: str, integers: Callable[[Found], Ints]) -> Ints:
-    found = by_rows(metadata.variables[name])
-    if found.field.dtype.kind not in "iu" or found.field.shape:
+    table = by_rows(metadata.variables[name])
+    if table.field.dtype.kind not in "iu" or table.field.shape:
         raise NoField(f"{name} is not a list of integers")
-    return integers(found)
+    return integers(table)
 
 
 # --- attributes ------------------------------------------------------------------------------

@@ -216,10 +216,10 @@ class Numbers:
     def __init__(self, file: Handle) -> None:
         self.where = file.path
         self.nbytes = file.nbytes
-        self._whole = bytearray(-(-file.nbytes // 8) * 8)
-        self.bytes: Bytes = np.frombuffer(self._whole, np.uint8)[: file.nbytes]
+        self._buffer = bytearray(-(-file.nbytes // 8) * 8)
+        self.bytes: Bytes = np.frombuffer(self._buffer, np.uint8)[: file.nbytes]
         file.read_checked(self.bytes, 0, "the metadata")
-        self._words = np.frombuffer(self._whole, np.int64)
+        self._words = np.frombuffer(self._buffer, np.int64)
 
     def u64(self, offsets: Ints) -> Ints:
         """Return the 64-bit numbers at `offsets`, of any shape; those beyond int64 are negative."""
@@ -232,16 +232,16 @@ class Numbers:
     def one(self, offset: int, nbytes: int = 8) -> int:
         """Return a number of so many bytes, without a sign."""
         self.check(offset, nbytes)
-        return int.from_bytes(self._whole[offset : offset + nbytes], "little")
+        return int.from_bytes(self._buffer[offset : offset + nbytes], "little")
 
     def text(self, offset: int, nbytes: int) -> bytes:
         """Return some bytes."""
         self.check(offset, nbytes)
-        return bytes(self._whole[offset : offset + nbytes])
+        return bytes(self._buffer[offset : offset + nbytes])
 
     def find_zero(self, start: int, stop: int) -> int:
         """Return the offset of the first byte that is 0, from `start` to `stop`; -1: none is."""
-        return self._whole.find(0, start, stop) if start >= 0 else -1
+        return self._buffer.find(0, start, stop) if start >= 0 else -1
 
     def check(self, offset: int, nbytes: int) -> None:
         """Raise `FormatError` unless these bytes are there."""

@@ -90,22 +90,22 @@ class AdiosSource(LocatedSource):
         offset, nbytes = variable.blocks.offset, variable.sizes
         for number in np.unique(variable.blocks.file[nbytes != 0]).tolist():
             here = variable.blocks.file == number
-            file, what = self._open(subfile(number)), f"variable {variable.name}"
-            file.check_extents(offset[here], nbytes[here], what)
+            file, subject = self._open(subfile(number)), f"variable {variable.name}"
+            file.check_extents(offset[here], nbytes[here], subject)
             total = float(nbytes[here].astype(float).sum())
             if total > file.nbytes:
                 raise FormatError(
-                    f"blocks of {what} overlap",
+                    f"blocks of {subject} overlap",
                     where=file.path,
                     expected=f"at most {file.nbytes} bytes",
                     found=f"{total:.0f}",
                 )
 
-    def _integers(self, found: Found) -> Ints:
+    def _integers(self, located: Found) -> Ints:
         """Return all values of an index."""
-        reader = ColumnReader(found.column, found.field, self._open)
-        values = read_columns({found.field.name: reader}, np.arange(found.count), None)
-        column = values[found.field.name]
+        reader = ColumnReader(located.column, located.field, self._open)
+        values = read_columns({located.field.name: reader}, np.arange(located.count), None)
+        column = values[located.field.name]
         assert not isinstance(column, Ragged)  # its shape is fixed
         return column.astype(np.int64)
 

@@ -36,7 +36,7 @@ from dsprep.layout import model as layout
 from dsprep.layout.laws import LARGEST, Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.layout.words import Words
-from dsprep.reading.columns import ColumnReader, Wanted, fetch
+from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle
 
 _STEP = 1 << 20
@@ -76,7 +76,7 @@ class FieldColumn(ABC):
         return values
 
     @abstractmethod
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
         """Return what samples ``start <= i < stop`` need from the file.
 
         Where only reading gives their sizes, or only the library reads them, they are read now.
@@ -123,7 +123,7 @@ class Fixed(FieldColumn):
         return _chunks(self.dataset)
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
         first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
         return self.rows.begin(first, count, arena, key)
 
@@ -175,7 +175,7 @@ class Member(FieldColumn):
         return chosen
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
         wanted = self._rows.begin(start, stop, arena, key)
         return replace(wanted, done=lambda buffer: self.pick(wanted.done(buffer)))
 
@@ -263,9 +263,9 @@ class Given(FieldColumn):
         self.count = len(values)
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
         values = self._values[start:stop]
-        return Wanted(0, [], lambda _: values)
+        return PendingRead(0, [], lambda _: values)
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
@@ -313,7 +313,7 @@ class Indexed(FieldColumn):
         return _chunks(self.dataset) + self.count
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
         found = locate(self.route.tables, self.rows.count, start, stop)
         wanted = self.rows.begin(found.lows, found.highs - found.lows, arena, key)
 
@@ -454,7 +454,7 @@ class Sequences(FieldColumn):
         self._lock = threading.Lock()
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
         # What only the library could find is refused, as is damage.
         from h5py import h5t
 
@@ -481,7 +481,7 @@ class Sequences(FieldColumn):
             values, nbytes = _to_zeros(values, nbytes)
         lengths = nbytes // self._dtype.itemsize
         column = Ragged.from_lengths(values.view(self._dtype), lengths, self.held.kind)
-        return Wanted(0, [], lambda _: column)
+        return PendingRead(0, [], lambda _: column)
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
@@ -679,7 +679,7 @@ class PerGroup(FieldColumn):
         return self.count
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
         # One dataset is read after another.
         def rows(i: int) -> Array:
             column = fetch({key: self._part(i).begin(0, 1, None, key)}, None)[key]
@@ -697,7 +697,7 @@ class PerGroup(FieldColumn):
             joined = np.concatenate([empty, *parts], dtype=self.field.dtype)
             lengths = np.array([len(p) for p in parts], np.int64)
             values = Ragged.from_lengths(joined, lengths, self.field.kind)
-        return Wanted(0, [], lambda _: values)
+        return PendingRead(0, [], lambda _: values)
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:

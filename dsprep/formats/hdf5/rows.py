@@ -20,7 +20,7 @@ from dsprep.formats.hdf5.dimensions import fill_value
 from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import library, need_filters
 from dsprep.layout.model import Column, Grid
-from dsprep.reading.columns import ColumnReader, Wanted, fetch
+from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle
 
 _LARGE = 256 << 20
@@ -123,7 +123,7 @@ class Rows:
         rows: Array = fetch({"": self.begin(first, count, None, "")}, None)[""]  # type: ignore[assignment]
         return rows
 
-    def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> PendingRead:
         """Return what reading ranges of rows needs from the file.
 
         `first` and `count` have the first row of each range, and how many rows it has; what is read
@@ -132,7 +132,7 @@ class Rows:
         shape = (int(count.sum()), *self.inner)
         if not shape[0] or not self.row_nbytes:
             empty = np.empty(shape, self.dtype)
-            return Wanted(0, [], lambda _: empty)
+            return PendingRead(0, [], lambda _: empty)
         reader = self.reader
         if reader is None:
             out = new_array(arena, key, shape, self.dtype)
@@ -142,7 +142,7 @@ class Rows:
                     self._by_library(out[at : at + rows], low, low + rows)
                 at += rows
             check_text(out, self.where)
-            return Wanted(0, [], lambda _: out)
+            return PendingRead(0, [], lambda _: out)
         wanted = reader.begin_rows(first * self.lines, count * self.lines, arena, key)
 
         def done(buffer: Array) -> Array:
@@ -150,7 +150,7 @@ class Rows:
             check_text(values, self.where)
             return values
 
-        return Wanted(wanted.nbytes, wanted.spans, done)
+        return PendingRead(wanted.nbytes, wanted.spans, done)
 
     def fill(self) -> Array:
         """Return what elements hold that are not stored, of shape ``()``."""

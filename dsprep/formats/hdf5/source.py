@@ -36,7 +36,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
 from dsprep.layout.model import Column, FileLayout, Part, Records
-from dsprep.reading.columns import Wanted, fetch
+from dsprep.reading.columns import PendingRead, fetch
 from dsprep.storage.paths import open_file
 
 
@@ -70,7 +70,7 @@ class Hdf5Source(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        columns: dict[str, Wanted] = {}
+        columns: dict[str, PendingRead] = {}
         read_as: dict[FieldColumn, str] = {}  # members of a table are read as its rows, once
         for name, (column, _) in self._columns.items():
             if column.base not in read_as:

@@ -55,7 +55,7 @@ class ImageSource(LocatedSource):
                 samples[complete_pairs.kept],
             )
             table = None if table is None else table.of(np.flatnonzero(complete_pairs.kept))
-        self._files, self._newest = Files(inside, most=1), folder.newest
+        self._files, self._newest = Files(inside, kept_open=1), folder.newest
         parsed = _parsed(folder, table, samples)
         super().__init__(path, parsed, options, self._open)
         for f in self.schema:

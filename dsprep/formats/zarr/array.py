@@ -24,7 +24,7 @@ from dsprep.formats.zarr.metadata import NUMCODECS, ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.chunks import KEPT
-from dsprep.reading.columns import Wanted, fetch
+from dsprep.reading.columns import PendingRead, fetch
 from dsprep.reading.layout_reader import LayoutReader
 
 EDGES = 8
@@ -94,7 +94,7 @@ class StoredArray:
             return Column(None, lines)
         return Column(locate(self, step), lines)
 
-    def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> Wanted:
+    def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> PendingRead:
         """Return what reading ranges of rows needs; see `ColumnReader.begin_rows`.
 
         Parameters
@@ -108,13 +108,13 @@ class StoredArray:
             If a file of these rows is damaged.
         """
         if not count.any() or 0 in self.meta.shape:
-            return Wanted(0, [], lambda _: np.empty(0, np.uint8))
+            return PendingRead(0, [], lambda _: np.empty(0, np.uint8))
         low, high = int(first[0]), int((first + count).max())
         self._check_stored(low, high)
         reader = self._reader(low, high)
         if reader is None:
             ranges = list(zip(first.tolist(), count.tolist(), strict=True))
-            return Wanted(0, [], lambda _: self._by_library(ranges))
+            return PendingRead(0, [], lambda _: self._by_library(ranges))
         if self.meta.shape:
             self.store.verify_crc(self.meta.file_keys(low, high))
         (column,) = reader.columns.values()

@@ -36,7 +36,7 @@ from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Column as Located
 from dsprep.layout.model import Grid
-from dsprep.reading.columns import Wanted
+from dsprep.reading.columns import PendingRead
 
 VLEN_CODECS = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
 """The codecs of elements that vary in length, by kind of field."""
@@ -69,7 +69,7 @@ class Reading(ABC):
     arrays: tuple[StoredArray, ...]
 
     @abstractmethod
-    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
         """Return what reading samples ``start <= i < stop`` needs, and what makes their column."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Fixed(Reading):
             )
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
         field, (array,) = self.field, self.arrays
         first, count = (self._lines * np.array([n]) for n in (start, stop - start))
         rows = array.begin(first, count, arena, f"read.{field.name}")
@@ -207,7 +207,7 @@ class Parts(Reading):
         return first[: stop - start], (ends - first)[: stop - start]
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
+    def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
         field = self.field
         first, count = self.rows(start, stop)
         rows = self._values.begin(first, count, arena, f"read.{field.name}")
@@ -263,8 +263,8 @@ class Elements(Reading):
         self._block: LastBlock[list[Any] | None] = LastBlock()
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None) -> Wanted:
-        return Wanted(0, [], lambda _: self._read(start, stop))
+    def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
+        return PendingRead(0, [], lambda _: self._read(start, stop))
 
     @override
     def located(self, field: Field, count: int, step: Step) -> Located:

@@ -155,7 +155,7 @@ class Directory(Store):
     def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
         self._inside = DirectoryGuard(path, follow)
-        self._files = Files(self._inside, most=KEPT)
+        self._files = Files(self._inside, kept_open=KEPT)
 
     @override
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
