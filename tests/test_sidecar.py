@@ -92,7 +92,8 @@ SCHEMA = Schema((Field("x", np.dtype("f4")),))
 def described(files, dataset):
     """The sidecar of files that hold nothing a format would know."""
     entries = tuple(
-        FileEntry(str(p.relative_to(dataset)), n, identity.take(p, "tfrecord")) for p, n in files
+        FileEntry(str(p.relative_to(dataset)), n, identity.identify(p, "tfrecord"))
+        for p, n in files
     )
     return Content("tfrecord", SCHEMA, entries)
 

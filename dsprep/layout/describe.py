@@ -15,10 +15,10 @@ import numpy as np
 
 from dsprep.core.schema import Schema
 from dsprep.layout.laws import LARGEST, Affine, Law
-from dsprep.layout.model import Column, FileLayout, Grid, Records
+from dsprep.layout.model import Column, FileLayout, Given, Grid, OwnFiles, Records
 
 SUMMED = 1 << 20
-"""Blocks whose bytes are added up, at most."""
+"""Blocks whose bytes are added up together, or at most."""
 
 _LOOKED_AT = 1024  # samples whose rows are counted for a mean, and records whose order is seen
 _NEAR = 64 << 10  # bytes between records that are neighbours
@@ -237,31 +237,25 @@ def of_record(
 
 def of_layout(layout: FileLayout, schema: Schema) -> dict[str, FieldStorage]:
     """Return how the fields of a layout are stored; its laws have to be in memory."""
-    storage_of = {}
-    for field in schema:
-        if field.name in layout.columns:
-            storage_of[field.name] = _of_column(layout.columns[field.name], layout.count)
-        elif layout.records is not None and field.name in layout.records.parts:
-            storage_of[field.name] = _of_records(layout.records)
-        elif field.name in layout.files:
-            storage_of[field.name] = replace(
-                of_record(_sizes(layout.files[field.name].lengths), kind="files"),
-                access="one file is opened, read and closed",
+    return {f.name: _of_field(layout, f.name) for f in schema}
+
+
+def _of_field(layout: FileLayout, name: str) -> FieldStorage:
+    match layout.find_field(name):
+        case Column() as column:
+            return _of_column(column, layout.count)
+        case Records() as records:
+            return _of_records(records)
+        case OwnFiles() as own:
+            access = "one file is opened, read and closed"
+            return replace(of_record(_sizes(own.lengths), kind="files"), access=access)
+        case Given():
+            text = "in no file: by names, folders or a table"
+            return FieldStorage(
+                storage=text, stored_nbytes=0, access="no read", reads=0, read_nbytes=0
             )
-        elif field.name in layout.given:
-            storage_of[field.name] = FieldStorage(
-                storage="in no file: by names, folders or a table",
-                stored_nbytes=0,
-                access="no read",
-                reads=0,
-                read_nbytes=0,
-            )
-        else:
-            storage_of[field.name] = FieldStorage(
-                storage="for the format's own library",
-                access=layout.unlocated.get(field.name, ""),
-            )
-    return storage_of
+        case reason:
+            return FieldStorage(storage="for the format's own library", access=reason)
 
 
 def _of_records(records: Records) -> FieldStorage:
@@ -295,17 +289,23 @@ def _of_column(column: Column, samples: int) -> FieldStorage:
         rows = float(counts.mean()) if len(counts) else 0.0
     stored, ragged = _stored_nbytes(column.grid), column.first is not None
     if stored is not None and column.count is not None and column.grid.plain:
-        stored = min(stored, _total(column.count) * column.grid.row_nbytes)
+        stored = min(stored, sum_of(column.count)[0] * column.grid.row_nbytes)
     form = Chunking.of(column.grid)
     return of_array(form, rows, samples, ragged=ragged, stored_nbytes=stored)
 
 
-def _total(counts: Law) -> int:
-    """Return the sum of numbers; of very many, about."""
-    if isinstance(counts, Affine) and not counts.stride:
-        return counts.base * counts.count
-    some = counts.span(0, min(counts.count, SUMMED))
-    return round(float(some.mean()) * counts.count) if len(some) else 0
+def sum_of(law: Law) -> tuple[int, bool]:
+    """Return the sum of the numbers above 0, and whether it is exact, not estimated."""
+    n = law.count
+    if isinstance(law, Affine) and not law.stride:
+        return max(0, law.base) * n, True
+    if isinstance(law, Affine) and law.stride > 0 and law.base >= 0:
+        return n * law.base + law.stride * (n * (n - 1) // 2), True
+    if n <= 4 * SUMMED:
+        parts = (law.span(a, min(a + SUMMED, n)) for a in range(0, n, SUMMED))
+        return sum(int(np.maximum(p, 0).sum()) for p in parts), True
+    spread = np.linspace(0, n - 1, SUMMED >> 2).astype(np.int64)
+    return int(float(np.maximum(law.at(spread), 0).mean()) * n), False
 
 
 def _stored_nbytes(grid: Grid) -> int | None:

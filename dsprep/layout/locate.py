@@ -14,8 +14,8 @@ from dsprep.core.schema import Field, Ints
 from dsprep.core.spans import ranges
 from dsprep.errors import UsageError, layout_mismatch
 from dsprep.layout.as_json import file_path
-from dsprep.layout.laws import Affine
-from dsprep.layout.model import Column, FileLayout, Grid, Records
+from dsprep.layout.laws import Affine, Law
+from dsprep.layout.model import Column, FileLayout, Given, Grid, OwnFiles, Records
 from dsprep.layout.words import Words
 
 
@@ -108,23 +108,20 @@ def locate(layout: FileLayout, name: str, indices: Ints) -> Extents:
     FormatError
         If laws give rows that are not there.
     """
-    if layout.records is not None and name in layout.records.parts:
-        return _in_records(layout.records, name, indices)
-    if name in layout.files:
-        own = layout.files[name]
-        at, nbytes = np.zeros(len(indices), np.int64), own.lengths.at(indices)
-        request = np.arange(len(indices), dtype=np.int64)
-        return Extents(request, "", indices[None], at, nbytes, names=own.names)
-    if name in layout.given:
-        none = np.zeros(0, np.int64)
-        return Extents(none, "", None, none, none)
-    column = layout.columns.get(name)
-    if column is None:
-        raise UsageError(
-            f"field {name} has no extents",
-            found=layout.unlocated.get(name, "no such field"),
-        )
-    return _in_column(column, name, indices)
+    match layout.find_field(name):
+        case Records() as records:
+            return _in_records(records, name, indices)
+        case Column() as column:
+            return _in_column(column, name, indices)
+        case OwnFiles() as own:
+            at, nbytes = np.zeros(len(indices), np.int64), own.lengths.at(indices)
+            request = np.arange(len(indices), dtype=np.int64)
+            return Extents(request, "", indices[None], at, nbytes, names=own.names)
+        case Given():
+            none = np.zeros(0, np.int64)
+            return Extents(none, "", None, none, none)
+        case reason:
+            raise UsageError(f"field {name} has no extents", found=reason)
 
 
 @dataclass(frozen=True)
@@ -378,22 +375,21 @@ def cut(grid: Grid, first: Ints, count: Ints) -> Pieces:
 
 def sizes(layout: FileLayout, field: Field, indices: Ints) -> Ints | None:
     """Return the bytes of a ragged field in samples; None where only the records say."""
-    given = layout.given.get(field.name)
-    if given is not None:
-        assert isinstance(given.values, Words)  # of all that is ragged
-        return given.values.lengths(given.numbers(indices, field.name))
-    if field.name in layout.files:
-        return layout.files[field.name].lengths.at(indices)
-    column = layout.columns.get(field.name)
-    if column is not None:
-        if column.grid is None:
+    match layout.find_field(field.name):
+        case Given(values=values) as given:
+            assert isinstance(values, Words)  # of all that is ragged
+            return values.lengths(given.numbers(indices, field.name))
+        case OwnFiles() as own:
+            return own.lengths.at(indices)
+        case Column(grid=None):
             return np.zeros(len(indices), np.int64)
-        if column.count is None:
-            return np.full(len(indices), column.grid.row_nbytes * column.lines, np.int64)
-        return column.count.at(indices) * column.grid.row_nbytes
-    records = layout.records
-    if records is None or (part := records.parts[field.name]).at is None:
-        return None
-    if part.nbytes is not None:
-        return np.full(len(indices), part.nbytes, np.int64)
-    return records.blocks.lengths.at(records.numbers(indices, field.name)) - part.at
+        case Column(grid=Grid() as grid, count=None) as column:
+            return np.full(len(indices), grid.row_nbytes * column.lines, np.int64)
+        case Column(grid=Grid() as grid, count=Law() as count):
+            return count.at(indices) * grid.row_nbytes
+        case Records() as records if (at := records.parts[field.name].at) is not None:
+            nbytes = records.parts[field.name].nbytes
+            if nbytes is not None:
+                return np.full(len(indices), nbytes, np.int64)
+            return records.blocks.lengths.at(records.numbers(indices, field.name)) - at
+    return None

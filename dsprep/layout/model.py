@@ -397,3 +397,12 @@ class FileLayout:
     candidates: tuple[Law, ...] = field(default=(), compare=False)
     given: Mapping[str, Given] = field(default_factory=dict)
     files: Mapping[str, OwnFiles] = field(default_factory=dict)
+
+    def find_field(self, name: str) -> Records | Column | OwnFiles | Given | str:
+        """Return what holds a field; or the reason, a clause, for which nothing here locates it."""
+        if self.records is not None and name in self.records.parts:
+            return self.records
+        for holders in (self.columns, self.files, self.given):
+            if name in holders:
+                return holders[name]
+        return self.unlocated.get(name, "no such field")

@@ -28,7 +28,7 @@ from dsprep.storage.paths import open_file
 WRITTEN = "it was written to (its time stamp changed)"
 
 
-def take(path: Path, format: str) -> Identity:
+def identify(path: Path, format: str) -> Identity:
     """Return the identity of `path`; `OSError` or `FormatError` if it is gone or damaged."""
     mark, files = Mark.with_files(path)
     inode, nbytes, mtime, _ = mark.status
@@ -36,7 +36,7 @@ def take(path: Path, format: str) -> Identity:
     return Identity(nbytes, mtime, inode, mark.files, facts, sample(files))
 
 
-class Look(NamedTuple):
+class FileComparison(NamedTuple):
     """The result of comparing a file with what was recorded.
 
     Attributes
@@ -54,18 +54,18 @@ class Look(NamedTuple):
     mark: Mark | None
 
 
-def look(path: Path, format: str, known: Identity) -> Look:
+def compare_file(path: Path, format: str, known: Identity) -> FileComparison:
     """Compare `path` with what was recorded; `OSError` if it exists and cannot be examined."""
-    differences, mark, files = _sized(path, known, revalidate=False)
+    differences, mark, files = _compare_sizes(path, known, revalidate=False)
     if differences:
-        differences, mark, files = _sized(path, known, revalidate=True)
+        differences, mark, files = _compare_sizes(path, known, revalidate=True)
     if mark is None:
-        return Look(differences, False, None)
+        return FileComparison(differences, False, None)
     inode, _, mtime, _ = mark.status
     written = known.mtime_ns is not None and not same_time(mtime, known.mtime_ns)
     written = written and known.inode is not None and inode == known.inode
     if differences:
-        return Look([*differences, *([WRITTEN] if written else [])], written, mark)
+        return FileComparison([*differences, *([WRITTEN] if written else [])], written, mark)
     try:
         facts = formats.load(format).identity(path).values
         for key, value in known.facts.items():
@@ -79,10 +79,12 @@ def look(path: Path, format: str, known: Identity) -> Look:
                 differences.append("its content changed (sampled blocks differ)")
     except DsprepError as error:
         differences.append(f"it cannot be read: {error}")
-    return Look([*differences, *([WRITTEN] if differences and written else [])], written, mark)
+    return FileComparison(
+        [*differences, *([WRITTEN] if differences and written else [])], written, mark
+    )
 
 
-def _sized(
+def _compare_sizes(
     path: Path, known: Identity, *, revalidate: bool
 ) -> tuple[list[str], Mark | None, DataFiles]:
     """Return how sizes differ from what was recorded, the mark, and the data files.

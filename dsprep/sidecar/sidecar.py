@@ -34,7 +34,7 @@ from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
 from dsprep.sidecar import spec
-from dsprep.sidecar.identity import block_crc32c, look
+from dsprep.sidecar.identity import block_crc32c, compare_file
 from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import restore
@@ -128,7 +128,7 @@ def changes(
                 marks[i] = before
             continue
         file = dataset / files[i].path
-        compared = look(file, content.format, files[i].identity)
+        compared = compare_file(file, content.format, files[i].identity)
         lines += [f"{file.name}: {line}" for line in compared.differences]
         if compared.written:
             touched.append(i)
@@ -720,7 +720,7 @@ class Sidecar:
             return
         if (inode, nbytes) == (known.inode, known.nbytes) and same_time(mtime, known.mtime_ns):
             return
-        compared = look(file.path, self.content.format, known)
+        compared = compare_file(file.path, self.content.format, known)
         if compared.differences:
             line = f"{file.path.name}: {compared.differences[0]}"
             raise stale(line, self.path, self.dataset)

@@ -84,13 +84,13 @@ def open_dataset(
         check_options(options, format.open_options, format.name)
     files = _Files(format, names, None if at is None else as_path(at), notes)
     marks = tuple(Mark.of(path.absolute()) for path in names) if marked else ()
-    known, lost = _sidecar(files, options, through)
-    options = _reading(options, known)
+    known, lost = _find_usable(files, options, through)
+    options = _choose_options(options, known)
     source: Source | None = None
     if known is not None and through != "library":
-        source = _through(files, known, options, through, marks)
+        source = _open_through_sidecar(files, known, options, through, marks)
     if source is None:
-        source = _by_library(files, known, lost, options, progress, marks)
+        source = _open_by_library(files, known, lost, options, progress, marks)
     source.named = tuple(map(str, named))
     return source
 
@@ -160,8 +160,10 @@ class SidecarOpening(Opening):
         format, names, notes = find_dataset(self.paths)
         check_options(self.options, format.open_options, format.name)
         files = _Files(format, names, self.at, notes)
-        known = _required(_known(files, trusted=bool(self.marks)), names)
-        source = _through(files, known, _reading(self.options, known), "strict", ())
+        known = _require(_find_valid(files, trusted=bool(self.marks)), names)
+        source = _open_through_sidecar(
+            files, known, _choose_options(self.options, known), "strict", ()
+        )
         assert source is not None  # or it is refused
         source.named = tuple(map(str, self.paths))
         return source
@@ -187,26 +189,26 @@ class _Files:
     notes: list[str]
 
 
-def _sidecar(
+def _find_usable(
     files: _Files, options: OpenOptions | None, through: Through
-) -> tuple[Known | None, _Lost | None]:
+) -> tuple[ValidSidecar | None, UnusableSidecar | None]:
     """Return the valid sidecar, or what is lost with one that is not."""
     if through == "strict":
-        return _required(_known(files), files.names), None
+        return _require(_find_valid(files), files.names), None
     lost = None
     try:
-        return _known(files), None
+        return _find_valid(files), None
     except DsprepError as error:
         if through == "sidecar":
-            lost = _lost(files.names, files.format, options, error, files.at)
+            lost = _describe_unusable(files.names, files.format, options, error, files.at)
         if lost is None:
-            _ignore(error, files.notes)
+            _note_ignored(error, files.notes)
         else:
-            files.notes.append(_ignored(error))
+            files.notes.append(_ignored_note(error))
     return None, lost
 
 
-def _required(known: Known | None, names: Sequence[Path]) -> Known:
+def _require(known: ValidSidecar | None, names: Sequence[Path]) -> ValidSidecar:
     """Return a sidecar that has to be there."""
     if known is None:
         fix = "write one with dsprep provenance"
@@ -214,17 +216,21 @@ def _required(known: Known | None, names: Sequence[Path]) -> Known:
     return known
 
 
-def _through(
-    files: _Files, known: Known, options: OpenOptions, through: Through, marks: tuple[Mark, ...]
+def _open_through_sidecar(
+    files: _Files,
+    known: ValidSidecar,
+    options: OpenOptions,
+    through: Through,
+    marks: tuple[Mark, ...],
 ) -> Source | None:
     """Return the dataset opened through its sidecar, None if that does not serve."""
     source = None
     try:
-        source = _through_sidecar(known, options, files.names, files.format)
+        source = _make_source(known, options, files.names, files.format)
     except DsprepError as error:
         if through == "strict":
             raise
-        _ignore(error, files.notes)
+        _note_ignored(error, files.notes)
         return None
     if source is not None:
         source.notes = (*files.notes, *source.notes)
@@ -243,32 +249,32 @@ def _through(
     return source
 
 
-def _by_library(
+def _open_by_library(
     files: _Files,
-    known: Known | None,
-    lost: _Lost | None,
+    known: ValidSidecar | None,
+    lost: UnusableSidecar | None,
     options: OpenOptions,
     progress: Progress | None,
     marks: tuple[Mark, ...],
 ) -> Source:
     """Return the dataset opened by the format's own library."""
-    schema = _hint(known.content) if known is not None else None
+    schema = _type_hint(known.content) if known is not None else None
     try:
         native = open_native(
             files.format, files.names, options, schema, files.notes, progress, marks=marks
         )
     except SchemaError as error:
         raise error if lost is None else lost.error from error
-    if lost is not None and not _as_recorded(native.schema, lost.schema, options.fields):
+    if lost is not None and not _matches_recorded(native.schema, lost.schema, options.fields):
         native.close()
         raise lost.error
     if lost is not None:
-        warnings.warn(_ignored(lost.cause), sidecar.StaleWarning, stacklevel=3)
+        warnings.warn(_ignored_note(lost.cause), sidecar.StaleWarning, stacklevel=3)
     return native
 
 
 @dataclass(frozen=True)
-class Known:
+class ValidSidecar:
     """A valid sidecar: its content (only the requested files), the dataset, and its path."""
 
     content: spec.Content
@@ -277,7 +283,7 @@ class Known:
     marks: Mapping[int, Mark] = field(default_factory=dict)
 
 
-def _known(files: _Files, trusted: bool = False) -> Known | None:
+def _find_valid(files: _Files, trusted: bool = False) -> ValidSidecar | None:
     """Return the sidecar of `files`, None if there is none; notes are added if they were touched.
 
     `trusted`: they are known to be those that it was compared with.
@@ -294,7 +300,7 @@ def _known(files: _Files, trusted: bool = False) -> Known | None:
         return None
     content, dataset, path = located
     marks: dict[int, Mark] = {}
-    known = Known(content, dataset, path, marks)
+    known = ValidSidecar(content, dataset, path, marks)
     if content.format != files.format.name:
         raise FormatError(
             "the sidecar is of another format",
@@ -311,7 +317,7 @@ def _known(files: _Files, trusted: bool = False) -> Known | None:
 
 
 @dataclass(frozen=True)
-class _Lost:
+class UnusableSidecar:
     """A sidecar that cannot be used: its fields, the error if they are needed, and why not."""
 
     schema: Schema
@@ -319,13 +325,13 @@ class _Lost:
     cause: DsprepError
 
 
-def _lost(
+def _describe_unusable(
     files: Sequence[Path],
     format: Format,
     options: OpenOptions | None,
     error: DsprepError,
     at: Path | None,
-) -> _Lost | None:
+) -> UnusableSidecar | None:
     """Return what is lost with a sidecar that is not valid; None if nothing is.
 
     Raises
@@ -347,16 +353,16 @@ def _lost(
     except FormatError:
         if format.keeps_types:
             return None
-        raise _refused(error, dataset, readable=False) from error
-    refused = _refused(error, dataset, readable=True)
+        raise _unusable_error(error, dataset, readable=False) from error
+    refused = _unusable_error(error, dataset, readable=True)
     if content.reading or content.format != format.name:
         if content.reading or not format.keeps_types:
             raise refused from error
         return None
-    return None if format.keeps_types else _Lost(content.schema, refused, error)
+    return None if format.keeps_types else UnusableSidecar(content.schema, refused, error)
 
 
-def _refused(error: DsprepError, dataset: Path, *, readable: bool) -> DsprepError:
+def _unusable_error(error: DsprepError, dataset: Path, *, readable: bool) -> DsprepError:
     """Return the error for a sidecar that is needed and cannot be used."""
     again = f"write it again with dsprep provenance {dataset}, which keeps them"
     if not readable:
@@ -374,7 +380,7 @@ def _refused(error: DsprepError, dataset: Path, *, readable: bool) -> DsprepErro
     )
 
 
-def _as_recorded(opened: Schema, recorded: Schema, fields: Sequence[FieldSpec]) -> bool:
+def _matches_recorded(opened: Schema, recorded: Schema, fields: Sequence[FieldSpec]) -> bool:
     """Whether fields, or the requested ones, are those of a sidecar."""
     pairs = [(s.path, s.name) for s in fields] or [(n, n) for n in recorded.names]
     if len(pairs) != len(opened.names):
@@ -382,25 +388,25 @@ def _as_recorded(opened: Schema, recorded: Schema, fields: Sequence[FieldSpec]) 
     return all(
         path in recorded.names
         and name in opened.names
-        and _type(recorded[path]) == _type(opened[name])
+        and _type_of(recorded[path]) == _type_of(opened[name])
         for path, name in pairs
     )
 
 
-def _type(f: Field) -> tuple[object, ...]:
+def _type_of(f: Field) -> tuple[object, ...]:
     return f.dtype, f.shape, f.kind
 
 
-def _ignore(error: DsprepError, notes: list[str]) -> None:
-    notes.append(_ignored(error))
-    warnings.warn(_ignored(error), sidecar.StaleWarning, stacklevel=4)
+def _note_ignored(error: DsprepError, notes: list[str]) -> None:
+    notes.append(_ignored_note(error))
+    warnings.warn(_ignored_note(error), sidecar.StaleWarning, stacklevel=4)
 
 
-def _ignored(error: DsprepError) -> str:
+def _ignored_note(error: DsprepError) -> str:
     return f"sidecar ignored: {error}"
 
 
-def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
+def _choose_options(options: OpenOptions | None, known: ValidSidecar | None) -> OpenOptions:
     """Return how to read: as requested, else as the sidecar was made."""
     requested = options or OpenOptions()
     if known is None or replace(requested, fields=()).meaning != OpenOptions():
@@ -412,8 +418,8 @@ def _reading(options: OpenOptions | None, known: Known | None) -> OpenOptions:
     return replace(recorded, fields=requested.fields or recorded.fields, **own)
 
 
-def _through_sidecar(
-    known: Known, options: OpenOptions, files: Sequence[Path], format: Format
+def _make_source(
+    known: ValidSidecar, options: OpenOptions, files: Sequence[Path], format: Format
 ) -> SidecarSource | None:
     """Return the dataset read through its sidecar, or None if that does not serve."""
     content = known.content
@@ -448,11 +454,11 @@ def _through_sidecar(
         opened,
         chosen,
         "full" if full else "header",
-        lambda: open_native(format, files, options, _hint(content)),
+        lambda: open_native(format, files, options, _type_hint(content)),
     )
 
 
-def _hint(content: spec.Content) -> Schema | None:
+def _type_hint(content: spec.Content) -> Schema | None:
     """Return the types that the format may not keep, None where options gave them.
 
     Fields that options renamed, left out or took apart are not those of the files.

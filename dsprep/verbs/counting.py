@@ -114,8 +114,8 @@ class Counter:
     Attributes
     ----------
     problems
-        What is wrong, beginning with what was found before.
-    seen
+        What is wrong, beginning with the problems given.
+    times_read
         uint8, shape ``(n,)``: how often each sample came as one of its rank's own; 2: or more.
     reader
         int64, shape ``(groups,)``: the last rank that read of each group; -1: none.

@@ -17,9 +17,10 @@ from dsprep.core.schema import Field, Ints, Schema, show_dtype
 from dsprep.errors import DsprepError
 from dsprep.formats import FRAMES, RECIPES
 from dsprep.layout import as_json
+from dsprep.layout.describe import sum_of
 from dsprep.layout.laws import Affine, Law, Runs
 from dsprep.layout.locate import locate, rows_of
-from dsprep.layout.model import Column, FileLayout, Given, Records
+from dsprep.layout.model import Column, FileLayout, Given, OwnFiles, Records
 from dsprep.sidecar import spec
 from dsprep.sidecar.proofs import summarize
 from dsprep.sidecar.sidecar import Sidecar
@@ -31,7 +32,6 @@ IN_A_ROW = 1000
 """Consecutive samples whose reads are counted together."""
 
 _WINDOWS = 64
-_SUMMED = 1 << 22  # numbers of a law that are added up one by one
 _SLICE = 1 << 20
 _APART = 1 << 41  # between ranges of different files
 
@@ -204,20 +204,20 @@ def laws_of(made: Made) -> dict[str, str]:
 def fields_of(layout: FileLayout, schema: Schema) -> Iterator[FieldWords]:
     """Yield how each field is stored, in words."""
     for field in schema:
-        name = field.name
-        if layout.records is not None and name in layout.records.parts:
-            yield _record_words(layout.records, field)
-        elif name in layout.columns:
-            yield _column_words(layout.columns[name], field)
-        elif name in layout.files:
-            lengths = _bytes(layout.files[name].lengths)
-            stored, begin = "a file for each sample", Affine(layout.count, 0).words()
-            yield FieldWords(name, str(field), stored, begin, lengths, tuple(_typed(field)))
-        elif name in layout.given:
-            yield _given_words(layout.given[name], field)
-        else:
-            reason = layout.unlocated.get(name, "it is not in the layout")
-            yield FieldWords(name, str(field), "by the format's own library", unlocated=reason)
+        name, type_ = field.name, str(field)
+        match layout.find_field(name):
+            case Records() as records:
+                yield _record_words(records, field)
+            case Column() as column:
+                yield _column_words(column, field)
+            case OwnFiles() as own:
+                stored, begin = "a file for each sample", Affine(layout.count, 0).words()
+                lengths, steps = _bytes(own.lengths), tuple(_typed(field))
+                yield FieldWords(name, type_, stored, begin, lengths, steps)
+            case Given() as given:
+                yield _given_words(given, field)
+            case reason:
+                yield FieldWords(name, type_, "by the format's own library", unlocated=reason)
 
 
 def _bytes(law: Law) -> str:
@@ -351,21 +351,6 @@ def history(facts: Mapping[str, Any]) -> str:
 # --- figures ---------------------------------------------------------------------------------
 
 
-def _total(law: Law) -> tuple[int, bool]:
-    """Return the sum of the numbers above 0, and whether it is exact, not estimated."""
-    n = law.count
-    if isinstance(law, Affine) and (not law.stride or law.base >= 0):
-        if not law.stride:
-            return max(0, law.base) * n, True
-        if law.stride > 0:
-            return n * law.base + law.stride * (n * (n - 1) // 2), True
-    if n <= _SUMMED:
-        parts = (law.span(a, min(a + _SLICE, n)) for a in range(0, n, _SLICE))
-        return sum(int(np.maximum(p, 0).sum()) for p in parts), True
-    some = np.linspace(0, n - 1, _SUMMED >> 4).astype(np.int64)
-    return int(float(np.maximum(law.at(some), 0).mean()) * n), False
-
-
 def _payload(opened: Sidecar) -> tuple[int | None, bool]:
     """Return the bytes in the files that hold samples, and whether that is exact."""
     known: dict[tuple[int, int], tuple[int | None, bool]] = {}
@@ -390,16 +375,16 @@ def _payload_of(layout: FileLayout) -> tuple[int | None, bool]:
         if len(sizes) == len(records.parts) and None not in sizes:
             sums.append((layout.count * sum(n or 0 for n in sizes), True))
         else:
-            sums.append(_total(records.blocks.lengths))
-    sums += [_total(own.lengths) for own in layout.files.values()]
+            sums.append(sum_of(records.blocks.lengths))
+    sums += [sum_of(own.lengths) for own in layout.files.values()]
     for column in layout.columns.values():
         grid = column.grid
         if grid is None:
             sums.append((0, True))
         elif not grid.plain:
-            sums.append(_total(grid.blocks.lengths))
+            sums.append(sum_of(grid.blocks.lengths))
         elif column.count is not None:
-            rows, sure = _total(column.count)
+            rows, sure = sum_of(column.count)
             sums.append((rows * grid.row_nbytes, sure))
         else:
             sums.append((layout.count * column.lines * grid.row_nbytes, True))

@@ -170,8 +170,8 @@ def refresh(
             raise stale(changed[0], path, dataset)
         files = list(content.files)
         for i in other:
-            who = identity.take(dataset / files[i].path, content.format)
-            files[i] = replace(files[i], identity=who)
+            recorded = identity.identify(dataset / files[i].path, content.format)
+            files[i] = replace(files[i], identity=recorded)
     if other:
         spec.write(replace(content, files=tuple(files)), path, companion)
     return Refreshed(path, len(files), len(other), sums)

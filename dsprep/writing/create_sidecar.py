@@ -135,14 +135,14 @@ def describe(
         looked: list[Looked] = []
         for p, mark, layout in zip(paths, marks, known, strict=True):
             with unchanged((mark,)):
-                looked.append((fit.fit(layout(p)), identity.take(p, format.name), None))
+                looked.append((fit.fit(layout(p)), identity.identify(p, format.name), None))
         return _made(subject, looked)
     try:
         with open_native(format, paths, OpenOptions(), schema, marks=marks) as source:
             return _made(subject, _look(source, subject, Looks(executor=executor)))
     except UnsupportedError:
         entries = tuple(
-            FileEntry(os.path.relpath(p, dataset), n, identity.take(p, format.name))
+            FileEntry(os.path.relpath(p, dataset), n, identity.identify(p, format.name))
             for p, n in zip(paths, counts, strict=True)
         )
         return Made(Content(format.name, schema, entries, lineage), b"", dataset, path)
@@ -302,7 +302,7 @@ def _looked(
 ) -> Looked:
     """Return layout, identity and checksums of a file."""
     with unchanged(task.marks):
-        who = identity.take(task.path, task.format)
+        who = identity.identify(task.path, task.format)
         with opened() as source:
             layout = _fitted(source, task.schema, task.law, progress)
         crcs = None

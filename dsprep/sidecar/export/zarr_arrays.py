@@ -23,7 +23,7 @@ from dsprep.core.schema import Array, DType, Field, Ints, is_extension, show_dty
 from dsprep.errors import FormatError, UsageError
 from dsprep.layout.as_json import file_path
 from dsprep.layout.locate import locate
-from dsprep.layout.model import FileLayout, Grid
+from dsprep.layout.model import Column, FileLayout, Given, Grid, OwnFiles, Records
 from dsprep.sidecar.export import SLICE, check_inside
 from dsprep.sidecar.sidecar import Sidecar
 
@@ -263,20 +263,21 @@ def plan(sidecar: Sidecar, field: Field) -> ArrayPlan:
 
 def _part(sidecar: Sidecar, number: int, field: Field, first: int) -> FileArray:
     layout, path = sidecar.layout(number), sidecar.dataset / sidecar.content.files[number].path
-    if field.name in layout.unlocated:
-        raise Inexpressible(layout.unlocated[field.name])
-    records, column = layout.records, layout.columns.get(field.name)
-    if records is not None and field.name in records.parts:
-        if records.parts[field.name].at is None:
-            raise Inexpressible("its values have no constant offset in a record")
-        return FileArray(path, layout, first, None)
-    if field.name in layout.files:
-        raise Inexpressible("each sample is in a file of its own")
-    if field.name in layout.given:
-        raise Inexpressible("its values are in the sidecar, and in no file")
-    if column is None or column.grid is None or column.first is not None:
-        raise Inexpressible("the sidecar does not locate it")
-    grid = column.grid
+    match layout.find_field(field.name):
+        case Records() as records:
+            if records.parts[field.name].at is None:
+                raise Inexpressible("its values have no constant offset in a record")
+            return FileArray(path, layout, first, None)
+        case OwnFiles():
+            raise Inexpressible("each sample is in a file of its own")
+        case Given():
+            raise Inexpressible("its values are in the sidecar, and in no file")
+        case Column(grid=Grid() as grid, first=None) as column:
+            pass
+        case Column():
+            raise Inexpressible("the sidecar does not locate it")
+        case reason:
+            raise Inexpressible(reason)
     if grid.shape[0] != layout.count * column.lines:
         raise Inexpressible("its rows are not those of the samples")
     known.check(grid.filters, f"{path}, field {field.name}")

@@ -256,5 +256,5 @@ def _identities(
 
 def _changes(path: Path, format: str, entry: FileEntry) -> list[str]:
     """Return how a file changed, or that its time stamp alone did."""
-    now = identity.look(path, format, entry.identity)
+    now = identity.compare_file(path, format, entry.identity)
     return [ONLY_TOUCHED] if now.written and not now.differences else now.differences

@@ -49,16 +49,16 @@ def outside(layout: FileLayout, schema: Schema, root: Path) -> Iterator[Problem]
             known[path] = file_nbytes(root / path if path else root)
         return known[path]
 
-    done = False
+    records_checked = False
     for name in schema.names:
-        if layout.records is not None and name in layout.records.parts:
-            if not done:
-                yield from _records_outside(layout.records, layout.count, size)
-            done = True
-        elif name in layout.files:
-            yield from _files_outside(layout.files[name], name, root)
-        elif (column := layout.columns.get(name)) is not None and column.grid is not None:
-            yield from _column_outside(layout, name, column, size)
+        match layout.find_field(name):
+            case Records() as records if not records_checked:
+                yield from _records_outside(records, layout.count, size)
+                records_checked = True
+            case OwnFiles() as own:
+                yield from _files_outside(own, name, root)
+            case Column(grid=Grid()) as column:
+                yield from _column_outside(layout, name, column, size)
 
 
 def _slices(count: int, linear: bool) -> Iterator[Ints]:
