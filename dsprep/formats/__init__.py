@@ -97,11 +97,11 @@ def decoders(records: Records, schema: Schema) -> tuple[Frame | None, Recipe | N
     return frame, recipe
 
 
-def _maker(json: Mapping[str, Any], known: Mapping[str, Decoder], what: str) -> Any:
+def _maker(json: Mapping[str, Any], known: Mapping[str, Decoder], kind: str) -> Any:
     name = json.get("name")
     if not isinstance(name, str) or name not in known:
         raise FormatError(
-            f"the sidecar names a {what} that does not exist",
+            f"the sidecar names a {kind} that does not exist",
             expected="one of " + ", ".join(known),
             found=repr(name)[:80],
         )
@@ -168,8 +168,8 @@ def of_target(path: Path, to: str | None) -> WritableFormat | None:
     UsageError
         If `to` is not a format, or the suffix of the output is that of another one.
     """
-    found = by_suffix(path)
-    suffixed = None if found is None else writable(found.name)
+    named_format = by_suffix(path)
+    suffixed = None if named_format is None else writable(named_format.name)
     if to is None:
         return suffixed
     chosen = writable(named(to).name)

@@ -56,14 +56,14 @@ class Stated:
     refused: tuple[str, str] | None = None
 
 
-def state_common(tree: Tree, attributes: Attributes, found: Stated) -> None:
+def state_common(tree: Tree, attributes: Attributes, stated: Stated) -> None:
     """Add what is stated in the same way in every format that holds named arrays."""
-    _sparse(tree, attributes, found)
-    _anndata(tree, found)
-    _categories(tree, attributes, found)
-    _cells(tree, found)
-    _dynamic_tables(tree, found)
-    _weights(tree, found)
+    _sparse(tree, attributes, stated)
+    _anndata(tree, stated)
+    _categories(tree, attributes, stated)
+    _cells(tree, stated)
+    _dynamic_tables(tree, stated)
+    _weights(tree, stated)
 
 
 def text_of(value: Any) -> str:
@@ -79,12 +79,12 @@ _SPARSE = {"csc": "by columns", "coo": "one by one", "bsr": "by blocks", "dia": 
 """Sparse matrices of SciPy whose rows do not follow one another, and how they are stored."""
 
 
-def _sparse(tree: Tree, attributes: Attributes, found: Stated) -> None:
+def _sparse(tree: Tree, attributes: Attributes, stated: Stated) -> None:
     """State the columns of matrices in CSR, and leave out those that are not stored by rows."""
     for group, names in tree.groups.items():
         data = _within(group, "data")
         if "MATLAB_sparse" in names:
-            found.attrs[data] = {"columns": attributes(group)["MATLAB_sparse"]}
+            stated.attrs[data] = {"columns": attributes(group)["MATLAB_sparse"]}
         key = next((k for k in ("encoding-type", "h5sparse_format") if k in names), None)
         if key is None or data not in tree.datasets:
             continue
@@ -93,26 +93,26 @@ def _sparse(tree: Tree, attributes: Attributes, found: Stated) -> None:
         shape = attrs.get("shape", attrs.get("h5sparse_shape", ()))
         columns = list(shape)[1:] if hasattr(shape, "__iter__") else []
         if kind == "csr" and columns:
-            found.attrs[data] = {"columns": columns[0]}
+            stated.attrs[data] = {"columns": columns[0]}
         elif kind in _SPARSE:
-            what = f"{group or 'this'} is {kind}_matrix, stored {_SPARSE[kind]}"
-            what += ", and columns are not samples" if kind == "csc" else ", not by rows"
+            note = f"{group or 'this'} is {kind}_matrix, stored {_SPARSE[kind]}"
+            note += ", and columns are not samples" if kind == "csc" else ", not by rows"
             fix = "write it by rows, as its method tocsr() gives it"
             for path in tree.inside(group):
-                found.left_out[path] = f"{what} ({fix})"
+                stated.left_out[path] = f"{note} ({fix})"
             if group.rpartition("/")[2] in ("X", ""):
-                found.refused = what, fix
+                stated.refused = note, fix
 
 
-def _put_aside(tree: Tree, parts: list[str], reason: str, found: Stated) -> None:
+def _put_aside(tree: Tree, parts: list[str], reason: str, stated: Stated) -> None:
     """Keep arrays aside: those at these paths, and all below them."""
     prefixes = tuple(f"{part}/" for part in parts)
     for path in tree.datasets:
         if path in parts or path.startswith(prefixes):
-            found.aside[path] = reason
+            stated.aside[path] = reason
 
 
-def _anndata(tree: Tree, found: Stated) -> None:
+def _anndata(tree: Tree, stated: Stated) -> None:
     """Keep aside what belongs to the variables of AnnData, which are its columns."""
 
     def there(path: str) -> bool:
@@ -124,65 +124,65 @@ def _anndata(tree: Tree, found: Stated) -> None:
             parts = ("var", "varm", "varp", "uns", "raw/var", "raw/varm", "varmap")
             others += [_within(group, part) for part in parts]
     if others:
-        found.grouped = False
-        _put_aside(tree, others, "AnnData's variables and annotations", found)
+        stated.grouped = False
+        _put_aside(tree, others, "AnnData's variables and annotations", stated)
 
 
-def _categories(tree: Tree, attributes: Attributes, found: Stated) -> None:
+def _categories(tree: Tree, attributes: Attributes, stated: Stated) -> None:
     """State what the codes of categorical columns stand for."""
     for group, names in tree.groups.items():
         codes, categories = f"{group}/codes", f"{group}/categories"
         there = "encoding-type" in names and {codes, categories} <= tree.datasets.keys()
         if there and text_of(attributes(group).get("encoding-type")) == "categorical":
-            found.names[codes] = "categories", categories
-            found.aside.setdefault(categories, "the categories of codes")
+            stated.names[codes] = "categories", categories
+            stated.aside.setdefault(categories, "the categories of codes")
         if group.endswith("/__categories"):
             table = group.rpartition("/")[0]
             for path in tree.inside(group):
                 column = f"{table}/{path.rpartition('/')[2]}"
                 if column in tree.datasets:
-                    found.names[column] = "categories", path
-                found.aside.setdefault(path, "the categories of codes")
+                    stated.names[column] = "categories", path
+                stated.aside.setdefault(path, "the categories of codes")
 
 
-def _cells(tree: Tree, found: Stated) -> None:
+def _cells(tree: Tree, stated: Stated) -> None:
     """Keep aside what belongs to the features of cells: of 10x, BIOM and Loom."""
     for group in tree.groups:
         barcodes, data, indptr = (_within(group, n) for n in ("barcodes", "data", "indptr"))
         if {barcodes, data, indptr} <= tree.datasets.keys():
             features = [_within(group, n) for n in ("features/id", "genes")]
             parts = [_within(group, n) for n in ("features", "genes", "gene_names", "shape")]
-            _put_aside(tree, parts, "10x's features, which are the columns of a cell", found)
+            _put_aside(tree, parts, "10x's features, which are the columns of a cell", stated)
             for path in features:
                 if path in tree.datasets:
-                    found.attrs[data] = {"columns": tree.datasets[path].shape[0]}
-            found.grouped = False
+                    stated.attrs[data] = {"columns": tree.datasets[path].shape[0]}
+            stated.grouped = False
     if {"observation/matrix", "sample/matrix"} <= tree.groups.keys():
         reason = "BIOM's observations, which are the columns of a sample"
-        _put_aside(tree, ["observation"], reason, found)
-        found.grouped = False
+        _put_aside(tree, ["observation"], reason, stated)
+        stated.grouped = False
     if "matrix" in tree.datasets and {"row_attrs", "col_attrs"} <= tree.groups.keys():
-        found.refused = (
+        stated.refused = (
             "this is a Loom file, whose cells are columns, and columns are not samples",
             "write it by cells: anndata.read_loom(FILE).write_h5ad(OUT)",
         )
 
 
-def _dynamic_tables(tree: Tree, found: Stated) -> None:
+def _dynamic_tables(tree: Tree, stated: Stated) -> None:
     """State that the rows of tables of NWB (and hdmf) are those of that table alone."""
     for group, names in tree.groups.items():
         if "colnames" in names:
-            found.axes.update(dict.fromkeys(tree.inside(group), group or "rows"))
+            stated.axes.update(dict.fromkeys(tree.inside(group), group or "rows"))
 
 
 _WEIGHTS = re.compile(r"(?:.*\.)?(?:weight|bias|running_mean|running_var|num_batches_tracked)")
 
 
-def _weights(tree: Tree, found: Stated) -> None:
+def _weights(tree: Tree, stated: Stated) -> None:
     """Do not take the rows of the parameters of a model for samples."""
     names = (path.rpartition("/")[2] for path in tree.datasets)
     if all(map(_WEIGHTS.fullmatch, names)) and {"weight", "bias"} <= {
         path.rpartition("/")[2].rpartition(".")[2] for path in tree.datasets
     }:
-        found.refused = "these are the weights of a model, not samples", "name the array"
-        found.grouped = False
+        stated.refused = "these are the weights of a model, not samples", "name the array"
+        stated.grouped = False

@@ -50,21 +50,25 @@ def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list
         return list(available.items())
     chosen = []
     for spec in specs:
-        found = available.get(spec.path)
-        if found is None:
+        field_ = available.get(spec.path)
+        if field_ is None:
             raise missing_field(spec.path, available)
-        asked = Field(spec.name, found.dtype, found.shape, found.kind, found.attrs)
+        requested = Field(spec.name, field_.dtype, field_.shape, field_.kind, field_.attrs)
         if spec.dtype is not None:
-            asked = spec.to_field(found.attrs)
-            same = (asked.dtype, asked.shape, asked.kind) == (found.dtype, found.shape, found.kind)
-            if not same and found.kind != "bytes":
+            requested = spec.to_field(field_.attrs)
+            same = (requested.dtype, requested.shape, requested.kind) == (
+                field_.dtype,
+                field_.shape,
+                field_.kind,
+            )
+            if not same and field_.kind != "bytes":
                 raise UsageError(
                     f"field {spec.name} already has a type",
-                    expected=str(found),
-                    found=str(asked),
+                    expected=str(field_),
+                    found=str(requested),
                     fix="leave the type out, or convert with --cast",
                 )
-        chosen.append((spec.path, asked))
+        chosen.append((spec.path, requested))
     return chosen
 
 

@@ -57,8 +57,8 @@ def _media(name: str, start: bytes, at: int = 0) -> Kind:
 
 
 def _packed(name: str, program: str, start: bytes) -> Kind:
-    what = f"compressed by {name} as a whole, so that no sample has an offset"
-    return Kind(what, f"unpack it: {program} FILE", start)
+    problem = f"compressed by {name} as a whole, so that no sample has an offset"
+    return Kind(problem, f"unpack it: {program} FILE", start)
 
 
 _SAFE = "dsprep unpickles nothing, as that can run any program; if you trust it, "
@@ -157,8 +157,8 @@ TABLES = (
 
 def certain(path: Path, expected: Sequence[str]) -> FormatError | None:
     """Return `refused` if the bytes of a file leave no doubt what it is, else None."""
-    found = _certain(path, *_ends(path)) if path.is_file() else None
-    return None if found is None else refused(path, expected)
+    kind_ = _certain(path, *_ends(path)) if path.is_file() else None
+    return None if kind_ is None else refused(path, expected)
 
 
 def kind(path: Path) -> Kind | None:
@@ -179,18 +179,20 @@ def refused(path: Path, expected: Sequence[str]) -> FormatError:
     expected
         The names of the formats.
     """
-    found, names = kind(path), ", ".join(expected)
-    if found is not None:
-        return FormatError(f"this is {found.name}", where=path, expected=names, fix=found.fix)
+    kind_, names = kind(path), ", ".join(expected)
+    if kind_ is not None:
+        return FormatError(f"this is {kind_.name}", where=path, expected=names, fix=kind_.fix)
     head = _ends(path)[0] if path.is_file() else b""
     if path.is_file() and not head:
         return FormatError("the file is empty", where=path, expected=names)
-    what = "this is not a format that dsprep reads"
+    problem = "this is not a format that dsprep reads"
     if head and not any(head):
-        what = "the file begins with zeros, as one that was not written completely"
+        problem = "the file begins with zeros, as one that was not written completely"
     shown = repr(head[:24])[1:] if head else None
-    found_ = None if shown is None else f"a file that begins with {shown}"
-    return FormatError(what, where=path, expected=names, found=found_, fix=OWN if head else None)
+    beginning = None if shown is None else f"a file that begins with {shown}"
+    return FormatError(
+        problem, where=path, expected=names, found=beginning, fix=OWN if head else None
+    )
 
 
 def check_no_table(directory: Path, expected: Sequence[str]) -> None:
@@ -227,25 +229,32 @@ def nothing_in(directory: Path, files: Sequence[Path], expected: Sequence[str]) 
     expected
         The names of the formats.
     """
-    wanted = "files of " + ", ".join(expected)
+    expected_files = "files of " + ", ".join(expected)
     for member, words, name, library in DIRECTORIES:
         path = directory / member
         if path.is_dir() or (path.is_file() and words in _ends(path)[0]):
             return FormatError(
-                f"this is a directory of {name}", where=directory, expected=wanted, fix=_by(library)
+                f"this is a directory of {name}",
+                where=directory,
+                expected=expected_files,
+                fix=_by(library),
             )
-    found, fix = "nothing", None
+    inside, fix = "nothing", None
     if files:
         step = -(-len(files) // FILES)
         looked_at = files[::step]
         kinds = Counter(map(_readable, looked_at))
-        most, count = kinds.most_common(1)[0]
-        found, fix = f"{len(files)} other files, such as {files[0].name}", OWN
-        if most is not None and count * 2 > len(looked_at):
+        commonest, count = kinds.most_common(1)[0]
+        inside, fix = f"{len(files)} other files, such as {files[0].name}", OWN
+        if commonest is not None and count * 2 > len(looked_at):
             share = "mostly " if count < len(looked_at) else "each "
-            found, fix = f"{found}, {share}{most.name}", most.fix
+            inside, fix = f"{inside}, {share}{commonest.name}", commonest.fix
     return FormatError(
-        "the directory holds no dataset", where=directory, expected=wanted, found=found, fix=fix
+        "the directory holds no dataset",
+        where=directory,
+        expected=expected_files,
+        found=inside,
+        fix=fix,
     )
 
 
@@ -263,11 +272,11 @@ def _ends(path: Path) -> tuple[bytes, bytes]:
 
 
 def _certain(path: Path, head: bytes, tail: bytes) -> Kind | None:
-    for found in BY_START:
-        if head[found.at :].startswith(found.start):
+    for kind_ in BY_START:
+        if head[kind_.at :].startswith(kind_.start):
             if ".tar." in path.name or path.suffix in (".tgz", ".tbz", ".tbz2", ".txz", ".tzst"):
-                return found._replace(name=f"a tar archive {found.name}")
-            return found
+                return kind_._replace(name=f"a tar archive {kind_.name}")
+            return kind_
     if head.startswith((b"PK\3\4", b"PK\5\6")):
         return _TORCH if b"/data.pkl" in head[:256] else _ZIP
     if len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5 and tail == b".":
@@ -284,10 +293,10 @@ def _text(head: bytes) -> Kind | None:
         return _PAGE
     if text.startswith(b"<?xml"):
         return _XML
-    whole = text.rpartition(b"\n")[0] if len(head) == HEAD else text
+    complete = text.rpartition(b"\n")[0] if len(head) == HEAD else text
     if b"\0" in head or not _is_utf8(head):
         return None
-    lines = [line for line in whole.splitlines() if line.strip()]
+    lines = [line for line in complete.splitlines() if line.strip()]
     if re.match(rb'\{\s*["}]|\[\s*[\[{"\d\]-]|\[\s*(?:true|false|null)\b', text):
         several = len(lines) > 1 and all(map(_is_json, lines[:2]))
         return _LINES if several else _JSON

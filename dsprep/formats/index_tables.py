@@ -90,11 +90,11 @@ class IndexTable:
         follow each other without gap; with `gaps`, but between groups.
         """
         if self.form == "counts":
-            whole = self.first.read(start, stop)
-            low = _integers(whole, self.first_member)
+            values = self.first.read(start, stop)
+            low = _integers(values, self.first_member)
             if self.count is not self.first:
-                whole = self.count.read(start, stop)
-            size = _integers(whole, self.count_member)
+                values = self.count.read(start, stop)
+            size = _integers(values, self.count_member)
         else:
             bounds = self._bounds(start, stop)
             low, size = bounds[:-1], np.diff(bounds)
@@ -125,12 +125,12 @@ class IndexTable:
         inside = low[rows] // self.capacity == (end[rows] - 1) // self.capacity
         return ordered and not bool((begins % self.capacity).any()) and bool(inside.all())
 
-    def _wrong(self, start: int, stop: int, expected: str, found: str) -> FormatError:
+    def _wrong(self, start: int, stop: int, expected: str, stated: str) -> FormatError:
         return FormatError(
             "the index does not fit its values",
             where=f"{self.first.where}, rows {start} to {stop - 1}",
             expected=expected,
-            found=found,
+            found=stated,
         )
 
     def total(self) -> int | None:

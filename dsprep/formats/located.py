@@ -95,10 +95,10 @@ class LocatedSource(Source):
     def sizes(self, start: int, stop: int) -> Ints | None:
         total = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
         for f in (f for f in self.schema if f.ragged):
-            found = sizes(self._layout, f, np.arange(start, stop, dtype=np.int64))
-            if found is None:
+            nbytes = sizes(self._layout, f, np.arange(start, stop, dtype=np.int64))
+            if nbytes is None:
                 return None
-            total += found
+            total += nbytes
         return total
 
     @override

@@ -270,14 +270,14 @@ def flag(name: str) -> str:
 
 
 def not_enough(
-    what: str, least: int, memory: int, *, where: object = None, fix: str = "raise --memory"
+    subject: str, needed: int, memory: int, *, where: object = None, fix: str = "raise --memory"
 ) -> UsageError:
     """Return the error for what takes at least so many bytes, of which fewer are allowed."""
-    step = 10 ** max(0, (len(str(least)) - 1) // 3 * 3 - 1)  # as many digits as are shown
+    step = 10 ** max(0, (len(str(needed)) - 1) // 3 * 3 - 1)  # as many digits as are shown
     return UsageError(
-        what,
+        subject,
         where=where,
-        expected=f"--memory of at least {show_nbytes(-(-least // step) * step)}",
+        expected=f"--memory of at least {show_nbytes(-(-needed // step) * step)}",
         found=show_binary_nbytes(memory),
         fix=fix,
     )

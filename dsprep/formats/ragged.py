@@ -118,10 +118,10 @@ class RaggedRows:
 
 def find_tables(tree: Tree, groups: Iterable[str], open_rows: Open) -> RaggedRows:
     """Return the ragged fields in some groups, each with the tables that are beside it."""
-    found = RaggedRows()
+    ragged_rows = RaggedRows()
     for group in groups:
-        _find_in(group, tree, open_rows, found)
-    return found
+        _find_in(group, tree, open_rows, ragged_rows)
+    return ragged_rows
 
 
 def table_of(
@@ -136,17 +136,17 @@ def table_of(
     if any(array.vlen for array in arrays):
         return None
     shapes, dtypes = [array.shape for array in arrays], [array.dtype for array in arrays]
-    whole = all(d.kind in "iu" for d in dtypes)
+    integers = all(d.kind in "iu" for d in dtypes)
     first = paths[0]
     if len(paths) == 2:
-        if not whole or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+        if not integers or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
             return None
         return IndexTable(tuple(paths), open_rows(first), open_rows(paths[1]), capacity=capacity)
-    if whole and len(shapes[0]) == 1 and shapes[0][0]:
+    if integers and len(shapes[0]) == 1 and shapes[0][0]:
         rows, ends = open_rows(first), _ENDS.fullmatch(first.rpartition("/")[2])
         return IndexTable((first,), rows, rows, "ends" if ends else "bounds")
     members: tuple[str | int, str | int] | None = index_members(dtypes[0])
-    if whole and shapes[0][1:] == (2,):
+    if integers and shapes[0][1:] == (2,):
         members = (0, 1)
     elif members is None or len(shapes[0]) != 1:
         return None
@@ -220,9 +220,9 @@ def index_members(dtype: DType) -> tuple[str, str] | None:
     """Return the names of the first and the count member of a compound dtype, if it has both."""
     if dtype.names is None or dtype.fields is None:
         return None
-    whole = [n for n in dtype.names if dtype.fields[n][0].kind in "iu"]
-    first = [n for n in whole if (m := _FIRST.fullmatch(n)) and not m[1]]
-    count = [n for n in whole if (m := _COUNT.fullmatch(n)) and not m[1]]
+    integers = [n for n in dtype.names if dtype.fields[n][0].kind in "iu"]
+    first = [n for n in integers if (m := _FIRST.fullmatch(n)) and not m[1]]
+    count = [n for n in integers if (m := _COUNT.fullmatch(n)) and not m[1]]
     return (first[0], count[0]) if len(first) == 1 and len(count) == 1 else None
 
 
@@ -262,7 +262,7 @@ class _Candidate:
     targets: tuple[str, ...]
 
 
-def _find_in(name: str, tree: Tree, open_rows: Open, found: RaggedRows) -> None:
+def _find_in(name: str, tree: Tree, open_rows: Open, ragged_rows: RaggedRows) -> None:
     """Find the ragged fields among the arrays directly in one group."""
     paths = tree.inside(name)
     tables: dict[str, _Candidate] = {}
@@ -286,23 +286,27 @@ def _find_in(name: str, tree: Tree, open_rows: Open, found: RaggedRows) -> None:
         elif table.partitions(total):
             tables[label] = _Candidate(label, tuple(parts), table, targets)
         elif targets:
-            whole = {label} if edges else set()
-            refused[label] = whole | set(targets), "has gaps or overlaps"
+            labels = {label} if edges else set()
+            refused[label] = labels | set(targets), "has gaps or overlaps"
     for outer, inner in _nested([c for c in tables.values() if c.table.form != "counts"]):
-        why = "counts lists in lists (--field NAME=VALUES@OUTER@INNER joins those of each sample)"
-        refused[inner] = set(tables.pop(inner).targets) | {inner}, why
+        reason = (
+            "counts lists in lists (--field NAME=VALUES@OUTER@INNER joins those of each sample)"
+        )
+        refused[inner] = set(tables.pop(inner).targets) | {inner}, reason
         kept = tuple(p for p in tables[outer].targets if p != inner)
         tables[outer] = replace(tables[outer], targets=kept)
         if not kept:
             refused[outer] = {outer}, f"counts rows of {inner}, which is left out too"
-    _reach({label: c for label, c in tables.items() if c.targets}, found)
-    for label, (targets_, why) in refused.items():
-        lost = [p for p in sorted(targets_) if p not in found.used and p not in found.routes]
+    _reach({label: c for label, c in tables.items() if c.targets}, ragged_rows)
+    for label, (targets_, reason) in refused.items():
+        lost = [
+            p for p in sorted(targets_) if p not in ragged_rows.used and p not in ragged_rows.routes
+        ]
         rows = tree.datasets[label.partition(",")[0]].shape[0]
         lost = [p for p in lost if label in targets_ or tree.datasets[p].shape[0] != rows]
         if lost:
-            found.left_out.update(lost)
-            found.notes.append(f"left out {listed(lost)}: {label} {why}")
+            ragged_rows.left_out.update(lost)
+            ragged_rows.notes.append(f"left out {listed(lost)}: {label} {reason}")
 
 
 def _targets(
@@ -331,7 +335,7 @@ def _targets(
 
 def _nested(edges: list[_Candidate]) -> list[tuple[str, str]]:
     """Return pairs of tables of which the second one counts lists in the lists of the first."""
-    found: dict[str, str] = {}
+    outer_of: dict[str, str] = {}
     for outer in edges:
         for inner in edges:
             if inner is outer or inner.table.rows != outer.table.total():
@@ -341,11 +345,11 @@ def _nested(edges: list[_Candidate]) -> list[tuple[str, str]]:
             else:
                 counted = inner.table.rows != outer.table.rows or not outer.targets
             if counted:
-                found.setdefault(inner.name, outer.name)
-    return [(outer, inner) for inner, outer in found.items()]
+                outer_of.setdefault(inner.name, outer.name)
+    return [(outer, inner) for inner, outer in outer_of.items()]
 
 
-def _reach(tables: dict[str, _Candidate], found: RaggedRows) -> None:
+def _reach(tables: dict[str, _Candidate], ragged_rows: RaggedRows) -> None:
     """Give each dataset that the tables partition its way from the samples.
 
     A table is reached by the longest way, since each is there to be used; values by the nearest.
@@ -356,9 +360,9 @@ def _reach(tables: dict[str, _Candidate], found: RaggedRows) -> None:
     }
     linked = [c for c in every if children[c.name] or any(c in b for b in children.values())]
     for table in linked[_MOST_TABLES:]:
-        found.left_out.update({*table.parts, *table.targets})
-        why = f"too many tables lead to each other beside {table.name}"
-        found.notes.append(f"left out {listed([*table.targets])}: {why}")
+        ragged_rows.left_out.update({*table.parts, *table.targets})
+        reason = f"too many tables lead to each other beside {table.name}"
+        ragged_rows.notes.append(f"left out {listed([*table.targets])}: {reason}")
     candidates = [c for c in every if c not in linked[_MOST_TABLES:]]
     children = {c.name: [b for b in children[c.name] if b in candidates] for c in candidates}
     reached = {b.name for a in candidates for b in children[a.name]}
@@ -377,20 +381,20 @@ def _reach(tables: dict[str, _Candidate], found: RaggedRows) -> None:
             fits.setdefault(path, []).append(way)
     members = {part: c for c in candidates for part in c.parts if c.name in ways}
     for root in roots:
-        found.used.update(root.parts)
+        ragged_rows.used.update(root.parts)
         used = {root.table.first_member, root.table.count_member}
         lost = [n for n in root.table.first.dtype.names or () if n not in used]
         if lost:
-            found.notes.append(f"left out {listed(lost)} of the index {root.name}")
+            ragged_rows.notes.append(f"left out {listed(lost)} of the index {root.name}")
     for path, options in fits.items():
         owner = members.get(path)
         if owner in roots:
             continue
         chosen = min(options, key=len) if owner is None else ways[owner.name][:-1]
-        found.routes[path] = (path, _route(chosen, owner, path))
+        ragged_rows.routes[path] = (path, _route(chosen, owner, path))
         if any(not _same(chosen, other) for other in options) and owner is None:
             names = " and ".join(sorted({o[-1].name for o in options}))
-            found.notes.append(
+            ragged_rows.notes.append(
                 f"{path} fits {names}: taken as rows of {chosen[-1].name}; "
                 f"--field NAME={path}@{'@'.join(c.name for c in max(options, key=len))} otherwise"
             )

@@ -208,20 +208,20 @@ def check_axis(arrays: Mapping[str, Sized], axis: SampleAxis, where: object) -> 
     rows may as well be those of its only sample, such as the label of an image.
     """
     name, (shape, *_) = max(arrays.items(), key=lambda item: item[1].nbytes)
-    found = expected = ""
+    stated = expected = ""
     if axis.whole_file and len(shape) > 0 and shape[0] >= _LONG and shape[0] > sum(shape[1:]):
         if not any(other.shape[:1] == (1,) for other in arrays.values()):
-            found, expected = "one sample", f"{shape[0]} samples, by the first axis of {name}"
+            stated, expected = "one sample", f"{shape[0]} samples, by the first axis of {name}"
     elif not axis.whole_file and any(not a.shape and a.nbytes < 16 for a in arrays.values()):
         shapes = [arrays[n].shape for n in axis.names]
         if all(len(s) > 1 and s[0] <= max(s[1:]) for s in shapes):
-            found = f"{axis.count} samples, by the first axis of {listed([*axis.names])}"
+            stated = f"{axis.count} samples, by the first axis of {listed([*axis.names])}"
             expected = "one sample, with the scalars beside them"
-    if found:
+    if stated:
         raise SchemaError(
             "which axis counts the samples is doubtful",
             where=where,
-            found=f"{found}; or {expected}",
+            found=f"{stated}; or {expected}",
             fix="say which: --sample-axis first counts the first axis, --sample-axis none takes "
             "the file as one sample, --field NAME the fields that are named",
         )
@@ -287,12 +287,12 @@ def unapplied(fields: Mapping[str, Attrs]) -> list[str]:
         name: [c for c in CONVENTIONS if c in attrs and not _is_nan(attrs[c])]
         for name, attrs in fields.items()
     }
-    names = [name for name, found in changing.items() if found]
+    names = [name for name, changed in changing.items() if changed]
     if not names:
         return []
     words = [c for c in CONVENTIONS if any(c in changing[n] for n in names)]
-    what = f"{listed(words)} of {listed(names)}"
-    return [f"values are as stored: {what} are kept as attributes, not applied"]
+    problem = f"{listed(words)} of {listed(names)}"
+    return [f"values are as stored: {problem} are kept as attributes, not applied"]
 
 
 def _is_nan(value: object) -> bool:
@@ -322,10 +322,10 @@ def _plain_digits(names: Iterable[bytes]) -> bool:
     return len(forms) <= 1 and not any(b"?" in form for form in forms)
 
 
-def listed(names: list[str], most: int = 4) -> str:
+def listed(names: list[str], limit: int = 4) -> str:
     """Return names for a message: all of them, or the first few and how many more."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def is_file(entry: DirectoryEntry) -> bool:

@@ -51,10 +51,10 @@ def parts_of(name: str) -> frozenset[str]:
 
 def by_part(names: Iterable[str]) -> dict[str, list[str]]:
     """Return names by the part that they state, ``""`` for those that state none."""
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(" and ".join(sorted(parts_of(name))), []).append(name)
-    return found
+        parts.setdefault(" and ".join(sorted(parts_of(name))), []).append(name)
+    return parts
 
 
 def parts_of_many(names: Iterable[bytes]) -> dict[str, str]:
@@ -64,8 +64,8 @@ def parts_of_many(names: Iterable[bytes]) -> dict[str, str]:
     """
     joined = b"\0".join(names)
     forms = {*joined.translate(_FORM).split(b"\0")} if _HINT_BYTES.search(joined) else ()
-    found = by_part(sorted(form.decode("utf-8", "backslashreplace") for form in forms))
-    return {part: examples[0] for part, examples in found.items() if part}
+    parts = by_part(sorted(form.decode("utf-8", "backslashreplace") for form in forms))
+    return {part: examples[0] for part, examples in parts.items() if part}
 
 
 def without_part(name: str) -> str:
@@ -90,11 +90,11 @@ def arrays_of_parts(names: Iterable[str]) -> list[list[str]]:
     That is so if several parts are stated, or the same array is there with and without one.
     Arrays that say which samples are in a part, such as ``train_mask``, are not those of a part.
     """
-    found = by_part(n for n in names if _CHOOSING.fullmatch(without_part(n)) is None)
-    unnamed = found.pop("", [])
-    stems = {without_part(name) for part in found.values() for name in part}
+    by_name = by_part(n for n in names if _CHOOSING.fullmatch(without_part(n)) is None)
+    unnamed = by_name.pop("", [])
+    stems = {without_part(name) for part in by_name.values() for name in part}
     others = [name for name in unnamed if name in stems]
-    parts = [*found.values(), *([others] if others else [])]
+    parts = [*by_name.values(), *([others] if others else [])]
     return parts if len(parts) > 1 else []
 
 

@@ -122,8 +122,8 @@ def marked(item: Any, name: str, where: object = None) -> str | None:
     """Return what `mark` wrote, or None if there is no such attribute."""
     if name not in item.attrs:
         return None
-    found = item.attrs.get_id(name)
-    if found.dtype.kind != "S" or found.shape != ():
+    attribute = item.attrs.get_id(name)
+    if attribute.dtype.kind != "S" or attribute.shape != ():
         raise FormatError(
             f"attribute {name} is not as dsprep writes it",
             where=where or str(item.name),

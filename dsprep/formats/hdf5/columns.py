@@ -28,7 +28,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.datasets import Held
 from dsprep.formats.hdf5.grids import Unlocated, grid_of
-from dsprep.formats.hdf5.guard import library, need_filters
+from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.index_tables import Route, locate
@@ -168,16 +168,16 @@ class Member(FieldColumn):
 
     @override
     def pick(self, values: Values) -> Values:
-        found: Any = values
+        picked: Any = values
         for name in self.names:
-            found = found[name]
-        chosen: Array = found
+            picked = picked[name]
+        chosen: Array = picked
         return chosen
 
     @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
-        wanted = self._rows.begin(start, stop, arena, key)
-        return replace(wanted, done=lambda buffer: self.pick(wanted.done(buffer)))
+        pending = self._rows.begin(start, stop, arena, key)
+        return replace(pending, done=lambda buffer: self.pick(pending.done(buffer)))
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
@@ -191,13 +191,13 @@ class Member(FieldColumn):
         """Whether the file has the bytes that the library gives."""
         from h5py import h5t
 
-        found = self.dataset.id.get_type()
+        type_id = self.dataset.id.get_type()
         for name in self.names:
-            found = found.get_member_type(found.get_member_index(name.encode()))
+            type_id = type_id.get_member_type(type_id.get_member_index(name.encode()))
         dtype = member(self._rows.rows.dtype, self.names)[1]
-        if found.get_class() == h5t.BITFIELD:
-            return dtype.kind == "u" and found.get_order() == h5t.ORDER_LE
-        return bool(found == h5t.py_create(dtype, logical=True))
+        if type_id.get_class() == h5t.BITFIELD:
+            return dtype.kind == "u" and type_id.get_order() == h5t.ORDER_LE
+        return bool(type_id == h5t.py_create(dtype, logical=True))
 
     def records(self) -> Blocks:
         """Return where the rows are that have this member, one block each.
@@ -254,12 +254,12 @@ class Given(FieldColumn):
         What they are.
     dataset
         An h5py object that has the first of them.
-    place
+    location
         Where they are, for messages: ``"attributes of the groups"``.
     """
 
-    def __init__(self, values: Values, field: Field, dataset: Any, place: str) -> None:
-        self._values, self.field, self.dataset, self.place = values, field, dataset, place
+    def __init__(self, values: Values, field: Field, dataset: Any, location: str) -> None:
+        self._values, self.field, self.dataset, self.location = values, field, dataset, location
         self.count = len(values)
 
     @override
@@ -276,7 +276,7 @@ class Given(FieldColumn):
 
     def locate(self, field: Field, where: str, progress: Progress) -> Column:
         """Raise `Unlocated`: see `given`."""
-        raise Unlocated(f"it is in {self.place}; dsprep convert makes it addressable")
+        raise Unlocated(f"it is in {self.location}; dsprep convert makes it addressable")
 
     def given(self) -> layout.Given:
         """Return the values as a layout keeps them; `Unlocated` if it cannot."""
@@ -314,17 +314,17 @@ class Indexed(FieldColumn):
 
     @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
-        found = locate(self.route.tables, self.rows.count, start, stop)
-        wanted = self.rows.begin(found.lows, found.highs - found.lows, arena, key)
+        located = locate(self.route.tables, self.rows.count, start, stop)
+        pending = self.rows.begin(located.lows, located.highs - located.lows, arena, key)
 
         def done(buffer: Array) -> Ragged:
-            values = wanted.done(buffer)
+            values = pending.done(buffer)
             if self.route.rebase is not None:
                 first = values[self.route.rebase] if self.route.rebase else values
-                _rebase(first, found.offsets)
-            return Ragged(values, found.offsets, self.route.kind)
+                _rebase(first, located.offsets)
+            return Ragged(values, located.offsets, self.route.kind)
 
-        return replace(wanted, done=done)
+        return replace(pending, done=done)
 
     def sizes(self, start: int, stop: int) -> Ints | None:
         """Return the bytes of each sample, from the tables alone."""
@@ -358,11 +358,11 @@ class Indexed(FieldColumn):
         first, number = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
         for start in range(0, self.count, _STEP):
             stop = min(start + _STEP, self.count)
-            found = locate(self.route.tables, self.rows.count, start, stop)
-            number[start:stop] = np.diff(found.offsets)
-            if found.offsets[-1]:
-                first[start:stop] = found.first
-                end = int(found.highs[-1])
+            located = locate(self.route.tables, self.rows.count, start, stop)
+            number[start:stop] = np.diff(located.offsets)
+            if located.offsets[-1]:
+                first[start:stop] = located.first
+                end = int(located.highs[-1])
             else:
                 first[start:stop] = end  # samples without rows: where those before them end
             progress(stop - start)
@@ -459,7 +459,7 @@ class Sequences(FieldColumn):
         from h5py import h5t
 
         where = f"{self._where}, samples {start} to {stop - 1}"
-        with library(where, "the data cannot be read"):
+        with hdf5_errors(where, "the data cannot be read"):
             need_filters(self.dataset, self._where)
             rows = self._descriptors(start, stop)
             if rows is None:
@@ -522,15 +522,15 @@ class Sequences(FieldColumn):
         if reader is None or isinstance(reader, _Foreign):
             return None if reader is None else reader.read(start, stop, self._where)
         first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
-        found: Any = fetch({"": reader.begin_rows(first, count, None, "")}, None)[""]
-        rows: Array = found.reshape(-1, self._width)
+        descriptors: Any = fetch({"": reader.begin_rows(first, count, None, "")}, None)[""]
+        rows: Array = descriptors.reshape(-1, self._width)
         return rows
 
     def _opened(self) -> ColumnReader | _Foreign | None:
         """Return what reads the descriptors; None if only the library finds them."""
         with self._lock:
             if not self._width:
-                with library(self._where, "the dataset cannot be located"):
+                with hdf5_errors(self._where, "the dataset cannot be located"):
                     width = 4 + int(self.dataset.file.id.get_create_plist().get_sizes()[0]) + 4
                     self._reader = self._open(width)
                     self._width = width
@@ -615,7 +615,7 @@ class _Foreign:
         data = self._file.pread_exact(int(entry["nbytes"]), address)
         rows = np.empty((self._block, self._width), np.uint8)
         with (
-            library(here, "the chunk cannot be decoded"),
+            hdf5_errors(here, "the chunk cannot be decoded"),
             h5py.File("chunk", "w", driver="core", backing_store=False) as file,
         ):
             plist = h5p.create(h5p.DATASET_CREATE)
@@ -638,14 +638,14 @@ def _as_numpy(values: Array, nbytes: Ints, items: Any) -> tuple[Array, Ints]:
     """Return items of the HDF5 type `items` as numpy has them, and the bytes of each element."""
     from h5py import h5t
 
-    wanted = h5t.py_create(items.dtype, logical=True)
-    if items == wanted or items.get_class() == h5t.OPAQUE:
+    target = h5t.py_create(items.dtype, logical=True)
+    if items == target or items.get_class() == h5t.OPAQUE:
         return values, nbytes
-    size, made = items.get_size(), wanted.get_size()
+    size, made = items.get_size(), target.get_size()
     count = len(values) // size
     buffer = np.zeros(count * max(size, made), np.uint8)
     buffer[: len(values)] = values
-    h5t.convert(items, wanted, count, buffer)
+    h5t.convert(items, target, count, buffer)
     return buffer[: count * made], nbytes // size * made
 
 

@@ -17,27 +17,27 @@ from dsprep.formats.hdf5.datasets import Contents
 
 def stated(contents: Contents, attributes: Attributes) -> Stated:
     """Return what is stated about the datasets of a file; some of them are left out of it."""
-    found = Stated()
-    _silo(contents, found)
-    state_common(contents, attributes, found)
-    for path, reason in found.left_out.items():
+    facts = Stated()
+    _silo(contents, facts)
+    state_common(contents, attributes, facts)
+    for path, reason in facts.left_out.items():
         contents.leave_out(path, reason)
-    _pytables(contents, attributes, found)
-    _keras(contents, found)
-    _images(contents, attributes, found)
-    return found
+    _pytables(contents, attributes, facts)
+    _keras(contents, facts)
+    _images(contents, attributes, facts)
+    return facts
 
 
 _SILO = frozenset({"_fileinfo", "_hdf5libinfo", "_silolibinfo"})
 
 
-def _silo(contents: Contents, found: Stated) -> None:
+def _silo(contents: Contents, facts: Stated) -> None:
     for path in contents.datasets:
         if path in _SILO:
-            found.aside[path] = "Silo's own"
+            facts.aside[path] = "Silo's own"
         elif path.startswith(".silo/"):
-            found.aside[path] = "an array of Silo's objects, to be named by --field"
-    found.grouped = not found.aside
+            facts.aside[path] = "an array of Silo's objects, to be named by --field"
+    facts.grouped = not facts.aside
 
 
 _ITEMS = re.compile(
@@ -46,21 +46,21 @@ _ITEMS = re.compile(
 _BLOCK = re.compile(r"(block\d+)_values")
 
 
-def _pytables(contents: Contents, attributes: Attributes, found: Stated) -> None:
+def _pytables(contents: Contents, attributes: Attributes, facts: Stated) -> None:
     """State the tables and pickled objects of PyTables, and what pandas keeps beside values."""
     root = contents.groups.get("", ())
     if not any(name.startswith("PYTABLES_") for name in root):
         return
     for path in sorted(contents.attributed):
-        what = contents.datasets.get(path)
-        if what is None or not (what.vlen or what.carrier.dtype.names):
+        stored_type = contents.datasets.get(path)
+        if stored_type is None or not (stored_type.vlen or stored_type.carrier.dtype.names):
             continue
         attrs = attributes(path)
         kind = text_of(attrs.get("CLASS"))
-        if kind == "TABLE" and what.carrier.dtype.names and len(what.shape) == 1:
-            found.tables.add(path)
+        if kind == "TABLE" and stored_type.carrier.dtype.names and len(stored_type.shape) == 1:
+            facts.tables.add(path)
         elif kind == "VLARRAY" and text_of(attrs.get("PSEUDOATOM")) == "object":
-            found.aside[path] = "pickled Python objects, which dsprep never unpickles"
+            facts.aside[path] = "pickled Python objects, which dsprep never unpickles"
     for group, names in contents.groups.items():
         if "pandas_type" not in names or text_of(attributes(group).get("pandas_type")) != "frame":
             continue
@@ -69,29 +69,29 @@ def _pytables(contents: Contents, attributes: Attributes, found: Stated) -> None
             block = _BLOCK.fullmatch(name)
             items = f"{group}/{block[1]}_items" if block else ""
             if items in contents.datasets:
-                found.names[path] = "columns", items
+                facts.names[path] = "columns", items
             elif _ITEMS.fullmatch(name):
-                found.aside[path] = "names of pandas' columns"
+                facts.aside[path] = "names of pandas' columns"
 
 
-def _keras(contents: Contents, found: Stated) -> None:
+def _keras(contents: Contents, facts: Stated) -> None:
     first = any("layer_names" in contents.groups.get(p, ()) for p in ("", "model_weights"))
     later = "layers" in contents.groups or "_layer_checkpoint_dependencies" in contents.groups
     if first or (later and any(p.endswith("/vars") for p in contents.groups)):
-        found.refused = "these are the weights of a Keras model, not samples", "name the dataset"
+        facts.refused = "these are the weights of a Keras model, not samples", "name the dataset"
 
 
 _FEW = 64
 
 
-def _images(contents: Contents, attributes: Attributes, found: Stated) -> None:
+def _images(contents: Contents, attributes: Attributes, facts: Stated) -> None:
     """Do not take rows of one image for samples."""
-    if len(contents.attributed) > _FEW or found.refused:
+    if len(contents.attributed) > _FEW or facts.refused:
         return
     for path in contents.attributed:
         there = path in contents.datasets and 2 <= len(contents.datasets[path].shape) <= 3
         if there and text_of(attributes(path).get("CLASS")) == "IMAGE":
-            found.refused = (
+            facts.refused = (
                 f"{path} is one image, as its attribute CLASS states",
                 "--sample-axis none takes the file as one sample",
             )

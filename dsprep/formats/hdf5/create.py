@@ -31,7 +31,7 @@ from dsprep.formats.hdf5.attributes import (
 )
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier
 from dsprep.formats.hdf5.grids import chunk_table
-from dsprep.formats.hdf5.guard import SIGNATURE, library
+from dsprep.formats.hdf5.guard import SIGNATURE, hdf5_errors
 from dsprep.formats.hdf5.plan import FieldPlan, FilePlan
 from dsprep.storage.ranges import pread_most, pwrite_all, truncate
 
@@ -59,7 +59,7 @@ def build(
     # Opened by ourselves first: the system's own words for a folder without permission.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
     group = file.grouping.samples if file.grouped else 0
-    with library(path, "the file cannot be made"), _new_file(path, metadata) as made:
+    with hdf5_errors(path, "the file cannot be made"), _new_file(path, metadata) as made:
         made.attrs.create(LAYOUT_ATTRIBUTE, 1, dtype="<i4")
         write_attributes(made, file.schema.attrs)
         for p in file.plans:
@@ -125,18 +125,20 @@ def _add(file: Any, p: FieldPlan, count: int, total: int, samples: int = 0) -> l
     Returns the names of attributes that HDF5 cannot hold.
     """
     outer, _, name = p.field.name.rpartition("/")
-    parent, rows, whole = _group(file, outer), count, not samples
+    parent, rows, is_count = _group(file, outer), count, not samples
     if p.field.ragged:
         parent, name, rows = _group(file, p.field.name), "values", total
         mark(parent, KIND_ATTRIBUTE, p.field.kind)
         lost = write_attributes(parent, p.field.attrs)
-    dataset = _dataset(parent, name, p.shape(rows), p.carrier.stored, p.chunk_rows(rows), p, whole)
+    dataset = _dataset(
+        parent, name, p.shape(rows), p.carrier.stored, p.chunk_rows(rows), p, is_count
+    )
     if not p.field.ragged:
         lost = write_attributes(dataset, p.field.attrs)
     else:
         for part in ("first", "count"):
             chunk = min(samples, count)
-            _dataset(parent, part, (count,), np.dtype("<i8"), chunk, None, whole)
+            _dataset(parent, part, (count,), np.dtype("<i8"), chunk, None, is_count)
         if samples:
             mark(parent, CAPACITY_ATTRIBUTE, str(p.chunk))
     if p.carrier.foreign:
@@ -228,9 +230,9 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
     """
     import h5py
 
-    found = []
+    places_ = []
     with (
-        library(path, "the unfinished file cannot be continued"),
+        hdf5_errors(path, "the unfinished file cannot be continued"),
         h5py.File(path, "r", locking=False) as opened,
     ):
         nbytes = path.stat().st_size
@@ -257,24 +259,24 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
                     where=path,
                     fix="start again with --restart",
                 )
-            found.append((at, sizes))
-    return found
+            places_.append((at, sizes))
+    return places_
 
 
-def by_group(found: list[tuple[Ints, Ints]], file: FilePlan) -> tuple[Ints, Ints]:
+def by_group(chunks: list[tuple[Ints, Ints]], file: FilePlan) -> tuple[Ints, Ints]:
     """Return what `find` found of a file in groups: int64, shape ``(parts, groups)``."""
-    both = np.array(found, np.int64).reshape(len(file.parts), 2, file.grouping.count)
+    both = np.array(chunks, np.int64).reshape(len(file.parts), 2, file.grouping.count)
     return both[:, 0], both[:, 1]
 
 
-def regular(found: Ints, file: FilePlan) -> bool:
+def regular(offsets: Ints, file: FilePlan) -> bool:
     """Whether groups are as planned: aligned, at equal distances, without gaps inside."""
-    if not found.size:
+    if not offsets.size:
         return True
     begins = np.cumsum([0, *(p.nbytes for p in file.parts[:-1])])
-    starts = found[0, 0] + np.arange(found.shape[1], dtype=np.int64) * file.stride
+    starts = offsets[0, 0] + np.arange(offsets.shape[1], dtype=np.int64) * file.stride
     expected = starts + begins[:, None]
-    return int(found[0, 0]) % file.grouping.align == 0 and np.array_equal(found, expected)
+    return int(offsets[0, 0]) % file.grouping.align == 0 and np.array_equal(offsets, expected)
 
 
 def write_groups(
@@ -288,11 +290,11 @@ def write_groups(
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:
             _write(made, file, groups())
-        found, sizes = by_group(find(path, file), file)
-        together = np.array_equal(found[1:], found[:-1] + sizes[:-1])
-        if together and not (found[:1] % file.grouping.align).any():
+        begins, sizes = by_group(find(path, file), file)
+        together = np.array_equal(begins[1:], begins[:-1] + sizes[:-1])
+        if together and not (begins[:1] % file.grouping.align).any():
             break
-    return found, sizes, together
+    return begins, sizes, together
 
 
 # --- in the open file -------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from dsprep.core.schema import DType, Kind
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
-from dsprep.formats.hdf5.guard import library, open_hdf5
+from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
 from dsprep.storage.base import Handle
 
 _DEEPEST = 8
@@ -89,14 +89,14 @@ def held(dataset: Any, where: object, *, attributed: bool = True) -> Held | str:
     """
     import h5py
 
-    found = dataset.shape
-    if found is None:
+    sizes = dataset.shape
+    if sizes is None:
         return "it holds no data"
     try:
         dtype = dataset.dtype
     except (TypeError, ValueError, NotImplementedError) as error:
         return f"its type is unknown to numpy: {error}"
-    shape = tuple(map(int, found))
+    shape = tuple(map(int, sizes))
     string = h5py.check_string_dtype(dtype)
     if string is not None and string.length is None:
         byte = np.dtype(np.uint8)
@@ -158,15 +158,15 @@ class Contents:
 
     def open(self, path: str) -> Any:
         """Return the h5py object at `path`."""
-        with library(f"{self.where}, {path}", "it cannot be opened"):
+        with hdf5_errors(f"{self.where}, {path}", "it cannot be opened"):
             return self.file[path] if path else self.file
 
     @cached_property
     def _inside(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        inside: dict[str, list[str]] = {}
         for path in self.datasets:
-            found.setdefault(path.rpartition("/")[0], []).append(path)
-        return found
+            inside.setdefault(path.rpartition("/")[0], []).append(path)
+        return inside
 
     def inside(self, group: str) -> list[str]:
         """Return the paths of the datasets directly in the group called `group`."""
@@ -192,29 +192,29 @@ def walk(file: Any, disk: Handle, where: object, elsewhere: Elsewhere) -> Conten
     import h5py
     from h5py import h5a, h5d, h5g, h5o
 
-    found = Contents(file, where)
+    contents = Contents(file, where)
     known = _Headers(file, disk)
-    seen: set[int] = set()
-    with library(where, "the file cannot be listed"):
+    visited: set[int] = set()
+    with hdf5_errors(where, "the file cannot be listed"):
         stack = [_Link("", file.id, b"/", int(h5o.get_info(file.id).addr))]
         while stack:
             path, parent, name, address = stack.pop()
             if isinstance(name, str):
-                found.left_out[path] = name
+                contents.left_out[path] = name
                 continue
-            if address in seen:
+            if address in visited:
                 continue
-            seen.add(address)
+            visited.add(address)
             header = known.header(address)
-            if (what := known.datasets.get(header)) is not None:
-                found.datasets[path] = what
+            if (stored_type := known.datasets.get(header)) is not None:
+                contents.datasets[path] = stored_type
                 continue
             item = h5o.open(parent, name)
             attributed = h5a.get_num_attrs(item) > 0
             if isinstance(item, h5g.GroupID) and path.rpartition("/")[2].startswith("_i_"):
-                found.left_out[path] = "it is an index that PyTables keeps"
+                contents.left_out[path] = "it is an index that PyTables keeps"
             elif isinstance(item, h5g.GroupID):
-                found.groups[path] = attribute_names(h5py.Group(item)) if attributed else ()
+                contents.groups[path] = attribute_names(h5py.Group(item)) if attributed else ()
                 # Reversed, because the stack gives back the last one first.
                 stack.extend(reversed([*_members(item, f"{path}/" if path else "", where)]))
             elif isinstance(item, h5d.DatasetID):
@@ -223,15 +223,15 @@ def walk(file: Any, disk: Handle, where: object, elsewhere: Elsewhere) -> Conten
                     dataset, f"{where}, field {path}", attributed=attributed
                 )
                 if isinstance(reason, str):
-                    found.left_out[path] = reason
+                    contents.left_out[path] = reason
                     continue
-                found.datasets[path] = known.keep(header, reason)
+                contents.datasets[path] = known.keep(header, reason)
                 names = attribute_names(dataset) if attributed else ()
                 if has_attributes(names):
-                    found.attributed.add(path)
+                    contents.attributed.add(path)
                 if _SCALE.issubset(names):
-                    found.scales[path] = address
-    return found
+                    contents.scales[path] = address
+    return contents
 
 
 _SCALE = frozenset(("CLASS", "NAME"))
@@ -277,24 +277,24 @@ def _links(group: Any, where: str) -> list[tuple[bytes, int | None]]:
     """
     from h5py import h5, h5l
 
-    found: list[tuple[int, bytes, int | None]] = []
+    links: list[tuple[int, bytes, int | None]] = []
 
     def note(name: bytes, info: Any) -> None:
         order = int(info.corder) if info.corder_valid else 0
-        found.append((order, name, int(info.u) if info.type == h5l.TYPE_HARD else None))
+        links.append((order, name, int(info.u) if info.type == h5l.TYPE_HARD else None))
 
     group.links.iterate(note, idx_type=h5.INDEX_NAME, order=h5.ITER_NATIVE, info=True)
-    found.sort(key=itemgetter(0, 1))
-    if len({name for _, name, _ in found}) < len(found):
+    links.sort(key=itemgetter(0, 1))
+    if len({name for _, name, _ in links}) < len(links):
         # The library opens one of them by both names, and nothing gives the other.
-        names = sorted(name for _, name, _ in found)
+        names = sorted(name for _, name, _ in links)
         twice = next(a for a, b in pairwise(names) if a == b).decode("utf-8", "backslashreplace")
         raise FormatError(
             f"a group holds two objects of the name {twice}",
             where=where,
             fix="the file was changed or is damaged",
         )
-    return [(name, address) for _, name, address in found]
+    return [(name, address) for _, name, address in links]
 
 
 class _Headers:
@@ -356,12 +356,12 @@ class _Headers:
         inside: bool = 0 < address <= self._disk.nbytes - size
         return inside
 
-    def keep(self, header: bytes | None, what: Held) -> Held:
+    def keep(self, header: bytes | None, stored_type: Held) -> Held:
         """Keep what a dataset holds, and return it or what is equal to it."""
-        what = self._alike.setdefault(what, what)
+        stored_type = self._alike.setdefault(stored_type, stored_type)
         if header is not None and len(self.datasets) < _MOST_HEADERS:
-            self.datasets[header] = what
-        return what
+            self.datasets[header] = stored_type
+        return stored_type
 
 
 _HEADER_NBYTES = 512
@@ -403,17 +403,17 @@ class Elsewhere:
             for i in range(plist.get_virtual_count()):
                 name = plist.get_virtual_filename(i)
                 source = plist.get_virtual_dsetname(i)
-                found = self._virtual(name, source, dataset.file, path, depth)
-                if found is not None:
-                    return found
+                reason = self._virtual(name, source, dataset.file, path, depth)
+                if reason is not None:
+                    return reason
         elif layout == h5d.CONTIGUOUS:
             for i in range(plist.get_external_count()):
                 name = os.fsdecode(plist.get_external(i)[0])
                 prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
                 # As the library looks for it.
-                found = self._outside(name, [Path(_origin(prefix, path), name).absolute()])
-                if found is not None:
-                    return found
+                reason = self._outside(name, [Path(_origin(prefix, path), name).absolute()])
+                if reason is not None:
+                    return reason
         return None
 
     def _virtual(self, name: str, source: str, file: Any, path: Path, depth: int) -> str | None:
@@ -425,16 +425,16 @@ class Elsewhere:
         if name == ".":
             return self._source(file, source, path, depth)
         files = list(_sources(name, path))
-        found = self._outside(name, files)
-        if found is not None:
-            return found
+        reason = self._outside(name, files)
+        if reason is not None:
+            return reason
         for other in files:
             if not (other.is_file() and h5py.is_hdf5(other)):
                 continue  # which the library takes for missing
             with open_hdf5(other) as opened:
-                found = self._source(opened, source, other, depth)
-            if found is not None:
-                return found
+                reason = self._source(opened, source, other, depth)
+            if reason is not None:
+                return reason
         return None
 
     def _source(self, file: Any, source: str, path: Path, depth: int) -> str | None:
@@ -476,8 +476,8 @@ def _sources(name: str, path: Path) -> Iterator[Path]:
     folders: list[str | Path] = [*prefixes, path.parent, path.resolve().parent, Path()]
     for folder in folders:
         for each in names:
-            found = glob.iglob(str(Path(folder, each).absolute()))  # noqa: PTH207 (absolute)
-            yield from map(Path, found)
+            matches = glob.iglob(str(Path(folder, each).absolute()))  # noqa: PTH207 (absolute)
+            yield from map(Path, matches)
 
 
 def _origin(prefix: str, path: Path) -> str:

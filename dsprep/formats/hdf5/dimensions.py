@@ -56,8 +56,8 @@ def read_dimensions(
     axes: dict[str, list[str]] = {path: [path] for path in contents.scales}
     for path in contents.attributed if scales else ():
         if path not in contents.scales:
-            found = descriptors.references(contents.open(path), _LIST)
-            axes[path] = [scales.get(address, "") for address in found]
+            references = descriptors.references(contents.open(path), _LIST)
+            axes[path] = [scales.get(address, "") for address in references]
     _lengthen(contents, axes)
     for path in sorted(contents.scales):
         if text_of(attributes(path).get("NAME")).startswith(_NO_VARIABLE):
@@ -75,15 +75,15 @@ def _lengthen(contents: Contents, axes: Mapping[str, list[str]]) -> None:
             if name in lengths:
                 lengths[name] = max(lengths[name], length)
     for path, names in axes.items() if lengths else ():
-        what = contents.datasets[path]
-        rest = [""] * (len(what.shape) - len(names))
+        stored_type = contents.datasets[path]
+        rest = [""] * (len(stored_type.shape) - len(names))
         shape = tuple(
             max(n, lengths.get(name, 0))
-            for n, name in zip(what.shape, [*names, *rest], strict=False)
+            for n, name in zip(stored_type.shape, [*names, *rest], strict=False)
         )
         dataset = contents.open(path)
-        if shape != what.shape and dataset.chunks and len(shape) == len(dataset.shape):
-            contents.datasets[path] = replace(what, shape=shape)
+        if shape != stored_type.shape and dataset.chunks and len(shape) == len(dataset.shape):
+            contents.datasets[path] = replace(stored_type, shape=shape)
 
 
 _DEFAULTS = {

@@ -89,10 +89,10 @@ def _holds(dtype: DType) -> bool:
         if any(is_extension(b) or b.kind in "UmM" for b in bases):
             return False
     try:
-        found = h5t.py_create(dtype, logical=True).dtype
+        native = h5t.py_create(dtype, logical=True).dtype
     except (TypeError, ValueError, RuntimeError):
         return False
-    return bool(plain(found) == dtype)
+    return bool(plain(native) == dtype)
 
 
 def read_carrier(text: str, stored: DType, shape: tuple[int, ...], where: object) -> Carrier:

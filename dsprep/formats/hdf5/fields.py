@@ -42,7 +42,7 @@ from dsprep.formats.hdf5.conventions import stated
 from dsprep.formats.hdf5.datasets import Elsewhere, Held, walk
 from dsprep.formats.hdf5.dimensions import bookkeeping, read_dimensions
 from dsprep.formats.hdf5.dtypes import Carrier, has_enum
-from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.guard import hdf5_errors
 from dsprep.formats.hdf5.heaps import Descriptors, Heaps
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.index_tables import Route
@@ -83,7 +83,7 @@ class Fields:
         self._tables: dict[str, Fixed] = {}
         self._read: frozenset[str] = frozenset()  # groups whose attributes are fields
         self.notes: list[str] = []
-        with library(self._path, "the HDF5 file cannot be opened"):
+        with hdf5_errors(self._path, "the HDF5 file cannot be opened"):
             plist = file.id.get_create_plist()
             self._heaps = Heaps(disk, plist.get_userblock(), plist.get_sizes())
             descriptors = Descriptors(self._heaps)
@@ -93,14 +93,14 @@ class Fields:
         self._contents = walk(file, disk, self._path, elsewhere)
         self._stated = Stated()
         if not self._own:
-            with library(self._path, "the dimensions cannot be read"):
+            with hdf5_errors(self._path, "the dimensions cannot be read"):
                 axes = read_dimensions(self._contents, self._read_attributes, descriptors)
             self._stated = stated(self._contents, self._read_attributes)
             self._stated.axes.update(axes)
         self._datasets = self._contents.datasets
         self._arrays = {
-            p: samples.Sized(what.shape, what.nbytes, self._stated.axes.get(p, ""))
-            for p, what in self._datasets.items()
+            p: samples.Sized(stored_type.shape, stored_type.nbytes, self._stated.axes.get(p, ""))
+            for p, stored_type in self._datasets.items()
             if options.fields or p not in self._stated.aside
         }
         left_out = {p: f"{p}: {reason}" for p, reason in self._contents.left_out.items()}
@@ -137,7 +137,7 @@ class Fields:
 
     def _array_columns(self) -> tuple[int, dict[str, FieldColumn]]:
         """Return the number of samples and the columns by name, in the file's order."""
-        with library(self._path, "the fields cannot be found"):
+        with hdf5_errors(self._path, "the fields cannot be found"):
             routes = self._routes()
         arrays: dict[str, samples.Sized] = {}
         for name, (path, route) in routes.items():
@@ -199,15 +199,15 @@ class Fields:
             self.notes += ragged.notes
             aside = self._stated.aside
             for reason in dict.fromkeys(aside.values()):
-                paths = [p for p, why in aside.items() if why == reason]
+                paths = [p for p, stated_reason in aside.items() if stated_reason == reason]
                 self.notes.append(f"left out {samples.listed(paths)}: {reason}")
             skip = ragged.used | ragged.left_out | {path for path, _ in ragged.routes.values()}
             skip |= aside.keys() | {path for path, _ in self._members.values()}
-            found = {n: route for n, route in ragged.routes.items() if route[0] not in aside}
-            return {**found, **{p: (p, None) for p in self._datasets if p not in skip}}
-        asked = [spec.path for spec in self._specs if not spec.index]
+            kept_routes = {n: route for n, route in ragged.routes.items() if route[0] not in aside}
+            return {**kept_routes, **{p: (p, None) for p in self._datasets if p not in skip}}
+        requested = [spec.path for spec in self._specs if not spec.index]
         routes: dict[str, tuple[str, Route | None]] = {
-            path: ragged.routes[path] for path in asked if path in ragged.routes
+            path: ragged.routes[path] for path in requested if path in ragged.routes
         }
         for spec in self._specs:
             if spec.index:
@@ -223,7 +223,7 @@ class Fields:
                         lambda paths: structure.capacity(paths, self._contents),
                     ),
                 )
-        for path in asked:
+        for path in requested:
             if path in self._datasets:
                 routes.setdefault(path, (path, None))
         return routes
@@ -231,46 +231,52 @@ class Fields:
     def _take_members(self) -> None:
         """Make members of tables fields: where the file states it, or the user names them."""
         taken: dict[str, Held] = {}
-        for path, what in self._datasets.items():
-            taken[path] = what
+        for path, stored_type in self._datasets.items():
+            taken[path] = stored_type
             prefix = f"{path}/"
-            asked = [s.path for s in self._specs if s.path.startswith(prefix)]
-            names = [tuple(a.removeprefix(prefix).split("/")) for a in asked]
-            if what.carrier.dtype.names is None or what.vlen or what.carrier.foreign:
+            requested = [s.path for s in self._specs if s.path.startswith(prefix)]
+            names = [tuple(a.removeprefix(prefix).split("/")) for a in requested]
+            if (
+                stored_type.carrier.dtype.names is None
+                or stored_type.vlen
+                or stored_type.carrier.foreign
+            ):
                 continue
             if not self._specs and path in self._stated.tables:
-                names = _leaves(what.carrier.dtype)
+                names = _leaves(stored_type.carrier.dtype)
                 del self._arrays[path]
             for each in names:
                 try:
-                    dtype = member(what.carrier.dtype, each)[1]
+                    dtype = member(stored_type.carrier.dtype, each)[1]
                 except LookupError:
                     continue
                 base, inner = dtype.subdtype or (dtype, ())
                 name = prefix + "/".join(each)
-                taken[name] = Held(Carrier(base, base), (*what.shape, *inner))
+                taken[name] = Held(Carrier(base, base), (*stored_type.shape, *inner))
                 self._members[name] = path, each
                 self._arrays[name] = samples.Sized(taken[name].shape, taken[name].nbytes)
         self._datasets = taken
 
-    def _column(self, name: str, path: str, route: Route | None, whole: bool) -> FieldColumn | None:
+    def _column(
+        self, name: str, path: str, route: Route | None, whole_file: bool
+    ) -> FieldColumn | None:
         if path in self._members:
             table, names = self._members[path]
-            rows = self._new_rows(table, whole=True) if whole else self._open(table)
+            rows = self._new_rows(table, whole_file=True) if whole_file else self._open(table)
             base = self._tables.setdefault(table, Fixed(rows, table, {}))
             return Member(base, names, name, {})
-        dataset, what = self._contents.open(path), self._datasets[path]
+        dataset, stored_type = self._contents.open(path), self._datasets[path]
         if route is not None:
             own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
             attrs = self._attributes(path, self._contents.open(name) if own else dataset)
             return Indexed(self._open(path), route, name, attrs)
-        if what.vlen and len(what.shape) != (0 if whole else 1):
+        if stored_type.vlen and len(stored_type.shape) != (0 if whole_file else 1):
             self._leave_out(path)
             return None
         attrs = self._attributes(path, dataset)
-        if what.vlen:
-            return self._sequences(path, attrs, whole)
-        rows = self._new_rows(path, whole=True) if whole else self._open(path)
+        if stored_type.vlen:
+            return self._sequences(path, attrs, whole_file)
+        rows = self._new_rows(path, whole_file=True) if whole_file else self._open(path)
         return Fixed(rows, name, attrs)
 
     def _open(self, path: str) -> Rows:
@@ -279,14 +285,18 @@ class Fields:
             self._rows[path] = self._new_rows(path)
         return self._rows[path]
 
-    def _new_rows(self, path: str, *, whole: bool = False) -> Rows:
-        dataset, what = self._contents.open(path), self._datasets[path]
-        return Rows(dataset, what, self._disk, f"{self._path}, field {path}", whole=whole)
+    def _new_rows(self, path: str, *, whole_file: bool = False) -> Rows:
+        dataset, stored_type = self._contents.open(path), self._datasets[path]
+        return Rows(
+            dataset, stored_type, self._disk, f"{self._path}, field {path}", whole=whole_file
+        )
 
-    def _sequences(self, path: str, attrs: Attrs, whole: bool) -> Sequences:
-        dataset, what = self._contents.open(path), self._datasets[path]
+    def _sequences(self, path: str, attrs: Attrs, whole_file: bool) -> Sequences:
+        dataset, stored_type = self._contents.open(path), self._datasets[path]
         where = f"{self._path}, field {path}"
-        return Sequences(dataset, what, self._disk, self._heaps, where, attrs, whole=whole)
+        return Sequences(
+            dataset, stored_type, self._disk, self._heaps, where, attrs, whole=whole_file
+        )
 
     def _attributes(self, path: str, item: Any) -> Attrs:
         attrs, lost = read_attributes(item, self._sound)
@@ -312,18 +322,22 @@ class Fields:
 
     def _names(self, path: str) -> Array | None:
         """Return the values of a small dataset of one axis, texts as ``U``; None if it is not."""
-        what = self._datasets.get(path)
-        if what is None or len(what.shape) != 1 or not 0 < what.shape[0] <= _MOST_NAMES:
+        stored_type = self._datasets.get(path)
+        if (
+            stored_type is None
+            or len(stored_type.shape) != 1
+            or not 0 < stored_type.shape[0] <= _MOST_NAMES
+        ):
             return None
-        if not what.vlen:
-            found = self._open(path).read(0, what.shape[0])
-            if found.dtype.kind != "S":
-                return found
-            return np.array([bytes(v).decode("utf-8", "replace") for v in found])
-        if what.kind != "str":
+        if not stored_type.vlen:
+            names = self._open(path).read(0, stored_type.shape[0])
+            if names.dtype.kind != "S":
+                return names
+            return np.array([bytes(v).decode("utf-8", "replace") for v in names])
+        if stored_type.kind != "str":
             return None
         column = self._sequences(path, {}, False)
-        texts = fetch({"": column.begin(0, what.shape[0], None, "")}, None)[""]
+        texts = fetch({"": column.begin(0, stored_type.shape[0], None, "")}, None)[""]
         return np.array([*texts])
 
     # --- what does not fit ---
@@ -345,8 +359,8 @@ class Fields:
         self.notes.append(f"left out {path}: {reason}")
 
     def _nothing(self) -> FormatError:
-        found = "; ".join(self.notes) or None
-        return FormatError("no dataset can be a field", where=self._path, found=found)
+        notes = "; ".join(self.notes) or None
+        return FormatError("no dataset can be a field", where=self._path, found=notes)
 
     def _note_losses(self) -> None:
         """Note the group attributes and the names of enum members around the chosen fields."""
@@ -358,7 +372,7 @@ class Fields:
         }
         if lost := sorted(tables & self._contents.attributed):
             self.notes.append(f"attributes of {samples.listed(lost)} are not kept")
-        with library(self._path, "the fields cannot be described"):
+        with hdf5_errors(self._path, "the fields cannot be described"):
             for name, (column, _) in self.columns.items():
                 if not isinstance(column, Given) and has_enum(column.dataset.dtype):
                     enums.append(name)
@@ -402,30 +416,30 @@ class Fields:
             (specs and all(s.path in self._datasets for s in specs)) or not self._stated.grouped
         ):
             return None
-        found = structure.sample_groups(self._contents)
+        judged = structure.sample_groups(self._contents)
         if specs:
-            fits = self._fitting(found)
+            fits = self._fitting(judged)
             if len(fits) == 1:
                 return fits[0]
-            self._check_alike(found)
+            self._check_alike(judged)
             if mode == "auto":
                 return None
-        elif len(found) == 1:
-            only = found[0].samples
+        elif len(judged) == 1:
+            only = judged[0].samples
             if mode == "groups" and only is not None:
                 return only
-            if mode == "auto" and not found[0].reason:
+            if mode == "auto" and not judged[0].reason:
                 self.notes.append(f"each {self._kind(only)} is a sample: {only}")
                 return only
-        elif mode == "auto" and not found:
+        elif mode == "auto" and not judged:
             return None
-        raise self._doubtful(found)
+        raise self._doubtful(judged)
 
-    def _fitting(self, found: Sequence[structure.Judged]) -> list[structure.Samples]:
+    def _fitting(self, judged: Sequence[structure.Judged]) -> list[structure.Samples]:
         """Return the groups whose fields the user named."""
         paths = [spec.path for spec in self._specs]
         spelled = self._mode == "groups" or any("*" in path for path in paths)
-        fits = [d.samples for d in found if d.samples is not None and (spelled or not d.reason)]
+        fits = [d.samples for d in judged if d.samples is not None and (spelled or not d.reason)]
         key = () if self._keys_as is None else (self._keys_as,)
         given = self._contents.groups
         fits = [
@@ -436,16 +450,16 @@ class Fields:
                 (*given.get(f.groups[0], ()), *key, *structure.beside(f, self._contents)),
             )
         ]
-        every = structure.joined(found)
+        every = structure.joined(judged)
         if every is not None and set(paths) <= {*map(every.field, every.members), *key}:
             structure.check_alike(every, self._contents)
             fits.append(every)
         return fits
 
-    def _check_alike(self, found: Sequence[structure.Judged]) -> None:
+    def _check_alike(self, judged: Sequence[structure.Judged]) -> None:
         """Raise `SchemaError` if the user named a field that groups hold, but not as samples."""
         for spec in self._specs:
-            for each in found:
+            for each in judged:
                 if spec.path not in each.differing:
                     continue
                 first = next(p for p in self._datasets if fnmatchcase(p, spec.path))
@@ -460,12 +474,12 @@ class Fields:
                     "dsprep.write",
                 )
 
-    def _kind(self, found: structure.Samples | None) -> str:
-        return "dataset" if found is not None and "" in found.members else "group"
+    def _kind(self, group_samples: structure.Samples | None) -> str:
+        return "dataset" if group_samples is not None and "" in group_samples.members else "group"
 
-    def _doubtful(self, found: Sequence[structure.Judged]) -> SchemaError:
+    def _doubtful(self, judged: Sequence[structure.Judged]) -> SchemaError:
         """Return the error for groups that may be samples, with what each reading gives."""
-        if not found:
+        if not judged:
             return SchemaError(
                 "no groups side by side hold the same datasets",
                 where=self._path,
@@ -473,13 +487,13 @@ class Fields:
             )
         ways = []
         reason = "several groups hold such groups"
-        for each in found[:_MOST_WAYS]:
+        for each in judged[:_MOST_WAYS]:
             reason = each.reason or reason
             if each.samples is not None:
                 name = each.samples.field(next(iter(each.samples.members)))
-                field = f" --field NAME={name}" if len(found) > 1 and name != "*" else ""
+                field = f" --field NAME={name}" if len(judged) > 1 and name != "*" else ""
                 ways.append(f"--sample-axis groups{field}: {each.samples}")
-        every = structure.joined(found)
+        every = structure.joined(judged)
         if every is not None:
             name = every.field(next(iter(every.members)))
             ways.append(f"--field NAME={name}: {every}")
@@ -491,71 +505,73 @@ class Fields:
             ways.append(f"--sample-axis first: {first.count} samples with the fields {names}")
         ways.append("--field takes what is named")
         return SchemaError(
-            f"{self._kind(found[0].samples)}s that are alike may be samples, or not: {reason}",
+            f"{self._kind(judged[0].samples)}s that are alike may be samples, or not: {reason}",
             where=self._path,
             fix="say what they are: " + "; ".join(ways),
         )
 
-    def _group_columns(self, found: structure.Samples) -> dict[str, FieldColumn]:
+    def _group_columns(self, group_samples: structure.Samples) -> dict[str, FieldColumn]:
         """Return the columns of a file with a group per sample."""
         columns: dict[str, FieldColumn] = {}
-        asked = [s.path for s in self._specs]
+        requested = [s.path for s in self._specs]
         others, more = dict(self._datasets), 0
-        for part_of, shapes in found.members.items():
-            paths = [f"{group}/{part_of}".rstrip("/") for group in found.groups]
+        for part_of, shapes in group_samples.members.items():
+            paths = [f"{group}/{part_of}".rstrip("/") for group in group_samples.groups]
             for path in paths:
                 del others[path]
             more += len(self._contents.attributed.intersection(paths[1:]))
-            what = self._datasets[paths[0]]
-            if what.vlen and what.shape:
+            stored_type = self._datasets[paths[0]]
+            if stored_type.vlen and stored_type.shape:
                 self._leave_out(paths[0])
                 continue
 
             def part(i: int, paths: list[str] = paths) -> FieldColumn:
                 if self._datasets[paths[i]].vlen:
                     return self._sequences(paths[i], {}, True)
-                return Fixed(self._new_rows(paths[i], whole=True), paths[i], {})
+                return Fixed(self._new_rows(paths[i], whole_file=True), paths[i], {})
 
             attrs = self._attributes(paths[0], self._contents.open(paths[0]))
-            name = self._named(found, part_of or structure.VALUES, part_of)
-            columns[name] = PerGroup(part, shapes, what, name, attrs)
-        for path in structure.beside(found, self._contents):
+            name = self._named(group_samples, part_of or structure.VALUES, part_of)
+            columns[name] = PerGroup(part, shapes, stored_type, name, attrs)
+        for path in structure.beside(group_samples, self._contents):
             column = self._column(path, path, None, False)
-            if path in asked or (not asked and path not in columns and column is not None):
+            if path in requested or (not requested and path not in columns and column is not None):
                 assert column is not None  # these have one axis, or rows
                 columns[path] = column
                 del others[path]
                 self.notes.append(f"{path}: a row for each of them, in the order of their numbers")
-        columns |= self._given(found, columns)
-        if not asked:
+        columns |= self._given(group_samples, columns)
+        if not requested:
             if more:
                 self.notes.append(
                     "attributes of the first sample's datasets are kept, not the others'"
                 )
             if self._mode == "auto":
                 kept = self._datasets.keys() - others
-                samples.check_share(self._arrays, kept, str(found), self._path)
+                samples.check_share(self._arrays, kept, str(group_samples), self._path)
             if others:
                 named = samples.listed([*others])
                 self.notes.append(f"left out {named}: not in the samples' groups")
         return columns
 
-    def _named(self, found: structure.Samples, name: str, member: str) -> str:
+    def _named(self, group_samples: structure.Samples, name: str, member: str) -> str:
         """Return a field of the samples' groups as the user spelled it."""
-        spelled = found.field(member)
+        spelled = group_samples.field(member)
         return spelled if any(s.path == spelled for s in self._specs) else name
 
     def _given(
-        self, found: structure.Samples, taken: Mapping[str, FieldColumn]
+        self, group_samples: structure.Samples, taken: Mapping[str, FieldColumn]
     ) -> dict[str, FieldColumn]:
         """Return the fields that are attributes of the samples' groups, and their names."""
         columns: dict[str, FieldColumn] = {}
-        first = self._contents.open(found.groups[0])
-        if "" not in found.members and any(self._contents.groups[g] for g in found.groups):
-            values, lost = self._attribute_fields(found.groups)
-            self._read = frozenset(found.groups)
+        first = self._contents.open(group_samples.groups[0])
+        if "" not in group_samples.members and any(
+            self._contents.groups[g] for g in group_samples.groups
+        ):
+            values, lost = self._attribute_fields(group_samples.groups)
+            self._read = frozenset(group_samples.groups)
             for attribute, (field, column) in values.items():
-                name = self._named(found, attribute, attribute)
+                name = self._named(group_samples, attribute, attribute)
                 if name in taken:
                     lost.append(attribute)
                     continue
@@ -567,11 +583,11 @@ class Fields:
                 )
         if self._keys_as is not None:
             field = Field.opaque(self._keys_as, "str")
-            names = Ragged.pack(found.names, field)
+            names = Ragged.pack(group_samples.names, field)
             columns[field.name] = Given(names, field, first, "the names of the samples' groups")
-        elif not found.counting:
+        elif not group_samples.counting:
             self.notes.append(
-                f"names such as {found.names[0]} do more than count, and are left out "
+                f"names such as {group_samples.names[0]} do more than count, and are left out "
                 "(--keys-as key keeps them)"
             )
         return columns
@@ -614,8 +630,8 @@ def _as_text(value: Any) -> Any:
 
 def _leaves(dtype: DType, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the members of a compound dtype that are not compound themselves."""
-    found = []
+    leaves = []
     for name in dtype.names or ():
         inner = dtype[name]
-        found += _leaves(inner, (*before, name)) if inner.names else [(*before, name)]
-    return found
+        leaves += _leaves(inner, (*before, name)) if inner.names else [(*before, name)]
+    return leaves

@@ -62,18 +62,18 @@ def filters_of(plist: Any) -> Filters | str:
 
     They are those of a ``h5py.h5p.PropDCID``.
     """
-    found: list[Mapping[str, Any]] = []
+    filters: list[Mapping[str, Any]] = []
     for i in range(plist.get_nfilters()):
         code, _, values, label = plist.get_filter(i)
         # Without a size, as on variable-length types, the library leaves the shuffle out.
         size = int(values[0]) if values else 1
         if code == _SHUFFLE and 0 < size < 1 << 31:
-            found.append({"id": "shuffle", "elementsize": size})
+            filters.append({"id": "shuffle", "elementsize": size})
         elif code in _UNDONE:
-            found.append({"id": _UNDONE[code]})
+            filters.append({"id": _UNDONE[code]})
         else:
             return filter_name(code, label)
-    return tuple(found)
+    return tuple(filters)
 
 
 def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
@@ -95,16 +95,16 @@ def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
     first = start // chunk[0] * chunk[0]
     others = (range(0, n, c) for n, c in zip(shape[1:], chunk[1:], strict=True))
     for corner in itertools.product(range(first, stop, chunk[0]), *others):
-        found = dataset.id.get_chunk_info_by_coord(corner)
-        if found.byte_offset is None:
+        info = dataset.id.get_chunk_info_by_coord(corner)
+        if info.byte_offset is None:
             continue
         if not filters:
-            if found.size != nbytes:  # the library leaves the rest of its memory as it was
+            if info.size != nbytes:  # the library leaves the rest of its memory as it was
                 raise FormatError(
                     "a chunk without filters is not of a chunk's size",
-                    where=f"{where}, chunk at {corner}, offset {found.byte_offset}",
+                    where=f"{where}, chunk at {corner}, offset {info.byte_offset}",
                     expected=f"{nbytes} bytes",
-                    found=f"{found.size}",
+                    found=f"{info.size}",
                     fix="the file was changed or is damaged",
                 )
             continue
@@ -183,8 +183,8 @@ def chunk_table(
 
 def _corner(dataset: Any, number: int) -> tuple[int, ...]:
     """Return the first element of a chunk, by its number in C order."""
-    places = np.unravel_index(number, grid_of(dataset))
-    return tuple(int(p) * int(c) for p, c in zip(places, dataset.chunks, strict=True))
+    indices = np.unravel_index(number, grid_of(dataset))
+    return tuple(int(p) * int(c) for p, c in zip(indices, dataset.chunks, strict=True))
 
 
 def _enter(
@@ -197,13 +197,13 @@ def _enter(
     """
     n = len(pending)
     corners = chain.from_iterable(map(itemgetter(0), pending))
-    places, rest = np.divmod(np.fromiter(corners, np.int64, n * len(grid)).reshape(n, -1), shape)
+    indices, rest = np.divmod(np.fromiter(corners, np.int64, n * len(grid)).reshape(n, -1), shape)
     address = np.fromiter((-1 if c[2] is None else c[2] for c in pending), np.int64, n)
     nbytes = np.fromiter(map(itemgetter(3), pending), np.int64, n)
     mask = np.fromiter(map(itemgetter(1), pending), np.int64, n)
     stored = address >= 0
-    inside = stored & (places < np.array(grid)).all(axis=1) & ~rest.any(axis=1)
-    numbers = np.ravel_multi_index(tuple(places[inside].T), grid)
+    inside = stored & (indices < np.array(grid)).all(axis=1) & ~rest.any(axis=1)
+    numbers = np.ravel_multi_index(tuple(indices[inside].T), grid)
     if bool((nbytes >> 32).any()):
         raise FormatError(
             "a chunk is larger than the format allows", where=where, found=f"{nbytes.max()} bytes"
@@ -221,12 +221,12 @@ def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
     one axis is unlimited and it is not the first one: axes before that stay at 0, and places along
     it are skipped if those axes may have more than one chunk.
     """
-    unlimited = [axis for axis, most in enumerate(dataset.maxshape) if most is None]
+    unlimited = [axis for axis, limit in enumerate(dataset.maxshape) if limit is None]
     if len(unlimited) != 1:
         return False
     before = slice(unlimited[0])
-    most = zip(dataset.maxshape[before], dataset.chunks[before], strict=True)
-    if all(n <= c for n, c in most):
+    limit = zip(dataset.maxshape[before], dataset.chunks[before], strict=True)
+    if all(n <= c for n, c in limit):
         return False
     stored = table["address"] >= 0
     return not bool(stored.all() or stored[math.prod(grid_of(dataset)[unlimited[0] :]) :].any())
@@ -241,15 +241,15 @@ def edges_unfiltered(dataset: Any, table: NDArray[Any], nbytes: int) -> bool:
     """
     sizes = table["nbytes"].reshape(grid_of(dataset))
     masks = table["mask"].reshape(grid_of(dataset))
-    found = False
+    any_plain = False
     for axis, (n, c) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
         if n % c:
             edge = np.take(sizes, -1, axis)
             plain = (edge == nbytes) & (np.take(masks, -1, axis) == 0)
             if bool(((edge > 0) & ~plain).any()):
                 return False
-            found = found or bool(plain.any())
-    return found
+            any_plain = any_plain or bool(plain.any())
+    return any_plain
 
 
 # --- datasets --------------------------------------------------------------------------------
@@ -294,17 +294,17 @@ def locate(
     if not math.prod(shape):
         return None
     plist = dataset.id.get_create_plist()
-    found = plist.get_layout()
-    if found == h5d.COMPACT:
+    layout_class = plist.get_layout()
+    if layout_class == h5d.COMPACT:
         raise Unlocated("it is compact: its values are in the file's metadata")
-    if found == h5d.VIRTUAL:
+    if layout_class == h5d.VIRTUAL:
         raise Unlocated("it is virtual: it is made of parts of other datasets")
     if plist.get_external_count():
         raise Unlocated("its values are in external files")
     itemsize = raw or int(element.get_size())
-    if found == h5d.CONTIGUOUS:
+    if layout_class == h5d.CONTIGUOUS:
         return _contiguous(dataset, shape, itemsize, file, where, raw=raw is not None)
-    if found == h5d.CHUNKED:
+    if layout_class == h5d.CHUNKED:
         fill = _no_items if raw is not None else _fill
         return _chunked(dataset, shape, itemsize, file, where, progress, fill)
     raise Unlocated("its layout is unknown")

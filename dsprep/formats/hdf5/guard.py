@@ -33,7 +33,7 @@ _REASON = re.compile(r"\((.*)\)\s*$", re.DOTALL)
 
 
 @contextmanager
-def library(where: object, doing: str) -> Iterator[None]:
+def hdf5_errors(where: object, doing: str) -> Iterator[None]:
     """Turn exceptions of h5py inside the block into `FormatError`.
 
     `where` is the file and, if known, the field; `doing` what fails: ``"it cannot be read"``.
@@ -56,9 +56,9 @@ def library(where: object, doing: str) -> Iterator[None]:
     ) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        found = _ERRNO.search(str(error))  # the library gives the number in its text only
-        if found is not None and int(found[1]) in _NO_PLACE:
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(where)) from error
+        number = _ERRNO.search(str(error))  # the library gives the number in its text only
+        if number is not None and int(number[1]) in _NO_PLACE:
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(where)) from error
         raise FormatError(f"{doing}: {_condense(error)}", where=where) from error
 
 

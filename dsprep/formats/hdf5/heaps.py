@@ -56,8 +56,8 @@ class Heaps:
         self.file, self.base = file, base
         self.address_nbytes, self.size_nbytes = widths
         self._recent: dict[int, Ints] = {}
-        self._seen: set[int] = set()
-        self._seen_nbytes = 0
+        self._collections: set[int] = set()
+        self._collections_nbytes = 0
         self._lock = threading.Lock()
 
     def read(self, rows: Array, itemsize: int, where: object) -> tuple[Array, Ints]:
@@ -76,13 +76,13 @@ class Heaps:
         FormatError
             If a row does not refer to an object of the right size.
         """
-        order, edges, begins, asked = self._follow(rows, itemsize, where)
+        order, edges, begins, nbytes_of_rows = self._follow(rows, itemsize, where)
         lengths = np.zeros(len(rows), np.int64)
-        lengths[order] = asked
+        lengths[order] = nbytes_of_rows
         out = np.empty(int(lengths.sum()), np.uint8)
         to = (np.cumsum(lengths) - lengths)[order]
         for low, high in pairwise(edges):
-            self._fetch(begins[low:high], asked[low:high], to[low:high], out, where)
+            self._fetch(begins[low:high], nbytes_of_rows[low:high], to[low:high], out, where)
         return out, lengths
 
     def check(self, rows: Array, itemsize: int, where: object) -> None:
@@ -104,30 +104,32 @@ class Heaps:
         order = np.argsort(addresses, kind="stable")
         order = order[np.searchsorted(addresses[order], 1) :]
         addresses = addresses[order]
-        asked = np.ascontiguousarray(rows[order, :4]).view("<u4")[:, 0].astype(np.int64) * itemsize
+        stated_nbytes = (
+            np.ascontiguousarray(rows[order, :4]).view("<u4")[:, 0].astype(np.int64) * itemsize
+        )
         numbers = np.ascontiguousarray(rows[order, -4:]).view("<u4")[:, 0].astype(np.int64)
         cuts = np.flatnonzero(np.diff(addresses)) + 1
         edges = (0, *cuts.tolist(), len(order)) if len(order) else (0,)
         begins = np.zeros(len(order), np.int64)
         for low, high in pairwise(edges):
             begins[low:high] = self._objects(
-                int(addresses[low]), numbers[low:high], asked[low:high], where
+                int(addresses[low]), numbers[low:high], stated_nbytes[low:high], where
             )
-        return order, edges, begins, asked
+        return order, edges, begins, stated_nbytes
 
-    def _objects(self, address: int, numbers: Ints, asked: Ints, where: object) -> Ints:
+    def _objects(self, address: int, numbers: Ints, stated_nbytes: Ints, where: object) -> Ints:
         """Return where objects of one collection begin, after comparing their sizes."""
         objects = self._collection(address, where)
         inside = np.minimum(numbers, len(objects) - 1)
-        held = np.where(numbers < len(objects), objects[inside, 1], -1)
-        wrong = np.flatnonzero(held != asked)
+        stored_nbytes = np.where(numbers < len(objects), objects[inside, 1], -1)
+        wrong = np.flatnonzero(stored_nbytes != stated_nbytes)
         if len(wrong):
             at = int(wrong[0])
             raise self._error(
                 where,
                 self.base + address,
-                f"object {numbers[at]} of {asked[at]} bytes",
-                "none" if held[at] < 0 else f"{held[at]} bytes",
+                f"object {numbers[at]} of {stated_nbytes[at]} bytes",
+                "none" if stored_nbytes[at] < 0 else f"{stored_nbytes[at]} bytes",
             )
         begins: Ints = objects[inside, 0]
         return begins
@@ -165,9 +167,9 @@ class Heaps:
         if not _SMALLEST <= size <= left:
             raise self._error(where, offset, f"{_SMALLEST} to {left} bytes", size)
         self._count(address, size, where)
-        found = self._walk(offset, size, where)
-        objects = np.full((max(found, default=0) + 1, 2), -1, np.int64)
-        objects[list(found.keys())] = list(found.values()) or np.empty((0, 2), np.int64)
+        walked = self._walk(offset, size, where)
+        objects = np.full((max(walked, default=0) + 1, 2), -1, np.int64)
+        objects[list(walked.keys())] = list(walked.values()) or np.empty((0, 2), np.int64)
         with self._lock:
             self._recent[address] = objects
             while len(self._recent) > _REMEMBERED:
@@ -177,11 +179,11 @@ class Heaps:
     def _count(self, address: int, size: int, where: object) -> None:
         """Remember a collection, and refuse a file whose collections overlap without end."""
         with self._lock:
-            if address in self._seen:
+            if address in self._collections:
                 return
-            self._seen.add(address)
-            self._seen_nbytes += size
-            total = self._seen_nbytes
+            self._collections.add(address)
+            self._collections_nbytes += size
+            total = self._collections_nbytes
         if total > _OVERLAP * self.file.nbytes:
             offset = self.base + address
             raise self._error(where, offset, "collections side by side", "overlapping ones")
@@ -248,17 +250,17 @@ class Descriptors:
         items = 1 if text else kind.get_super().get_size()
         width = 4 + self._address_nbytes + 4
         nbytes = math.prod(attribute.shape) * width
-        found = False
+        is_found = False
         try:
             for data in self._data(h5o.get_info(item.id).addr, name.encode("utf-8")):
                 if len(data) < nbytes:
                     return False
                 rows = np.frombuffer(data[:nbytes], np.uint8).reshape(-1, width)
                 self._heaps.check(rows, items, f"attribute {name}")
-                found = True
+                is_found = True
         except (FormatError, EOFError, IndexError):
             return False
-        return found
+        return is_found
 
     def references(self, item: Any, name: str) -> list[int]:
         """Return the addresses that a list of lists of references holds, the first of each list.
@@ -274,9 +276,9 @@ class Descriptors:
                 rows = np.frombuffer(data[: count * width], np.uint8).reshape(count, width)
                 values, sizes = self._heaps.read(rows, self._address_nbytes, f"attribute {name}")
                 begins = np.cumsum(sizes) - sizes
-                whole = values.tobytes()
+                content = values.tobytes()
                 return [
-                    int.from_bytes(whole[a : a + self._address_nbytes], "little") if n else -1
+                    int.from_bytes(content[a : a + self._address_nbytes], "little") if n else -1
                     for a, n in zip(begins.tolist(), sizes.tolist(), strict=True)
                 ]
         except (FormatError, EOFError, LookupError, ValueError, TypeError, OSError, RuntimeError):
@@ -294,16 +296,16 @@ class Descriptors:
             self._recent = (address, [m for kind, m in listed if kind == _ATTRIBUTE], blocks)
         _, messages, blocks = self._recent
         for message in messages:
-            found = _attribute(message, 0, name)
-            if found is not None:
-                yield found
+            data = _attribute(message, 0, name)
+            if data is not None:
+                yield data
         for block in blocks:
             at = block.find(name + b"\0")
             while at >= 0:
                 for begin in (at - 9, at - 8):  # of version 3, or of those before
-                    found = _attribute(block, begin, name) if begin >= 0 else None
-                    if found is not None and (block[begin] == 3) == (begin == at - 9):
-                        yield found
+                    data = _attribute(block, begin, name) if begin >= 0 else None
+                    if data is not None and (block[begin] == 3) == (begin == at - 9):
+                        yield data
                 at = block.find(name + b"\0", at + 1)
 
     def _messages(self, address: int) -> Iterator[tuple[int, bytes]]:
@@ -319,13 +321,13 @@ class Descriptors:
             first = at + width
         else:
             nbytes = int.from_bytes(head[8:12], "little")
-        blocks, seen, total = [(address + first, nbytes)], set[int](), 0
+        blocks, visited, total = [(address + first, nbytes)], set[int](), 0
         while blocks:
             address, nbytes = blocks.pop()
             total += nbytes
-            if address in seen or total > _MOST:
+            if address in visited or total > _MOST:
                 continue
-            seen.add(address)
+            visited.add(address)
             data = self._read(address, nbytes)
             at, skip = 0, 8
             if modern:

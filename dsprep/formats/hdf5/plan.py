@@ -123,9 +123,9 @@ def plan(schema: Schema, options: WriteOptions, count: int | None) -> list[Field
 def _check_chunk(field: Field, rows: int, fix: str, group: int = 0) -> None:
     """Raise `UnsupportedError` if a chunk of so many rows is too large for HDF5."""
     if rows * field.row_nbytes > _MOST_CHUNK_NBYTES:
-        what = f"a group of {group} samples is" if group else f"a chunk of {rows} samples is"
+        subject = f"a group of {group} samples is" if group else f"a chunk of {rows} samples is"
         raise UnsupportedError(
-            f"field {field.name}: {what} too large for HDF5",
+            f"field {field.name}: {subject} too large for HDF5",
             expected="chunks of less than 4 GiB",
             found=f"{rows * field.row_nbytes} bytes",
             fix=fix,
@@ -329,8 +329,8 @@ def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> F
         field, nbytes = p.field, p.field.row_nbytes
         used = grouping.rows[field.name] if field.ragged else sizes
         capacity = int(used.max(initial=0)) if field.ragged else grouping.samples
-        most = grouping.samples * _MOST_CHUNK_NBYTES // max(1, capacity * nbytes)
-        fix = f"use groups of at most {most} samples" if most else "write TFRecord or Zarr"
+        limit = grouping.samples * _MOST_CHUNK_NBYTES // max(1, capacity * nbytes)
+        fix = f"use groups of at most {limit} samples" if limit else "write TFRecord or Zarr"
         _check_chunk(field, capacity, fix, grouping.samples)
         p = replace(p, chunk=capacity, late=False)
         plans.append(p)

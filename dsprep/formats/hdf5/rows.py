@@ -18,7 +18,7 @@ from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.datasets import Held
 from dsprep.formats.hdf5.dimensions import fill_value
 from dsprep.formats.hdf5.dtypes import check_text
-from dsprep.formats.hdf5.guard import library, need_filters
+from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle
@@ -60,7 +60,7 @@ class Rows:
         self._located = self._opened = False
         self._lock = threading.RLock()
         self.short = any(a != b for a, b in zip(held.shape, dataset.shape, strict=False))
-        with library(where, "the dataset cannot be read"):
+        with hdf5_errors(where, "the dataset cannot be read"):
             need_filters(dataset, where)
             stored = dataset.id.get_storage_size()
         if self.row_nbytes > max(_LARGE, _BEST_RATIO * stored):
@@ -76,7 +76,7 @@ class Rows:
         with self._lock:
             if not self._located:
                 try:
-                    with library(self.where, "the dataset cannot be located"):
+                    with hdf5_errors(self.where, "the dataset cannot be located"):
                         self._grid = grids.locate(self.dataset, self._file, self.where, progress)
                         if self.short:
                             self._grid = grids.extended(
@@ -143,14 +143,14 @@ class Rows:
                 at += rows
             check_text(out, self.where)
             return PendingRead(0, [], lambda _: out)
-        wanted = reader.begin_rows(first * self.lines, count * self.lines, arena, key)
+        pending = reader.begin_rows(first * self.lines, count * self.lines, arena, key)
 
         def done(buffer: Array) -> Array:
-            values: Array = wanted.done(buffer).view(self.dtype).reshape(shape)
+            values: Array = pending.done(buffer).view(self.dtype).reshape(shape)
             check_text(values, self.where)
             return values
 
-        return PendingRead(wanted.nbytes, wanted.spans, done)
+        return PendingRead(pending.nbytes, pending.spans, done)
 
     def fill(self) -> Array:
         """Return what elements hold that are not stored, of shape ``()``."""
@@ -171,7 +171,7 @@ class Rows:
     def _read_stored(self, out: Array, start: int, stop: int) -> None:
         from h5py import h5d, h5s, h5t
 
-        with library(f"{self.where}, samples {start} to {stop - 1}", "the data cannot be read"):
+        with hdf5_errors(f"{self.where}, samples {start} to {stop - 1}", "the data cannot be read"):
             plist = self.dataset.id.get_create_plist()
             unfilled = (
                 plist.get_fill_time() == h5d.FILL_TIME_NEVER

@@ -31,7 +31,7 @@ from dsprep.formats.hdf5.columns import (
 from dsprep.formats.hdf5.dtypes import mislabelled
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.grids import Unlocated
-from dsprep.formats.hdf5.guard import library, open_hdf5, superblock
+from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
@@ -50,20 +50,20 @@ class Hdf5Source(Source):
         self._disk = open_file(path)
         self._file: Any = None
         try:
-            with library(path, "the HDF5 file cannot be opened"):
+            with hdf5_errors(path, "the HDF5 file cannot be opened"):
                 self._file = open_hdf5(path)
                 stated = superblock(path)
             self.version = f"HDF5, superblock {stated['superblock']}"
             # Nothing behind the end that the file states belongs to it; the library reads none.
             self._disk.nbytes = min(self._disk.nbytes, stated["end_of_file"])
-            found = Fields(self._file, self._disk, options)
+            fields = Fields(self._file, self._disk, options)
         except BaseException:
             self.close()
             raise
-        if "_NCProperties" in found.attrs:  # by netCDF-C since 4.4.1, and by h5netcdf
+        if "_NCProperties" in fields.attrs:  # by netCDF-C since 4.4.1, and by h5netcdf
             self.version += " (netCDF-4)"
-        self._columns, self._count, self.notes = found.columns, found.count, tuple(found.notes)
-        self.schema = Schema(tuple(field for _, field in found.columns.values()), found.attrs)
+        self._columns, self._count, self.notes = fields.columns, fields.count, tuple(fields.notes)
+        self.schema = Schema(tuple(field for _, field in fields.columns.values()), fields.attrs)
 
     def __len__(self) -> int:
         return self._count
@@ -77,12 +77,12 @@ class Hdf5Source(Source):
                 columns[name] = column.base.begin(start, stop, arena, f"read.{name}")
                 read_as[column.base] = name
         # Without an arena each field has memory of its own, which lives as long as that field.
-        alone = ({name: wanted} for name, wanted in columns.items())
+        alone = ({name: pending} for name, pending in columns.items())
         parts = alone if arena is None else [columns]
-        found = {name: c for part in parts for name, c in fetch(part, arena).items()}
+        batch = {name: c for part in parts for name, c in fetch(part, arena).items()}
         self._disk.check_same()  # the library and what reads heaps do not look
         return {
-            name: retype(column.pick(found[read_as[column.base]]), field, self.path, start)
+            name: retype(column.pick(batch[read_as[column.base]]), field, self.path, start)
             for name, (column, field) in self._columns.items()
         }
 
@@ -103,7 +103,7 @@ class Hdf5Source(Source):
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored."""
-        with library(self.path, "the layout cannot be read"):
+        with hdf5_errors(self.path, "the layout cannot be read"):
             return {
                 name: _storage(column, self._count) for name, (column, _) in self._columns.items()
             }
@@ -118,7 +118,7 @@ class Hdf5Source(Source):
                 done = min(total, done + steps)
                 progress(done, total)
 
-        found: dict[str, Column] = {}
+        columns: dict[str, Column] = {}
         given: dict[str, layout.Given] = {}
         unlocated: dict[str, str] = {}
         records = self._records(unlocated)
@@ -130,12 +130,12 @@ class Hdf5Source(Source):
                 if isinstance(column, Given):
                     given[name] = column.given()
                     continue
-                with library(where, "the field cannot be located"):
-                    found[name] = column.locate(field, where, step)
+                with hdf5_errors(where, "the field cannot be located"):
+                    columns[name] = column.locate(field, where, step)
             except Unlocated as reason:
                 unlocated[name] = str(reason)
         step(total - done)  # chunks that are not stored, or known already, were not stepped over
-        return FileLayout(self._count, records, found, unlocated, given=given)
+        return FileLayout(self._count, records, columns, unlocated, given=given)
 
     def _records(self, unlocated: dict[str, str]) -> Records | None:
         """Return where the fields are that are members of the first table that has offsets.
@@ -146,7 +146,7 @@ class Hdf5Source(Source):
         for chosen in dict.fromkeys(column.base for column in members.values()):
             of_it = {n: c for n, c in members.items() if c.base is chosen}
             try:
-                with library(self.path, "the table cannot be located"):
+                with hdf5_errors(self.path, "the table cannot be located"):
                     blocks = next(iter(of_it.values())).records()
             except Unlocated as reason:
                 unlocated |= dict.fromkeys(of_it, str(reason))
@@ -161,7 +161,7 @@ class Hdf5Source(Source):
 
     def loading_code(self) -> str:
         """Return a program that loads sample 0 with h5py."""
-        with library(self.path, "the layout cannot be read"):
+        with hdf5_errors(self.path, "the layout cannot be read"):
             return _program(self.path, self._columns)
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ _SOME = 1024
 def _storage(column: FieldColumn, count: int) -> FieldStorage:
     """Return how the field of a column is stored, in a file of `count` samples."""
     if isinstance(column, Given):
-        return FieldStorage(storage=column.place, access="in memory, since the file was opened")
+        return FieldStorage(storage=column.location, access="in memory, since the file was opened")
     if isinstance(column, Member):
         rows = _storage(column.base, count)
         return replace(rows, storage=f"a member of the rows of a table, {rows.storage}")
@@ -229,15 +229,15 @@ def _chunking(dataset: Any, library: str) -> Chunking:
     from h5py import h5d
 
     plist = dataset.id.get_create_plist()
-    found, chunks, stored, labels = plist.get_layout(), None, "", []
-    if found == h5d.CHUNKED:
+    layout_class, chunks, stored, labels = plist.get_layout(), None, "", []
+    if layout_class == h5d.CHUNKED:
         chunks = tuple(map(int, dataset.chunks))
         for i in range(plist.get_nfilters()):
             code, _, values, name = plist.get_filter(i)
             label = grids.filter_name(code, name)
             labels.append(f"{label}:{values[0]}" if code == 1 and values else label)
-    elif found != h5d.CONTIGUOUS or plist.get_external_count():
-        stored = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}.get(found, "external")
+    elif layout_class != h5d.CONTIGUOUS or plist.get_external_count():
+        stored = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}.get(layout_class, "external")
     return Chunking(
         shape=tuple(map(int, dataset.shape)),
         itemsize=int(dataset.dtype.itemsize),
@@ -318,11 +318,11 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
             return [f"{target} = {group}.attrs[{attribute!r}]"]
         return [f"{target} = {group}.name"]
     if isinstance(column, Member):
-        whole = [
+        loaded = [
             line.replace(f"[{name!r}]", '["row"]') for line in _load(name, column.base, routes)
         ]
         members = "".join(f"[{n!r}]" for n in column.names)
-        return [*whole, f'{target} = sample.pop("row"){members}']
+        return [*loaded, f'{target} = sample.pop("row"){members}']
     if isinstance(column, PerGroup):
         return [f"{target} = f[{path!r}][()]"]
     if isinstance(column, Sequences):

@@ -48,15 +48,15 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
     groups = contents.groups
     stated = [name for name, attributes in groups.items() if KIND_ATTRIBUTE in attributes]
     others = [] if own else [name for name in groups if KIND_ATTRIBUTE not in groups[name]]
-    found = find_tables(contents, others, open_rows)
+    tables = find_tables(contents, others, open_rows)
     for name in stated:
         kind = marked(contents.open(name), KIND_ATTRIBUTE)
-        _own_group(name, kind, contents, open_rows, found, f"{where}, field {name}")
-    return found
+        _own_group(name, kind, contents, open_rows, tables, f"{where}, field {name}")
+    return tables
 
 
 def _own_group(
-    name: str, kind: object, contents: Contents, open_rows: Open, found: RaggedRows, here: str
+    name: str, kind: object, contents: Contents, open_rows: Open, rows: RaggedRows, here: str
 ) -> None:
     if kind not in ("array", "bytes", "str"):
         raise FormatError(f"attribute {KIND_ATTRIBUTE} is {kind!r}", where=here)
@@ -66,14 +66,14 @@ def _own_group(
             raise FormatError(f"the ragged field lacks its dataset {part}", where=here)
     index = [parts["first"], parts["count"]]
     table = table_of(index, contents, open_rows, capacity(index, contents))
-    what = contents.datasets[parts["values"]]
-    if table is None or what.vlen or not what.shape:
+    stored_type = contents.datasets[parts["values"]]
+    if table is None or stored_type.vlen or not stored_type.shape:
         raise FormatError("the ragged field has datasets of wrong types", where=here)
-    if kind != "array" and (what.carrier.dtype.str != "|u1" or len(what.shape) != 1):
+    if kind != "array" and (stored_type.carrier.dtype.str != "|u1" or len(stored_type.shape) != 1):
         raise FormatError("the text or bytes are not uint8", where=here)
     route = Route((table,), (f"{parts['first']},{parts['count']}",), kind)
-    found.routes[name] = (parts["values"], route)
-    found.used.update(parts.values())
+    rows.routes[name] = (parts["values"], route)
+    rows.used.update(parts.values())
 
 
 def capacity(paths: Sequence[str], contents: Contents) -> int:
@@ -174,17 +174,17 @@ class Judged(NamedTuple):
     differing: Mapping[str, str] = {}
 
 
-def beside(found: Samples, contents: Contents) -> list[str]:
+def beside(samples: Samples, contents: Contents) -> list[str]:
     """Return the datasets beside numbered groups that have as many rows, one for each of them."""
-    if not found.numbered:
+    if not samples.numbered:
         return []
-    near, groups = {found.parent, found.parent.rpartition("/")[0]}, set(found.groups)
+    near, groups = {samples.parent, samples.parent.rpartition("/")[0]}, set(samples.groups)
     return [
         path
         for group in sorted(near)
         for path in contents.inside(group)
         if path not in groups
-        and contents.datasets[path].shape[:1] == (len(found.groups),)
+        and contents.datasets[path].shape[:1] == (len(samples.groups),)
         and (len(contents.datasets[path].shape) == 1 or not contents.datasets[path].vlen)
     ]
 
@@ -205,22 +205,22 @@ def sample_groups(contents: Contents) -> list[Judged]:
     by_depth: dict[int, list[str]] = defaultdict(list)
     for parent in parents:
         by_depth[len(parent.split("/")) if parent else 0].append(parent)
-    found: list[Judged] = []
+    groups: list[Judged] = []
     for depth in sorted(by_depth):
         for parent in sorted(by_depth[depth], key=natural_key):
             judged = _judge(parent, inside.get(parent, {}), empty[parent], contents)
             judged = judged or _judge_datasets(parent, contents)
-            found += [] if judged is None else [judged]
+            groups += [] if judged is None else [judged]
         # As many groups in each of them may be the samples too.
-        first = [j.samples.groups[0] for j in found if j.samples is not None]
-        if found and not any(len(_family(inside.get(g, {}))[0]) >= _MANY for g in first):
+        first = [j.samples.groups[0] for j in groups if j.samples is not None]
+        if groups and not any(len(_family(inside.get(g, {}))[0]) >= _MANY for g in first):
             break
-    return found
+    return groups
 
 
-def joined(found: Sequence[Judged]) -> Samples | None:
+def joined(judged: Sequence[Judged]) -> Samples | None:
     """Return the samples that several groups side by side hold, if they are all alike."""
-    every = [j.samples for j in found if j.samples is not None]
+    every = [j.samples for j in judged if j.samples is not None]
     deepest = max((s.parent.count("/") for s in every), default=0)
     every = [s for s in every if s.parent.count("/") == deepest and s.parent]
     parents = {s.parent.rpartition("/")[0] for s in every}
@@ -235,11 +235,11 @@ def joined(found: Sequence[Judged]) -> Samples | None:
     return Samples(f"{parents.pop()}/*".lstrip("/"), groups, members)
 
 
-def check_alike(found: Samples, contents: Contents) -> None:
+def check_alike(samples: Samples, contents: Contents) -> None:
     """Raise `SchemaError` unless the samples of each field differ in their first axis only."""
-    for member in found.members:
-        held = [contents.datasets[f"{g}/{member}".rstrip("/")] for g in found.groups]
-        reason = _differing(member, found.groups, held)
+    for member in samples.members:
+        types = [contents.datasets[f"{g}/{member}".rstrip("/")] for g in samples.groups]
+        reason = _differing(member, samples.groups, types)
         if reason is not None:
             raise SchemaError(reason, where=contents.where)
 
@@ -260,10 +260,10 @@ def _judge(
     reason = None
     unlike: dict[str, str] = {}
     for member in sorted(members, key=lambda m: order[f"{groups[0]}/{m}"]):
-        held = [contents.datasets[f"{g}/{member}"] for g in groups]
-        differing = _differing(member, groups, held)
+        types = [contents.datasets[f"{g}/{member}"] for g in groups]
+        differing = _differing(member, groups, types)
         if differing is None:
-            shapes[member] = np.array([h.shape for h in held], np.int64).reshape(len(held), -1)
+            shapes[member] = np.array([h.shape for h in types], np.int64).reshape(len(types), -1)
         else:
             unlike[f"{parent}/*/{member}".strip("/")] = differing
         reason = reason or differing
@@ -319,9 +319,9 @@ def _family(children: dict[str, set[str]]) -> tuple[list[str], set[str], list[st
         shared = {patterns[path] for path in family}
         odd = [
             path
-            for path, held in children.items()
-            if held != members
-            and (held & members or ("#" in patterns[path] and patterns[path] in shared))
+            for path, stored_type in children.items()
+            if stored_type != members
+            and (stored_type & members or ("#" in patterns[path] and patterns[path] in shared))
         ]
     return sorted(family, key=natural_key), set(members), odd
 
@@ -330,9 +330,9 @@ def _judge_datasets(parent: str, contents: Contents) -> Judged | None:
     """Do what `sample_groups` does for the datasets directly in one group."""
     kinds: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for path in contents.inside(parent):
-        held = contents.datasets[path]
-        if held.shape and not held.vlen:
-            kinds[_same_field(held)].append(path)
+        stored_type = contents.datasets[path]
+        if stored_type.shape and not stored_type.vlen:
+            kinds[_same_field(stored_type)].append(path)
     largest: list[str] = max(kinds.values(), key=len, default=[])
     paths = sorted(largest, key=natural_key)
     if len(paths) < _MANY:
@@ -362,15 +362,17 @@ def _one_axis(contents: Contents, paths: Iterable[str]) -> int | None:
     return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else None
 
 
-def _differing(member: str, groups: Sequence[str], held: Sequence[Held]) -> str | None:
+def _differing(member: str, groups: Sequence[str], types: Sequence[Held]) -> str | None:
     """Return how the datasets of a member differ, if not in their first axis alone."""
-    first = _same_field(held[0])
-    k = next((k for k, h in enumerate(held) if h is not held[0] and _same_field(h) != first), None)
+    first = _same_field(types[0])
+    k = next(
+        (k for k, h in enumerate(types) if h is not types[0] and _same_field(h) != first), None
+    )
     if k is None:
         return None
     return (
-        f"{member} is {_show(held[0])} in {groups[0]} and {_show(held[k])} in {groups[k]}: "
-        f"{_difference(held[0], held[k])}, and samples of a field may differ in their first axis "
+        f"{member} is {_show(types[0])} in {groups[0]} and {_show(types[k])} in {groups[k]}: "
+        f"{_difference(types[0], types[k])}, and samples of a field may differ in their first axis "
         "only"
     )
 
@@ -385,11 +387,17 @@ def _difference(one: Held, other: Held) -> str:
     return f"they differ in axis {axes[0]} ({sizes})"
 
 
-def _same_field(held: Held) -> tuple[object, ...]:
+def _same_field(stored_type: Held) -> tuple[object, ...]:
     """Return what two datasets have in common that are samples of one field."""
-    return held.carrier, held.kind, held.vlen, len(held.shape), held.shape[1:]
+    return (
+        stored_type.carrier,
+        stored_type.kind,
+        stored_type.vlen,
+        len(stored_type.shape),
+        stored_type.shape[1:],
+    )
 
 
-def _show(held: Held) -> str:
-    text = "sequences of " if held.vlen else ""
-    return f"{text}{held.carrier}[{','.join(map(str, held.shape))}]"
+def _show(stored_type: Held) -> str:
+    text = "sequences of " if stored_type.vlen else ""
+    return f"{text}{stored_type.carrier}[{','.join(map(str, stored_type.shape))}]"

@@ -48,7 +48,7 @@ from dsprep.core.schema import (
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular, write_groups
-from dsprep.formats.hdf5.guard import library
+from dsprep.formats.hdf5.guard import hdf5_errors
 from dsprep.formats.hdf5.plan import AllocatedDataset, FieldPlan, FilePlan
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
@@ -89,7 +89,7 @@ class PlacedWriter(Writer):
         if state is None:
             allocate(path, file)
         places = find(path, file)
-        self._places = [found for found, _ in places]
+        self._offsets_of_chunks = [found for found, _ in places]
         self._sums: _Sums | None = None
         if file.grouped:
             found, _ = by_group(places, file)
@@ -110,7 +110,9 @@ class PlacedWriter(Writer):
         """Write the piece at its offsets."""
         group = self._file.grouping.of(piece.start)
         segments: list[Segment] = []
-        for part, places, rows in zip(self._file.parts, self._places, piece.rows, strict=True):
+        for part, places, rows in zip(
+            self._file.parts, self._offsets_of_chunks, piece.rows, strict=True
+        ):
             first = group * part.chunk if part.role == "values" else piece.start
             for offset, low, high in _runs(part, places, first, first + len(rows)):
                 data = rows[low - first : high - first]
@@ -167,20 +169,20 @@ class PlacedWriter(Writer):
 
 
 def _runs(
-    part: AllocatedDataset, places: Ints, start: int, stop: int
+    part: AllocatedDataset, positions: Ints, start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
     """Yield ``(offset, first, last)``: rows ``first <= i < last`` are from `offset` on.
 
-    Chunks that follow each other in the file, whose offsets are `places`, are joined.
+    Chunks that follow each other in the file, whose offsets are `positions`, are joined.
     """
     at, per = start, part.chunk or stop
     while at < stop:
         b = at // per
-        offset = int(places[b]) + (at - b * per) * part.row_nbytes
+        offset = int(positions[b]) + (at - b * per) * part.row_nbytes
         end = min((b + 1) * per, stop)
         while end < stop:
             b += 1
-            if int(places[b]) != offset + (end - at) * part.row_nbytes:
+            if int(positions[b]) != offset + (end - at) * part.row_nbytes:
                 break
             end = min((b + 1) * per, stop)
         yield offset, at, end
@@ -205,7 +207,7 @@ class SpoolWriter(Writer):
         self._path, self._file = path, file
         self.unit, self.whole = file.unit, file.grouped
         self._folder = Path(f"{path}.spool")
-        self._found: Groups | None = None
+        self._written_groups: Groups | None = None
         numbered = [False, True] if file.grouped else []
         for p in () if file.grouped else file.plans:
             numbered += [False, True] if p.field.ragged or p.eager else [False]
@@ -291,14 +293,14 @@ class SpoolWriter(Writer):
         if self._file.grouped:
             table = np.concatenate([np.empty(0, _INT), *self._streams[1].numbers()])
             table = table.reshape(-1, len(self._file.parts) + 1)
-            found, stored, together = write_groups(
+            begins, stored, together = write_groups(
                 self._path, self._file, lambda: self._groups(table[:, :-1])
             )
             # What is between the chunks is not in the sums of the pieces.
             crcs = np.ascontiguousarray(table[:, -1]) if together else None
-            sums = _Sums(self._file, found, found + stored, crcs)
+            sums = _Sums(self._file, begins, begins + stored, crcs)
             sums.complete(self._path)
-            self._found = sums.groups()
+            self._written_groups = sums.groups()
         else:
             left = iter(self._streams)
             for p in self._file.plans:
@@ -309,7 +311,7 @@ class SpoolWriter(Writer):
             totals = {f.plan.field.name: f.rows for f in fields if f.plan.field.ragged}
             with build(self._path, self._file, totals) as made:
                 for f in fields:
-                    with library(self._path, f"field {f.plan.field.name} cannot be written"):
+                    with hdf5_errors(self._path, f"field {f.plan.field.name} cannot be written"):
                         f.place(made)
         fd = os.open(self._path, os.O_RDWR)
         try:
@@ -325,7 +327,7 @@ class SpoolWriter(Writer):
 
     def groups(self) -> Groups | None:
         """Return where the groups are."""
-        return self._found
+        return self._written_groups
 
     def clean(self) -> None:
         """Remove the spool."""
@@ -532,7 +534,7 @@ class _Sums:
     def __init__(self, file: FilePlan, begins: Ints, ends: Ints, crcs: Ints | None = None) -> None:
         self._samples = np.diff(file.grouping.edges)
         self._offsets = np.zeros(len(self._samples), np.int64)
-        self._lengths, self._most = self._offsets, file.grouping.samples
+        self._lengths, self._largest_group = self._offsets, file.grouping.samples
         if len(begins):
             self._offsets = begins.min(axis=0)
             self._lengths = np.maximum(ends.max(axis=0) - self._offsets, 0)
@@ -575,4 +577,4 @@ class _Sums:
     def groups(self) -> Groups:
         """Return the groups of a layout."""
         blocks = Blocks(Explicit(self._offsets), Explicit(self._lengths))
-        return Groups(self._most, blocks, Explicit(self._crcs))
+        return Groups(self._largest_group, blocks, Explicit(self._crcs))

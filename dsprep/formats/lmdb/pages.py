@@ -338,19 +338,19 @@ class Pages:
         words, half = flat.view("<u2"), at >> 1
         size = words[half].astype(np.int64) | words[half + 1].astype(np.int64) << 16
         flags, key_size = words[half + 2], words[half + 3].astype(np.int64)
-        whose = numbers[rows]
+        owners = numbers[rows]
         duplicates = (flags & F_DUPDATA) != 0
-        self._check(whose, duplicates, "several values per key (DUPSORT) are not supported")
+        self._check(owners, duplicates, "several values per key (DUPSORT) are not supported")
         big = (flags & F_BIGDATA) != 0
         inline_at = at + NODE + key_size
         room = (rows + 1) * self.psize - inline_at
-        self._check(whose, room < np.where(big, 8, size), "a node reaches beyond its page")
-        offset = inline_at + (whose - rows) * self.psize
+        self._check(owners, room < np.where(big, 8, size), "a node reaches beyond its page")
+        offset = inline_at + (owners - rows) * self.psize
         if big.any():
             first = flat[inline_at[big][:, None] + np.arange(8)].view("<u8")[:, 0]
             last = (self.nbytes - HEADER - size[big]) // self.psize  # at which it still fits
             wrong = (first < 2) | (first >= self.count) | (first.view(np.int64) > last)
-            self._check(whose[big], wrong, "a value reaches beyond the end of the file")
+            self._check(owners[big], wrong, "a value reaches beyond the end of the file")
             offset[big] = first.view(np.int64) * self.psize + HEADER
         database = (flags & F_SUBDATA) != 0
         return Nodes(pages, at + NODE, key_size, inline_at, offset, size, big, database)

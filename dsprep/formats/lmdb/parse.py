@@ -132,8 +132,10 @@ class Records:
                 ranks.append(self._numbers(nodes, kept))
         self._check(record)
         self._leaves, self._first = leaves, offsets_of(counts)
-        gone = np.concatenate(left_out)
-        self._kept_before = gone - np.arange(len(gone))  # samples before each record left out
+        left_out_numbers = np.concatenate(left_out)
+        self._kept_before = left_out_numbers - np.arange(
+            len(left_out_numbers)
+        )  # samples before each record left out
         self.offsets = _joined(offsets)
         self.lengths: Law = Affine(len(self), self.largest)
         if self.smallest < self.largest:
@@ -145,14 +147,14 @@ class Records:
         if options.order != "key":
             self._sort(np.concatenate(ranks), numeric=options.order == "numeric")
 
-    def _check(self, found: int) -> None:
+    def _check(self, count: int) -> None:
         """Raise unless the tree has all its records, samples among them, of bytes of the file."""
-        if found != self.database.entries:
+        if count != self.database.entries:
             raise FormatError(
                 "the tree does not have the records that its head names",
                 where=self.path,
                 expected=self.database.entries,
-                found=found,
+                found=count,
                 fix="the file is damaged or still being written",
             )
         if self.databases and not self.keys.count:

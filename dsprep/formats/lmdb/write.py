@@ -108,7 +108,7 @@ class LmdbWriter(RecordWriter):
         self._values = Values(schema)
         possible = [self._values.head, *([MAX_VALUE] if schema.ragged else [])]  # has a small node
         nodes, _ = node_sizes(keys.nbytes, np.array(possible))
-        self._most = ROOM // (int(nodes.min()) + 2)  # nodes on a leaf
+        self._nodes_per_leaf = ROOM // (int(nodes.min()) + 2)  # nodes on a leaf
         self._even = not schema.ragged
         self._tree = Tree(keys.nbytes)
         self._first = self._done = 0  # first sample of the open leaf; samples reserved
@@ -176,10 +176,10 @@ class LmdbWriter(RecordWriter):
         n = piece.stop - piece.start
         used = sum(self._open_sizes) + 2 * len(self._open_sizes)
         ends = cut(piece.node_sizes, used)
-        if n and (last or (self._even and not piece.stop % self._most)):
+        if n and (last or (self._even and not piece.stop % self._nodes_per_leaf)):
             ends = np.append(ends, n)
         begun = int(ends[-1]) if len(ends) else -len(self._open_sizes)  # the open leaf's first
-        to_come = 0 if last else -(-(n - begun + self._count - piece.stop) // self._most)
+        to_come = 0 if last else -(-(n - begun + self._count - piece.stop) // self._nodes_per_leaf)
         firsts = np.empty(len(ends), np.int64)
         firsts[:1] = self._first
         firsts[1:] = piece.start + ends[:-1]
@@ -208,10 +208,10 @@ class LmdbWriter(RecordWriter):
         """
         if not self._even:
             return None
-        key, step = self._keys.nbytes, self._most << 8
+        key, step = self._keys.nbytes, self._nodes_per_leaf << 8
         inside = not node_sizes(key, np.full(1, self._values.head))[1].all()
         if inside or self.grouping is None:
-            stop = seam(stop, self._count, [], self._most if inside else 1)
+            stop = seam(stop, self._count, [], self._nodes_per_leaf if inside else 1)
         else:
             stop = seam(stop, self.grouping, [])
         while self._done < stop:

@@ -121,12 +121,12 @@ class Discovery:
                     self.unlike[name] = self._unlike(problem, _lists(known), _lists(added.types))
             self._add(facts)
 
-    def _unlike(self, problem: str, expected: object, found: object) -> FormatError:
+    def _unlike(self, problem: str, expected: object, stored: object) -> FormatError:
         return FormatError(
             f"the record is not like those before: {problem}",
             where=f"{self._where}, record {self.records + self._passed}",
             expected=expected,
-            found=found,
+            found=stored,
             fix="name the features of all records with --field, or take the records whole with "
             "--raw-records",
         )

@@ -123,7 +123,7 @@ def plan_groups(
         sizes, nbytes = np.diff(offsets), int(offsets[-1])
         padding = nbytes - int(grouping.edges[-1]) * (builder.nbytes - arrangement.every)
     else:
-        sizes = _most(schema, types, grouping)
+        sizes = _largest_records(schema, types, grouping)
         if arrangement.level is not None:  # what does not compress grows a little
             sizes += sizes // 500 + 1024
         sizes = -(-sizes // align) * align
@@ -139,7 +139,7 @@ def plan_groups(
     )
 
 
-def _most(schema: Schema, types: dict[str, int], grouping: Grouping) -> Ints:
+def _largest_records(schema: Schema, types: dict[str, int], grouping: Grouping) -> Ints:
     """Return the most bytes that the records of each group can take."""
     names = sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
     each = FRAME + MOST_OVERHEAD + names

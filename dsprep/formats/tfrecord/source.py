@@ -59,7 +59,7 @@ class TFRecordSource(Source):
             self._index = read_index(self._stream, look if every else None)
             if not opaque and not every:
                 self._sample(look)
-            available, notes = (None, []) if opaque else self._found(look, options, hint)
+            available, notes = (None, []) if opaque else self._located(look, options, hint)
             self._opaque = available is None
             if available is None:
                 available = {RECORD: Feature(RECORD, BYTES, Field.opaque(RECORD))}
@@ -99,7 +99,7 @@ class TFRecordSource(Source):
 
     # --- what the records hold ---
 
-    def _found(
+    def _located(
         self, look: Discovery, options: OpenOptions, hint: Schema | None
     ) -> tuple[dict[str, Feature] | None, list[str]]:
         """Return the features, or None if records are to be kept whole, and notes."""

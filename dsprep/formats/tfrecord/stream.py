@@ -349,7 +349,7 @@ class PackedFile(Handle):
 
     @override
     def read_spans(
-        self, offsets: Ints, lengths: Ints, out: Bytes, places: Ints, near: int = 0
+        self, offsets: Ints, lengths: Ints, out: Bytes, positions: Ints, near: int = 0
     ) -> None:
         # By way of all that is between them.
         if not len(offsets):
@@ -357,7 +357,7 @@ class PackedFile(Handle):
         begin, end = int(offsets.min()), int((offsets + lengths).max())
         window = np.empty(end - begin, np.uint8)
         self.read_into(window, begin)
-        move_spans(window, offsets - begin, lengths, out, places)
+        move_spans(window, offsets - begin, lengths, out, positions)
 
 
 def open_stream(path: Path, memory: int) -> Handle:
