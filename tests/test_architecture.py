@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,14 @@ def test_imports_go_one_way(name, path):
     for other in imported(path):
         if other != "__version__":
             assert FOLDERS.index(other.split(".")[0]) <= own, f"{name} imports {other}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    known = {name: path for name, path in modules() if name}
+    graph = {
+        name: {m for m in imported(path) if m in known} - {name} for name, path in known.items()
+    }
+    assert len(list(TopologicalSorter(graph).static_order())) == len(graph)
 
 
 def test_formats_do_not_know_each_other():

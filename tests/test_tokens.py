@@ -20,7 +20,8 @@ from test_node import SCHEMA, bits, written
 
 import dsprep
 from dsprep.reader.memory import Stopped
-from dsprep.reader.node.tokens import Local, Stagger
+from dsprep.reader.node.stagger import Stagger
+from dsprep.reader.node.tokens import Local
 from dsprep.reader.node.wire import address
 
 
@@ -167,7 +168,8 @@ def test_threads_of_a_reader_share_a_token(key):
 
 HOLD = """
 import json, sys, time
-from dsprep.reader.node.tokens import Local, Stagger
+from dsprep.reader.node.stagger import Stagger
+from dsprep.reader.node.tokens import Local
 key, count, rank, times, seconds = json.loads(sys.argv[1])
 stagger = Stagger(Local(key, count, rank), 1)
 for _ in range(times):
@@ -290,7 +292,7 @@ import numpy as np
 import dsprep
 comm = MPI.COMM_WORLD
 rank, size, count = comm.rank, comm.size, int(sys.argv[2])
-from dsprep.reader.node.tokens import Stagger
+from dsprep.reader.node.stagger import Stagger
 from dsprep.reader.node.tokens_mpi import Mpi
 from dsprep.reader.memory import Stopped
 

@@ -146,7 +146,7 @@ def _virtual() -> list[str]:
 
 
 def _packages() -> dict[str, str]:
-    from dsprep.bench.strategies import PACKAGES
+    from dsprep.bench.strategies.packages import PACKAGES
 
     versions = {}
     for name in PACKAGES:

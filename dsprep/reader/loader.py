@@ -29,7 +29,7 @@ from dsprep.reader.mini_epochs import MiniEpochs, Pass, Policy
 from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
-from dsprep.reader.node.tokens import staggering
+from dsprep.reader.node.stagger import staggering
 from dsprep.reader.options import ReaderOptions, at_least, cut_epochs
 from dsprep.reader.order import Assignment, Leg, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps

@@ -144,13 +144,6 @@ TIERED = tuple(name for name, entry in STRATEGIES.items() if entry.tier)
 THROTTLED = ("dsprep", "provenance", *TIERED)
 """Those whose reads of the capacity tier can be throttled."""
 
-PACKAGES = (
-    *("dsprep", "numpy", "h5py", "lmdb", "zarr", "tensorflow", "torch", "litdata"),
-    *("mosaicml-streaming", "webdataset", "ffcv", "tensorstore", "zarrs", "grain", "array-record"),
-    *("datasets", "pyarrow", "pylance"),
-)
-"""Distributions whose versions matter to figures."""
-
 
 def find(name: str) -> Entry:
     """Return the strategy called `name`.

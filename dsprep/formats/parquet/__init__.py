@@ -23,9 +23,6 @@ from dsprep.formats.base import Format, Settled, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate
 
-PARTITION = "partition"
-"""The attribute of a field that is a part of the file's path."""
-
 
 class Parquet(Format):
     """The format; see `base.Format`."""

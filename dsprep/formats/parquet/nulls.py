@@ -10,11 +10,14 @@ from dsprep.core.schema import Field, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError
 from dsprep.formats.base import Settled
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.parquet import PARTITION
 from dsprep.formats.samples import listed
 
 SHOWN = 12
 """Columns that an error names."""
+
+
+PARTITION = "partition"
+"""The attribute of a field that is a part of the file's path."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,12 +32,12 @@ from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, retype, wanted
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.parquet import PARTITION, types
+from dsprep.formats.parquet import types
 from dsprep.formats.parquet.costs import Costs
 from dsprep.formats.parquet.footer import read as read_footer
 from dsprep.formats.parquet.groups import RowGroups
 from dsprep.formats.parquet.guard import arrow, library
-from dsprep.formats.parquet.nulls import with_nulls
+from dsprep.formats.parquet.nulls import PARTITION, with_nulls
 from dsprep.formats.parquet.types import Leaf
 from dsprep.layout.describe import FieldStorage, show_nbytes
 from dsprep.layout.model import FileLayout
