@@ -250,7 +250,7 @@ def test_one_after_another_through_slots(data, file, ranges, depth, entries, sto
             if len(come) == stop:
                 break
     assert len(come) == min(stop, len(ranges))
-    assert own._words[own._head] == own._words[own._posted] == own._words[own._seen]
+    assert own._words[own._head] == own._words[own._posted] == own._words[own._taken]
     assert not own.busy
 
 
@@ -284,7 +284,7 @@ def interrupted_reads():
     with pytest.raises(KeyboardInterrupt):
         read(reads, starts, edges, places)
     assert sorted(map(bytes, out)) == [b"1234", b"5678"]
-    assert own._words[own._head] == own._words[own._posted] == own._words[own._seen]
+    assert own._words[own._head] == own._words[own._posted] == own._words[own._taken]
 
 
 @needs_ring
