@@ -7,7 +7,7 @@ from typing import Any
 
 from dsprep.core.schema import FieldSpec
 from dsprep.formats.hdf5 import Hdf5
-from dsprep.formats.hdf5.source import Hdf5Source
+from dsprep.formats.hdf5.parse import Hdf5Source
 from dsprep.formats.options import OpenOptions
 
 HDF5 = Hdf5()

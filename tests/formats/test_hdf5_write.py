@@ -205,7 +205,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     writer = HDF5.create(path, schema, samples, options, state)
     feed(writer, batch, cuts[done:])
     with monkeypatch.context() as patch, suppress(OSError):
-        patch.setattr("dsprep.formats.hdf5.writer.pwrite_all", _no_space)
+        patch.setattr("dsprep.formats.hdf5.write.pwrite_all", _no_space)
         writer.finish()
     state = json.loads(json.dumps(writer.checkpoint()))
     writer.close()

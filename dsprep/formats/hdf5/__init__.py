@@ -51,7 +51,7 @@ class Hdf5(WritableFormat):
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         # HDF5 keeps all types itself, `hint` is not needed.
-        from dsprep.formats.hdf5.source import Hdf5Source
+        from dsprep.formats.hdf5.parse import Hdf5Source
 
         check_options(options, self.open_options, self.name)
         return Hdf5Source(path, options)
@@ -97,7 +97,7 @@ class Hdf5(WritableFormat):
     ) -> Writer:
         """Start or continue a file: in place, or by way of ``PATH.spool`` if sizes are unknown."""
         from dsprep.formats.hdf5.plan import lay_out
-        from dsprep.formats.hdf5.writer import PlacedWriter, SpoolWriter
+        from dsprep.formats.hdf5.write import PlacedWriter, SpoolWriter
 
         check_options(options, self.write_options, self.name)
         file = lay_out(schema, options, samples)

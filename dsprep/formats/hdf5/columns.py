@@ -25,11 +25,17 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Array, Attrs, DType, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.datasets import Held
-from dsprep.formats.hdf5.grids import Unlocated, grid_of
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.heaps import Heaps
+from dsprep.formats.hdf5.locate import (
+    Outside,
+    Unlocated,
+    chunk_table,
+    filters_of,
+    grid_of,
+    locate_grid,
+)
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.index_tables import Route, locate
 from dsprep.layout import model as layout
@@ -538,11 +544,11 @@ class Sequences(FieldColumn):
 
     def _open(self, width: int) -> ColumnReader | _Foreign | None:
         plist = self.dataset.id.get_create_plist()
-        if self.dataset.chunks and isinstance(grids.filters_of(plist), str):
+        if self.dataset.chunks and isinstance(filters_of(plist), str):
             return _Foreign.of(self.dataset, self._file, width)
         try:
-            grid = grids.locate(self.dataset, self._file, self._where, raw=width)
-        except (Unlocated, grids.Outside):
+            grid = locate_grid(self.dataset, self._file, self._where, raw=width)
+        except (Unlocated, Outside):
             return None
         field = Field(self.field.name, np.dtype(np.uint8), (width,))
         return ColumnReader(Column(grid), field, self._file.opened)
@@ -564,7 +570,7 @@ def _to_zeros(values: Array, nbytes: Ints) -> tuple[Array, Ints]:
 class _Foreign:
     """Chunks of descriptors with filters that only the library knows.
 
-    `table` is that of `grids.chunk_table`, `block` the descriptors per chunk, `width` the bytes of
+    `table` is that of `chunk_table`, `block` the descriptors per chunk, `width` the bytes of
     each, and `plist` the dataset's ``h5py.h5p.PropDCID``.
     """
 
@@ -579,7 +585,7 @@ class _Foreign:
         from h5py import h5d
 
         plist = dataset.id.get_create_plist()
-        table = grids.chunk_table(dataset, file.nbytes)
+        table = chunk_table(dataset, file.nbytes)
         if table is None or (table["address"] > file.nbytes - table["nbytes"].astype("i8")).any():
             return None
         own_fill = plist.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED

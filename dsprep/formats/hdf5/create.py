@@ -30,8 +30,8 @@ from dsprep.formats.hdf5.attributes import (
     write_attributes,
 )
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier
-from dsprep.formats.hdf5.grids import chunk_table
 from dsprep.formats.hdf5.guard import SIGNATURE, hdf5_errors
+from dsprep.formats.hdf5.locate import chunk_table
 from dsprep.formats.hdf5.plan import FieldPlan, FilePlan
 from dsprep.storage.ranges import pread_most, pwrite_all, truncate
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from dsprep.core.schema import Arena, Array, Field, Ints, has_padding, new_array
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.datasets import Held
 from dsprep.formats.hdf5.dimensions import fill_value
 from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
+from dsprep.formats.hdf5.locate import Outside, Unlocated, check_chunks, extended, locate_grid
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle
@@ -72,27 +72,27 @@ class Rows:
             )
 
     def grid(self, progress: Callable[[int], None] | None = None) -> Grid | None:
-        """Return where the dataset is, found when first asked for; see `grids.locate`."""
+        """Return where the dataset is, found when first asked for; see `locate_grid`."""
         with self._lock:
             if not self._located:
                 try:
                     with hdf5_errors(self.where, "the dataset cannot be located"):
-                        self._grid = grids.locate(self.dataset, self._file, self.where, progress)
+                        self._grid = locate_grid(self.dataset, self._file, self.where, progress)
                         if self.short:
-                            self._grid = grids.extended(
+                            self._grid = extended(
                                 self._grid, self.dataset, self.held.shape, self.fill().tobytes()
                             )
-                except grids.Unlocated as reason:
+                except Unlocated as reason:
                     self._grid = str(reason)
                 self._located = True
             if isinstance(self._grid, str):
-                raise grids.Unlocated(self._grid)
+                raise Unlocated(self._grid)
             return self._grid
 
     def stored(self) -> Grid | None:
-        """Return where the rows are, of whatever type, as `grids.locate` with ``raw``."""
+        """Return where the rows are, of whatever type, as `locate_grid` with ``raw``."""
         nbytes = int(self.dataset.id.get_type().get_size())
-        return grids.locate(self.dataset, self._file, self.where, raw=nbytes)
+        return locate_grid(self.dataset, self._file, self.where, raw=nbytes)
 
     @property
     def reader(self) -> ColumnReader | None:
@@ -101,7 +101,7 @@ class Rows:
             if not self._opened:
                 try:
                     grid = self.grid()
-                except (grids.Unlocated, grids.Outside):
+                except (Unlocated, Outside):
                     grid = None
                 if grid is not None and grid.row_nbytes * self.lines == self.row_nbytes:
                     field = Field(self.dataset.name.strip("/"), self.dtype, self.inner)
@@ -184,7 +184,7 @@ class Rows:
             shape = self.dataset.shape
             if shape:
                 rows = (0, shape[0]) if self.whole else (start, stop)
-                grids.check_chunks(self.dataset, rows[0], rows[1], self.where)
+                check_chunks(self.dataset, rows[0], rows[1], self.where)
             file_space = self.dataset.id.get_space()
             if shape and not self.whole:
                 shape = (stop - start, *shape[1:])

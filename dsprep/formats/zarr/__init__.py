@@ -130,7 +130,7 @@ class Zarr(WritableFormat):
         name and ``.parts`` and packed at the end, or, in groups, written as such.
         """
         from dsprep.formats.zarr.group_writer import GroupWriter, PackedWriter
-        from dsprep.formats.zarr.writer import ZarrWriter
+        from dsprep.formats.zarr.write import ZarrWriter
 
         check_options(options, self.write_options, self.name)
         check_names(schema)

@@ -40,7 +40,7 @@ from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import encode_file, encoder, root_key
 from dsprep.formats.zarr.grid import PADDING, GroupGrid, Track
 from dsprep.formats.zarr.plan import LARGEST
-from dsprep.formats.zarr.writer import Piece, StoreWriter
+from dsprep.formats.zarr.write import Piece, StoreWriter
 from dsprep.formats.zarr.zip_file import Member, directory, is_zip, local_header
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups

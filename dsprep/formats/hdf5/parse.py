@@ -18,7 +18,6 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Batch, DType, Field, Ints, Schema, encode_dtype
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype
-from dsprep.formats.hdf5 import grids
 from dsprep.formats.hdf5.columns import (
     FieldColumn,
     Fixed,
@@ -30,8 +29,8 @@ from dsprep.formats.hdf5.columns import (
 )
 from dsprep.formats.hdf5.dtypes import mislabelled
 from dsprep.formats.hdf5.fields import Fields
-from dsprep.formats.hdf5.grids import Unlocated
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
+from dsprep.formats.hdf5.locate import Unlocated, filter_name
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
@@ -234,7 +233,7 @@ def _chunking(dataset: Any, library: str) -> Chunking:
         chunks = tuple(map(int, dataset.chunks))
         for i in range(plist.get_nfilters()):
             code, _, values, name = plist.get_filter(i)
-            label = grids.filter_name(code, name)
+            label = filter_name(code, name)
             labels.append(f"{label}:{values[0]}" if code == 1 and values else label)
     elif layout_class != h5d.CONTIGUOUS or plist.get_external_count():
         stored = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}.get(layout_class, "external")

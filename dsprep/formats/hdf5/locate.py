@@ -263,7 +263,7 @@ class Outside(FormatError):
     """Stored bytes of a dataset are not in the file; the library may read others of it."""
 
 
-def locate(
+def locate_grid(
     dataset: Any,
     file: Handle,
     where: str,
@@ -313,7 +313,7 @@ def locate(
 def extended(grid: Grid | None, dataset: Any, shape: tuple[int, ...], fill: bytes) -> Grid:
     """Return where the rows of a dataset in chunks are that is read as one of a larger `shape`.
 
-    `grid` is what `locate` returned, `fill` the element that stands for all that is not stored.
+    `grid` is from `locate_grid`, `fill` the element that stands for all that is not stored.
     """
     from h5py import h5d
 
