@@ -16,7 +16,7 @@ class MemoryFile(Handle):
         if key not in store.files:
             raise FileNotFoundError(2, "No such file or directory", name)
         self.status = self.identify()
-        self.nbytes = self.status[1]
+        self.nbytes = self.status.nbytes
 
     def pread(self, nbytes, offset):
         self._store.reads += 1

@@ -63,5 +63,5 @@ def _is_telling(mark: Mark) -> bool:
     if not is_coarse(mark.status):
         return True
     kind = file_system(mark.path.stat().st_dev)
-    settled = time.time() - mark.status[3] / 1e9 > SETTLED
+    settled = time.time() - mark.status.ctime_ns / 1e9 > SETTLED
     return settled and bool(kind) and not kind.startswith("fuse")

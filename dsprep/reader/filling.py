@@ -472,7 +472,7 @@ class Filler:
     def sample_at(self, fill: Fill, part: ReadPart, error: BaseException) -> int:
         """Return the sample of a unit at which reading a part failed, or the unit's first one."""
         if part.file is not None and part.runs is not None:
-            starts, end = part.runs.starts, part.file.identify()[1]
+            starts, end = part.runs.starts, part.file.identify().nbytes
             beyond = np.flatnonzero(starts + part.runs.sizes > end)
             offset = int(starts[0])
             if isinstance(error, RangeError):

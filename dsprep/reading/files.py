@@ -110,7 +110,7 @@ class Files:
         if before is None and mark is not None:
             before = mark.status
             if mark.each:  # of many files, only the newest of their change times is known
-                before = (*now[:3], min(now[3], before[3]))
+                before = now._replace(ctime_ns=min(now.ctime_ns, before.ctime_ns))
         if before is not None and not same_file(file, before, now):
             raise changed(Path(file), before, now)
         if before is None or before[0] == now[0] or not is_coarse(before):

@@ -96,8 +96,8 @@ def _compare_sizes(
     except FileNotFoundError:
         return ["it is missing"], None, DataFiles.none(path)
     differences = []
-    if mark.status[1] != known.nbytes:
-        differences.append(f"it has {mark.status[1]:,} bytes, expected {known.nbytes:,}")
+    if mark.status.nbytes != known.nbytes:
+        differences.append(f"it has {mark.status.nbytes:,} bytes, expected {known.nbytes:,}")
     if mark.files != known.files:
         differences.append(f"it has {mark.files:,} files, expected {known.files:,}")
     return differences, mark, files

@@ -11,12 +11,19 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 from dsprep.errors import FormatError
 
-Status: TypeAlias = tuple[int, int, int, int]
-"""Inode, size, time stamp and change time of a file, both in ns."""
+
+class Status(NamedTuple):
+    """What of a file's status changes when it is written to or replaced; times are in ns."""
+
+    inode: int
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+
 
 SECOND = 10**9
 
@@ -31,7 +38,7 @@ class ChangedError(FormatError):
 
 def status(facts: os.stat_result) -> Status:
     """Return what of a file's status changes when it is written to or replaced."""
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+    return Status(facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
 
 
 def same_time(a: int, b: int) -> bool:
@@ -71,15 +78,15 @@ def _is_sole(path: str | Path) -> bool:
 
 def same_file(path: str | Path, before: Status, now: Status) -> bool:
     """Whether a file on the same mount is the same, as far as its status says that."""
-    if before[1] != now[1]:
+    if before.nbytes != now.nbytes:
         return False
-    same = same_time(before[2], now[2]) and same_time(before[3], now[3])
+    same = same_time(before.mtime_ns, now.mtime_ns) and same_time(before.ctime_ns, now.ctime_ns)
     return same or _is_sole(path)
 
 
 def is_coarse(status: Status) -> bool:
     """Whether a change time says too little, being of whole seconds; it may be the time stamp."""
-    return status[3] % SECOND == 0
+    return status.ctime_ns % SECOND == 0
 
 
 def changed(path: Path, before: Status, now: Status | None) -> ChangedError:

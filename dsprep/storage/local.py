@@ -29,7 +29,7 @@ class LocalFile(Handle):
         if not stat.S_ISREG(facts.st_mode):
             raise FormatError("this is not a regular file", where=path)
         self.status, self._links = status(facts), facts.st_nlink
-        self.nbytes = self.status[1]
+        self.nbytes = self.status.nbytes
 
     @override
     def close(self) -> None:
@@ -66,7 +66,7 @@ class LocalFile(Handle):
         now = status(facts)
         if now != self.status and not same_file(self.name, self.status, now):
             # Another name, or one less when another file takes its place, changes its change time.
-            renamed = same_file(self.name, self.status, (*now[:3], self.status[3]))
+            renamed = same_file(self.name, self.status, now._replace(ctime_ns=self.status.ctime_ns))
             if not renamed or facts.st_nlink == self._links:
                 raise changed(self.path, self.status, now)
             self.status, self._links = now, facts.st_nlink

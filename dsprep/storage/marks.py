@@ -135,7 +135,7 @@ class Mark:
             lines.update(b"%b\0%d\0%d\n" % (name, size, mtime // UNITS[-1]))
             times.update(b"%b\0%d\0%d\n" % (name, mtime, ctime))
         each, exact = (state.hexdigest() if names else "" for state in (lines, times))
-        combined = own.st_ino, nbytes, newest, latest
+        combined = Status(own.st_ino, nbytes, newest, latest)
         files = DataFiles(path, names, ends, sizes)
         return cls(path, combined, len(sizes), each, exact, mount_of(own)), files
 
@@ -152,8 +152,7 @@ class Mark:
         TypeError, ValueError, KeyError
             If it is something else.
         """
-        inode, nbytes, mtime, ctime = map(int, json["status"])
-        return cls(path, **{**json, "status": (inode, nbytes, mtime, ctime)})
+        return cls(path, **{**json, "status": Status(*map(int, json["status"]))})
 
     def check(self) -> None:
         """Raise `ChangedError` unless all is still as it was, other `OSError` if that is unknown.
@@ -169,7 +168,7 @@ class Mark:
             now = self._now(refresh=True)
             if now is not None and self.is_same(now):
                 return
-            newer = now is not None and now.status[2] >= self.status[2]
+            newer = now is not None and now.status.mtime_ns >= self.status.mtime_ns
             if not far or (newer and not self.locked):
                 break  # clients keep what is older, not what is newer
         if now is None or now.status[1:] != self.status[1:]:
@@ -213,16 +212,16 @@ class Mark:
         if not self.is_alike(now):
             return False
         here = self.at == now.at
-        exact = same_time(self.status[3], now.status[3]) and self.times == now.times
+        exact = same_time(self.status.ctime_ns, now.status.ctime_ns) and self.times == now.times
         if here and not exact:
             return False
-        if not self.sampled or (exact and not self.each and self.status[0] == now.status[0]):
+        if not self.sampled or (exact and not self.each and self.status.inode == now.status.inode):
             return True
         return self.has_sampled()
 
     def has_sizes(self, now: Mark) -> bool:
         """Whether there are as many files and bytes."""
-        return (self.status[1], self.files) == (now.status[1], now.files)
+        return (self.status.nbytes, self.files) == (now.status.nbytes, now.files)
 
     def is_alike(self, now: Mark) -> bool:
         """Whether sizes, names and time stamps are the same, as far as times are kept."""

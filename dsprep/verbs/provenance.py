@@ -157,7 +157,7 @@ def refresh(
         other = [
             i
             for i, (mark, f) in enumerate(zip(marks, content.files, strict=True))
-            if (mark.status[0], mark.status[2]) != (f.identity.inode, f.identity.mtime_ns)
+            if (mark.status.inode, mark.status.mtime_ns) != (f.identity.inode, f.identity.mtime_ns)
         ]
         changed = changes(content, dataset, path=path)
         companion, sums = b"", False

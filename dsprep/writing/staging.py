@@ -370,7 +370,7 @@ def _is_content(mark: Mark) -> bool:
 def _is_renamed(path: Path, mark: Mark) -> bool:
     """Whether `path` is what was marked under another name, since its inode is; mostly it is."""
     facts = path.lstat()
-    if mark.at != mount_of(facts) or is_coarse(mark.status) or facts.st_ino != mark.status[0]:
+    if mark.at != mount_of(facts) or is_coarse(mark.status) or facts.st_ino != mark.status.inode:
         return False  # or inodes say nothing
     return path.is_dir() or _is_content(replace(mark, path=path))
 

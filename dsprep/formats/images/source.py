@@ -64,8 +64,8 @@ class ImageSource(LocatedSource):
 
     def _open(self, path: str) -> Handle:
         file = self._files.get(0, path, lambda _: self.path)
-        if file.status[3] > self._newest:
-            raise changed(file.path, (*file.status[:3], self._newest), file.status)
+        if file.status.ctime_ns > self._newest:
+            raise changed(file.path, file.status._replace(ctime_ns=self._newest), file.status)
         return file
 
     @override

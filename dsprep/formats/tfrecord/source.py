@@ -230,7 +230,7 @@ class TFRecordSource(Source):
         codec = self._codec
         if codec:
             how = f"slow: {codec} runs over the whole file, so what is before is unpacked too"
-            alone = self._stream.status[1] if len(self._features) == 1 else None
+            alone = self._stream.status.nbytes if len(self._features) == 1 else None
             packed = FieldStorage(storage="", codecs=(codec,), stored_nbytes=alone, access=how)
             described = {n: replace(packed, storage=each.storage) for n, each in described.items()}
         types = {f.field.name: f"{example.TYPES[f.type]}_list" for f in self._features}

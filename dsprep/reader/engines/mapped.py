@@ -107,6 +107,6 @@ class Mapped:
 
 def _check_size(file: Handle, stop: int) -> None:
     """Raise `FormatError` if a file has less than `stop` bytes by now."""
-    size = file.identify()[1]
+    size = file.identify().nbytes
     if size < stop:
         raise ends_early(file.path, 0, stop, size)
