@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import struct
+import tempfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +18,11 @@ from record_checks import entry, frame, message, write_records
 from support import assert_same_batch, random_batch, schemas, write_batch
 
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
-from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.base import Source
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
-from dsprep.formats.tfrecord import example, framing, stream
+from dsprep.formats.tfrecord import example, framing
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints
 from dsprep.storage.paths import Candidate
@@ -343,11 +346,7 @@ def test_the_sidecar_gives_types_and_attributes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", ["gzip", "members", "zlib"])
-def test_packed_files_at_any_place(
-    tmp_path: Path, pack: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "SPACING", 1 << 17)
-    monkeypatch.setattr(stream, "COPIES", 4)
+def test_packed_files_at_any_place(tmp_path: Path, pack: str) -> None:
     rng = np.random.default_rng(1)
     values = [rng.integers(0, 16, n, "u1").tobytes() for n in rng.integers(0, 20_000, 300)]
     plain = [frame(build(x=(BYTES, v))) for v in values]
@@ -365,6 +364,38 @@ def test_packed_files_at_any_place(
             batch = source.read(start, stop)
             assert [batch["x"][i] for i in range(stop - start)] == values[start:stop]
         assert source.storage()["x"].codecs == ("zlib" if pack == "zlib" else "gzip",)
+
+
+def test_packed_files_are_unpacked_once_and_only_to_read_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    make = tempfile.TemporaryFile
+
+    def counted(**options: Any) -> Any:
+        made.append(make(**options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", counted)
+    path = tmp_path / "f.tfrecord"
+    path.write_bytes(gzip.compress(b"".join(frame(build(x=(BYTES, b"v%d" % i))) for i in range(9))))
+    with opened(path) as source:
+        assert len(source) == 9
+        assert not made
+        assert [source[i]["x"] for i in (8, 0, 4)] == [b"v8", b"v0", b"v4"]
+        assert len(made) == 1
+    assert made[0].closed
+
+
+def test_packed_files_need_space_to_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f.tfrecord"
+    path.write_bytes(gzip.compress(frame(build(x=(BYTES, b"value")))))
+    full = shutil._ntuple_diskusage(100, 90, 10)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with opened(path) as source, pytest.raises(TargetError, match="set TMPDIR"):
+        source[0]
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,35 +1,36 @@
 """The bytes of the records, at any offset: of a plain file, or of what a compressed one unpacks to.
 
 `PackedFile` reads GZIP and ZLIB as TensorFlow writes them: one stream over the whole file, or
-several one after another. A deflated stream can only be read from its beginning, so the first pass
-keeps copies of the decoder, and a read continues from the nearest copy, or from where another read
-stopped. Memory stays bounded whatever the file unpacks to.
+several one after another. Reading the headers unpacks it in bounded memory. A deflated stream can
+only be read from its beginning, so the first read of values unpacks it once more, to a temporary
+file, which has no name and goes with the handle.
 """
 
 from __future__ import annotations
 
+import shutil
 import struct
+import tempfile
 import threading
 import zlib
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import IO, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dsprep.core.schema import Bytes, Ints
-from dsprep.core.spans import move_spans
-from dsprep.errors import FormatError
+from dsprep.core.schema import Ints
+from dsprep.errors import FormatError, TargetError
 from dsprep.formats.tfrecord.example import view
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
 from dsprep.storage.base import Handle
 from dsprep.storage.identity import Status
 from dsprep.storage.paths import open_file
+from dsprep.storage.ranges import pread_into
 
 Packing: TypeAlias = Literal["gzip", "zlib"]
 
@@ -46,12 +47,8 @@ INPUT = 64 << 10
 KEPT, KEPT_SHARE = 64 << 20, 8
 """Bytes of a compressed record that is waited for, and their share of the memory; a larger one is
 looked at in a second pass."""
-COPIES = 256
-"""Decoder copies kept, about 48 KiB each."""
 LEAST_RECORD, UNPACKED = 64 << 20, 256
 """A record of a compressed file may have so many bytes, or so many times those of the file."""
-SPACING = 8 << 20
-"""Unpacked bytes between two copies, doubled whenever there are `COPIES` of them."""
 
 
 def packing(head: bytes) -> Packing | None:
@@ -164,21 +161,10 @@ def windows(file: Handle, starts: range, nbytes: int) -> Iterator[tuple[int, NDA
 class _Cursor:
     """A decoder, the offset in the file of what it takes next, and that of what comes out next."""
 
-    def __init__(self, file: PackedFile, at: int = 0, position: int = 0) -> None:
-        self.file, self.at, self.position = file, at, position
+    def __init__(self, file: PackedFile) -> None:
+        self.file, self.at, self.position = file, 0, 0
         self._decoder: zlib._Decompress | None = None
         self._tail = b""
-
-    def copy(self) -> _Cursor:
-        made = _Cursor(self.file, self.at, self.position)
-        made._decoder = self._decoder and self._decoder.copy()
-        made._tail = self._tail
-        return made
-
-    @property
-    def between(self) -> bool:
-        """Whether the cursor stands between two streams, so that a copy needs no decoder."""
-        return self._decoder is None
 
     def read(self, limit: int) -> bytes:
         """Return 1 to `limit` bytes, or none at the end of the file."""
@@ -225,12 +211,8 @@ class PackedFile(Handle):
         self.stored, self.name, self.status = stored, stored.name, stored.status
         self.codec, self._kept = codec, kept
         self.nbytes = 0
-        self._copies = [_Cursor(self)]  # by rising position, of the first pass
-        self._between: list[tuple[int, int]] = [(0, 0)]  # (position, at) where a stream begins
-        self._spacing = SPACING
-        self._stopped: list[_Cursor] = []  # where reads stopped, the latest last
-        self._lock = threading.Lock()  # over the lists
-        self._turn = threading.Lock()  # held by the one read that has far to go
+        self._unpacked: IO[bytes] | None = None
+        self._lock = threading.Lock()  # over making it
 
     def damaged(self, cursor: _Cursor) -> FormatError:
         """Return the error for compressed bytes that cannot be."""
@@ -240,7 +222,7 @@ class PackedFile(Handle):
         )
 
     def unpack(self, look: Look | None = None) -> Index:
-        """Read all headers, and keep copies of the decoder on the way; see `read_index`."""
+        """Read all headers; see `read_index`."""
         begun: list[tuple[int, int]] = []  # a record that is not all in the window
         far: list[tuple[int, int]] = []  # those that are too large to wait for
 
@@ -258,7 +240,6 @@ class PackedFile(Handle):
         while data := cursor.read(1 << 20):
             parts.append(data)
             have += len(data)
-            self._remember(cursor)
             if begun and at + have < sum(begun[0]) + FOOTER:
                 continue
             window = np.frombuffer(b"".join(parts), np.uint8)
@@ -283,27 +264,40 @@ class PackedFile(Handle):
             look.take_on_disk(start, length)
         return index
 
-    def _remember(self, cursor: _Cursor) -> None:
-        if cursor.between and cursor.position >= self._between[-1][0] + SPACING:
-            self._between.append((cursor.position, cursor.at - len(cursor._tail)))
-        elif cursor.position >= self._copies[-1].position + self._spacing:
-            if len(self._copies) >= COPIES:
-                self._copies = self._copies[::2]
-                self._spacing *= 2
-            self._copies.append(cursor.copy())
-
-    def _nearest(self, offset: int) -> _Cursor:
-        """Return a cursor of its own that stands at `offset` or as little as possible before."""
+    def _descriptor(self) -> int:
+        """Return the descriptor of the temporary file of the unpacked bytes."""
         with self._lock:
-            stopped = [c for c in self._stopped if c.position <= offset]
-            best = max(stopped, key=lambda c: c.position, default=self._copies[0])
-            copy = self._copies[bisect_right(self._copies, offset, key=lambda c: c.position) - 1]
-            if copy.position > best.position:
-                best = copy
-            position, at = self._between[bisect_right(self._between, (offset, 1 << 62)) - 1]
-            if position > best.position:
-                return _Cursor(self, at, position)
-            return best.copy()
+            if self._unpacked is None:
+                self._unpacked = self._to_disk()
+            return self._unpacked.fileno()
+
+    def _to_disk(self) -> IO[bytes]:
+        folder = tempfile.gettempdir()
+        free = shutil.disk_usage(folder).free
+        if free < self.nbytes:
+            raise TargetError(
+                f"there is no space to unpack {self.path.name}, which reading its values takes",
+                where=folder,
+                expected=f"{self.nbytes} bytes",
+                found=f"{free} bytes",
+                fix="set TMPDIR to a directory with more space",
+            )
+        cursor, unpacked = _Cursor(self), tempfile.TemporaryFile(prefix="dsprep-")  # noqa: SIM115 (closed with the handle)
+        try:
+            while data := cursor.read(INPUT):
+                unpacked.write(data)
+            unpacked.flush()
+            if cursor.position != self.nbytes:
+                raise FormatError(
+                    "the file has changed since its records were counted",
+                    where=self.path,
+                    expected=f"{self.nbytes} unpacked bytes",
+                    found=cursor.position,
+                )
+        except BaseException:
+            unpacked.close()
+            raise
+        return unpacked
 
     @override
     def pread(self, nbytes: int, offset: int) -> bytes:
@@ -318,46 +312,13 @@ class PackedFile(Handle):
     @override
     def close(self) -> None:
         self.stored.close()
+        if self._unpacked is not None:
+            self._unpacked.close()
 
     @override
     def read_into(self, out: NDArray[np.uint8], offset: int) -> None:
-        cursor = self._nearest(offset)
-        if offset - cursor.position <= SPACING:
-            self._continue(cursor, out, offset)
-            return
-        with self._turn:  # waiting for the read before this one is cheaper than unpacking it too
-            self._continue(self._nearest(offset), out, offset)
-
-    def _continue(self, cursor: _Cursor, out: NDArray[np.uint8], offset: int) -> None:
-        done = 0
-        while done < len(out):
-            skip = offset + done - cursor.position
-            data = cursor.read(min(1 << 20, skip or len(out) - done))
-            if not data:
-                raise FormatError(
-                    "the file has become shorter",
-                    where=self.path,
-                    expected=f"{offset + len(out)} unpacked bytes",
-                    found=cursor.position,
-                )
-            if not skip:
-                out[done : done + len(data)] = np.frombuffer(data, np.uint8)
-                done += len(data)
+        pread_into(self._descriptor(), out, offset, self.path)
         self.check_same()
-        with self._lock:
-            self._stopped = [*self._stopped[-7:], cursor]
-
-    @override
-    def read_spans(
-        self, offsets: Ints, lengths: Ints, out: Bytes, positions: Ints, near: int = 0
-    ) -> None:
-        # By way of all that is between them.
-        if not len(offsets):
-            return
-        begin, end = int(offsets.min()), int((offsets + lengths).max())
-        window = np.empty(end - begin, np.uint8)
-        self.read_into(window, begin)
-        move_spans(window, offsets - begin, lengths, out, positions)
 
 
 def open_stream(path: Path, memory: int) -> Handle:
