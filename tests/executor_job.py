@@ -26,9 +26,9 @@ from dsprep.formats.options import WriteOptions
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
-from dsprep.writing import apart, shuffle
+from dsprep.writing import parallel, shuffle
 
-do_task = apart._do
+do_task = parallel._do
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}
 GROUPS = {"buffer_size": 16, "stripe_size": "4KiB", "samples_per_file": 64}
 CASES = [
@@ -72,7 +72,7 @@ def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
             with small_parts():
                 done = run(inputs, target, to=to, durable=False, executor=executor, **options)
             reports = [done] if run is dsprep.convert else [report for _, report in done.parts]
-            assert not any(apart.ALONE in report.notes for report in reports), number
+            assert not any(parallel.ALONE in report.notes for report in reports), number
         finally:
             shuffle._choose = choose
     for name in ("fixed", "mixed"):
@@ -94,12 +94,12 @@ def do_all(origin: Path, folder: Path, executor: Executor | None) -> None:
 @contextmanager
 def small_parts():
     """Have files written in parts of few samples, wherever these begin."""
-    before = apart.PART_NBYTES, groups.PAGE
-    apart.PART_NBYTES, groups.PAGE = 4000, 1
+    before = parallel.PART_NBYTES, groups.PAGE
+    parallel.PART_NBYTES, groups.PAGE = 4000, 1
     try:
         yield
     finally:
-        apart.PART_NBYTES, groups.PAGE = before
+        parallel.PART_NBYTES, groups.PAGE = before
 
 
 def files(folder: Path) -> list[Path]:
@@ -131,7 +131,7 @@ def plain(value: object) -> object:
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
-def killing(task: apart._Task) -> int:
+def killing(task: parallel._Task) -> int:
     """Write a shard; the first time that one in the middle is to be written, be killed instead."""
     marker = task.root / "killed"
     nbytes = do_task(task) if task.number != 2 or marker.exists() else 0
@@ -143,7 +143,7 @@ def killing(task: apart._Task) -> int:
     return nbytes
 
 
-def stopping(task: apart._Task) -> int:
+def stopping(task: parallel._Task) -> int:
     """Write a shard, or answer no more: as a rank whose node is lost."""
     if task.number == 2:
         (task.root / "stopped").touch()
@@ -158,7 +158,7 @@ def stopped(origin: Path, target: Path) -> None:
 
     from dsprep.cli import main
 
-    apart._do = executor_job.stopping
+    parallel._do = executor_job.stopping
     if MPI.COMM_WORLD.Get_rank() == 0:
         target.with_name("first").write_text(str(os.getpid()))
     words = [origin / "mixed.tfrecord", target, "--to", "tfrecord", "--samples-per-file", 30]
@@ -166,7 +166,7 @@ def stopped(origin: Path, target: Path) -> None:
     main()
 
 
-def twice(task: apart._Task) -> int:
+def twice(task: parallel._Task) -> int:
     """Write a shard twice at the same time."""
     done = []
     threads = [threading.Thread(target=lambda: done.append(do_task(task))) for _ in range(3)]
@@ -196,7 +196,7 @@ def main() -> None:
             import executor_job
 
             if what == "kill":
-                apart._do = executor_job.killing
+                parallel._do = executor_job.killing
             killed(origin, target, executor)
 
 

@@ -46,7 +46,7 @@ from dsprep.storage.trees import data_files, remove
 from dsprep.verbs.check import check
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
-from dsprep.writing import apart, shards, staging, transfer
+from dsprep.writing import parallel, shards, staging, transfer
 from dsprep.writing.job import RunOptions
 from dsprep.writing.plan import Cut
 from dsprep.writing.run import run_job
@@ -524,11 +524,13 @@ class FormatContract(SourceContract):
         make(RunOptions(workers=1))
         expected = self.digest()
         nbytes = sum(int(column.nbytes) for column in self.batch.values())
-        monkeypatch.setattr(apart, "PART_NBYTES", nbytes // 6)
+        monkeypatch.setattr(parallel, "PART_NBYTES", nbytes // 6)
         monkeypatch.setattr(core.groups, "PAGE", 1)
         parts = []
-        do = apart._do_part
-        monkeypatch.setattr(apart, "_do_part", lambda task: parts.append(task.number) or do(task))
+        do = parallel._do_part
+        monkeypatch.setattr(
+            parallel, "_do_part", lambda task: parts.append(task.number) or do(task)
+        )
         for fuse in (0, 4, 13) if fixed == LARGE or (grouped and not fixed) else (0,):
             for path in list(tmp_path.iterdir()):
                 if path.name != "in":
@@ -561,8 +563,8 @@ class FormatContract(SourceContract):
         burning = kill_at(fuse)
         try:
             burning(transfer.ShardCopy, "_copy")
-            burning(apart, "_do_part")
-            burning(apart, "complete")
+            burning(parallel, "_do_part")
+            burning(parallel, "complete")
             burning(staging.Staging, "save")
             burning(staging.Staging, "publish")
             burning(staging.Staging, "discard")

@@ -22,8 +22,8 @@ from dsprep.bench.report.model import COLUMNS, MEASURES, BenchReport, Measure, P
 from dsprep.bench.strategies import SETS, STRATEGIES
 from dsprep.cli import app as dsprep_app
 from dsprep.cli.bench import output
+from dsprep.core.units import parse_nbytes
 from dsprep.errors import FormatError, UsageError
-from dsprep.writing.plan import parse_nbytes
 
 SAMPLES, NBYTES, LIMIT_RATE = 8192, 19_200, 62_500.0
 HOSTILE = '<script src="http://evil.example/x.js">&\x1b[31m\u202e\ud800</script>'

@@ -29,7 +29,7 @@ from dsprep.errors import DsprepError, ExecutorError, ReadError, UsageError
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
-from dsprep.writing import apart, plan, shards, shuffle
+from dsprep.writing import parallel, plan, shards, shuffle
 
 SCRIPT = Path(executor_job.__file__)
 COUNT = 300
@@ -164,7 +164,7 @@ def assert_whole(folder, whole):
 @needs["dask"]
 @pytest.mark.parametrize("name", ["set", "one"])
 def test_a_killed_dask_worker_costs_nothing(name, pool, origin, wholes, tmp_path, monkeypatch):
-    monkeypatch.setattr(apart, "_do", executor_job.killing)
+    monkeypatch.setattr(parallel, "_do", executor_job.killing)
     executor_job.killed(origin, tmp_path / name, pool("dask"))
     assert_whole(tmp_path, wholes[name])
 
@@ -172,7 +172,7 @@ def test_a_killed_dask_worker_costs_nothing(name, pool, origin, wholes, tmp_path
 def lose_a_process(origin, target, monkeypatch):
     """Be killed with some shards or parts complete and some not; return how many are."""
     with monkeypatch.context() as patch, executors.opened("processes", workers=2) as some:
-        patch.setattr(apart, "_do", executor_job.killing)
+        patch.setattr(parallel, "_do", executor_job.killing)
         with pytest.raises(ExecutorError, match="a worker was lost; repeat the command"):
             executor_job.killed(origin, target, some)
     assert not target.exists()
@@ -186,8 +186,8 @@ def test_a_killed_process(name, then, pool, origin, wholes, tmp_path, monkeypatc
     done = lose_a_process(origin, tmp_path / name, monkeypatch)
     assert 0 < done < 10
     begun = []
-    task = apart._task
-    monkeypatch.setattr(apart, "_task", lambda *a, **k: begun.append(a) or task(*a, **k))
+    task = parallel._task
+    monkeypatch.setattr(parallel, "_task", lambda *a, **k: begun.append(a) or task(*a, **k))
     executor_job.killed(origin, tmp_path / name, None if then == "threads" else pool(then))
     assert len(begun) == (0 if (name, then) == ("set", "threads") else 10 - done)
     assert_whole(tmp_path, wholes[name])
@@ -307,7 +307,7 @@ def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     dsprep.convert(origin / "mixed.tfrecord", tmp_path / "one" / "set", **options)
-    monkeypatch.setattr(apart, "_do", executor_job.twice)
+    monkeypatch.setattr(parallel, "_do", executor_job.twice)
     with ThreadPoolExecutor(1) as threads:
         options["executor"] = threads
         dsprep.convert(origin / "mixed.tfrecord", tmp_path / "two" / "set", **options)
@@ -434,14 +434,14 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
     root = tmp_path / ".set.dsprep-partial"
     with ThreadPoolExecutor(1) as threads:
         with monkeypatch.context() as patch:
-            patch.setattr(apart, "_do", keep)
+            patch.setattr(parallel, "_do", keep)
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, **options)
             options["compress"] = "gzip:1"
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, restart=True, **options)
         with pytest.raises(ExecutorError, match="No such file"):
-            apart._do(left[0])
+            parallel._do(left[0])
         assert not list(root.glob("shard-*.json"))
         assert not list((root / "data" / "set").iterdir())
 
@@ -462,7 +462,7 @@ def test_a_worker_of_an_earlier_run_finds_no_file_to_write_to(to, origin, tmp_pa
         for more in ({}, {}, {"samples": "0:290"}):
             earlier, left = left, []
             with monkeypatch.context() as patch:
-                patch.setattr(apart, "_do", keep)
+                patch.setattr(parallel, "_do", keep)
                 with pytest.raises(ReadError):
                     dsprep.convert(
                         source, target, executor=threads, restart=bool(more), **again, **more
@@ -470,7 +470,7 @@ def test_a_worker_of_an_earlier_run_finds_no_file_to_write_to(to, origin, tmp_pa
             there = sorted(root.rglob("*"))
             for task in earlier:
                 with pytest.raises(ExecutorError, match="No such file"):
-                    apart._do(task)
+                    parallel._do(task)
             assert sorted(root.rglob("*")) == there
             assert left
         dsprep.convert(source, target, executor=threads, samples="0:290", **again)
@@ -502,7 +502,7 @@ def test_a_place_in_files_that_are_removed_is_forgotten_first(origin, tmp_path, 
     state = (target.parent / ".set.dsprep-partial" / "state.json").read_text()
     assert '"writer": {' in state
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
-        patch.setattr(apart, "_do", fail)
+        patch.setattr(parallel, "_do", fail)
         with pytest.raises(ReadError):
             dsprep.convert(origin / "fixed.h5", target, durable=False, executor=threads, **options)
     dsprep.convert(origin / "fixed.h5", target, **options)

@@ -31,7 +31,7 @@ from dsprep.storage.identity import ChangedError, same_time
 from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import wait_for
 from dsprep.storage.trees import remove, tree_nbytes
-from dsprep.writing import apart, run, shuffle, staging
+from dsprep.writing import parallel, run, shuffle, staging
 
 FORMATS = sorted(SUFFIX)
 SECOND = 10**9
@@ -87,7 +87,7 @@ def mount(monkeypatch):
 
 def elsewhere(monkeypatch) -> None:
     """Be another node from now on, and wait for nothing."""
-    for module in (nodes, marks, apart):
+    for module in (nodes, marks, parallel):
         if hasattr(module, "node"):
             monkeypatch.setattr(module, "node", lambda: "another")
     monkeypatch.setattr(nodes, "PATIENCE", 0.0)
@@ -220,23 +220,23 @@ def test_what_is_never_seen_is_one_clear_error(tmp_path, monkeypatch):
 def test_shards_that_are_seen_late(format, tmp_path, monkeypatch):
     """The first process waits for each of them, and for the record of its groups."""
     (path,) = made(format, tmp_path / "one", 1, 1, beside=True)
-    monkeypatch.setattr(apart, "node", lambda: "another")
-    real = apart._put
+    monkeypatch.setattr(parallel, "node", lambda: "another")
+    real = parallel._put
 
     def late(made: Path, path: Path, own: Path) -> None:
         kept = made.with_name("kept")
         made.rename(kept)
         threading.Timer(0.05, real, [kept, path, own]).start()
 
-    monkeypatch.setattr(apart, "remove", lambda path: None)
-    monkeypatch.setattr(apart, "tree_nbytes", lambda path: _nbytes(path))
+    monkeypatch.setattr(parallel, "remove", lambda path: None)
+    monkeypatch.setattr(parallel, "tree_nbytes", lambda path: _nbytes(path))
 
     def _nbytes(path: Path) -> int:
         while not path.exists():
             time.sleep(0.01)
         return tree_nbytes(path)
 
-    monkeypatch.setattr(apart, "_put", late)
+    monkeypatch.setattr(parallel, "_put", late)
     for options in ({}, {"buffer_size": 5, "stripe_size": "4KiB"}):
         target = tmp_path / f"out{len(options)}"
         run = dsprep.repack if options else dsprep.convert

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import MemorySource
 
 from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.core.units import parse_nbytes, show_binary_nbytes, show_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.writing.plan import (
@@ -18,15 +19,12 @@ from dsprep.writing.plan import (
     apply_casts,
     cast_schema,
     make_casts,
-    parse_nbytes,
     parse_range,
     pieces,
     probe_nbytes,
     shard_names,
     shards_by_bytes,
     shards_by_samples,
-    show_binary_nbytes,
-    show_nbytes,
 )
 
 RAGGED = Schema((Field.opaque("b"),))

@@ -21,7 +21,7 @@ from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedErro
 from dsprep.storage.ranges import pwrite_all
 from dsprep.storage.trees import data_files
 from dsprep.writing import run
-from dsprep.writing.given.spool import Spool
+from dsprep.writing.samples.spool import Spool
 from dsprep.writing.staging import Staging
 
 FORMATS = sorted(SUFFIX)
@@ -392,7 +392,7 @@ def test_errors_of_the_disk_come_out(tmp_path, monkeypatch):
 
     sample = {"x": np.zeros(100_000)}
     with monkeypatch.context() as patched:
-        patched.setattr("dsprep.writing.given.spool.pwrite_all", full)
+        patched.setattr("dsprep.writing.samples.spool.pwrite_all", full)
         with pytest.raises(OSError, match="No space"):
             dsprep.write(tmp_path / "out.h5", itertools.repeat(sample))
     nothing_left(tmp_path)
@@ -445,7 +445,7 @@ def test_memory_is_used_again_when_it_has_been_written(tmp_path, monkeypatch, sc
         time.sleep(0.002)
         return pwrite_all(*args)
 
-    monkeypatch.setattr("dsprep.writing.given.spool.pwrite_all", slow)
+    monkeypatch.setattr("dsprep.writing.samples.spool.pwrite_all", slow)
     monkeypatch.setattr("dsprep.verbs.write.PIECE_NBYTES", 1 << 10)
     batch = random_batch(schema, 200)
     given = iter(samples_of(batch, schema))

@@ -18,6 +18,7 @@ from dsprep.bench.running import TIMEOUT, run
 from dsprep.bench.strategies import DUMMY, LIMIT, MET, SETS, STRATEGIES, TODAY, find
 from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
+from dsprep.core.units import parse_nbytes, parse_rate
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.executors.mpi import launched
 from dsprep.formats.options import OpenOptions
@@ -25,7 +26,6 @@ from dsprep.reader.defaults import cores_of, threads_by_rule
 from dsprep.reader.ranks import RankInfo, detect
 from dsprep.source.dataset import open_dataset
 from dsprep.source.files import find_files
-from dsprep.writing.plan import parse_nbytes, parse_rate
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with runs done, of how many, and the words for what is being done."""

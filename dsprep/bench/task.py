@@ -14,8 +14,8 @@ import numpy as np
 from dsprep.bench.counters import Counters
 from dsprep.bench.evidence import Seen
 from dsprep.core.schema import Ints, Schema
+from dsprep.core.units import parse_seconds
 from dsprep.errors import UsageError
-from dsprep.writing.plan import parse_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dsprep.bench.strategies import MET, THROTTLED, TIERED
 from dsprep.bench.task import Conditions, Drawn
 from dsprep.cache.folder import Size
+from dsprep.core.units import parse_rate, show_binary_nbytes
 from dsprep.errors import UsageError
 from dsprep.reader.ledger import KEPT
 from dsprep.verbs.tiers import drawn as drawn_by_model
-from dsprep.writing.plan import parse_rate, show_binary_nbytes
 
 PASSES = ("repeats", "mini-epochs")
 """What is swept of passes: nothing but `MET` has them."""

@@ -30,8 +30,8 @@ from dsprep.cache.copies import (
 from dsprep.cache.locks import PATIENCE, Lock
 from dsprep.cache.root import Root
 from dsprep.core.schema import Ints
+from dsprep.core.units import as_nbytes
 from dsprep.errors import UsageError
-from dsprep.writing.plan import as_nbytes
 
 LOCK = "dsprep-cache.lock"
 

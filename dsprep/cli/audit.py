@@ -138,7 +138,7 @@ def _numbers(text: str) -> int | tuple[int, ...]:
 
 def print_report(report: AuditReport) -> None:
     """Print what was found for a person."""
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     word = "group" if report.grouped else "range"
     ranges = f"{report.groups:,} {word}{'s' * (report.groups != 1)}"

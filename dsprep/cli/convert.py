@@ -145,7 +145,7 @@ def _features(texts: list[str]) -> dict[str, str]:
 
 
 def _print_plan(job: Job, source: Source, json: bool) -> None:
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     if json:
         print_json(
@@ -179,7 +179,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
 
 
 def _space(job: Job) -> str:
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     text = f"{'at most' if job.options.compress else 'about'} {show_nbytes(job.estimate)}"
     if job.scratch:
@@ -201,7 +201,7 @@ def _rate(report: Report) -> float:
 
 
 def _print_report(report: Report) -> None:
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     more = report.bytes_out - report.payload
     share = f" ({more / report.payload:+.1%} of the values)" if report.payload else ""

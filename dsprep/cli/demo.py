@@ -87,7 +87,7 @@ def demo(
 
 
 def _run(directory: Path, json: bool) -> None:
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     steps = []
     if not json:

@@ -53,7 +53,7 @@ def inspect(
 
 
 def _print(inspection: Inspection) -> None:
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     rows = [
         ("dataset", inspection.path),
@@ -77,7 +77,7 @@ def _groups(inspection: Inspection) -> list[str]:
     """Return how samples are grouped, if they are."""
     if inspection.groups is None:
         return []
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     count, largest = inspection.groups
     each = inspection.payload / max(1, inspection.samples) * min(largest, inspection.samples)
@@ -85,7 +85,7 @@ def _groups(inspection: Inspection) -> list[str]:
 
 
 def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     lengths, stored = facts.lengths, facts.storage
     about = "" if lengths is None or lengths.exact else "about "

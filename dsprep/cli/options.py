@@ -202,7 +202,7 @@ class Reading:
 
 def nbytes_of(size: str | None) -> int | None:
     """Return the bytes that a size means, None if none was given."""
-    from dsprep.writing.plan import as_nbytes
+    from dsprep.core.units import as_nbytes
 
     return None if size is None else as_nbytes(size)
 

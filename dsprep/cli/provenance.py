@@ -253,7 +253,7 @@ def _show(opened: Sidecar, json: bool) -> None:
 
 
 def _print_explained(facts: Explanation) -> None:
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     per = facts.nbytes_per_sample
     rows = [

@@ -206,8 +206,8 @@ def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
 
 def _lacking(plan: RepackPlan) -> list[str]:
     """Return whether there is too little space for all outputs."""
+    from dsprep.core.units import show_nbytes
     from dsprep.storage.trees import free_nbytes
-    from dsprep.writing.plan import show_nbytes
 
     at = plan.parts[0].job.target.parent
     free = free_nbytes(at)
@@ -227,8 +227,8 @@ def _seed(text: str) -> int | None:
 
 
 def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
+    from dsprep.core.units import show_nbytes
     from dsprep.verbs.repack import inodes
-    from dsprep.writing.plan import show_nbytes
     from dsprep.writing.stripes import hint
 
     stripe, rows = plan.stripe, []
@@ -268,7 +268,7 @@ def _samples(count: int) -> str:
 
 def _alignment(stripe: Stripe | None, job: Job) -> str:
     """Return what groups are aligned to, and whether that matters; or why they are not."""
-    from dsprep.writing.plan import show_binary_nbytes
+    from dsprep.core.units import show_binary_nbytes
 
     if stripe is None and job.options.compress is not None:
         return "not all: compressed groups differ in size, and padding them would cost too much"
@@ -317,7 +317,7 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
 
 
 def _print_report(report: RepackReport) -> None:
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     rows = []
     for part, done in report.parts:

@@ -109,8 +109,8 @@ def step(name: str) -> Iterator[None]:
 
 def files_written(job: Job) -> None:
     """Print the content of each output file, if that is requested."""
+    from dsprep.core.units import show_nbytes
     from dsprep.storage.trees import tree_nbytes
-    from dsprep.writing.plan import show_nbytes
 
     if current_verbosity() < Verbosity.verbose:
         return
@@ -196,7 +196,7 @@ def byte_bar(label: str, show: bool) -> Iterator[Callable[[int, int], None]]:
 
     Yields the function to call with (done, of how many), from any thread.
     """
-    from dsprep.layout.describe import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     with _shown(label, ("bar", "bytes", "rate", "left"), show) as update:
         yield lambda done, total: update(

@@ -40,9 +40,9 @@ def synth(
     json: opt.Json = False,
 ) -> None:
     """Make a dataset with the record structure of a real one, at any size."""
+    from dsprep.core.units import show_nbytes
     from dsprep.synth import describe, names
     from dsprep.synth import synth as make
-    from dsprep.writing.plan import show_nbytes
 
     if show:
         if json:

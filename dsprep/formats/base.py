@@ -462,7 +462,7 @@ class WritePlan:
 
 
 @dataclass(frozen=True)
-class Facts:
+class FileIdentity:
     """What a file states about itself.
 
     Attributes
@@ -478,8 +478,8 @@ class Facts:
     members: Callable[[], Members | None] = lambda: None
 
 
-class Settled(NamedTuple):
-    """How the files of one dataset are read with the same fields: see `Format.settle`.
+class CommonSchema(NamedTuple):
+    """How the files of one dataset are read with the same fields: see `Format.merge_schemas`.
 
     `notes` name what that leaves out; `recount`: files may then have fewer samples.
     """
@@ -504,7 +504,7 @@ class Format(ABC):
         The names in `OpenOptions` that this format knows.
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
-        see `settle`.
+        see `merge_schemas`.
     keeps_types
         Whether a file has the types of its fields; otherwise the sidecar alone may have them.
     named_only
@@ -526,7 +526,7 @@ class Format(ABC):
         cannot be read.
         """
 
-    def identity(self, path: Path) -> Facts:
+    def identity(self, path: Path) -> FileIdentity:
         """Return what `path` states about itself, by a few reads at most.
 
         Size and time stamp are known already. Imports no heavy library.
@@ -536,7 +536,7 @@ class Format(ABC):
         FormatError, OSError
             If it is damaged or gone.
         """
-        return Facts()
+        return FileIdentity()
 
     @abstractmethod
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
@@ -558,9 +558,9 @@ class Format(ABC):
             If the file is damaged, lacks a field that was asked for, or an option does not fit.
         """
 
-    def settle(
+    def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> Settled | None:
+    ) -> CommonSchema | None:
         """Return how files that have these fields are read with the same ones.
 
         Parameters
@@ -577,7 +577,7 @@ class Format(ABC):
         is then opened; None if the files do not agree.
         """
         first = schemas[0]
-        return None if any(map(first.__ne__, schemas)) else Settled(first, options, hint)
+        return None if any(map(first.__ne__, schemas)) else CommonSchema(first, options, hint)
 
 
 class WritableFormat(Format):

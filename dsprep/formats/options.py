@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_
 
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import FieldSpec
+from dsprep.core.units import show_binary_nbytes, show_nbytes
 from dsprep.errors import FormatError, UsageError
-from dsprep.layout.describe import show_binary_nbytes, show_nbytes
 
 Codec: TypeAlias = Literal["gzip", "zlib", "zstd", "blosc"]
 FeatureType: TypeAlias = Literal["bytes", "float", "int64"]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsprep.core.schema import Schema
+from dsprep.core.units import show_nbytes
 from dsprep.layout.laws import LARGEST, Affine, Law
 from dsprep.layout.model import Column, FileLayout, Given, Grid, OwnFiles, Records
 
@@ -318,31 +319,6 @@ def _stored_nbytes(grid: Grid) -> int | None:
 
 
 # --- numbers in words --------------------------------------------------------------------------
-
-
-def show_nbytes(nbytes: float) -> str:
-    """Return a size for a person to read: ``19.2 kB``, ``50.3 MB``.
-
-    >>> show_nbytes(19200)
-    '19.2 kB'
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(nbytes) < 1000:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} PB"
-
-
-def show_binary_nbytes(nbytes: float) -> str:
-    """Return a size in binary units where it is a whole number of them, as sizes are chosen.
-
-    >>> show_binary_nbytes(64 << 20), show_binary_nbytes(1536 << 20), show_binary_nbytes(64_000_000)
-    ('64 MiB', '1536 MiB', '64.0 MB')
-    """
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size and nbytes % size == 0 and nbytes % 1000:
-            return f"{nbytes // size:.0f} {unit}"
-    return show_nbytes(nbytes)
 
 
 def _times(factor: float) -> str:

@@ -12,13 +12,13 @@ import numpy as np
 from dsprep.cache.copier import Throttle
 from dsprep.cache.folder import Size
 from dsprep.core.schema import Batch, Ints
+from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
 from dsprep.reader.order import SHUFFLES, Remainder, Shuffle
-from dsprep.writing.plan import parse_rate
 
 Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
 """How often each part of an epoch is passed, as users say it."""

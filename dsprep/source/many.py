@@ -32,7 +32,7 @@ from dsprep.core.schema import (
 )
 from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats import foreign
-from dsprep.formats.base import Format, Opening, Settled, Source
+from dsprep.formats.base import CommonSchema, Format, Opening, Source
 from dsprep.formats.fields import MissingField
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
@@ -104,8 +104,8 @@ def open_native(
             own_schema = without(all_of_them.schema, options.file_field)
             notes = (*notes, *all_of_them.notes)
             options = replace(options, fields=with_others(options.fields, own_schema.names))
-            settled = _settled(format, (own_schema,), options, schema)
-            options, schema = settled.options, settled.hint
+            common = _merged(format, (own_schema,), options, schema)
+            options, schema = common.options, common.hint
     source: Source
     if len(paths) == 1:
         source = _open_file(format, paths[0], options, schema, first)
@@ -114,10 +114,10 @@ def open_native(
             source.schema = _with_hinted_attrs(source.schema, schema)
         else:
             own_schema = own_names(without(source.schema, options.file_field), options)
-            settled = _settled(format, (own_schema,), options, None)
-            options, schema = settled.options, settled.hint
-            notes_before = (*source.notes, *settled.notes)
-            if settled.recount or settled.schema.names != own_schema.names:
+            common = _merged(format, (own_schema,), options, None)
+            options, schema = common.options, common.hint
+            notes_before = (*source.notes, *common.notes)
+            if common.recount or common.schema.names != own_schema.names:
                 source.close()
                 source = _open_file(format, paths[0], options, schema, first)
             source.notes = (*notes_before, *source.notes)
@@ -150,13 +150,13 @@ def _opening(
     )
 
 
-def _settled(
+def _merged(
     format: Format, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-) -> Settled:
+) -> CommonSchema:
     """Return how files are read whose fields are known to agree."""
-    settled = format.settle(schemas, options, hint)
-    assert settled is not None
-    return settled
+    common = format.merge_schemas(schemas, options, hint)
+    assert common is not None
+    return common
 
 
 def own_names(schema: Schema, options: OpenOptions) -> Schema:
@@ -263,22 +263,22 @@ class MultiSource(Source):
             if known is None or not len(source):
                 known = schema if len(source) else known
                 continue
-            merged = self.format.settle((known, schema), self.options, None)
+            merged = self.format.merge_schemas((known, schema), self.options, None)
             if merged is None:
                 self.schema = known
                 raise self._disagree(self.paths[i], schema)
             known = merged.schema
         self.options, self._inferring = options, False
-        settled = None
+        common = None
         if known is not None:
-            settled = _settled(self.format, (known,), options, None)
-            self.options, self.hint = settled.options, settled.hint
-            self._note_counts |= dict.fromkeys(settled.notes, len(self.paths))
+            common = _merged(self.format, (known,), options, None)
+            self.options, self.hint = common.options, common.hint
+            self._note_counts |= dict.fromkeys(common.notes, len(self.paths))
         if self.options != first_look or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):
                     self._close(index)
-        if settled is not None and settled.recount:
+        if common is not None and common.recount:
             for i in range(len(self.paths)):
                 with self.file(i) as source:
                     counts[i] = len(source)

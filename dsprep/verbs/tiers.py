@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Ints
+from dsprep.core.units import show_nbytes
 from dsprep.errors import UsageError
-from dsprep.layout.describe import show_nbytes
 from dsprep.reader.units import cut_units, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.writing.buffers import slow_convergence

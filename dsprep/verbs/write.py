@@ -24,15 +24,15 @@ from dsprep.storage.paths import as_path
 from dsprep.verbs.convert import named_target, writing
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.verbs.write_items import ItemsOptions, write_items
-from dsprep.writing.given.assemble import Assembler, checked_batch
-from dsprep.writing.given.feed import Abandoned, FedSource
-from dsprep.writing.given.spool import Spool
-from dsprep.writing.given.values import Declared, declared, infer, infer_batch
 from dsprep.writing.items.calls import ProgressCallback
 from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
 from dsprep.writing.plan import PIECE_NBYTES, Cut
 from dsprep.writing.run import making, run_job
+from dsprep.writing.samples.assemble import Assembler, checked_batch
+from dsprep.writing.samples.feed import Abandoned, FedSource
+from dsprep.writing.samples.spool import Spool
+from dsprep.writing.samples.values import Declared, declared, infer, infer_batch
 from dsprep.writing.staging import check_target
 
 MOST = 1 << 16

@@ -15,8 +15,9 @@ from typing import TypeAlias
 import numpy as np
 
 from dsprep.core.schema import Ints, Schema
+from dsprep.core.units import parse_nbytes, show_binary_nbytes, show_nbytes
 from dsprep.errors import UsageError
-from dsprep.writing.plan import ends_by_bytes, parse_nbytes, show_binary_nbytes, show_nbytes
+from dsprep.writing.plan import ends_by_bytes
 from dsprep.writing.stripes import Stripe
 
 AIM = 256 << 20

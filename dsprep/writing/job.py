@@ -20,6 +20,7 @@ import dsprep
 from dsprep.core.groups import Grouping
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Schema
+from dsprep.core.units import as_nbytes, show_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import WriteOptions, not_enough
@@ -27,7 +28,7 @@ from dsprep.storage.atomic import partial_path
 from dsprep.storage.marks import Mark, sample
 from dsprep.storage.trees import data_files, free_nbytes, tree_nbytes
 from dsprep.writing.create_sidecar import made_by
-from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard, as_nbytes, show_nbytes
+from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import STATUS
 

@@ -1,7 +1,7 @@
 """Doing what a job says: copy shard by shard, publish, and write the sidecar.
 
 Shards are written one after another by threads of this process, or by the workers of an executor
-(`dsprep.writing.apart`). ``state.json`` has the number of the shards that are complete from the
+(`dsprep.writing.parallel`). ``state.json`` has the number of the shards that are complete from the
 first one on, and the position in the next.
 """
 
@@ -20,7 +20,6 @@ from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import working
 from dsprep.storage.marks import Mark, unchanged
 from dsprep.storage.trees import tree_nbytes
-from dsprep.writing.apart import clean_apart, parts_of, write_apart, write_parts
 from dsprep.writing.create_sidecar import Made, describe
 from dsprep.writing.job import (
     Job,
@@ -32,6 +31,7 @@ from dsprep.writing.job import (
     fingerprint,
     lineage,
 )
+from dsprep.writing.parallel import clean_apart, parts_of, write_apart, write_parts
 from dsprep.writing.shards import (
     START,
     complete,

@@ -39,6 +39,7 @@ from dsprep import executors
 from dsprep.core.gather import LONG, Assembly, take
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Batch, Ints, Schema, empty_batch
+from dsprep.core.units import show_nbytes
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
@@ -57,7 +58,7 @@ from dsprep.writing.buckets import (
     payload_sizes,
     read_ints,
 )
-from dsprep.writing.plan import PIECE_NBYTES, Shard, pieces, show_nbytes
+from dsprep.writing.plan import PIECE_NBYTES, Shard, pieces
 from dsprep.writing.stripes import LOCAL, file_system
 from dsprep.writing.transfer import Done, ShardCopy
 

@@ -49,7 +49,7 @@ from dsprep.storage.trees import HIDDEN, soon
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run begins anew."""
 
-ANEW = (
+STARTED_OVER = (
     "started over, not continued: the source was replaced or written to since, though its size, "
     "time stamps and sampled blocks are unchanged"
 )
@@ -200,7 +200,7 @@ class Staging:
         """Begin, since the data from which an interrupted run made it were replaced."""
         check_target(self.target, self._overwrite)
         self._begin(job)
-        self.notes += (ANEW,)
+        self.notes += (STARTED_OVER,)
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""

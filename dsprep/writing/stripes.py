@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsprep.core.units import parse_nbytes
 from dsprep.errors import UsageError
-from dsprep.writing.plan import parse_nbytes
 
 SMALLEST, LARGEST = 4 << 10, 4 << 30
 """Stripe sizes that are taken, in bytes: a page, and the largest that Lustre has."""

@@ -25,7 +25,7 @@ from dsprep.bench.report.comparing import apart, flat
 from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
 from dsprep.bench.strategies import DUMMY, LIMIT, SETS, TIERED, TODAY
-from dsprep.writing.plan import show_nbytes
+from dsprep.core.units import show_nbytes
 
 NO_PRODUCT = ("group", "group-db", *SETS["lmdbio"])
 """Ways that are there to be measured, so that none of them is advised."""

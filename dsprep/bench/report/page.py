@@ -29,7 +29,7 @@ from dsprep.bench.report.tables import (
 )
 from dsprep.bench.strategies import LIMIT
 from dsprep.bench.tiering import label
-from dsprep.writing.plan import show_nbytes
+from dsprep.core.units import show_nbytes
 
 MARK = '<meta name="generator" content="dsprep bench"/>'
 """By which a page is known as one of these; within its first 400 bytes."""

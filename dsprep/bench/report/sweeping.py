@@ -12,9 +12,9 @@ from dsprep.bench.report.comparing import apart
 from dsprep.bench.report.model import MEASURES, Measure, Sweep
 from dsprep.bench.report.tables import show_value
 from dsprep.bench.strategies import LIMIT, THROTTLED
+from dsprep.core.units import parse_nbytes
 from dsprep.errors import UsageError
 from dsprep.reader import engines
-from dsprep.writing.plan import parse_nbytes
 
 SIZES = ("buffer-size", "transfer-size")
 COUNTS = (*("threads", "ranks", "stagger", "batch-size", "buffers", "repeats", "mini-epochs"),)

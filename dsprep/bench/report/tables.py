@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsprep.bench.report.model import COLUMNS, MEASURES, BenchReport, Measure, Row
-from dsprep.writing.plan import show_nbytes
+from dsprep.core.units import show_nbytes
 
 NOTHING = "-"
 """Where a row has no such measure."""

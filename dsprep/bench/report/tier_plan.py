@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dsprep import __version__
 from dsprep.bench.report.page import document, section
 from dsprep.bench.report.plots import ABOVE, BELOW, LEFT, RIGHT, round_up, stroke, svg, text
-from dsprep.layout.describe import show_nbytes
+from dsprep.core.units import show_nbytes
 from dsprep.verbs.tiers import Point, TierPlan
 
 HEIGHT = 360

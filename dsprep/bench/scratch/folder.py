@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.bench.machine import existing
+from dsprep.core.units import show_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source
 from dsprep.sidecar.spec import write_json
@@ -25,7 +26,6 @@ from dsprep.storage.durable import sync_directory
 from dsprep.storage.locking import take
 from dsprep.storage.marks import Mark, sample
 from dsprep.storage.trees import free_nbytes, remove
-from dsprep.writing.plan import show_nbytes
 
 MADE = "made.json"
 """In the directory of a complete form: what it was made from."""

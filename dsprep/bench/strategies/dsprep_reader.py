@@ -10,11 +10,11 @@ from typing import Any
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Drawn, Task
 from dsprep.cache.copier import Throttle
+from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError
 from dsprep.reader.cached import CacheOptions
 from dsprep.reader.loader import Reader
 from dsprep.reader.pipeline import Settings
-from dsprep.writing.plan import parse_rate
 
 
 def buffer_size(task: Task) -> str | None:

@@ -179,7 +179,7 @@ def read(
     from dsprep.bench.strategies import find
     from dsprep.cli.bench.output import check_targets, emit
     from dsprep.cli.report import fail
-    from dsprep.writing.plan import parse_nbytes
+    from dsprep.core.units import parse_nbytes
 
     if chosen.listed:
         _list()
@@ -237,7 +237,7 @@ def _job(settings: Settings, sweep: str | None) -> Iterator[tuple[Settings, Runn
 def _plan(work: Work) -> None:
     """Print what would be done."""
     from dsprep.cli.report import print_rows
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     first = work.plans[0]
     of = f" of {first.of:,}, the first" if first.of > first.samples else ""

@@ -112,8 +112,8 @@ def purge(
 
     Of several options that choose copies, all have to hold.
     """
+    from dsprep.core.units import parse_seconds
     from dsprep.verbs.cache import purge as remove
-    from dsprep.writing.plan import parse_seconds
 
     done = remove(
         root,
@@ -134,7 +134,7 @@ def purge(
 
 def print_listing(listing: Listing) -> None:
     """Print what a cache holds for a person."""
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     rows = [("copy", "groups", "size", "last use", "state", "dataset")]
     rows += [
@@ -181,7 +181,7 @@ def _ago(used: float) -> str:
 
 def print_verdict(verdict: CopyVerdict) -> None:
     """Print whether a copy is right for a person."""
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     for bad in verdict.bad[:SHOWN]:
         say(f"wrong: {bad}")
@@ -205,7 +205,7 @@ def print_verdict(verdict: CopyVerdict) -> None:
 
 def print_purged(done: Purged, dry_run: bool) -> None:
     """Print what was removed for a person."""
-    from dsprep.writing.plan import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     word = "would be removed" if dry_run else "removed"
     for c in done.removed:

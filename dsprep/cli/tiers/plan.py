@@ -59,8 +59,8 @@ def tiers(
     Nothing but the sidecar is read. The model is that of Xu et al. (PDSW 2021), Eq. 1 with MIN in
     place of the MAX that is printed there, which contradicts the results of the paper.
     """
+    from dsprep.core.units import parse_nbytes, parse_rate, parse_seconds
     from dsprep.verbs import tiers as verb
-    from dsprep.writing.plan import parse_nbytes, parse_rate, parse_seconds
 
     settings = verb.Tiers(
         capacity=parse_nbytes(capacity),
@@ -92,8 +92,7 @@ def tiers(
 def rows(plan: TierPlan) -> list[tuple[str, str]]:
     """Return a plan for a person: headings and what they say."""
     from dsprep.bench.report.tables import show_seconds
-    from dsprep.layout.describe import show_nbytes
-    from dsprep.writing.plan import show_binary_nbytes
+    from dsprep.core.units import show_binary_nbytes, show_nbytes
 
     def rate(value: float) -> str:
         return f"{show_nbytes(value)}/s"

@@ -162,7 +162,7 @@ def stage(
 def rows(report: StageReport, dry_run: bool) -> list[tuple[str, str]]:
     """Return what was staged for a person."""
     from dsprep.cli.report import show_time
-    from dsprep.layout.describe import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     def span(word: str, numbers: range) -> str:
         last = numbers[-1]
@@ -190,7 +190,7 @@ def rows(report: StageReport, dry_run: bool) -> list[tuple[str, str]]:
 
 def end(report: StageReport) -> None:
     """Note what is not as it should be, and leave the command if something was refused."""
-    from dsprep.layout.describe import show_nbytes
+    from dsprep.core.units import show_nbytes
 
     if report.sorted_by:
         note(

@@ -23,7 +23,7 @@ from typing_extensions import override
 from dsprep.core.packing import digest
 from dsprep.core.schema import Schema
 from dsprep.errors import FormatError
-from dsprep.formats.base import Facts, Format, Source
+from dsprep.formats.base import FileIdentity, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate, open_file
 
@@ -54,17 +54,17 @@ class Adios(Format):
         file = candidate.file
         return MAGIC in file.pread(FOOTER, max(0, file.nbytes - FOOTER))
 
-    def identity(self, path: Path) -> Facts:
+    def identity(self, path: Path) -> FileIdentity:
         """Return the size of the index, and a digest of its beginning and its end.
 
         Each step that is appended makes it longer.
         """
         if path.is_file():
-            return Facts()
+            return FileIdentity()
         index = path / INDEX
         nbytes = index.stat().st_size
         ends = _read(index, FACTS, 0) + _read(index, FACTS, max(0, nbytes - FACTS))
-        return Facts({"index": [nbytes, digest(ends)]})
+        return FileIdentity({"index": [nbytes, digest(ends)]})
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from dsprep.core.groups import Grouping
-from dsprep.formats.base import Facts, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import FileIdentity, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.hdf5.guard import signature, superblock
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.storage.paths import Candidate
@@ -45,8 +45,8 @@ class Hdf5(WritableFormat):
         return candidate.is_file and signature(candidate.file) is not None
 
     @override
-    def identity(self, path: Path) -> Facts:
-        return Facts(superblock(path))
+    def identity(self, path: Path) -> FileIdentity:
+        return FileIdentity(superblock(path))
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

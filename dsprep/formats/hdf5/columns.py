@@ -25,7 +25,7 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Array, Attrs, DType, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.datasets import Held
+from dsprep.formats.hdf5.datasets import StoredType
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.locate import (
@@ -215,7 +215,7 @@ class Member(FieldColumn):
         """
         rows = self._rows.rows
         grid = rows.stored()
-        if rows.whole or len(rows.held.shape) != 1 or grid is None or not grid.plain:
+        if rows.whole or len(rows.stored_type.shape) != 1 or grid is None or not grid.plain:
             raise Unlocated(
                 "its rows are encoded with other members; dsprep convert makes them columns"
             )
@@ -442,7 +442,7 @@ class Sequences(FieldColumn):
     def __init__(
         self,
         dataset: Any,
-        held: Held,
+        stored_type: StoredType,
         file: Handle,
         heaps: Heaps,
         where: str,
@@ -450,10 +450,10 @@ class Sequences(FieldColumn):
         *,
         whole: bool = False,
     ) -> None:
-        self.dataset, self.held, self.whole, self._where = dataset, held, whole, where
-        self.count = 1 if whole else held.shape[0]
-        name, self._dtype = str(dataset.name).strip("/"), held.carrier.dtype
-        self.field = Field(name, self._dtype, (None,), held.kind, attrs)
+        self.dataset, self.stored_type, self.whole, self._where = dataset, stored_type, whole, where
+        self.count = 1 if whole else stored_type.shape[0]
+        name, self._dtype = str(dataset.name).strip("/"), stored_type.carrier.dtype
+        self.field = Field(name, self._dtype, (None,), stored_type.kind, attrs)
         self._file, self._heaps = file, heaps
         self._reader: ColumnReader | _Foreign | None = None
         self._width = 0
@@ -483,10 +483,10 @@ class Sequences(FieldColumn):
                 values, nbytes = _as_numpy(values, nbytes, items)
             else:
                 values, nbytes = self._heaps.read(rows, 1, self._where)
-        if self.held.kind == "str":
+        if self.stored_type.kind == "str":
             values, nbytes = _to_zeros(values, nbytes)
         lengths = nbytes // self._dtype.itemsize
-        column = Ragged.from_lengths(values.view(self._dtype), lengths, self.held.kind)
+        column = Ragged.from_lengths(values.view(self._dtype), lengths, self.stored_type.kind)
         return PendingRead(0, [], lambda _: column)
 
     @override
@@ -664,20 +664,25 @@ class PerGroup(FieldColumn):
         Opens the dataset of a sample, as the only sample that it has.
     shapes
         Of all these datasets: int64 of shape ``(samples, axes)``.
-    held
+    stored_type
         What the first one holds; the others differ in their first axis at most.
     """
 
     def __init__(
-        self, part: Callable[[int], FieldColumn], shapes: Ints, held: Held, name: str, attrs: Attrs
+        self,
+        part: Callable[[int], FieldColumn],
+        shapes: Ints,
+        stored_type: StoredType,
+        name: str,
+        attrs: Attrs,
     ) -> None:
-        self._part, self._shapes, self.held = part, shapes, held
+        self._part, self._shapes, self.stored_type = part, shapes, stored_type
         self._first = part(0)
         self.dataset, self.count = self._first.dataset, len(shapes)
         self._differ = bool((shapes != shapes[0]).any())
         self.field = replace(self._first.field, name=name, attrs=attrs)
-        if not held.vlen and self._differ:
-            self.field = replace(self.field, shape=(None, *held.shape[1:]))
+        if not stored_type.vlen and self._differ:
+            self.field = replace(self.field, shape=(None, *stored_type.shape[1:]))
 
     @property
     def steps(self) -> int:
@@ -707,7 +712,7 @@ class PerGroup(FieldColumn):
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        if self.held.vlen:
+        if self.stored_type.vlen:
             return None
         rows = self._shapes[start:stop, 0] if self._differ else np.ones(stop - start, np.int64)
         return rows * self.field.row_nbytes
@@ -717,7 +722,7 @@ class PerGroup(FieldColumn):
 
         Those of several lengths are so if they are stored as they are; their rows are bytes.
         """
-        if self.held.vlen:
+        if self.stored_type.vlen:
             raise Unlocated("its samples are in heaps; dsprep convert makes them addressable")
         if not field.row_nbytes:
             return Column(None)
@@ -731,7 +736,7 @@ class PerGroup(FieldColumn):
             return Column(grid, 1, Explicit(begins), Explicit(sizes))
         if math.prod(first.chunk) * first.itemsize != field.row_nbytes:
             raise Unlocated("its rows are stored with another size than its samples have")
-        shape, chunk = (self.count, *self.held.shape), (1, *self.held.shape)
+        shape, chunk = (self.count, *self.stored_type.shape), (1, *self.stored_type.shape)
         blocks, itemsize = Blocks(Explicit(begins), _law(sizes)), field.dtype.itemsize
         return Column(replace(first, blocks=blocks, shape=shape, chunk=chunk, itemsize=itemsize))
 

@@ -37,7 +37,7 @@ _DEEPEST = 8
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredType:
     """What a dataset holds.
 
     Attributes
@@ -82,7 +82,7 @@ def _unreadable(dataset: Any) -> str | None:
     return f"it is {kind}, and of variable length (h5repack -l CHUNK=64 changes that)"
 
 
-def held(dataset: Any, where: object, *, attributed: bool = True) -> Held | str:
+def stored_type_of(dataset: Any, where: object, *, attributed: bool = True) -> StoredType | str:
     """Return what an `h5py.Dataset` holds, or why it cannot be a field.
 
     `attributed` is whether it has attributes.
@@ -100,7 +100,7 @@ def held(dataset: Any, where: object, *, attributed: bool = True) -> Held | str:
     string = h5py.check_string_dtype(dtype)
     if string is not None and string.length is None:
         byte = np.dtype(np.uint8)
-        return _unreadable(dataset) or Held(Carrier(byte, byte), shape, "str", vlen=True)
+        return _unreadable(dataset) or StoredType(Carrier(byte, byte), shape, "str", vlen=True)
     if h5py.check_ref_dtype(dtype) is not None:
         return "it holds references"
     base = h5py.check_vlen_dtype(dtype)
@@ -118,12 +118,12 @@ def held(dataset: Any, where: object, *, attributed: bool = True) -> Held | str:
     if base is not None:
         kind: Kind = "bytes" if element.str == "|V1" else "array"
         element = np.dtype(np.uint8) if kind == "bytes" else element
-        return _unreadable(dataset) or Held(Carrier(element, element), shape, kind, vlen=True)
+        return _unreadable(dataset) or StoredType(Carrier(element, element), shape, kind, vlen=True)
     text = marked(dataset, DTYPE_ATTRIBUTE, where) if attributed else None
     if text is None:
-        return Held(Carrier(element, element), shape)
+        return StoredType(Carrier(element, element), shape)
     carrier = read_carrier(text, element, shape, where)
-    return Held(carrier, shape[: len(shape) - len(carrier.axis)])
+    return StoredType(carrier, shape[: len(shape) - len(carrier.axis)])
 
 
 # --- the file --------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Contents:
 
     file: Any
     where: object
-    datasets: dict[str, Held] = field(default_factory=dict)
+    datasets: dict[str, StoredType] = field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributed: set[str] = field(default_factory=set)
     scales: dict[str, int] = field(default_factory=dict)
@@ -219,7 +219,7 @@ def walk(file: Any, disk: Handle, where: object, elsewhere: Elsewhere) -> Conten
                 stack.extend(reversed([*_members(item, f"{path}/" if path else "", where)]))
             elif isinstance(item, h5d.DatasetID):
                 dataset = h5py.Dataset(item)
-                reason = elsewhere.reason(dataset) or held(
+                reason = elsewhere.reason(dataset) or stored_type_of(
                     dataset, f"{where}, field {path}", attributed=attributed
                 )
                 if isinstance(reason, str):
@@ -314,8 +314,8 @@ class _Headers:
 
     def __init__(self, file: Any, disk: Handle) -> None:
         self._disk = disk
-        self._alike: dict[Held, Held] = {}
-        self.datasets: dict[bytes | None, Held] = {}
+        self._alike: dict[StoredType, StoredType] = {}
+        self.datasets: dict[bytes | None, StoredType] = {}
         plist = file.id.get_create_plist()
         self._usable = plist.get_userblock() == 0 and plist.get_sizes() == (8, 8)
 
@@ -356,7 +356,7 @@ class _Headers:
         inside: bool = 0 < address <= self._disk.nbytes - size
         return inside
 
-    def keep(self, header: bytes | None, stored_type: Held) -> Held:
+    def keep(self, header: bytes | None, stored_type: StoredType) -> StoredType:
         """Keep what a dataset holds, and return it or what is equal to it."""
         stored_type = self._alike.setdefault(stored_type, stored_type)
         if header is not None and len(self.datasets) < _MOST_HEADERS:

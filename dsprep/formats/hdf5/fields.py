@@ -39,7 +39,7 @@ from dsprep.formats.hdf5.columns import (
     member,
 )
 from dsprep.formats.hdf5.conventions import stated
-from dsprep.formats.hdf5.datasets import Elsewhere, Held, walk
+from dsprep.formats.hdf5.datasets import Elsewhere, StoredType, walk
 from dsprep.formats.hdf5.dimensions import bookkeeping, read_dimensions
 from dsprep.formats.hdf5.dtypes import Carrier, has_enum
 from dsprep.formats.hdf5.guard import hdf5_errors
@@ -230,7 +230,7 @@ class Fields:
 
     def _take_members(self) -> None:
         """Make members of tables fields: where the file states it, or the user names them."""
-        taken: dict[str, Held] = {}
+        taken: dict[str, StoredType] = {}
         for path, stored_type in self._datasets.items():
             taken[path] = stored_type
             prefix = f"{path}/"
@@ -252,7 +252,7 @@ class Fields:
                     continue
                 base, inner = dtype.subdtype or (dtype, ())
                 name = prefix + "/".join(each)
-                taken[name] = Held(Carrier(base, base), (*stored_type.shape, *inner))
+                taken[name] = StoredType(Carrier(base, base), (*stored_type.shape, *inner))
                 self._members[name] = path, each
                 self._arrays[name] = samples.Sized(taken[name].shape, taken[name].nbytes)
         self._datasets = taken

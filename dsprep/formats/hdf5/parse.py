@@ -16,6 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, DType, Field, Ints, Schema, encode_dtype
+from dsprep.core.units import show_nbytes
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype
 from dsprep.formats.hdf5.columns import (
@@ -33,7 +34,7 @@ from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
 from dsprep.formats.hdf5.locate import Unlocated, filter_name
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import model as layout
-from dsprep.layout.describe import Chunking, FieldStorage, of_array, show_nbytes
+from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.model import Column, FileLayout, Part, Records
 from dsprep.reading.columns import PendingRead, fetch
 from dsprep.storage.paths import open_file
@@ -257,7 +258,7 @@ def _program(path: Path, columns: Mapping[str, tuple[FieldColumn, Field]]) -> st
     plists = [c.dataset.id.get_create_plist() for c in readers if not isinstance(c, Given)]
     if any(p.get_filter(i)[0] >= 32001 for p in plists for i in range(p.get_nfilters())):
         lines.append("import hdf5plugin  # registers the filters")
-    if any(isinstance(c, Fixed | Indexed) and c.rows.held.carrier.foreign for c in readers):
+    if any(isinstance(c, Fixed | Indexed) and c.rows.stored_type.carrier.foreign for c in readers):
         lines.append("import ml_dtypes  # registers bfloat16 and its like with numpy")
     lines += ["import numpy as np", ""]
     if any(isinstance(c, Indexed) for c in readers):
@@ -326,14 +327,14 @@ def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
         return [f"{target} = f[{path!r}][()]"]
     if isinstance(column, Sequences):
         read = f"f[{path!r}][{'()' if column.whole else '0'}]"
-        if column.held.shape[:1] != dataset.shape[:1] and not dataset.shape[0]:
+        if column.stored_type.shape[:1] != dataset.shape[:1] and not dataset.shape[0]:
             return [f'{target} = ""  # nothing was written']
-        dtype = column.held.carrier.dtype
-        if column.held.kind == "array" and mislabelled(dtype):
+        dtype = column.stored_type.carrier.dtype
+        if column.stored_type.kind == "array" and mislabelled(dtype):
             read += f".view({_spell(dtype)})  # h5py takes the bytes for native ones"
         return [f"{target} = {read}"]
     assert isinstance(column, Fixed | Indexed)  # the others of the four
-    carrier = column.rows.held.carrier
+    carrier = column.rows.stored_type.carrier
     if isinstance(column, Fixed):
         lines = _load_rows(column, target, path)
     else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dsprep.core.schema import Arena, Array, Field, Ints, has_padding, new_array
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.datasets import Held
+from dsprep.formats.hdf5.datasets import StoredType
 from dsprep.formats.hdf5.dimensions import fill_value
 from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
@@ -44,22 +44,28 @@ class Rows:
     """
 
     def __init__(
-        self, dataset: Any, held: Held, file: Handle, where: str, *, whole: bool = False
+        self,
+        dataset: Any,
+        stored_type: StoredType,
+        file: Handle,
+        where: str,
+        *,
+        whole: bool = False,
     ) -> None:
-        self.dataset, self.held, self.where = dataset, held, where
-        self.whole = whole or not held.shape
-        self.dtype = held.carrier.dtype
-        self.count = 1 if self.whole else held.shape[0]
-        self.inner = held.shape if self.whole else held.shape[1:]
+        self.dataset, self.stored_type, self.where = dataset, stored_type, where
+        self.whole = whole or not stored_type.shape
+        self.dtype = stored_type.carrier.dtype
+        self.count = 1 if self.whole else stored_type.shape[0]
+        self.inner = stored_type.shape if self.whole else stored_type.shape[1:]
         self.row_nbytes = math.prod(self.inner) * self.dtype.itemsize
         # A whole dataset is one row for the caller, but on disk as many as its first axis.
-        self.lines = held.shape[0] if whole and held.shape else 1
+        self.lines = stored_type.shape[0] if whole and stored_type.shape else 1
         self._file = file
         self._grid: Grid | str | None = None
         self._reader: ColumnReader | None = None
         self._located = self._opened = False
         self._lock = threading.RLock()
-        self.short = any(a != b for a, b in zip(held.shape, dataset.shape, strict=False))
+        self.short = any(a != b for a, b in zip(stored_type.shape, dataset.shape, strict=False))
         with hdf5_errors(where, "the dataset cannot be read"):
             need_filters(dataset, where)
             stored = dataset.id.get_storage_size()
@@ -80,7 +86,10 @@ class Rows:
                         self._grid = locate_grid(self.dataset, self._file, self.where, progress)
                         if self.short:
                             self._grid = extended(
-                                self._grid, self.dataset, self.held.shape, self.fill().tobytes()
+                                self._grid,
+                                self.dataset,
+                                self.stored_type.shape,
+                                self.fill().tobytes(),
                             )
                 except Unlocated as reason:
                     self._grid = str(reason)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
-from dsprep.formats.hdf5.datasets import Contents, Held
+from dsprep.formats.hdf5.datasets import Contents, StoredType
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.index_tables import Route
 from dsprep.formats.ragged import RaggedRows, find_tables, table_of
@@ -362,7 +362,7 @@ def _one_axis(contents: Contents, paths: Iterable[str]) -> int | None:
     return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else None
 
 
-def _differing(member: str, groups: Sequence[str], types: Sequence[Held]) -> str | None:
+def _differing(member: str, groups: Sequence[str], types: Sequence[StoredType]) -> str | None:
     """Return how the datasets of a member differ, if not in their first axis alone."""
     first = _same_field(types[0])
     k = next(
@@ -377,7 +377,7 @@ def _differing(member: str, groups: Sequence[str], types: Sequence[Held]) -> str
     )
 
 
-def _difference(one: Held, other: Held) -> str:
+def _difference(one: StoredType, other: StoredType) -> str:
     if len(one.shape) != len(other.shape):
         return "they differ in their number of axes"
     axes = [i for i, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)) if a != b and i]
@@ -387,7 +387,7 @@ def _difference(one: Held, other: Held) -> str:
     return f"they differ in axis {axes[0]} ({sizes})"
 
 
-def _same_field(stored_type: Held) -> tuple[object, ...]:
+def _same_field(stored_type: StoredType) -> tuple[object, ...]:
     """Return what two datasets have in common that are samples of one field."""
     return (
         stored_type.carrier,
@@ -398,6 +398,6 @@ def _same_field(stored_type: Held) -> tuple[object, ...]:
     )
 
 
-def _show(stored_type: Held) -> str:
+def _show(stored_type: StoredType) -> str:
     text = "sequences of " if stored_type.vlen else ""
     return f"{text}{stored_type.carrier}[{','.join(map(str, stored_type.shape))}]"

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from dsprep.core.schema import Schema
 from dsprep.errors import SchemaError
-from dsprep.formats.base import Facts, Format, Settled, Source
+from dsprep.formats.base import CommonSchema, FileIdentity, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate
 
@@ -45,11 +45,11 @@ class Images(Format):
 
         return candidate.is_directory and is_image_folder(candidate.path)
 
-    def identity(self, path: Path) -> Facts:
+    def identity(self, path: Path) -> FileIdentity:
         """Return digests of the names of the files, and of a table beside the folder."""
         from dsprep.formats.images.folder import facts
 
-        return Facts(facts(path))
+        return FileIdentity(facts(path))
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
@@ -59,9 +59,9 @@ class Images(Format):
         return ImageSource(path, options)
 
     @override
-    def settle(
+    def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> Settled | None:
+    ) -> CommonSchema | None:
         # Folders with other classes are not one dataset.
         classes = [f.attrs["classes"] for s in schemas for f in s if "classes" in f.attrs]
         for other in classes[1:]:
@@ -73,4 +73,4 @@ class Images(Format):
                     found=f"{len(there)}: {', '.join(there[:4])}, ...",
                     fix="read them one by one, or without labels: --labels none",
                 )
-        return super().settle(schemas, options, hint)
+        return super().merge_schemas(schemas, options, hint)

@@ -18,9 +18,9 @@ import numpy as np
 
 from dsprep.core.memory import free_memory
 from dsprep.core.schema import Field, Ints
+from dsprep.core.units import show_nbytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.samples import listed
-from dsprep.layout.describe import show_nbytes
 from dsprep.layout.laws import LARGEST, Affine, Explicit
 from dsprep.layout.model import Given
 from dsprep.layout.words import Words

@@ -19,7 +19,15 @@ from typing_extensions import override
 
 from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.schema import Ints, Schema
-from dsprep.formats.base import Facts, Settled, Source, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import (
+    CommonSchema,
+    FileIdentity,
+    Source,
+    State,
+    WritableFormat,
+    WritePlan,
+    Writer,
+)
 from dsprep.formats.lmdb.families import KEY, VALUE
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.pages import HEADER, NODE, looks_like, read_meta
@@ -57,9 +65,9 @@ class Lmdb(WritableFormat):
         return looks_like(candidate.head)
 
     @override
-    def settle(
+    def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> Settled | None:
+    ) -> CommonSchema | None:
         schema = schemas[0]
         for other in schemas[1:]:
             more, less = (schema, other) if len(schema) > len(other) else (other, schema)
@@ -70,7 +78,7 @@ class Lmdb(WritableFormat):
         keyed_values = {VALUE, "data"} & set(schema.names) and KEY in schema.names
         if keyed_values and not options.fields and schema[KEY].kind == "bytes":
             options = replace(options, keys_as=options.keys_as or KEY)
-        return Settled(schema, options, hint)
+        return CommonSchema(schema, options, hint)
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""
@@ -84,11 +92,11 @@ class Lmdb(WritableFormat):
             records.close()
             raise
 
-    def identity(self, path: Path) -> Facts:
+    def identity(self, path: Path) -> FileIdentity:
         """Return the newest transaction, the root of its tree and the last page in use."""
         with closing(open_file(data_file(path))) as file:
             meta = read_meta(file)
-        return Facts(
+        return FileIdentity(
             {"transaction": meta.transaction, "root": meta.main.root, "last_page": meta.last_page}
         )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from dsprep.formats.base import Facts, Format, Source
+from dsprep.formats.base import FileIdentity, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate, read_head
 
@@ -38,10 +38,10 @@ class NetCdf(Format):
         """Whether it begins with ``CDF``; which version follows is looked at when it is opened."""
         return candidate.head.startswith(MAGIC)
 
-    def identity(self, path: Path) -> Facts:
+    def identity(self, path: Path) -> FileIdentity:
         """Return the version, and how many records there are as the header says."""
         head = read_head(path, 12)
-        return Facts({"version": head[3:4].hex(), "records": head[4:].hex()})
+        return FileIdentity({"version": head[3:4].hex(), "records": head[4:].hex()})
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

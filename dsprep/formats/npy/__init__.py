@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, SchemaError
-from dsprep.formats.base import Facts, Format, Settled, Source
+from dsprep.formats.base import CommonSchema, FileIdentity, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate, read_head
 
@@ -58,13 +58,13 @@ class Numpy(Format):
         return bool(names) and all(name.endswith(arrays.SUFFIX) for name in names)
 
     @override
-    def identity(self, path: Path) -> Facts:
+    def identity(self, path: Path) -> FileIdentity:
         from dsprep.formats.npy import archive
 
         if path.is_dir():
-            return Facts()
+            return FileIdentity()
         zipped = read_head(path, 2) == b"PK"
-        return Facts({}, partial(archive.checksums, path)) if zipped else Facts()
+        return FileIdentity({}, partial(archive.checksums, path)) if zipped else FileIdentity()
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
@@ -74,9 +74,9 @@ class Numpy(Format):
         check_options(options, self.open_options, self.name)
         return NumpySource(path, options, hint)
 
-    def settle(
+    def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> Settled | None:
+    ) -> CommonSchema | None:
         """Return the common names of files of one array each, and which first axes vary.
 
         Raises
@@ -111,7 +111,7 @@ class Numpy(Format):
             if merged is None:
                 return None
             schema = merged
-        return Settled(schema, options, schema)
+        return CommonSchema(schema, options, schema)
 
 
 def common_name(a: str, b: str) -> str:

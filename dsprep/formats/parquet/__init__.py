@@ -19,7 +19,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from dsprep.core.schema import Schema
-from dsprep.formats.base import Format, Settled, Source
+from dsprep.formats.base import CommonSchema, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate
 
@@ -47,9 +47,9 @@ class Parquet(Format):
         check_options(options, self.open_options, self.name)
         return ParquetSource(path, options, hint)
 
-    def settle(
+    def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> Settled | None:
+    ) -> CommonSchema | None:
         """Return the fields; one that paths give is an integer if it is in all files.
 
         Of all files together it is decided what is done about their nulls: see `nulls.decide`.
@@ -66,4 +66,4 @@ class Parquet(Format):
             if None in fields:
                 return None
             schema = replace(schema, fields=tuple(f for f in fields if f is not None))
-        return Settled(schema, options, None)
+        return CommonSchema(schema, options, None)

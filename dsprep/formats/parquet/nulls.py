@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError
-from dsprep.formats.base import Settled
+from dsprep.formats.base import CommonSchema
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
 
@@ -77,7 +77,7 @@ def together(f: Field, g: Field) -> Field | None:
     )
 
 
-def decide(schema: Schema, options: OpenOptions) -> Settled:
+def decide(schema: Schema, options: OpenOptions) -> CommonSchema:
     """Return how the files are read of which `schema` has the columns with nulls.
 
     Raises
@@ -89,7 +89,7 @@ def decide(schema: Schema, options: OpenOptions) -> Settled:
     """
     nullable = [f for f in schema if isinstance(f, NullableField)]
     if not nullable:
-        return Settled(schema, options, schema)
+        return CommonSchema(schema, options, schema)
     requested = bool(options.fields)
     only = [f for f in nullable if f.only and (options.nulls == "drop-columns" or not requested)]
     some = [f for f in nullable if f not in only]
@@ -107,7 +107,7 @@ def decide(schema: Schema, options: OpenOptions) -> Settled:
     names = {f.name for f in dropped}
     fields = tuple(s for s in options.fields if s.path not in names)
     recount = bool(some) and options.nulls == "drop-rows"
-    return Settled(kept, replace(options, fields=fields), kept, tuple(notes), recount)
+    return CommonSchema(kept, replace(options, fields=fields), kept, tuple(notes), recount)
 
 
 def _nothing_left(some: Sequence[NullableField], nullable: Sequence[NullableField]) -> DsprepError:

@@ -28,6 +28,7 @@ from dsprep.core.schema import (
     empty_batch,
     new_array,
 )
+from dsprep.core.units import show_nbytes
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, retype, wanted
@@ -39,7 +40,7 @@ from dsprep.formats.parquet.groups import RowGroups
 from dsprep.formats.parquet.guard import arrow, library
 from dsprep.formats.parquet.nulls import PARTITION, with_nulls
 from dsprep.formats.parquet.types import Leaf
-from dsprep.layout.describe import FieldStorage, show_nbytes
+from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
 from dsprep.storage.base import for_library
 from dsprep.storage.paths import open_file

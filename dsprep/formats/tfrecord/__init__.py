@@ -17,7 +17,7 @@ from typing_extensions import override
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import Settled, Source, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import CommonSchema, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.samples import listed
 from dsprep.storage.paths import Candidate
@@ -49,9 +49,9 @@ class TFRecord(WritableFormat):
 
         return TFRecordSource(path, options, hint)
 
-    def settle(
+    def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> Settled | None:
+    ) -> CommonSchema | None:
         """Return the features of all files as the hint, so that no file is looked through again."""
         from dsprep.formats.tfrecord import features
 
@@ -61,7 +61,7 @@ class TFRecord(WritableFormat):
             if together is None:
                 return None
             schema = together
-        return Settled(schema, options, schema)
+        return CommonSchema(schema, options, schema)
 
     def plan(
         self,

@@ -32,7 +32,7 @@ BLOCK = 4 << 10
 PIECE = 1 << 20
 
 _TYPES = {type_: frozenset([type_]) for type_ in TYPES}
-Facts: TypeAlias = Mapping[str, FeatureStats]
+StatsByName: TypeAlias = Mapping[str, FeatureStats]
 
 
 class FileView:
@@ -82,14 +82,14 @@ class Discovery:
         alike = unlike = 0
         while parts and self.reason is None:
             a, b = parts.pop()
-            facts = None
+            stats = None
             if unlike <= MOST_UNLIKE + alike:
-                facts = _together(buffer, starts[a:b], lengths[a:b])
-            if facts is not None and not self._changes(facts):
-                self._add(facts)
+                stats = _together(buffer, starts[a:b], lengths[a:b])
+            if stats is not None and not self._changes(stats):
+                self._add(stats)
                 alike += 1
                 continue
-            unlike += facts is None
+            unlike += stats is None
             if b - a <= FEW or unlike > MOST_UNLIKE + alike:
                 for start, length in zip(starts[a:b].tolist(), lengths[a:b].tolist(), strict=True):
                     self._one(example.view(buffer), start, length, at)
@@ -106,20 +106,20 @@ class Discovery:
         if self.reason is not None:
             return
         try:
-            facts = _facts(example.parse(data, start, start + length), data)
+            stats = _stats(example.parse(data, start, start + length), data)
         except WireError as error:
             if self._sound(data, start, length, at):
                 if self.stats:
                     raise self._unlike("it is not a tf.train.Example", "one", error) from error
                 self.reason = error
             return
-        if not self._changes(facts) or self._sound(data, start, length, at):
-            for name, added in facts.items():
+        if not self._changes(stats) or self._sound(data, start, length, at):
+            for name, added in stats.items():
                 known = self.stats.get(name, added).types
                 if added.types != known and name not in self.unlike:
                     problem = f"feature {name} is of another type"
                     self.unlike[name] = self._unlike(problem, _lists(known), _lists(added.types))
-            self._add(facts)
+            self._add(stats)
 
     def _unlike(self, problem: str, expected: object, stored: object) -> FormatError:
         return FormatError(
@@ -139,33 +139,33 @@ class Discovery:
             self._passed += 1
         return right
 
-    def _changes(self, facts: Facts) -> bool:
-        """Whether `facts` say more of the records than is known."""
-        if facts.keys() - self.stats.keys():
+    def _changes(self, stats: StatsByName) -> bool:
+        """Whether `stats` say more of the records than is known."""
+        if stats.keys() - self.stats.keys():
             return True
         return any(
-            (name not in facts and s.records == self.records)
-            or (name in facts and not s.covers(facts[name]) and s.changed_by(facts[name]))
+            (name not in stats and s.records == self.records)
+            or (name in stats and not s.covers(stats[name]) and s.changed_by(stats[name]))
             for name, s in self.stats.items()
         )
 
-    def _add(self, facts: Facts) -> None:
-        for name, added in facts.items():
+    def _add(self, stats: StatsByName) -> None:
+        for name, added in stats.items():
             known = self.stats.get(name)
             if known is not None and known.covers(added):
                 known.records += added.records
             else:
                 self.stats[name] = added if known is None else known.with_(added)
-        self.records += max((s.records for s in facts.values()), default=1)
+        self.records += max((s.records for s in stats.values()), default=1)
 
 
 def _lists(types: frozenset[int]) -> str:
     return " and ".join(f"a {TYPES[t]} list" for t in sorted(types))
 
 
-def _facts(features: Mapping[str, Value], data: Viewed) -> Facts:
+def _stats(features: Mapping[str, Value], data: Viewed) -> StatsByName:
     """Return what one record holds."""
-    facts = {}
+    stats = {}
     for name, value in features.items():
         nbytes = sum(b - a for a, b in value.ranges)
         if value.type == BYTES:
@@ -174,8 +174,8 @@ def _facts(features: Mapping[str, Value], data: Viewed) -> Facts:
             count = sum(_varints(data, a, b) for a, b in value.ranges)
         else:
             count = nbytes // 4
-        facts[name] = FeatureStats(_TYPES[value.type], count, count, nbytes, nbytes, 1)
-    return facts
+        stats[name] = FeatureStats(_TYPES[value.type], count, count, nbytes, nbytes, 1)
+    return stats
 
 
 def _varints(data: Viewed, start: int, stop: int) -> int:
@@ -189,7 +189,7 @@ def _varints(data: Viewed, start: int, stop: int) -> int:
     return count
 
 
-def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Facts | None:
+def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> StatsByName | None:
     """Return what records hold that have the same features; None if they have not."""
     spans_of = None
     if (lengths == lengths[0]).all():
@@ -198,13 +198,13 @@ def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Facts | None:
         spans_of = parse_together(buffer, starts, lengths)
     if spans_of is None:
         return None
-    n, facts = len(starts), {}
+    n, stats = len(starts), {}
     for name, spans in spans_of.items():
         counts = _counts(buffer, spans)
         low, high = int(counts.min()), int(counts.max())
         short, long = int(spans.totals.min()), int(spans.totals.max())
-        facts[name] = FeatureStats(_TYPES[spans.type], low, high, short, long, n)
-    return facts
+        stats[name] = FeatureStats(_TYPES[spans.type], low, high, short, long, n)
+    return stats
 
 
 def _counts(buffer: Bytes, spans: FeatureSpans) -> Ints:

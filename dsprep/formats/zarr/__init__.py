@@ -25,7 +25,7 @@ from typing_extensions import override
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema, renamed
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import Facts, Source, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import FileIdentity, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays, show
@@ -67,11 +67,11 @@ class Zarr(WritableFormat):
         except ZIP_ERRORS:  # `open` says that it is damaged, which helps more than "no format"
             return path.name.lower().endswith(".zip")
 
-    def identity(self, path: Path) -> Facts:
+    def identity(self, path: Path) -> FileIdentity:
         """Return a digest of the metadata documents, or of the ZIP's end, and its members."""
         from dsprep.formats.zarr.metadata import facts
 
-        return Facts(facts(path), partial(_members, path))
+        return FileIdentity(facts(path), partial(_members, path))
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

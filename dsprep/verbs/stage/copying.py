@@ -16,8 +16,8 @@ from dsprep.cache.copies import ABSENT, ASKED, LEFT_OUT, PLANNED, READY, REFUSED
 from dsprep.cache.folder import CacheFolder
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Array, Ints
+from dsprep.core.units import show_nbytes
 from dsprep.errors import TargetError, UsageError
-from dsprep.layout.describe import show_nbytes
 from dsprep.reader.cached import CacheOptions
 from dsprep.writing.staging import AGAIN
 

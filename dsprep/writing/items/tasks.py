@@ -31,10 +31,10 @@ from dsprep.errors import ExecutorError, ItemError, SchemaError, UsageError, des
 from dsprep.storage.durable import sync_directory
 from dsprep.storage.nodes import node, wait_for
 from dsprep.storage.trees import remove
-from dsprep.writing.given.assemble import Assembler
-from dsprep.writing.given.values import infer
 from dsprep.writing.items.identity import name_of
 from dsprep.writing.items.parts import BLOCK_NBYTES, LISTED, Failed, Part, PartWriter, read_part
+from dsprep.writing.samples.assemble import Assembler
+from dsprep.writing.samples.values import infer
 
 Function: TypeAlias = Callable[[Any], Any]
 """Of an item: gives a sample, an iterable of samples, or None."""

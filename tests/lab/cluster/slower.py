@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dsprep.writing.apart
 import dsprep.writing.create_sidecar
+import dsprep.writing.parallel
 import dsprep.writing.run
 import dsprep.writing.shuffle
 from dsprep.cli import main
@@ -26,7 +26,7 @@ PAUSE = float(os.environ.get("DSPREP_LAB_PAUSE", "0"))
 MARK = os.environ.get("DSPREP_LAB_MARK")
 
 dsprep.writing.shuffle.PART_NBYTES = 8 << 20
-dsprep.writing.apart.PART_NBYTES = 1 << 20
+dsprep.writing.parallel.PART_NBYTES = 1 << 20
 
 
 def paused(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def paused(function: Callable[..., Any]) -> Callable[..., Any]:
     return pausing
 
 
-for module in (dsprep.writing.run, dsprep.writing.apart):
+for module in (dsprep.writing.run, dsprep.writing.parallel):
     module.copying = paused(module.copying)
 if sys.argv[1:2] == ["provenance"]:
     dsprep.writing.create_sidecar._fitted = paused(dsprep.writing.create_sidecar._fitted)

@@ -21,7 +21,7 @@ from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.storage.durable import punch, write_error
 from dsprep.storage.ranges import pread_into, pwrite_all
-from dsprep.writing.given.feed import GIVEN
+from dsprep.writing.samples.feed import GIVEN
 
 WAITING = 2
 """Batches that are in memory until they are written, at most."""

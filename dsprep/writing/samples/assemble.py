@@ -22,7 +22,7 @@ from dsprep.core.schema import (
     show_shape,
 )
 from dsprep.errors import SchemaError
-from dsprep.writing.given.values import checked, checked_column, misnamed, sample_label
+from dsprep.writing.samples.values import checked, checked_column, misnamed, sample_label
 
 FIRST = 64
 """Samples for which there is room at first, where nothing says how many will come."""
@@ -47,7 +47,7 @@ class Assembler:
 
     Examples
     --------
-    >>> from dsprep.writing.given.values import infer
+    >>> from dsprep.writing.samples.values import infer
     >>> packed = Assembler(infer({"x": np.zeros(3, np.float32), "label": 1}))
     >>> packed.add({"x": np.ones(3, np.float32), "label": 7}, 0)
     >>> packed.take()["label"]

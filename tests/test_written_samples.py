@@ -9,8 +9,8 @@ import pytest
 
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import SchemaError, UsageError
-from dsprep.writing.given.assemble import Assembler, checked_batch
-from dsprep.writing.given.values import declared, infer, infer_batch
+from dsprep.writing.samples.assemble import Assembler, checked_batch
+from dsprep.writing.samples.values import declared, infer, infer_batch
 
 
 def schema_of(**sample):
