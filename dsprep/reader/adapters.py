@@ -54,7 +54,7 @@ def mapped(leaf: Callable[[Any], Any], value: Any, leaves: tuple[type, ...] = ()
 
 
 def check_fields(schema: Schema, takes: Callable[[DType], bool], framework: str) -> None:
-    """Raise `UnsupportedError` with the first field of whose dtype the framework has none."""
+    """Raise `UnsupportedError` for the first field whose dtype the framework lacks."""
     for f in schema:
         if not takes(f.dtype):
             raise UnsupportedError(
@@ -100,7 +100,7 @@ class Ahead(Iterator[Any]):
 
     @property
     def pending(self) -> int:
-        """Batches that the reader gave and that were not delivered."""
+        """Batches that were taken from the reader and are not delivered yet."""
         return self._taken - self._given
 
     def state(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class ReaderLoops:
 
     @property
     def remaining(self) -> int:
-        """Steps that are left of the epoch: those that the next loop delivers, if it begins now."""
+        """Steps left in the epoch: those that the next loop would deliver."""
         ahead = 0 if self._ahead is None else self._ahead.pending
         return self.reader.remaining + ahead
 
@@ -157,7 +157,7 @@ class ReaderLoops:
         return self.reader.epoch if self._ahead is None else int(self._ahead.state()["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop begin with the beginning of an epoch."""
+        """Start the next loop at the beginning of an epoch."""
         self.reader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

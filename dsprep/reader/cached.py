@@ -53,14 +53,14 @@ PAUSE = 0.05
 """Seconds between two looks at what is to be filled."""
 
 IDLE_SECONDS = 5.0
-"""How long a copy that nobody fills is waited for."""
+"""Seconds to wait for a copy that nobody fills."""
 
 SLOW_SECONDS = 60.0
-"""How long a copy that is being filled is waited for, if nothing arrives."""
+"""Seconds to wait for a copy that is being filled while nothing arrives."""
 
 
 class CacheWarning(UserWarning):
-    """A cache cannot be used, or not for all; data come from the dataset itself."""
+    """A cache cannot be used, or not for all data; the dataset itself is read instead."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ class Staged:
         finalize(self, _close, copy, self.sidecar).atexit = False
 
     def fail(self, error: BaseException) -> None:
-        """Read nothing from it any more, because of an error."""
+        """Stop reading from it, because of an error."""
         if not self.failed:
             self.failed = True
             self._fail(error)
 
     @property
     def is_filled(self) -> bool:
-        """Whether nothing of it is still to come."""
+        """Whether nothing more of it will arrive."""
         try:
             return self.failed or self.copy.is_filled
         except (OSError, DsprepError) as error:
@@ -281,7 +281,7 @@ class ReaderCache:
             self._note(error)
 
     def _ask(self, staged: Staged | None, sequence: Sequence, leg: Leg) -> None:
-        """Have what a rank wants filled in, in its order; and then the rest of a mini-epoch."""
+        """Queue what a rank needs, in its order, then the rest of a mini-epoch."""
         if staged is None:
             return
         world, n = self._order.world_size, len(sequence)
@@ -312,7 +312,7 @@ class ReaderCache:
         }
 
     def _parts(self, leg: Leg) -> list[tuple[Facts, Sequence]]:
-        """Return what there should be copies of: of this pass, and of the next mini-epoch."""
+        """Return what should have copies: this pass, and the next mini-epoch."""
         order = self._order
         if self._options.policy == "epoch" or order.mini is None or leg.which is None:
             return [(Facts.of(self._pieces), leg.epoch.sequence)]
@@ -322,7 +322,7 @@ class ReaderCache:
         ]
 
     def _staged(self, facts: Facts) -> Staged | None:
-        """Return the copy of these facts, open."""
+        """Return the copy that these facts identify, open."""
         staged = self._open.get(facts.name)
         if staged is None:
             if self._folder is None:
@@ -347,7 +347,7 @@ class ReaderCache:
         self._ledger.add(self._number, copied_nbytes=nbytes)
 
     def _note(self, error: BaseException) -> None:
-        """Say, once, that the cache cannot be used."""
+        """Warn once that the cache cannot be used."""
         if not self._warned:
             self._warned = True
             self._warn(
@@ -356,7 +356,7 @@ class ReaderCache:
             )
 
     def _refused(self, text: str) -> None:
-        """Say, once, that a piece was not right."""
+        """Warn once that a piece was damaged."""
         if not self._refusing:
             self._refusing = True
             self._warn(f"{text}. If there are more, they are not listed")
@@ -366,7 +366,7 @@ class ReaderCache:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether nothing of the next mini-epoch is still to come."""
+        """Whether nothing more of the next mini-epoch will arrive."""
         return all(r.coming is None or r.coming.is_filled for r in self._alive())
 
     # --- what is filled ----------------------------------------------------------------------
@@ -375,7 +375,7 @@ class ReaderCache:
         return [reading for each in self._readings if (reading := each()) is not None]
 
     def _needed(self) -> list[Staged]:
-        """Return the copies that are to be filled, those first that are read now."""
+        """Return the copies to fill, those being read first."""
         readings = self._alive()
         staged = [r.current for r in readings] + [r.coming for r in readings]
         return list(dict.fromkeys(s for s in staged if s is not None and not s.failed))
@@ -387,7 +387,7 @@ class ReaderCache:
             self._work()
 
     def _ends(self) -> bool:
-        """Whether the thread ends, until there is something to do again."""
+        """Whether the thread may end: there is nothing to do for now."""
         with self._lock:
             if self._closing.is_set() or self._is_idle:
                 self._thread = None
@@ -395,11 +395,11 @@ class ReaderCache:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether all that is wanted is there, and nothing is to be removed."""
+        """Whether everything needed is there, and nothing has to be removed."""
         return not self._over and all(map(_is_kept, self._needed()))
 
     def _work(self) -> None:
-        """Remove what is over, and fill what is wanted; keep nothing of it in use meanwhile."""
+        """Remove copies that are over, and fill those needed, without holding them in use."""
         again = self._remove_old()
         for staged in self._needed():
             if self._closing.is_set():

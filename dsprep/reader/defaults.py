@@ -1,4 +1,4 @@
-"""How many threads read where nobody says: a rule whose outcome a person can predict.
+"""How many threads read by default: a rule whose outcome a person can predict.
 
 ``min(4, cores of this process / ranks of this node that share them)``, at least 1; where values are
 decoded all of that share, since decoding is work of the processor. Nothing is measured here:
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dsprep.reader.ranks import RankInfo
 
 SMALL_NBYTES = 32 << 20
-"""Memory within which each thread that reads has a unit of its own."""
+"""Up to this much memory, each reading thread has a unit of its own."""
 
 MOST = 4
 """Threads that copy from the page cache as fast as memory allows, and keep a device busy."""

@@ -109,12 +109,12 @@ class Fill:
     decoded: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)  # of some samples
 
     def take(self) -> Sequence[Slice]:
-        """Return the slices, and hold their memory no longer."""
+        """Return the slices, and release their memory."""
         slices, self.slices = self.slices, ()
         return slices
 
     def fail(self, error: BaseException) -> None:
-        """Have the consumer raise an error; threads that read other parts keep the memory."""
+        """Hand an error to the consumer; threads that read other parts keep the memory."""
         self.error = error
         self.parts.clear()  # those that decode refer to this
         self.done.put(None)

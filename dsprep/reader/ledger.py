@@ -87,7 +87,7 @@ class Ledger:
                 setattr(stats, name, getattr(stats, name) + value)
 
     def scattered(self, epoch: int, way: str) -> None:
-        """Note how ranges apart from each other are read."""
+        """Note how scattered ranges are read."""
         self.add(epoch)
         with self._lock:
             if epoch in self._epochs:
@@ -112,7 +112,7 @@ class Ledger:
         return stats
 
     def fetched(self, epoch: int) -> None:
-        """Note what came from the storage since this was called last."""
+        """Note what storage delivered since the last call."""
         now = device_nbytes()
         if now is None or self._device is None:
             return

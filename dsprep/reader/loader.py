@@ -41,7 +41,8 @@ from dsprep.source.alike import OrderWarning, sorting_field
 from dsprep.storage.marks import Mark
 
 STATE_VERSION = 2
-"""That of states which name their data. Those before it, version 1, drew another order in pools."""
+"""The version of states that name their data. Version 1 did not, and drew another order in
+pools."""
 
 _looked_at: set[Path] = set()  # sidecars of which it is known whether their samples are sorted
 
@@ -266,7 +267,7 @@ class Reader(ReaderOptions):
             )
 
     def _begin_process(self) -> None:
-        """Have nothing under way: at first, and in a forked child."""
+        """Reset: nothing is under way, at first and in a forked child."""
         self._pid, self._lock, self._ledger = os.getpid(), threading.Lock(), Ledger()
         self._running: Steps | None = None
         self._looping: range | None = None  # what the loop that is under way adds to `_done`
@@ -521,13 +522,13 @@ class Reader(ReaderOptions):
             raise UsageError("the reader is being iterated", fix=f"{action} before the loop")
 
     def _pipeline(self, legs: Callable[[], Iterator[Leg]]) -> Pipeline:
-        """Begin to read in this process."""
+        """Start reading in this process."""
         if self._pools is None:
             self._pools = Pools(self._filler, self._settings)
         return Pipeline(self._filler, legs, self._settings, self._pools, self._ledger)
 
     def _begin(self) -> Steps:
-        """Begin to read, here or in another process of this node, from here on."""
+        """Start reading from here on, in this process or in another one of this node."""
         start = self._start()
         legs = self._order.legs(self.rank_info.rank, start)
         if isinstance(self._node, Client):
@@ -570,7 +571,7 @@ class Reader(ReaderOptions):
         return batches
 
     def _is_next(self, leg: Leg | None) -> bool:
-        """Whether the next loop begins with the beginning of the epoch that is read ahead."""
+        """Whether the next loop begins with the epoch that is read ahead."""
         begins = not (self._stages or self._steps or self._done)
         return leg is not None and leg.number == self.epoch and begins
 
@@ -591,7 +592,7 @@ class Reader(ReaderOptions):
             del batch
 
     def _end_loop(self, running: Steps) -> None:
-        """End a loop: with its last batch the epoch, else what is read ahead is dropped."""
+        """End a loop: after its last batch the epoch ends, else what was read ahead is dropped."""
         if running is not self._running or self._looping is None:
             return
         through = self._done == self._looping.stop
@@ -605,7 +606,7 @@ class Reader(ReaderOptions):
         self.epoch, self._stages, self._steps, self._done = epoch, (), 0, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop begin with the beginning of an epoch, counted from 0.
+        """Start the next loop at the beginning of an epoch, counted from 0.
 
         Parameters
         ----------
@@ -792,7 +793,7 @@ class Reader(ReaderOptions):
         return self._ledger.epochs()
 
     def close(self) -> None:
-        """Stop the loop, if one runs, and close all files; no more come, batches stay valid."""
+        """Stop a running loop and close all files; batches that were delivered stay valid."""
         if self._pid != os.getpid():  # of a fork: the loop and the files are the parent's
             return
         self._is_closed = True

@@ -26,7 +26,7 @@ from dsprep.core.spans import offsets_of
 from dsprep.errors import UsageError
 
 MOST = 1 << 18
-"""Parts of a training at most, where each has repeats of its own."""
+"""The most parts of a training that can each have their own repeats."""
 
 
 def derive(*words: object) -> int:

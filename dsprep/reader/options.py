@@ -1,4 +1,4 @@
-"""What a `Reader` is told, and whether it makes sense."""
+"""The options of a `Reader`, and their checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
 from dsprep.reader.order import SHUFFLES, Remainder, Shuffle
 
 Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
-"""How often each part of an epoch is passed, as users say it."""
+"""How often each part of an epoch is passed, as users write it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -143,7 +143,7 @@ def check_pools(pools: int, mini_epochs: int | None, shuffle: str) -> None:
 
 
 def checked_repeats(given: Any) -> int | tuple[int, ...] | Callable[[int], int] | Policy:
-    """Return repeats with numbers that are possible; raise `UsageError` if there are others."""
+    """Return repeats whose numbers are possible; raise `UsageError` for others."""
     if hasattr(given, "enough") or callable(given):
         return given  # type: ignore[no-any-return]
     if isinstance(given, Sequence) and given and not isinstance(given, str):

@@ -107,7 +107,7 @@ class BatchSource(Protocol):
         """Return the batch of the next step, which has `count` samples."""
 
     def end(self, leg: Leg, last: bool) -> None:
-        """Note that the steps of an epoch are over, and whether no other one follows."""
+        """Note that the steps of an epoch are over, and whether it was the last one."""
 
     def close(self) -> None:
         """Stop reading; batches that were handed out stay valid."""

@@ -1,4 +1,4 @@
-"""Which process this is, of how many: as the caller says, or as whatever started it does.
+"""The rank of this process, of how many: as the caller says, or else its launcher.
 
 Nothing is imported and nothing is communicated: libraries are asked only if the program has
 imported and initialised them. Environment variables, as their launchers document them:
@@ -161,7 +161,7 @@ def _checked_rank_info(
     rank_name: str = "rank",
     size_name: str = "world size",
 ) -> RankInfo:
-    """Return a place whose numbers are possible, with those of its node where they are known."""
+    """Return a rank, checked, with its number on its node where that is known."""
     for name, value in ((rank_name, rank), (size_name, world_size)):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise UsageError(f"{name} is {value!r}", expected="a whole number", fix=FIX)

@@ -148,7 +148,7 @@ class RunWriter(Writer):
         )
 
     def reserve(self, piece: Run) -> None:
-        """Give the run the next place."""
+        """Reserve the next place for the run."""
         piece.index, piece.offset = self._runs, self._end
         self._runs += 1
         self._end += int(piece.segments[-1])
@@ -192,7 +192,7 @@ def intact(directory: Path, buckets: int) -> bool:
 
 
 def _distrust(path: Path) -> None:
-    """Have a rerun make the part again of which these are the runs."""
+    """Make a rerun repeat the part that these runs belong to."""
     path.with_name("index").unlink(missing_ok=True)
 
 
@@ -445,7 +445,7 @@ class BucketReader:
                 raise
 
     def release(self, bucket: int) -> None:
-        """Give back the space of the buckets before this one, which are not read again."""
+        """Free the space of the buckets before this one, which are not read again."""
         if bucket <= self._released:
             return
         first, self._released = self._released, bucket

@@ -1,4 +1,4 @@
-"""What is to be made: a job, whether it may be done here, and what decides its bytes.
+"""A job: what will be made, whether it can be done here, and what determines its bytes.
 
 A job is made by `dsprep.verbs.convert` or `dsprep.verbs.repack` and done by `dsprep.writing.run`.
 """
@@ -230,7 +230,7 @@ def count_workers(
 
 
 def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
-    """Raise `TargetError` if what is missing of some outputs, made in turn, surely does not fit.
+    """Raise `TargetError` if the missing bytes of outputs that are made in turn cannot fit.
 
     `restart`: what earlier runs left is discarded.
     """
@@ -254,7 +254,7 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
 
 
 def recorded_state(root: Path) -> dict[str, Any]:
-    """Return how far a run came that worked in `root`; empty if it left no word."""
+    """Return how far the run in `root` came, as it recorded; empty if it recorded nothing."""
     try:
         state = json.loads((root / "state.json").read_bytes())
     except (OSError, ValueError):
@@ -280,7 +280,7 @@ def _check_not_source(target: Path, source: Source) -> None:
 
 
 def _would_name(name: str, path: Path) -> bool:
-    """Whether a directory or pattern would mean `path`, too, if that existed."""
+    """Whether a directory or pattern would include `path` if it existed."""
     if Path(name).is_dir():
         return Path(name).resolve() in path.parents
     parts, pattern = path.parts, (Path(name).parent.resolve() / Path(name).name).parts
@@ -344,7 +344,7 @@ def _summarize_groups(groupings: Sequence[Grouping]) -> dict[str, Any]:
 
 
 def lineage(job: Job, source: Source) -> dict[str, Any]:
-    """Return from what the output is made, and by what."""
+    """Return what the output is made from, and by which command."""
     paths = source.files()
     function = "repack" if job.groupings else "convert"
     return {

@@ -124,7 +124,7 @@ def write_apart(
     todo: tuple[int, Sequence[int]],
     executor: Executor,
 ) -> Generator[Done, None, None]:
-    """Have shards written by the workers of an executor; as `_write_here`."""
+    """Write shards on the workers of an executor; yields what `_write_here` does."""
     before, missing = todo
     yield Done(before, 0)
     attempts = _attempts(staging)
@@ -262,7 +262,7 @@ def _put(made: Path, path: Path, own: Path) -> None:
 
 
 def _save_nothing(samples: int, position: State) -> None:
-    """Record no position: a shard or part that is not complete is written anew."""
+    """Record no position: an incomplete shard or part is written again from its beginning."""
 
 
 _APART = "apart-"
@@ -425,7 +425,7 @@ def _cuts(writer: Writer, count: int, samples: int) -> Iterator[tuple[int, int, 
 def write_parts(
     job: Job, source: Source, staging: Staging, parts: _Parts, by: tuple[Executor | None, int]
 ) -> Generator[Done, None, None]:
-    """Have parts written by the workers of an executor, or by so many threads; as `_write_here`."""
+    """Write parts on the workers of an executor or on threads; yields what `_write_here` does."""
     attempts, writer, (executor, threads) = parts.made.parent, parts.writer, by
     records = [_Written(**json.loads(p.read_bytes())) for p in attempts.glob("part-*.json")]
     known = {(written.start, written.stop): written for written in records}

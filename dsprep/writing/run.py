@@ -1,4 +1,4 @@
-"""Doing what a job says: copy shard by shard, publish, and write the sidecar.
+"""Running a job: copy shard by shard, publish, and write the sidecar.
 
 Shards are written one after another by threads of this process, or by the workers of an executor
 (`dsprep.writing.parallel`). ``state.json`` has the number of the shards that are complete from the
@@ -53,7 +53,7 @@ from dsprep.writing.transfer import Done
 def run_job(
     job: Job, source: Source, options: RunOptions | None = None, progress: Progress | None = None
 ) -> Report:
-    """Do what `job` says; see `making`."""
+    """Run `job` and publish its output; see `making`."""
     with making(job, source, options, progress) as output:
         report = output.publish()
         return replace(report, notes=(*report.notes, *output.discard()))
@@ -212,7 +212,7 @@ def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | No
     """Do the first pass of a shuffle, or what earlier runs left of it."""
     shuffled.durable = staging.durable
     if staging.durable and shuffled.how == "buckets" and staging.state is None:
-        staging.save(START)  # a rerun goes on with the first pass
+        staging.save(START)  # a rerun continues the first pass
     shuffled.prepare(executor)
 
 
@@ -252,7 +252,7 @@ def _write(
     state = staging.state or START
     first, begun = int(state["shard"]), state["writer"] is not None
     if executor is not None and (begun or (staging.durable and not state.get("complete"))):
-        # A rerun continues with other shards, and in none of which the files are removed now.
+        # A rerun must not continue inside a shard whose files are removed now.
         staging.save({**START, "shard": first})
     continued = first if executor is None and begun else None
     done = set(range(first))

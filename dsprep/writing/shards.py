@@ -33,14 +33,14 @@ START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
 
 
 def need(source: Source, first: int) -> None:
-    """Have the samples from this one on at hand, whatever an earlier run has released."""
+    """Make the samples from this one on available, even if an earlier run released them."""
     if isinstance(source, ShuffledSource | PartsSource):
         source.need(first)
 
 
 @contextmanager
 def while_written(name: str) -> Iterator[None]:
-    """Say what was being written in an error of the system that names no file."""
+    """Name what was being written in a system error that names no file."""
     try:
         yield
     except OSError as error:
@@ -161,7 +161,7 @@ def saved_groups(staging: Staging, index: int) -> Groups:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove an unfinished shard and its working files, which are named as it is and a suffix."""
+    """Remove an unfinished shard and its working files: its name and a suffix."""
     for leftover in path.parent.iterdir():
         if leftover.name == path.name or leftover.name.startswith(f"{path.name}."):
             remove(leftover)

@@ -80,7 +80,8 @@ PIECES = 4
 """Pieces that are in memory at a time in the first pass, at most: one per thread."""
 
 UNSYNCED_NBYTES = 4 << 30
-"""Bytes of temporary files that are rather dealt again than waited for, on a local file system."""
+"""Up to so many bytes, temporary files on a local file system are made again after a crash, not
+synced."""
 
 _JOURNAL = "shuffle.json"
 _PART = "part-"  # with a number
@@ -510,7 +511,7 @@ class ShuffledSource(DerivedSource):
         return {"job": job, "parts": parts, "node": journal["node"], "released": released}
 
     def release(self, first: int) -> None:
-        """Give back the space of what is read no more: the samples before this one.
+        """Free the space of the samples before this one, which are not read again.
 
         Called when the output has them, durably. A rerun that needs them all the same deals all
         samples again: see `need`.
@@ -523,7 +524,7 @@ class ShuffledSource(DerivedSource):
             served.reader.release(bucket)
 
     def need(self, first: int) -> None:
-        """Have the samples from this one on dealt again if an earlier run has released them."""
+        """Deal the samples from this one on again if an earlier run released them."""
         if self.how == "buckets" and first < self._journal["released"] * self._per_bucket:
             self._drop()
             self._remove()

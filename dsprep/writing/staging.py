@@ -47,7 +47,7 @@ from dsprep.storage.nodes import revalidate
 from dsprep.storage.trees import HIDDEN, soon
 
 STATUS = "status of the source"
-"""The key of a job that does not count by itself: if only it differs, a run begins anew."""
+"""The key of a job that does not count by itself: if only it differs, a run starts over."""
 
 STARTED_OVER = (
     "started over, not continued: the source was replaced or written to since, though its size, "
@@ -72,7 +72,7 @@ LEFT = (
 )
 
 _ASIDE = "left-"
-"""How the names begin of what could not be removed, and is in nobody's way."""
+"""The prefix of what could not be removed and is in nobody's way."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -197,7 +197,7 @@ class Staging:
         return None
 
     def _begin_anew(self, job: Mapping[str, Any]) -> None:
-        """Begin, since the data from which an interrupted run made it were replaced."""
+        """Start over, since the source of an interrupted run was replaced."""
         check_target(self.target, self._overwrite)
         self._begin(job)
         self.notes += (STARTED_OVER,)
@@ -376,7 +376,7 @@ def _is_renamed(path: Path, mark: Mark) -> bool:
 
 
 def discard(target: Path) -> None:
-    """Remove the working directory of `target`, of which this process has not the lock."""
+    """Remove the working directory of `target`, which this process has not locked."""
     directory = atomic.working(target)
     if directory is not None and _clear(directory):
         _remove_empty(target)
@@ -395,7 +395,7 @@ def _clear(directory: Directory) -> bool:
 
 
 def _remove_empty(target: Path) -> bool:
-    """Remove the working directory of `target`, of which nothing but the lock is left.
+    """Remove the working directory of `target` when only the lock is left.
 
     Returns
     -------
@@ -406,7 +406,7 @@ def _remove_empty(target: Path) -> bool:
     if directory is None or directory.has(record):
         return True
     directory.remove(lock)
-    del directory  # some clients remove none that is open
+    del directory  # some clients do not remove an open file
     return soon(lambda: _removed(partial_path(target)))
 
 
@@ -447,7 +447,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_digests(value: Any) -> Any:
-    """Return what of a JSON value tells something to a person: not its digests."""
+    """Return a JSON value without its digests, which say nothing to a person."""
     if isinstance(value, dict):
         return {k: v for k, v in value.items() if _without_digests(v) is not None}
     if isinstance(value, list):

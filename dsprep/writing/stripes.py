@@ -1,4 +1,4 @@
-"""The stripe size of the storage that a path lies on, and in words where it was learnt.
+"""The stripe size of the storage that a path lies on, and how it was determined.
 
 A file on a parallel file system is cut into stripes, which lie on its storage targets in turn. A
 read that begins and ends with a stripe asks no more targets than it must. Lustre tells its stripes
@@ -25,7 +25,7 @@ from dsprep.core.units import parse_nbytes
 from dsprep.errors import UsageError
 
 SMALLEST, LARGEST = 4 << 10, 4 << 30
-"""Stripe sizes that are taken, in bytes: a page, and the largest that Lustre has."""
+"""Stripe sizes that are accepted, in bytes: a page, and the largest that Lustre has."""
 
 LUSTRE_DEFAULT = 1 << 20
 """Bytes that Lustre means by a stripe size of 0."""
@@ -335,7 +335,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
-    """Return the stripe that ``lfs`` tells, or None if it tells nothing."""
+    """Return the stripe that ``lfs`` reports, or None if it reports none."""
     is_directory = at.is_dir()
     text = _lfs(["getstripe", *(["-d"] if is_directory else []), str(at)])
     if expected_nbytes is None and not is_directory:

@@ -157,7 +157,7 @@ class _Link:
         return False
 
     def ask(self, kind: str, **more: Any) -> bool:
-        """Send a message, and which batches are no more; return whether somebody is there."""
+        """Send a message, and which batches are unused now; return whether somebody is there."""
         try:
             while True:
                 number, _ = self._lent.pop(id(self._ended.get_nowait()))

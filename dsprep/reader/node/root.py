@@ -298,7 +298,7 @@ class _Session:
         wire.send(self._sock, message)
 
     def _read(self) -> list[tuple[int, dict[str, float]]]:
-        """Return what was read since this was called last, by epoch."""
+        """Return what was read since the last call, by epoch."""
         stats = self._ledger.take()
         return [(each.epoch, {name: getattr(each, name) for name in READ}) for each in stats]
 
@@ -335,7 +335,7 @@ _servers: dict[str, _Server] = {}
 
 
 def _close_all() -> None:
-    """Take leave of all clients when this process ends."""
+    """End the connections to all clients when this process ends."""
     with _lock:
         services = [s for server in _servers.values() for s in server.services]
     for service in services:

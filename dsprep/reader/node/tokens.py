@@ -48,7 +48,7 @@ class _Token:
             wire.own(each)
 
     def close(self) -> None:
-        """Let it go; who waits for it finds out."""
+        """Release it; readers that wait for it notice."""
         for each in (*(w for _, w in self.waiting), self.sock):
             each.close()
 
@@ -78,7 +78,7 @@ class Local:
                 raise Stopped
 
     def _take(self, name: str) -> _Token | None:
-        """Return a token that nobody has; None: somebody has it."""
+        """Return the token if it is free; None if somebody has it."""
         sock = wire.new_socket()
         try:
             sock.bind(name)

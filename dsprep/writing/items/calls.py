@@ -1,4 +1,4 @@
-"""Having a function called for all items, by whatever workers, until every part is there.
+"""Calling a function for all items, on any workers, until every part is complete.
 
 How many items go to a worker together follows from how long the ones before took. The output does
 not show it: parts are read in the order of their items, and a rerun does what lies between those
@@ -38,7 +38,7 @@ from dsprep.writing.items.tasks import (
 )
 
 TASK_SECONDS = 2.0
-"""Of work that a worker is given at a time, about: what is lost of it when it is killed."""
+"""Seconds of work per task, about: what is lost when a worker is killed."""
 
 MOST_TASKS = 4096
 """Tasks into which items are cut, about: each makes a directory of a few files."""
@@ -53,7 +53,7 @@ REASONS = 3
 """Errors that are shown when all items failed."""
 
 SHOWN_NAMES = 5
-"""Names that are shown of what cannot be told."""
+"""The most names that are shown of values that cannot be compared."""
 
 _CALL = "call.json"
 _KNOWN = "known.json"
@@ -105,7 +105,7 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 
 
 class ProgressReporter:
-    """Tells how far one kind of work has come, not more often than a person can read."""
+    """Reports the progress of one kind of work, not more often than a person can read."""
 
     def __init__(self, callback: ProgressCallback | None, subject: str, total: int) -> None:
         self._callback, self._subject, self._total = callback, subject, total
@@ -113,7 +113,7 @@ class ProgressReporter:
         self._began = self._last = time.monotonic()
 
     def __call__(self, done: int, nbytes: int = 0) -> None:
-        """Tell that so many are done; the first time how many were done before."""
+        """Report how many are done; the first call says how many were done before."""
         now, first = time.monotonic(), self._before is None
         if self._before is None:
             self._before, self._began = done, now
@@ -233,7 +233,7 @@ class Pace:
         return min(left, max(self._smallest, min(self._size, share)))
 
     def learn(self, items: int, seconds: float) -> None:
-        """Take account of a task that is done."""
+        """Account for a finished task."""
         target = items * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
         self._size = max(1, min(MOST_ITEMS, int(target)))
 
@@ -261,7 +261,7 @@ class Summary:
 
 
 class NoSampleError(UsageError):
-    """Of no item there is a sample: the function gave none, or failed each time."""
+    """No item has a sample: the function gave none, or failed each time."""
 
     def __init__(self, summary: Summary) -> None:
         if not summary.failures:
@@ -453,7 +453,7 @@ class Calls:
         return task.again(error, lambda: self.schema)
 
     def _take(self, task: Task, outcome: Outcome) -> None:
-        """Take account of a task that is done."""
+        """Account for a finished task."""
         if outcome.error is not None:
             raise outcome.error from outcome.cause
         wait_for(self._directory / outcome.part.name / "part.json", outcome.node)

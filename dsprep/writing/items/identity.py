@@ -94,7 +94,7 @@ def _is_list(items: Sequence[Any]) -> bool:
 
 
 class _UnknownError(Exception):
-    """The state of an object is not to be had."""
+    """The state of an object cannot be determined."""
 
 
 class _Walk:
@@ -150,7 +150,7 @@ class _Walk:
             else:
                 self._add(value)
             digest = self._state.hexdigest()
-        except Exception as error:  # what is not to be had must not end the call
+        except Exception as error:  # what cannot be determined must not end the call
             unknown = isinstance(error, _UnknownError)
             self.unknown[name] = str(error) if unknown else describe(error)
             digest = type(value).__name__

@@ -56,7 +56,7 @@ BLOCK_NBYTES = 1 << 20
 """Payload of a block, about: what is read of one to get a sample."""
 
 LISTED = 1000
-"""Items that failed of which is kept which, and why; of others only how many."""
+"""How many failed items are kept with their reasons; of further ones only the number."""
 
 _NAME = re.compile(r"part-(\d+)-(\d+)")
 

@@ -87,7 +87,7 @@ class Task:
     losses: int = 0
 
     def again(self, error: BaseException, schema: Callable[[], Schema | None]) -> Iterator[Task]:
-        """Yield what is to be done instead, when a worker was lost over it.
+        """Yield the tasks that replace this one after it ended a worker.
 
         In the end that is to say of one item that it ends workers. `schema`: gives the fields that
         are known when each of these tasks begins.
@@ -127,12 +127,12 @@ class Outcome(NamedTuple):
 
 
 class Stopped(BaseException):
-    """The work is not to go on; raised between two items."""
+    """The work has to stop; raised between two items."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """In place of a function that ends the processes that call it: raises an error that says so."""
+    """Stands in for a function that ends the processes calling it: raises an error that says so."""
 
     reason: str
 
@@ -336,7 +336,7 @@ def _several(result: Any) -> Iterable[Any]:
 
 
 class _Where(NamedTuple):
-    """Words for a sample of an item, made when they are needed."""
+    """The label of an item's sample in messages, made when it is needed."""
 
     number: int
     item: Any
@@ -374,7 +374,7 @@ def _travelling(error: BaseException) -> BaseException:
 
 
 def check_function(function: Function) -> None:
-    """Raise `UsageError` if other processes cannot be told which function to call."""
+    """Raise `UsageError` if other processes cannot import the function."""
     reason = ""
     try:
         ForkingPickler.dumps(function)

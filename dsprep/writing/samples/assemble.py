@@ -25,7 +25,7 @@ from dsprep.errors import SchemaError
 from dsprep.writing.samples.values import checked, checked_column, misnamed, sample_label
 
 FIRST = 64
-"""Samples for which there is room at first, where nothing says how many will come."""
+"""Samples to make room for at first, if their number is unknown."""
 
 _Step: TypeAlias = tuple[str, Array, DType, tuple[int, ...], frozenset[type], Field]
 
