@@ -1,4 +1,4 @@
-"""Whether what was read was cold, and by what that is known: pure.
+"""Whether what was read was cold, and the evidence for it: pure.
 
 Pages that lay in the page cache before show that a run was warm. Where the kernel counts what a
 process fetches, as from a device of this machine, the bytes have to be there too. Elsewhere, on
@@ -84,7 +84,7 @@ class Evidence(Seen):
 
     @property
     def network(self) -> int | None:
-        """Bytes that came over the network; None if nothing that is counted can be they."""
+        """Bytes that came over the network; None if no counter can have them."""
         if self.received.mount is not None or not self._interface:
             return self.received.mount
         came = self.received.interfaces[self._interface]
@@ -92,7 +92,7 @@ class Evidence(Seen):
 
     @property
     def problem(self) -> str:
-        """Why the run was not cold; empty if nothing shows that."""
+        """Why the run was not cold; empty if nothing shows that it was warm."""
         if self.held is not None and self.held > HELD:
             reason = f"not cold: the page cache still held {self.held:.0%} of the files"
             if self.held < 1 - HELD:
@@ -119,7 +119,7 @@ class Evidence(Seen):
 
     @property
     def words(self) -> str:
-        """What it is known by, in a few words."""
+        """The evidence, in a few words."""
         if self._fetched and not self.remote:
             bare = self.server == SERVER_UNKNOWN
             return DEVICE if bare else f"{DEVICE}, {self.server}"
@@ -161,12 +161,12 @@ class Evidence(Seen):
 
     @property
     def share(self) -> float:
-        """Bytes that were seen to come, as a share of those that have to."""
+        """Bytes that were seen to arrive, as a share of those that must."""
         return (self.device if self._fetched else self.network or 0) / self.least
 
 
 def weakest(evidence: Sequence[Evidence]) -> Evidence | None:
-    """Return the evidence that says least, of several runs; None of none."""
+    """Return the weakest evidence of several runs; None if there are no runs."""
     unseen = [e for e in evidence if e.held is None]
     return min(unseen or evidence, key=lambda e: e.share, default=None)
 

@@ -1,4 +1,4 @@
-"""What the machine is, and the storage of the data: what a reader of figures has to know.
+"""The machine and the storage of the data: what a reader of figures has to know.
 
 All of it comes from ``/proc``, ``/sys`` and the installed packages' metadata; nothing is imported
 or run for it, but ``lfs`` on Lustre. What cannot be learnt is left out. There are no names of

@@ -52,7 +52,7 @@ class Settings(Conditions):
 
 
 LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7 * 86400}
-"""What makes no sense beyond, and would only bring the machine down, or time out at once."""
+"""Limits beyond which a setting would only bring the machine down, or time out at once."""
 
 ALONE = "pread-limit without steps"
 """What the storage gives by itself, run where steps work; reported in the settings."""
@@ -63,7 +63,7 @@ _SWEPT = {"buffer-size": str, "transfer-size": str, "engine": str}
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be run, decided before anything is written."""
+    """What will be run, decided before anything is written."""
 
     names: tuple[str, ...]  # the strategies, the limit first
     points: tuple[tuple[str, Settings], ...]  # what is swept, and settings; one without sweep

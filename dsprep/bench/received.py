@@ -1,4 +1,4 @@
-"""What a node received over its network, as far as it counts that: for a mount, or in all.
+"""What a node received over its network, as far as that is counted: per mount, or in all.
 
 - NFS counts per mount, in ``/proc/self/mountstats``, the bytes that were read from the server.
 - Lustre's clients count per target (``osc``, and ``mdc`` for data on metadata targets) the bytes of
@@ -20,7 +20,7 @@ from pathlib import Path
 from dsprep.bench.machine import Mount, mount_of, text_of, unescaped
 
 ROOT = Path("/")
-"""Below which ``proc`` and ``sys`` are."""
+"""The directory that holds ``proc`` and ``sys``."""
 
 TIMEOUT = 20.0
 """Seconds to wait for ``lctl``."""

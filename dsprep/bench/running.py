@@ -1,4 +1,4 @@
-"""Starting the processes of a run, keeping them in step, and taking what they found.
+"""Starting the processes of a run, keeping them in step, and collecting their results.
 
 They are ranks here (`run`), or those of an MPI job on as many nodes as that has (`MpiJob`): there
 each MPI process starts a process that measures, as it would alone, and the gate that these wait at
@@ -39,7 +39,7 @@ PAUSE = 1e-4
 
 @dataclass
 class Rank:
-    """A process, whether it waits at the gate, and what came of it in the end."""
+    """A process, whether it waits at the gate, and its result."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -49,7 +49,7 @@ class Rank:
     outcome: Result | Failure | None = None
 
     def hear(self) -> None:
-        """Take what it says; see `dsprep.bench.child`."""
+        """Receive its next message; see `dsprep.bench.child`."""
         try:
             message = self.line.recv()
         except (EOFError, OSError):
@@ -204,7 +204,7 @@ class MpiJob:
 
 @contextmanager
 def joined() -> Iterator[MpiJob]:
-    """Give the job to the first process; in others, do what it says and leave the program."""
+    """Give the job to the first process; the others work for it and then leave the program."""
     try:
         from mpi4py import MPI
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""From what processes measured to a row: pure."""
+"""From the measures of processes to a row: pure."""
 
 from __future__ import annotations
 

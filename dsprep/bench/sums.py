@@ -29,7 +29,7 @@ from dsprep.formats.base import Source
 Words: TypeAlias = NDArray[np.uint64]
 
 KEY = np.uint64(0x9E3779B97F4A7C15)
-"""So that a word of zeros counts, too."""
+"""Makes a word of zeros count, too."""
 
 LOOKED_AT = 4
 """Fields that the light sum looks at, at most."""

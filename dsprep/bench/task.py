@@ -1,4 +1,4 @@
-"""What one process of a benchmark is to run, and what it measured; the work of a step."""
+"""The task of one process of a benchmark, its measures, and the work of a step."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Task(Conditions):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """From which tier the bytes of an epoch came."""
+    """The tiers that the bytes of an epoch came from."""
 
     read: int  # bytes for batches
     cached: int  # the part of them that came from the fast tier; the rest from the capacity tier

@@ -1,4 +1,4 @@
-"""Two tiers of storage: what may be measured of them, the measures, and the model beside them.
+"""Two tiers of storage: what can be measured with them, the measures, and the model beside them.
 
 The fast tier is a directory, the capacity tier the dataset itself. It can be throttled here, so
 that one disk shows how the two work together; everything that is written about it then says so.
@@ -17,7 +17,7 @@ from dsprep.reader.ledger import KEPT
 from dsprep.verbs.tiers import drawn as drawn_by_model
 
 PASSES = ("repeats", "mini-epochs")
-"""What is swept of passes: nothing but `MET` has them."""
+"""What is swept of passes: only `MET` has them."""
 
 NEEDS_NONE = ("pread-limit", "dummy")
 """Ways that run beside the others, and are not throttled."""

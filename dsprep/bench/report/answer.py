@@ -28,10 +28,10 @@ from dsprep.bench.strategies import DUMMY, LIMIT, SETS, TIERED, TODAY
 from dsprep.core.units import show_nbytes
 
 NO_PRODUCT = ("group", "group-db", *SETS["lmdbio"])
-"""Ways that are there to be measured, so that none of them is advised."""
+"""Strategies that only serve as measures: none of them is advised."""
 
 OURS = ("provenance", "dsprep", LIMIT, DUMMY, *TIERED, *NO_PRODUCT)
-"""Ways that nobody reads a dataset by without dsprep."""
+"""Strategies by which nobody reads a dataset without dsprep."""
 
 BUSY = 90.0
 """Percent of utilisation that MLPerf Storage asks of most workloads."""

@@ -1,4 +1,4 @@
-"""Two measures, and two reports, side by side: what differs beyond what repeats differ by."""
+"""Two measures, or two reports, side by side: what differs by more than repeats do."""
 
 from __future__ import annotations
 

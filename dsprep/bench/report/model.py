@@ -1,4 +1,4 @@
-"""What every output is made of: measures, rows, sweeps, reports, and their JSON."""
+"""The values of every output: measures, rows, sweeps, reports, and their JSON."""
 
 from __future__ import annotations
 

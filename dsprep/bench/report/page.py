@@ -32,7 +32,7 @@ from dsprep.bench.tiering import label
 from dsprep.core.units import show_nbytes
 
 MARK = '<meta name="generator" content="dsprep bench"/>'
-"""By which a page is known as one of these; within its first 400 bytes."""
+"""Marks a page as one of these; within its first 400 bytes."""
 
 
 def html(report: BenchReport) -> str:

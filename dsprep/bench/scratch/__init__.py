@@ -30,7 +30,7 @@ class Prepared:
 
 
 class Forms(dict[str, Prepared]):
-    """Forms by name; asking for one that cannot be had raises an error that says why."""
+    """Forms by name; asking for one that cannot be made raises an error that says why."""
 
     def __init__(self, impossible: Mapping[str, str]) -> None:
         super().__init__()

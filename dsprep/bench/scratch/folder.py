@@ -33,7 +33,7 @@ MADE = "made.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A form of the dataset that is prepared, or was before."""
+    """A form of the dataset that will be prepared, or already is."""
 
     directory: Path
     file: str
@@ -155,7 +155,7 @@ def check_free(folder: Path, needed: int) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep others from writing to `folder` meanwhile."""
+    """Keep others from writing to `folder` inside the block."""
     try:
         lock = take(folder / ".lock")
     except BlockingIOError as error:

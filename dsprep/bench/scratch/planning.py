@@ -54,7 +54,7 @@ QUICK = RunOptions(durable=False)
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is to be prepared; nothing has been written."""
+    """What will be prepared; nothing has been written yet."""
 
     data: tuple[str | Path, ...]  # the dataset, as it was named
     reading: OpenOptions  # how it is read

@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def missing(self) -> str:
-        """Which packages are not installed, and how they are; empty: all are."""
+        """Which packages are missing, and how to install them; empty if none is."""
         names = [DISTRIBUTIONS.get(p, p) for p in self.packages if find_spec(p) is None]
         return f"not installed: pip install {' '.join(names)}" if names else ""
 

@@ -74,7 +74,7 @@ class Strategy(ABC):
         return item  # type: ignore[no-any-return]
 
     def clear(self) -> None:
-        """Remove what is not wanted any more, once all ranks have closed it."""
+        """Remove what is no longer needed, once all ranks have closed it."""
         return
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What delivers nothing: plain ``preadv`` of groups, the 100 % line, and steps without reading."""
+"""Strategies that deliver nothing: plain ``preadv`` (the 100 % line), steps without reading."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ RECORD_HEAD = 24
 
 ID_NBYTES = 12
 ARRAYS = 18
-"""By so much the code of an attribute of several values is higher."""
+"""Added to the code of an attribute that has several values."""
 
 
 class Index(NamedTuple):

@@ -1,4 +1,4 @@
-"""The ways in which an HDF5 file holds a field, each giving columns of samples.
+"""How an HDF5 file can hold a field: each way gives columns of samples.
 
 `Fixed`: one row of a dataset per sample. `Member`: a member of a compound type. `Indexed`: the rows
 that index tables give. `Sequences`: HDF5's own variable-length types. `PerGroup`: a dataset per

@@ -379,7 +379,7 @@ _MATTERS = frozenset((0x07, 0x0C, 0x10, 0x11, 0x15, 0x16))
 
 
 class Elsewhere:
-    """Which other files the datasets of the file at `path` may be read from; with `follow`, any.
+    """The other files that datasets of the file at `path` may be read from; with `follow`, any.
 
     `read` has the names of the other files, as the datasets name them.
     """

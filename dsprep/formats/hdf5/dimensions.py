@@ -35,7 +35,7 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
         ("CLASS", "VERSION", "FLAVOR", "EXTDIM", "PSEUDOATOM"),
     ),
 }
-"""What the class of an object makes of its attributes: a library's own, not the user's."""
+"""Attributes that an object's class makes a library's own, not the user's."""
 
 
 def bookkeeping(attrs: Attrs) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""One clear line for whatever the HDF5 library says about a damaged file.
+"""One clear line for any error of the HDF5 library about a damaged file.
 
 The library reports damage as any of a dozen built-in exceptions with a sentence per layer. Here
 they become one `FormatError` that names the file; errors of the operating system pass through.

@@ -36,7 +36,7 @@ _SMALLEST = 4096
 _WINDOW = 64 << 10
 _REMEMBERED = 32
 _OVERLAP = 4
-"""How often a byte may belong to a collection: files may be within files, but not without end."""
+"""How many collections a byte may belong to: files may contain files, but not without end."""
 
 
 class Heaps:

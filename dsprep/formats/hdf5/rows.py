@@ -25,7 +25,7 @@ from dsprep.storage.base import Handle
 
 _LARGE = 256 << 20
 _BEST_RATIO = 1100
-"""More than deflate can shrink anything: a larger claim is a lie or a fill value."""
+"""More than deflate can shrink anything: a larger claim is damage or a fill value."""
 
 
 class Rows:

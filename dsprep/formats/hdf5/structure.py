@@ -1,4 +1,4 @@
-"""What the structure of a file means: ragged fields by index tables, and groups that are samples.
+"""What the structure of a file means: ragged fields by index tables, and groups as samples.
 
 Ragged fields are those of dsprep's own encoding, a group with the attribute ``dsprep_kind`` and the
 datasets ``values``, ``first`` and ``count``, and what `dsprep.formats.ragged` finds.
@@ -97,7 +97,7 @@ def capacity(paths: Sequence[str], contents: Contents) -> int:
 _NUMBER = re.compile(r"\d+")
 _PARTS = re.compile(r"(?i)(.*[^a-z])?(batch|part|chunk|shard|fold|split|block)([^a-z].*)?")
 _MANY = 10
-"""So many groups that are alike are samples, whatever their names and shapes."""
+"""From this many on, groups that are alike are samples, whatever their names and shapes."""
 
 _ROWS = 100
 """Rows for each array from which on arrays side by side are columns of a table."""

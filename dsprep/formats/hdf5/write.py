@@ -445,7 +445,7 @@ class _Stream:
         if size < nbytes:
             os.close(self.fd)
             raise FileNotFoundError(path)
-        # Not when nothing is to be cut: ext4 writes a file that was cut to 0 out when it is closed.
+        # Only where something must be cut: ext4 flushes a file that was cut to 0 when it is closed.
         if size > nbytes:
             truncate(self.fd, nbytes)
 

@@ -71,7 +71,7 @@ class Folder:
 
 @dataclass
 class _Walk:
-    """What has been found so far, besides images.
+    """What was met so far, besides images.
 
     `skipped` are files that are no images and are not left out either; with `selections`, their
     files are taken, whatever they are, and no others.

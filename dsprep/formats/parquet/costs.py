@@ -1,4 +1,4 @@
-"""What decoding a row group takes of the memory: from the footer, and the headers of its pages.
+"""How much memory decoding a row group takes: from the footer, and the headers of its pages.
 
 A page is decompressed as a whole, and a dictionary stays as long as its row group is read. How many
 bytes strings have that refer to one is stated in newer files only, and nothing but the largest one
@@ -29,7 +29,7 @@ SMALL_DICTIONARY = 4 << 20
 """Bytes of an encoded column up to which its dictionaries are left as they are."""
 
 DICTIONARY_COPIES = 5
-"""How often a dictionary is in memory that is left as it is, while it is made."""
+"""How many times a kept dictionary is in memory while it is made."""
 
 PAGES = 1 << 16
 """Pages of a column whose headers are looked at."""

@@ -160,7 +160,7 @@ class RowGroups:
         )
 
     def close(self) -> None:
-        """Let go of what is decoded."""
+        """Release what is decoded."""
         with self._lock:
             self._decoded.clear()
             self._streams.clear()

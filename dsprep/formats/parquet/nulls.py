@@ -1,4 +1,4 @@
-"""Columns with nulls, which are no values of any field: refused, or left out and counted."""
+"""Columns with nulls, which no field can hold: refused, or left out and counted."""
 
 from __future__ import annotations
 

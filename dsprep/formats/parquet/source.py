@@ -324,7 +324,7 @@ class ParquetSource(Source):
         return 0 if self._costs.much() else self._costs.kept()
 
     def rest(self) -> None:
-        """Let go of what is decoded, unless it is little."""
+        """Release what is decoded, unless it is small."""
         if self._rows is not None and self._costs.much():
             self._rows.close()
 

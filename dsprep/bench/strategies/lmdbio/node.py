@@ -115,7 +115,7 @@ class Root:
         return np.frombuffer(self._memory, np.uint8)
 
     def looked(self) -> None:
-        """Do nothing: the others say that they have looked, and `memory` waits for that."""
+        """Do nothing: the others report that they are done, and `memory` waits for that."""
 
     def _drop_fd(self) -> None:
         if self._fd is not None:
@@ -123,7 +123,7 @@ class Root:
         self._fd = None
 
     def close(self) -> None:
-        """Let all go; the others fail if they still wait."""
+        """Close everything; the others fail if they still wait."""
         for sock in self._socks:
             sock.close()
         self._drop_fd()
@@ -156,14 +156,14 @@ class Member:
         return np.frombuffer(self._memory, np.uint8)
 
     def looked(self) -> None:
-        """Say that the memory may be used again."""
+        """Report that the memory may be used again."""
         try:
             wire.send(self._sock, {"looked": True})
         except OSError as error:
             raise _lost("the process that reads for this one is gone") from error
 
     def close(self) -> None:
-        """Let all go; the root fails if it still waits."""
+        """Close everything; the root fails if it still waits."""
         self._sock.close()
         self._memory = None
 
