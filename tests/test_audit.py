@@ -102,7 +102,7 @@ def test_resuming(root, remainder, ranks, step):
 @pytest.mark.parametrize("mixed", [None, 2])
 def test_the_reader_reads_the_same_units(root, name, shuffle, size, mixed):
     from dsprep.core.packing import digest
-    from dsprep.verbs.audit import cut_units
+    from dsprep.reader.units import cut_units
 
     with (
         dsprep.Reader(

@@ -17,7 +17,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from dsprep.core.schema import Batch, Ints, Schema
+from dsprep.core.schema import Batch, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import CacheWarning, ReaderCache, compared
@@ -25,16 +25,16 @@ from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import EpochStats, Ledger
-from dsprep.reader.mini_epochs import MiniEpochs, Pass, Policy
+from dsprep.reader.mini_epochs import Pass, Policy
 from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
 from dsprep.reader.node.stagger import staggering
-from dsprep.reader.options import ReaderOptions, at_least, cut_epochs
-from dsprep.reader.order import Assignment, Leg, Stage, Start
+from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
+from dsprep.reader.order import Leg, Stage, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import RankInfo, detect
-from dsprep.reader.units import cut_units, first_file, is_decoded, sample_nbytes
+from dsprep.reader.units import first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import WORDS, summarize
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorting_field
@@ -197,17 +197,13 @@ class Reader(ReaderOptions):
         super().__post_init__()
         self.rank_info: RankInfo = detect(self.rank, self.world_size)
         self._sidecar = self._opened()
-        names = tuple(self.fields) or self._sidecar.schema.names
-        self.schema: Schema = Schema(tuple(self._sidecar.schema[n] for n in names))
-        edges, mixed = cut_units(
-            self._sidecar, self.schema, self.shuffle, self.buffer_size, self.buffers_mixed
-        )
-        sizes = self.rank_info.world_size, self.batch_size
-        self._order = Assignment(
-            edges, self.shuffle, self.seed, mixed, self.remainder, *sizes, self._mini(edges)
-        )
+        self.schema: Schema = chosen_fields(self, self._sidecar)
+        self._order = assign(self, self._sidecar, self.rank_info.world_size)
+        mini = self._order.mini
+        if mini is not None and mini.repeats:
+            mini.first(self.epochs or 1)  # a function that fails does so now
         self._adaptive: Adaptive | None = None
-        if self._order.mini is not None and not self._order.mini.repeats:
+        if mini is not None and not mini.repeats:
             self._adaptive = Adaptive(cast("Policy", self.repeats), self.rank_info, self.comm)
         self._check_steps()
         self._check_data()
@@ -226,15 +222,6 @@ class Reader(ReaderOptions):
             self._node = join(self.rank_info, self.readers_per_node, self.node_key, task)
             if self._node is not None:  # also where nobody closes this
                 weakref.finalize(self, self._node.close)
-
-    def _mini(self, edges: Ints) -> MiniEpochs | None:
-        """Return how epochs are cut into parts."""
-        if self.mini_epochs is None:
-            return None
-        mini = cut_epochs(self.mini_epochs, self.repeats, self.recompose, edges, self.pools)
-        if mini.repeats:
-            mini.first(self.epochs or 1)  # a function that fails does so now
-        return mini
 
     def _opened(self) -> Sidecar:
         return Sidecar.open(self.path, self.data, check=False, follow_external=self.follow_external)

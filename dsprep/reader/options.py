@@ -5,47 +5,128 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 
 from dsprep.cache.copier import Throttle
 from dsprep.cache.folder import Size
-from dsprep.core.schema import Batch, Ints
+from dsprep.core.schema import Batch, Ints, Schema
 from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
-from dsprep.reader.order import SHUFFLES, Remainder, Shuffle
+from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Remainder, Shuffle
+from dsprep.reader.units import cut_units
+from dsprep.sidecar.sidecar import Sidecar
 
 Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
 """How often each part of an epoch is passed, as users write it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReaderOptions:
-    """The parameters of a `Reader`, which are described there, checked."""
+class OrderOptions:
+    """What decides which samples come, and in which order: parameters of a `Reader`, checked."""
 
     path: str | Path
     batch_size: int
     _: KW_ONLY
     buffer_size: int | str | None = None
     seed: int = 0
-    rank: int | None = None
-    world_size: int | None = None
-    epochs: int | None = 1
     shuffle: Shuffle = "group"
     drop_last: bool = False
     pad: bool = False
     fields: Sequence[str] = ()
-    buffers: int | None = None
     buffers_mixed: int | None = None
     mini_epochs: int | None = None
     repeats: Repeats = 1
     recompose: bool = True
     pools: int = 1
+    data: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, Path)):
+            raise UsageError(f"path is {self.path!r}", expected="one dataset, or its sidecar")
+        if isinstance(self.fields, str):
+            raise UsageError(f"fields is {self.fields!r}", expected="a sequence of names")
+        if self.drop_last and self.pad:
+            raise UsageError("drop_last and pad exclude each other", fix="give one of them")
+        check_numbers(self, ("batch_size", "pools"), ("buffers_mixed", "mini_epochs"))
+        object.__setattr__(self, "seed", at_least("seed", self.seed, 0))
+        object.__setattr__(self, "repeats", checked_repeats(self.repeats))
+        check_word("shuffle", self.shuffle, SHUFFLES)
+        if self.mini_epochs is None and self.repeats != 1:
+            raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
+        if self.pools > 1 and self.mini_epochs is None:
+            raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
+        if self.pools > 1 and self.shuffle == "global":
+            raise UsageError(
+                "a global shuffle has no pools: every node reads samples of all groups",
+                fix="leave out pools, or shuffle groups",
+            )
+
+    @classmethod
+    def of(
+        cls,
+        path: str | Path,
+        batch_size: int,
+        *,
+        remainder: Remainder,
+        sidecar: str | Path | None,
+        **more: Any,
+    ) -> Self:
+        """Return options as verbs take them: `remainder` as a word, and the dataset's sidecar."""
+        check_word("remainder", remainder, REMAINDERS)
+        return cls(
+            path if sidecar is None else sidecar,
+            batch_size,
+            drop_last=remainder == "drop",
+            pad=remainder == "pad",
+            data=None if sidecar is None else path,
+            **more,
+        )
+
+    @property
+    def remainder(self) -> Remainder:
+        """What happens to samples that do not fill a batch on every rank."""
+        return "drop" if self.drop_last else "pad" if self.pad else "ragged"
+
+
+def chosen_fields(options: OrderOptions, sidecar: Sidecar) -> Schema:
+    """Return the fields that are read: those named, or all."""
+    return Schema(tuple(sidecar.schema[n] for n in options.fields or sidecar.schema.names))
+
+
+def assign(options: OrderOptions, sidecar: Sidecar, world_size: int) -> Assignment:
+    """Return how the samples of a dataset are ordered and assigned to ranks.
+
+    Raises
+    ------
+    UsageError
+        If there are fewer groups than mini-epochs.
+    """
+    schema = chosen_fields(options, sidecar)
+    units = options.shuffle, options.buffer_size, options.buffers_mixed
+    edges, mixed = cut_units(sidecar, schema, *units)
+    mini = None
+    if options.mini_epochs is not None:
+        cut = options.mini_epochs, options.repeats, options.recompose
+        mini = cut_epochs(*cut, edges, options.pools)
+    how = options.shuffle, options.seed, mixed, options.remainder
+    return Assignment(edges, *how, world_size, options.batch_size, mini)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReaderOptions(OrderOptions):
+    """The parameters of a `Reader`, which are described there, checked."""
+
+    _: KW_ONLY
+    rank: int | None = None
+    world_size: int | None = None
+    epochs: int | None = 1
+    buffers: int | None = None
     cache: str | Path | None = None
     cache_size: int | str | None = None
     cache_policy: str | None = None
@@ -61,38 +142,21 @@ class ReaderOptions:
     stagger: int | None = None
     comm: Any = None
     node_key: str | None = None
-    data: str | Path | None = None
     check_order: bool = True
     follow_external: bool = False
     allocate: Allocate = anonymous
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, (str, Path)):
-            raise UsageError(f"path is {self.path!r}", expected="one dataset, or its sidecar")
-        if isinstance(self.fields, str):
-            raise UsageError(f"fields is {self.fields!r}", expected="a sequence of names")
+        super().__post_init__()
         if self.transform is not None and not callable(self.transform):
             raise UsageError(f"transform is {self.transform!r}", expected="a function of a batch")
-        if self.drop_last and self.pad:
-            raise UsageError("drop_last and pad exclude each other", fix="give one of them")
-        needed = ("seed", "batch_size", "transform_threads", "pools")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
-        for name in (*needed, *optional, "buffers", "buffers_mixed", "mini_epochs"):
-            value = getattr(self, name)
-            if value is not None or name in needed:
-                object.__setattr__(self, name, at_least(name, value, int(name != "seed")))
-        object.__setattr__(self, "repeats", checked_repeats(self.repeats))
-        if self.mini_epochs is None and self.repeats != 1:
-            raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
+        check_numbers(self, ("transform_threads",), (*optional, "buffers"))
         self._check_cache()
-        for name, known in (("shuffle", SHUFFLES), ("engine", NAMES)):
-            value = getattr(self, name)
-            if value not in known:
-                raise UsageError(f"{name} is {value!r}", expected="one of " + ", ".join(known))
+        check_word("engine", self.engine, NAMES)
 
     def _check_cache(self) -> None:
         """Raise `UsageError` if the options of a cache make no sense."""
-        check_pools(self.pools, self.mini_epochs, self.shuffle)
         for name in ("cache_size", "cache_policy", "cache_bandwidth", "cache_shared"):
             if self.cache is None and getattr(self, name) not in (None, False):
                 raise UsageError(f"{name} is that of a cache", fix="give cache= a directory")
@@ -117,11 +181,6 @@ class ReaderOptions:
             Path(self.cache), size, policy, Throttle(bandwidth), threads, self.cache_shared
         )
 
-    @property
-    def remainder(self) -> Remainder:
-        """What happens to samples that do not fill a batch on every rank."""
-        return "drop" if self.drop_last else "pad" if self.pad else "ragged"
-
 
 def at_least(name: str, value: Any, minimum: int) -> int:
     """Return an option as a number; `UsageError` unless it is a whole one from `minimum` on."""
@@ -131,15 +190,18 @@ def at_least(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
-def check_pools(pools: int, mini_epochs: int | None, shuffle: str) -> None:
-    """Raise `UsageError` if there is nothing that could be divided among several pools."""
-    if pools > 1 and mini_epochs is None:
-        raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
-    if pools > 1 and shuffle == "global":
-        raise UsageError(
-            "a global shuffle has no pools: every node reads samples of all groups",
-            fix="leave out pools, or shuffle groups",
-        )
+def check_numbers(options: Any, needed: Sequence[str], optional: Sequence[str]) -> None:
+    """Make options numbers, of which the optional ones may be None; see `at_least`."""
+    for name in (*needed, *optional):
+        value = getattr(options, name)
+        if value is not None or name in needed:
+            object.__setattr__(options, name, at_least(name, value, 1))
+
+
+def check_word(name: str, word: str, known: Sequence[str]) -> None:
+    """Raise `UsageError` if an option is none of the known words."""
+    if word not in known:
+        raise UsageError(f"{name} is {word!r}", expected="one of " + ", ".join(known))
 
 
 def checked_repeats(given: Any) -> int | tuple[int, ...] | Callable[[int], int] | Policy:

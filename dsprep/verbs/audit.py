@@ -10,23 +10,16 @@ per sample and a few per group.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dsprep.core.schema import Schema
 from dsprep.errors import UsageError
 from dsprep.reader.mini_epochs import MiniEpochs
-from dsprep.reader.options import (
-    Repeats,
-    at_least,
-    check_pools,
-    checked_repeats,
-    cut_epochs,
-)
-from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Remainder, Shuffle
-from dsprep.reader.units import cut_units, group_edges, sample_nbytes
+from dsprep.reader.options import OrderOptions, Repeats, assign, at_least, chosen_fields
+from dsprep.reader.order import Assignment, Remainder, Shuffle
+from dsprep.reader.units import group_edges, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.counting import Counter, EpochAudit, Parts
 
@@ -146,37 +139,36 @@ def audit(
     MissingError, StaleError, FormatError
         If the dataset has no sidecar, or not its own, or a damaged one.
     """
-    numbers = {
-        "ranks": (ranks, 1),
-        "batch_size": (batch_size, 1),
-        "epochs": (epochs, 1),
-        "buffers_mixed": (buffers_mixed, 1),
-        "mini_epochs": (mini_epochs, 1),
-        "pools": (pools, 1),
-        "resume_at": (resume_at, 0),
-        "resume_ranks": (resume_ranks, 1),
-    }
-    _check(numbers, shuffle, remainder)
-    passes = _known(repeats)
-    if mini_epochs is None and passes != 1:
-        raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
-    check_pools(pools, mini_epochs, shuffle)
-    with Sidecar.open(path) if sidecar is None else Sidecar.open(sidecar, path) as opened:
-        schema = Schema(tuple(opened.schema[n] for n in fields or opened.schema.names))
-        edges, mixed = cut_units(opened, schema, shuffle, buffer_size, buffers_mixed)
+    at_least("ranks", ranks, 1)
+    at_least("epochs", epochs, 1)
+    _check_resume(resume_at, resume_ranks)
+    options = OrderOptions.of(
+        path,
+        batch_size,
+        remainder=remainder,
+        sidecar=sidecar,
+        buffer_size=buffer_size,
+        seed=seed,
+        shuffle=shuffle,
+        fields=fields,
+        buffers_mixed=buffers_mixed,
+        mini_epochs=mini_epochs,
+        repeats=_known(repeats),
+        recompose=recompose,
+        pools=pools,
+    )
+    with Sidecar.open(options.path, options.data) as opened:
+        order = assign(options, opened, ranks)
         grouped = shuffle != "global" and group_edges(opened) is not None
-        nbytes, dataset = sample_nbytes(opened, schema), opened.dataset
-    mini = None
-    if mini_epochs is not None:
-        mini = cut_epochs(mini_epochs, passes, recompose, edges, pools)
-    order = Assignment(edges, shuffle, seed, mixed, remainder, ranks, batch_size, mini)
+        nbytes, dataset = sample_nbytes(opened, chosen_fields(options, opened)), opened.dataset
+    edges, mini = order.edges, order.mini
     _check_drop(order)
     return AuditReport(
         dataset,
         int(edges[-1]),
         len(edges) - 1,
         grouped,
-        mixed,
+        order.mixed,
         nbytes,
         shuffle,
         remainder,
@@ -231,7 +223,7 @@ def _known(repeats: Repeats) -> Repeats:
             "repeats that adapt are decided by training",
             fix="give those that were: repeats=dsprep.repeats.Replay(FILE)",
         )
-    return checked_repeats(repeats)
+    return repeats
 
 
 def _check_drop(order: Assignment) -> None:
@@ -245,19 +237,16 @@ def _check_drop(order: Assignment) -> None:
         )
 
 
-def _check(numbers: Mapping[str, tuple[int | None, int]], shuffle: str, remainder: str) -> None:
-    """Raise `UsageError` for a number, None: not given, that is below its least, or a word."""
-    for name, (value, low) in numbers.items():
-        if value is not None or name in ("ranks", "batch_size", "epochs", "pools"):
-            at_least(name, value, low)
-    for name, word, known in (("shuffle", shuffle, SHUFFLES), ("remainder", remainder, REMAINDERS)):
-        if word not in known:
-            raise UsageError(f"{name} is {word!r}", expected="one of " + ", ".join(known))
-    if (numbers["resume_at"][0] is None) != (numbers["resume_ranks"][0] is None):
+def _check_resume(resume_at: int | None, resume_ranks: int | None) -> None:
+    """Raise `UsageError` unless both or neither are given, and possible."""
+    if (resume_at is None) != (resume_ranks is None):
         raise UsageError(
             "resuming takes both the step and the number of ranks",
             fix="give resume_at and resume_ranks, or neither",
         )
+    if resume_at is not None:
+        at_least("resume_at", resume_at, 0)
+        at_least("resume_ranks", resume_ranks, 1)
 
 
 def _report(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from dsprep.cache.pieces import Pieces
-from dsprep.core.schema import Ints, Schema
+from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
-from dsprep.reader.options import ReaderOptions, at_least, cut_epochs
-from dsprep.reader.order import REMAINDERS, Assignment, Remainder, Shuffle
-from dsprep.reader.units import cut_units
+from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
+from dsprep.reader.order import Assignment, Remainder, Shuffle
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import sorting_field
 from dsprep.verbs.stage.copying import Outcome, PiecesNeeded, copy_all, look
@@ -152,17 +151,14 @@ def stage(
     began = time.monotonic()
     if to is None and manifest is None:
         raise UsageError("there is nothing to write", fix="give to= a directory, or manifest=")
-    if remainder not in REMAINDERS:
-        known = ", ".join(REMAINDERS)
-        raise UsageError(f"remainder is {remainder!r}", expected=f"one of {known}")
-    settings = ReaderOptions(
-        path if sidecar is None else sidecar,
+    settings = ReaderOptions.of(
+        path,
         batch_size,
+        remainder=remainder,
+        sidecar=sidecar,
         buffer_size=buffer_size,
         seed=seed,
         shuffle=shuffle,
-        drop_last=remainder == "drop",
-        pad=remainder == "pad",
         fields=fields,
         buffers_mixed=buffers_mixed,
         mini_epochs=mini_epochs,
@@ -172,14 +168,14 @@ def stage(
         cache_size=cache_size,
         cache_bandwidth=bandwidth,
         cache_shared=cache_shared,
-        data=None if sidecar is None else path,
     )
     how = settings.cache_options(at_least("threads", threads, 1))
     nodes = _nodes(ranks, ranks_per_node, node, mini_epochs)
     first = at_least("first_epoch", first_epoch, 0)
     span = range(first, first + at_least("epochs", epochs, 1))
     with Sidecar.open(settings.path, settings.data) as opened:
-        pieces, order = _ordered(opened, settings, ranks)
+        order = assign(settings, opened, ranks)
+        pieces = Pieces(opened, order.edges, chosen_fields(settings, opened).names)
         chosen = range(nodes[0].start, nodes[-1].stop)
         wants = [PiecesNeeded(pieces, *need) for need in needs(pieces, order, chosen, span)]
         outcome = None
@@ -216,19 +212,6 @@ def _nodes(ranks: int, per_node: int, node: int | None, mini_epochs: int | None)
         expected = f"less than {count}: {ranks} ranks, {per_node} on a node"
         raise UsageError(f"node is {node}", expected=expected)
     return [ranks_of(k, ranks, per_node) for k in (range(count) if node is None else (node,))]
-
-
-def _ordered(opened: Sidecar, settings: ReaderOptions, ranks: int) -> tuple[Pieces, Assignment]:
-    """Return the pieces of the dataset, and the order in which Readers read them."""
-    names = tuple(settings.fields) or opened.schema.names
-    schema = Schema(tuple(opened.schema[n] for n in names))
-    shuffle, mini = settings.shuffle, None
-    edges, mixed = cut_units(opened, schema, shuffle, settings.buffer_size, settings.buffers_mixed)
-    if settings.mini_epochs is not None:  # which samples one has does not depend on its repeats
-        mini = cut_epochs(settings.mini_epochs, 1, settings.recompose, edges, settings.pools)
-    sizes = ranks, settings.batch_size
-    order = Assignment(edges, shuffle, settings.seed, mixed, settings.remainder, *sizes, mini)
-    return Pieces(opened, edges, names), order
 
 
 def _lists(
