@@ -138,13 +138,6 @@ class OpenOptions:
         return cls(**{**json, **decoded})
 
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    name: get_args(hint)
-    for name, hint in get_type_hints(OpenOptions).items()
-    if get_origin(hint) is Literal
-}
-"""What those of `OpenOptions` may be that have one of few values."""
-
 OF_DATASETS = frozenset({"file_field", "join"})
 """Options about the files of a dataset, which all formats have in common."""
 
@@ -239,6 +232,9 @@ class WriteOptions:
     zarr_shard
         zarr: samples per shard file, a multiple of `chunk`; None lets the format choose, 0 means
         one file per chunk.
+    zarr_strings
+        zarr: text as a group of values and tables, which have offsets (``"group"``), or as Zarr's
+        own strings of varying length (``"vlen"``), which other programs show as text.
     key_format
         lmdb: a format string for the keys with the one field ``index``.
     features
@@ -249,9 +245,18 @@ class WriteOptions:
     chunk: int | None = None
     zarr_format: int = 3
     zarr_shard: int | None = None
+    zarr_strings: Literal["group", "vlen"] = "group"
     key_format: str = "{index:08d}"
     features: Mapping[str, FeatureType] = field(default_factory=dict)
 
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    name: get_args(hint)
+    for options in (OpenOptions, WriteOptions)
+    for name, hint in get_type_hints(options).items()
+    if get_origin(hint) is Literal
+}
+"""What those options may be that have one of few values."""
 
 FLAGS = {
     "fields": "--field",

@@ -22,7 +22,6 @@ from dsprep.errors import FormatError
 from dsprep.formats import load, record_writer
 from dsprep.formats.base import Format
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
-from dsprep.formats.tfrecord import stream
 from dsprep.layout import as_json, fit
 
 GZIP = WriteOptions(compress=Compression("gzip", 1))
@@ -235,8 +234,7 @@ def test_padding_bytes_of_structures_are_zero(tmp_path, way):
 
 
 @pytest.mark.parametrize("way", PLAIN)
-def test_threads_share_a_source(tmp_path, way, monkeypatch):
-    monkeypatch.setattr(stream, "SPACING", 1 << 15)
+def test_threads_share_a_source(tmp_path, way):
     way, schema = PLAIN[way], Schema((Field("x", np.dtype("<i4"), (None,)),))
     path, batch = target(tmp_path, way), random_batch(schema, 1000, longest=1500)
     write_batch(way.format, path, schema, batch, way.options)

@@ -52,7 +52,7 @@ class Zarr(WritableFormat):
     suffixes = (".zarr", ".zarr.zip")
     archive = ".zip"
     open_options = frozenset({"fields", "follow_external", "sample_axis"})
-    write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard"})
+    write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard", "zarr_strings"})
 
     @override
     def recognises(self, candidate: Candidate) -> bool:
@@ -155,6 +155,8 @@ def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
         dtype = plan.field.dtype
         if plan.role == "samples":
             texts[plan.field.name] = show(plan, dtype)
+        elif plan.role == "strings":
+            texts[plan.field.name] = f"vlen-utf8, chunks of up to {plan.chunk:,} samples"
         elif plan.role == "values":
             texts[plan.field.name] = f"group of first, count and values: {show(plan, dtype)}"
     if options.compress is not None:
@@ -179,6 +181,8 @@ def _with_rows(
         rows = count
         if plan.role == "values":
             rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
+        elif plan.role == "strings":  # these bytes, and a length for each of them
+            rows, rest = rows + -(-rest // plan.row_nbytes), 0
         yield plan, rows
 
 

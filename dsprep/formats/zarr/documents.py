@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Schema, encode_dtype
+from dsprep.core.schema import Array, Ragged, Schema, encode_dtype
+from dsprep.core.spans import move_spans, offsets_of
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.attributes import DTYPE, FIELDS, KIND, to_json
 from dsprep.formats.zarr.plan import ArrayPlan
@@ -59,8 +60,9 @@ def documents(
         zarr_format=3 if options.zarr_format == 3 else 2,
         attributes={**attrs, FIELDS: list(schema.names)},
     )
+    strings = {plan.path for plan, _ in arrays if plan.role == "strings"}
     for field in schema:
-        if field.ragged:
+        if field.ragged and field.name not in strings:
             attrs, _ = to_json(field.attrs, "")
             root.create_group(
                 field.name, attributes={**attrs, KIND: field.kind, **own.get(field.name, {})}
@@ -78,7 +80,7 @@ def _create(
     from zarr.codecs import BytesCodec
 
     attrs: dict[str, Any] = {}
-    if plan.role == "samples":
+    if plan.role in ("samples", "strings"):
         attrs, _ = to_json(plan.field.attrs, "")
     if plan.carrier.stands_in:
         attrs[DTYPE] = encode_dtype(plan.field.dtype)
@@ -94,16 +96,20 @@ def _create(
         # directories of its own as the samples have axes.
         more["chunk_key_encoding"] = {"name": "default", "separator": "."}
         big = dtype.itemsize > 1 and dtype.str[0] == ">"
-        if dtype.itemsize > 1:
+        if dtype.itemsize > 1 and plan.role != "strings":
             more["serializer"] = BytesCodec(endian="big" if big else "little")
+    element: Any = dtype
+    if plan.role == "strings":
+        element = str
+    else:
+        more["filters"] = None
     root.create_array(
         plan.path,
         shape=(rows, *plan.inner),
-        dtype=dtype,
+        dtype=element,
         chunks=(plan.chunk, *axes),
         shards=(plan.file, *axes) if plan.sharded else None,
-        filters=None,
-        fill_value=np.zeros((), dtype)[()],
+        fill_value=np.zeros((), element)[()],
         attributes=attrs,
         **more,
     )
@@ -172,4 +178,27 @@ def encode_file(rows: Array, plan: ArrayPlan, encode: Callable[[Array], Any]) ->
                 [part, np.zeros((plan.chunk - len(part), part.shape[1]), np.uint8)]
             )
         chunks.append(encode(part))
+    return chunks
+
+
+def encode_strings(
+    texts: Ragged, start: int, plan: ArrayPlan, encode: Callable[[Array], Any]
+) -> list[Any]:
+    """Return the chunks of the file that begins with string `start`; empty ones fill up the last.
+
+    A chunk has the number of its strings, then each of them behind its bytes, as u32
+    little-endian (numcodecs, "VLenUTF8").
+    """
+    chunks = []
+    for first in range(start, min(start + plan.file, len(texts)), plan.chunk):
+        offsets = texts.offsets[first : first + plan.chunk + 1]
+        lengths = np.zeros(plan.chunk, np.int64)
+        lengths[: len(offsets) - 1] = np.diff(offsets)
+        heads = 4 * np.arange(1, plan.chunk + 1) + offsets_of(lengths)[:-1]
+        out = np.zeros(4 * (plan.chunk + 1) + int(lengths.sum()), np.uint8)
+        out[:4] = np.array([plan.chunk], "<u4").view(np.uint8)
+        out[heads[:, None] + np.arange(4)] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
+        count = len(offsets) - 1
+        move_spans(texts.values, offsets[:-1], lengths[:count], out, heads[:count] + 4)
+        chunks.append(encode(out))
     return chunks

@@ -138,6 +138,10 @@ class GroupGrid:
         if self.zipped and options.zarr_shard:
             raise UsageError("zarr-shard: a ZIP file has no shards", fix="leave it out")
         plan_arrays(schema, replace(options, zarr_shard=None))  # refuses unknown options
+        if any(plan.role == "strings" for plan in plan_arrays(schema, options)[0]):
+            raise UnsupportedError(
+                "zarr: groups hold no strings of varying length", fix="leave --zarr-strings out"
+            )
         if self._packed and schema.ragged:
             raise UnsupportedError(
                 "zarr: groups with ragged fields are written without compression",

@@ -41,7 +41,10 @@ files of its own length, lest every 64 MiB of images made a file of 500 bytes of
 LARGEST = 0xFFFFFFFE
 """Bytes of the largest member of a ZIP file; one more means that ZIP64 has the number."""
 
-Role = Literal["samples", "values", "first", "count"]
+STRINGS = 1024
+"""Strings of a chunk at most: a reader decodes all of them for one."""
+
+Role = Literal["samples", "values", "first", "count", "strings"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class ArrayPlan:
     field
         The field it belongs to.
     role
-        ``samples``: a fixed field; ``values``, ``first`` and ``count``: the parts of a ragged one.
+        ``samples``: a fixed field; ``values``, ``first`` and ``count``: the parts of a ragged one;
+        ``strings``: one of text, as Zarr's own strings of varying length.
     carrier
         How its elements are stored.
     inner
@@ -129,10 +133,20 @@ def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan],
     if options.compress is not None:
         largest = max((f.row_nbytes for f in schema if not f.ragged), default=0)
         unit = _unit(schema, options, sharded)
+    strings = [f for f in schema if f.kind == "str" and options.zarr_strings == "vlen"]
+    if strings and options.compress is None:
+        unit = options.chunk or STRINGS
     plans = []
     for f in schema:
-        if f.ragged:
+        if f in strings:
+            rows = next(
+                n for n in range(min(unit, options.chunk or STRINGS), 0, -1) if unit % n == 0
+            )
+            lengths = Carrier(np.dtype("<u4"), stands_in=False)
+            plans.append(ArrayPlan(f.name, f, "strings", lengths, (), rows, rows, False, True))
+        elif f.ragged:
             plans += _ragged(f, options, sharded)
+        if f.ragged:
             continue
         whole_files = options.compress is not None and f.row_nbytes * SMALLEST >= largest
         chunk, file = _rows(f.row_nbytes, options, sharded)

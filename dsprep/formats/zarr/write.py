@@ -32,7 +32,7 @@ from dsprep.errors import TargetError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.chunks import build_index
-from dsprep.formats.zarr.documents import documents, encode_file, encoder, root_key
+from dsprep.formats.zarr.documents import documents, encode_file, encode_strings, encoder, root_key
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays
 from dsprep.formats.zarr.zip_file import is_zip, pack
 from dsprep.storage.durable import close, preallocate, start_sync, sync, sync_directory
@@ -142,7 +142,7 @@ class Piece:
     def column(self, number: int, plan: ArrayPlan) -> tuple[int, Any]:
         """Return the first row of an array, and its rows; those of an index from the counts."""
         name = plan.field.name
-        if plan.role == "samples":
+        if plan.role in ("samples", "strings"):
             return self.start, self.rows[number]
         if plan.role == "values":
             return self.first_row[name], self.rows[number]
@@ -185,6 +185,9 @@ class StoreWriter(Writer):
         for number, plan in enumerate(self.arrays):
             column = batch[plan.field.name]
             if plan.role in ("first", "count"):
+                continue
+            if plan.role == "strings":
+                piece.rows[number] = column
                 continue
             if isinstance(column, Ragged):
                 piece.counts[plan.field.name] = column.lengths
@@ -281,7 +284,7 @@ class ZarrWriter(StoreWriter):
         super().__init__(root, schema, options, plans)
         self._path, self._count, self._spool = path, count, root / SPOOL
         self._encode = [encoder(options.compress, p) for p in plans]
-        self._rows = {f.name: 0 for f in schema if f.ragged}
+        self._rows = {p.field.name: 0 for p in plans if p.role == "values"}
         self._shared = False
         if state is None:
             remove(path)
@@ -303,13 +306,17 @@ class ZarrWriter(StoreWriter):
 
     @override
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
-        # Of compressed large fields the rows are encoded files.
+        # Of compressed large fields, and of strings, the rows are encoded files.
         piece = super().encode(batch, start, arena)
         for number, plan in enumerate(self.arrays):
             if plan.whole_files and plan.row_nbytes:
-                rows = piece.rows[number]
-                cuts = (rows[at : at + plan.file] for at in range(0, len(rows), plan.file))
-                piece.rows[number] = [encode_file(c, plan, self._encode[number]) for c in cuts]
+                rows, encode = piece.rows[number], self._encode[number]
+                starts = range(0, len(rows), plan.file)
+                if plan.role == "strings":
+                    files = [encode_strings(rows, at, plan, encode) for at in starts]
+                else:
+                    files = [encode_file(rows[at : at + plan.file], plan, encode) for at in starts]
+                piece.rows[number] = files
         return piece
 
     @override
@@ -352,9 +359,11 @@ class ZarrWriter(StoreWriter):
             ]
             self.arrays = [p.settled(n) for p, n in zip(self.arrays, rows, strict=True)]
             for number, (plan, count) in enumerate(zip(self.arrays, rows, strict=True)):
+                if plan.whole_files:
+                    continue
                 if self.options.compress is None:
                     self.finish_rows(number, count)
-                elif not plan.whole_files and count and plan.row_nbytes:
+                elif count and plan.row_nbytes:
                     self._encode_spool(number, count)
             arrays = list(zip(self.arrays, rows, strict=True))
             self.finish_documents(documents(self.schema, arrays, self.options))
