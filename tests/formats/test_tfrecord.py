@@ -378,20 +378,25 @@ def test_packed_files_are_unpacked_once_and_only_to_read_values(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", counted)
     path = tmp_path / "f.tfrecord"
-    path.write_bytes(gzip.compress(b"".join(frame(build(x=(BYTES, b"v%d" % i))) for i in range(9))))
+    values = [bytes([i]) * 200_000 for i in range(9)]
+    path.write_bytes(gzip.compress(b"".join(frame(build(x=(BYTES, v))) for v in values)))
     with opened(path) as source:
         assert len(source) == 9
         assert not made
-        assert [source[i]["x"] for i in (8, 0, 4)] == [b"v8", b"v0", b"v4"]
+        assert [source[i]["x"] for i in (8, 0, 4)] == [values[i] for i in (8, 0, 4)]
         assert len(made) == 1
+        hint = source.schema
     assert made[0].closed
+    with opened(path, hint=hint) as source:
+        assert source.schema == hint
+        assert len(made) == 1
 
 
 def test_packed_files_need_space_to_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "f.tfrecord"
-    path.write_bytes(gzip.compress(frame(build(x=(BYTES, b"value")))))
+    path.write_bytes(gzip.compress(frame(build(x=(BYTES, bytes(2_000_000))))))
     full = shutil._ntuple_diskusage(100, 90, 10)  # type: ignore[attr-defined]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     with opened(path) as source, pytest.raises(TargetError, match="set TMPDIR"):

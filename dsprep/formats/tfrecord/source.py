@@ -28,7 +28,7 @@ from dsprep.formats.tfrecord.fields import RecordMismatch
 from dsprep.formats.tfrecord.locate import file_layout, opaque_layout, records_of
 from dsprep.formats.tfrecord.parse import Discovery, FileView
 from dsprep.formats.tfrecord.snippet import loading_code
-from dsprep.formats.tfrecord.stream import PackedFile, open_stream, read_index
+from dsprep.formats.tfrecord.stream import HEAD, PackedFile, open_stream, read_index
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.layout_reader import LayoutReader
@@ -146,10 +146,9 @@ class TFRecordSource(Source):
         """Return the records to look into: spread over the file, shortest and longest included."""
         index, count = self._index, self._index.count
         nbytes = index.nbytes
-        if self._codec:  # what is further back takes unpacking all before it
-            near = bisect_right(range(count), INSPECTED_NBYTES, key=index.offsets.one)
-            count = max(1, near)
-            nbytes = min(nbytes, INSPECTED_NBYTES)
+        if self._codec:  # what is further back takes unpacking all of it
+            count = max(1, bisect_right(range(count), HEAD, key=index.offsets.one) - 1)
+            nbytes = min(nbytes, HEAD)
         mean = max(1, nbytes // count)
         chosen = set(framing.spread(count, max(2, min(INSPECTED, INSPECTED_NBYTES // mean))))
         if not index.constant:

@@ -42,6 +42,8 @@ READERS = 2
 """Threads that read windows of a file."""
 AHEAD = 3
 """Windows that are read, or being read, and not yet looked at."""
+HEAD = 1 << 20
+"""Unpacked bytes of a compressed file that stay in memory: what is looked at when it is opened."""
 INPUT = 64 << 10
 """Compressed bytes given to the decoder at a time."""
 KEPT, KEPT_SHARE = 64 << 20, 8
@@ -211,6 +213,7 @@ class PackedFile(Handle):
         self.stored, self.name, self.status = stored, stored.name, stored.status
         self.codec, self._kept = codec, kept
         self.nbytes = 0
+        self._head = b""
         self._unpacked: IO[bytes] | None = None
         self._lock = threading.Lock()  # over making it
 
@@ -234,6 +237,9 @@ class PackedFile(Handle):
                 (begun if record[1] <= self._kept else far).append(record)
 
         scan = Scan(self.path, taken=taken if look is not None else None)
+        cursor = _Cursor(self)
+        while len(self._head) < HEAD and (data := cursor.read(HEAD - len(self._head))):
+            self._head += data
         cursor = _Cursor(self)
         parts: list[bytes] = []  # of a record that has begun, or of a header
         have = at = 0
@@ -317,7 +323,10 @@ class PackedFile(Handle):
 
     @override
     def read_into(self, out: NDArray[np.uint8], offset: int) -> None:
-        pread_into(self._descriptor(), out, offset, self.path)
+        if offset + len(out) <= len(self._head):
+            out[:] = np.frombuffer(self._head, np.uint8)[offset : offset + len(out)]
+        else:
+            pread_into(self._descriptor(), out, offset, self.path)
         self.check_same()
 
 
