@@ -164,6 +164,7 @@ def test_what_the_limit_cannot_read_is_an_error(places):
 def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places, monkeypatch):
     computing = threading.Event()
     seen = []  # of every read, whether it ran while a step computed
+    overlapped = threading.Semaphore(0)
 
     class Slow:
         name = "buffered"
@@ -176,6 +177,8 @@ def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places,
             time.sleep(0.004)
             at.append(computing.is_set())
             seen.append(any(at))
+            if any(at):
+                overlapped.release()
             return self._real.read(*call)
 
     monkeypatch.setattr(group, "make", lambda name: Slow())
@@ -184,7 +187,7 @@ def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places,
         items = iter(strategy.epoch(0))
         while (item := next(items, None)) is not None:
             computing.set()
-            time.sleep(0.006)
+            overlapped.acquire(timeout=0.1 if overlaps else 0.006)
             computing.clear()
             del item
     assert len(seen) >= 11

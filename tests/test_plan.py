@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,15 @@ from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.core.units import parse_nbytes, show_binary_nbytes, show_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.options import OpenOptions, check_options
+from dsprep.reader.units import even_edges
+from dsprep.writing import plan
 from dsprep.writing.plan import (
     Shard,
     apply_casts,
     cast_schema,
     make_casts,
     parse_range,
+    payload_nbytes,
     pieces,
     probe_nbytes,
     shard_names,
@@ -243,3 +247,34 @@ def test_options_have_only_values_that_they_can_have():
         check_options(OpenOptions(order="sideways"), frozenset({"order"}), "lmdb")
     with pytest.raises(UsageError, match="--order does not apply to hdf5"):
         check_options(OpenOptions(order="file"), frozenset({"fields"}), "hdf5")
+
+
+class Sized:
+    """A source of byte strings that states their sizes, or cannot."""
+
+    schema = RAGGED
+
+    def __init__(self, sizes):
+        self._sizes = sizes
+
+    def sizes(self, start, stop):
+        return None if self._sizes is None else np.array(self._sizes[start:stop])
+
+
+def test_payload_is_that_of_the_samples_or_of_a_probe(monkeypatch):
+    assert payload_nbytes(Sized([50, 60, 5, 1, 9, 70]), 2, 5) == (15, 9)
+    monkeypatch.setattr(plan, "probe_nbytes", lambda source, start, stop: 7)
+    assert payload_nbytes(Sized(None), 2, 5) == (21, 7)
+
+
+@pytest.mark.parametrize(
+    ("files", "samples", "edges"),
+    [
+        ((10, 0, 7), 4, [0, 4, 8, 10, 14, 17]),  # no range goes beyond its file
+        ((1, 1, 1, 1), 3, [0, 3, 4]),  # files of less than a range
+        ((10,), 4, [0, 4, 8, 10]),
+    ],
+)
+def test_ranges_of_a_dataset_without_groups(files, samples, edges):
+    content = SimpleNamespace(files=[SimpleNamespace(samples=n) for n in files])
+    assert even_edges(SimpleNamespace(content=content), samples).tolist() == edges

@@ -217,3 +217,15 @@ def test_a_split_repeated_and_shuffled(tmp_path):
         found = shuffled.read(0, 1600)["y"]
     assert np.array_equal(np.sort(found), np.repeat(train.indices, 2))
     assert not np.array_equal(found[:800], np.sort(found[:800]))
+
+
+@pytest.mark.parametrize(
+    ("count", "shares", "sizes"),
+    [
+        (11, [0.5, 0.3, 0.2], [6, 3, 2]),  # 5.5, 3.3, 2.2: the largest remainder
+        (10, [0.25, 0.25, 0.5], [3, 2, 5]),  # a tie goes to the earlier one
+        (3, [0.98, 0.01, 0.01], [1, 1, 1]),
+    ],
+)
+def test_shares_are_whole_by_largest_remainders(count, shares, sizes):
+    assert split._shares(count, shares) == sizes
