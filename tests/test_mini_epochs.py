@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import dsprep
 from dsprep.errors import FormatError, UsageError
 from dsprep.reader.mini_epochs import MiniEpochs, Schedule
-from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Epoch, Stage, Start
+from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Epoch, ResumePoint, Start
 from dsprep.repeats import Bollinger, Patience
 from dsprep.verbs.counting import Counter, Parts
 
@@ -116,7 +116,7 @@ def test_the_numbers_of_passes(order):
 
 
 STAGES = st.lists(
-    st.builds(Stage, st.integers(1, 6), st.integers(1, 6), st.integers(0, 5)), max_size=3
+    st.builds(ResumePoint, st.integers(1, 6), st.integers(1, 6), st.integers(0, 5)), max_size=3
 )
 
 

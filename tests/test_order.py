@@ -16,9 +16,9 @@ from dsprep.reader.order import (
     REMAINDERS,
     SHUFFLES,
     Epoch,
+    ResumePoint,
     Sequence,
     Span,
-    Stage,
     share,
 )
 
@@ -33,7 +33,7 @@ class Case:
     shuffle: str
     mixed: int
     remainder: str
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[ResumePoint, ...] = ()
 
     @property
     def n(self):
@@ -66,7 +66,7 @@ def cases(draw, stages=0):
         mixed=draw(st.integers(1, 4)),
         remainder=draw(st.sampled_from(REMAINDERS)),
         stages=tuple(
-            Stage(draw(st.integers(1, 7)), draw(st.integers(1, 7)), draw(st.integers(0, 6)))
+            ResumePoint(draw(st.integers(1, 7)), draw(st.integers(1, 7)), draw(st.integers(0, 6)))
             for _ in range(draw(st.integers(0, stages)))
         ),
     )
@@ -235,7 +235,7 @@ def interrupted(case):
     """Do an epoch in stages: return (own samples, repeats, how many were left for the last)."""
     sequence = case.sequence()
     own, repeats = [], []
-    for i, stage in enumerate((*case.stages, Stage(case.ranks, case.batch, 1 << 40))):
+    for i, stage in enumerate((*case.stages, ResumePoint(case.ranks, case.batch, 1 << 40))):
         epoch = Epoch(sequence, case.stages[:i], case.remainder)
         left = len(epoch)
         for rank in range(stage.world_size):
@@ -364,7 +364,7 @@ def test_golden_small():
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("mixed", [1, 2])
 def test_golden(shuffle, mixed):
-    stages = (Stage(3, 2, 2), Stage(2, 5, 1))
+    stages = (ResumePoint(3, 2, 2), ResumePoint(2, 5, 1))
     words = hashlib.blake2b(digest_size=8)
     for remainder, number in itertools.product(REMAINDERS, (0, 7)):
         for some in ((), stages):
@@ -400,7 +400,9 @@ def test_a_billion_samples_on_thousands_of_ranks(shuffle):
 def test_resuming_a_billion_samples_on_thousands_of_ranks():
     n, ranks, batch = 10**9, 9216, 64
     sequence = Sequence(np.append(np.arange(0, n, 3334), n), "group", 5, 1, 2)
-    after = Epoch(sequence, (Stage(ranks, batch, 100), Stage(ranks // 2, batch, 10)), "ragged")
+    after = Epoch(
+        sequence, (ResumePoint(ranks, batch, 100), ResumePoint(ranks // 2, batch, 10)), "ragged"
+    )
     assert len(after) == n - ranks * batch * 100 - ranks // 2 * batch * 10
     assert len(after.spans) <= 2 * (ranks + ranks // 2)
     dealt = after.share(1000, 777, batch)

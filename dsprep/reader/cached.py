@@ -41,7 +41,7 @@ from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Stopped
-from dsprep.reader.order import Assignment, Leg, Sequence
+from dsprep.reader.order import Assignment, EpochSegment, Sequence
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.marks import Mark
 
@@ -248,7 +248,7 @@ class ReaderCache:
 
     # --- what is read ------------------------------------------------------------------------
 
-    def begin(self, leg: Leg) -> Reading:
+    def begin(self, leg: EpochSegment) -> Reading:
         """Return what a rank reads in a pass; copies that are not there begin to be filled."""
         with self._lock:
             self._number, staged = leg.number, list[Staged | None]()
@@ -280,7 +280,7 @@ class ReaderCache:
             self._thread = None
             self._note(error)
 
-    def _ask(self, staged: Staged | None, sequence: Sequence, leg: Leg) -> None:
+    def _ask(self, staged: Staged | None, sequence: Sequence, leg: EpochSegment) -> None:
         """Queue what a rank needs, in its order, then the rest of a mini-epoch."""
         if staged is None:
             return
@@ -311,7 +311,7 @@ class ReaderCache:
             s.copy.name for s in (before.current, before.coming) if s and s.copy.name not in kept
         }
 
-    def _parts(self, leg: Leg) -> list[tuple[Facts, Sequence]]:
+    def _parts(self, leg: EpochSegment) -> list[tuple[Facts, Sequence]]:
         """Return what should have copies: this pass, and the next mini-epoch."""
         order = self._order
         if self._options.policy == "epoch" or order.mini is None or leg.which is None:

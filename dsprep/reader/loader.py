@@ -31,7 +31,7 @@ from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
 from dsprep.reader.node.stagger import staggering
 from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
-from dsprep.reader.order import Leg, Stage, Start
+from dsprep.reader.order import EpochSegment, ResumePoint, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import RankInfo, detect
 from dsprep.reader.units import first_file, is_decoded, sample_nbytes
@@ -212,7 +212,7 @@ class Reader(ReaderOptions):
         self._choice = self._chosen()
         self.verified: Mapping[str, str | None] = self._check_sums() if self.verify else {}
         self._part, self.epoch = (0, 1), 0
-        self._stages: tuple[Stage, ...] = ()
+        self._stages: tuple[ResumePoint, ...] = ()
         self._steps = self._done = 0  # of the last stage by all parts of this rank; since, by this
         self._is_closed = False
         self._begin_process()
@@ -495,7 +495,7 @@ class Reader(ReaderOptions):
             epochs = mini.first(epochs)
         return here if epochs is None else replace(here, epochs=max(1, epochs - self.epoch))
 
-    def _leg(self) -> Leg:
+    def _leg(self) -> EpochSegment:
         return self._order.leg(self.rank_info.rank, self._start())
 
     def _is_looping(self) -> bool:
@@ -508,7 +508,7 @@ class Reader(ReaderOptions):
         if self._is_looping():
             raise UsageError("the reader is being iterated", fix=f"{action} before the loop")
 
-    def _pipeline(self, legs: Callable[[], Iterator[Leg]]) -> Pipeline:
+    def _pipeline(self, legs: Callable[[], Iterator[EpochSegment]]) -> Pipeline:
         """Start reading in this process."""
         if self._pools is None:
             self._pools = Pools(self._filler, self._settings)
@@ -557,7 +557,7 @@ class Reader(ReaderOptions):
         self._batches = weakref.ref(batches)
         return batches
 
-    def _is_next(self, leg: Leg | None) -> bool:
+    def _is_next(self, leg: EpochSegment | None) -> bool:
         """Whether the next loop begins with the epoch that is read ahead."""
         begins = not (self._stages or self._steps or self._done)
         return leg is not None and leg.number == self.epoch and begins
@@ -643,11 +643,11 @@ class Reader(ReaderOptions):
         self._begin_process()
         self._settings = self._reading(None)
 
-    def _transformed(self, batches: Iterator[tuple[Leg, int, Batch]]) -> Iterator[Any]:
+    def _transformed(self, batches: Iterator[tuple[EpochSegment, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
         transform, workers = self.transform, self.transform_threads
         assert transform is not None
-        ahead: list[tuple[Leg, int, Future[Any]]] = []
+        ahead: list[tuple[EpochSegment, int, Future[Any]]] = []
         with ThreadPoolExecutor(workers, "dsprep-transform") as pool:
             try:
                 for leg, step, batch in batches:
@@ -678,7 +678,7 @@ class Reader(ReaderOptions):
         """
         alone = self._part[1] == 1
         steps = self._steps + self._done if alone else self._steps
-        here = Stage(self.rank_info.world_size, self.batch_size, steps)
+        here = ResumePoint(self.rank_info.world_size, self.batch_size, steps)
         return {
             "version": STATE_VERSION,
             "dataset": self._sidecar.identity,
@@ -869,11 +869,11 @@ class Batches(Iterator[Any]):
 
 def _progress(
     state: Mapping[str, Any], part: tuple[int, int]
-) -> tuple[int, list[Stage], list[int], int]:
+) -> tuple[int, list[ResumePoint], list[int], int]:
     """Return epoch, stages, part and steps of a state; `part` is that of a reader without."""
     try:
         epoch = int(state["epoch"])
-        stages = [Stage(*map(int, stage)) for stage in state["stages"]]
+        stages = [ResumePoint(*map(int, stage)) for stage in state["stages"]]
         sizes = [n for s in stages for n in (s.world_size, s.batch_size, s.steps + 1)]
         if epoch < 0 or not stages or min(sizes) < 1:
             raise ValueError("numbers are below zero")

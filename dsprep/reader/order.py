@@ -20,8 +20,8 @@ Numbers of samples differ by one between ranks, numbers of steps never do:
     one is empty where a rank has fewer samples than there are steps.
 
 An epoch that was interrupted continues with another number of ranks or another batch size: each
-`Stage` gives with how many ranks how many steps were done, and what these left is assigned as if it
-were a sequence of its own. Sources: Lee et al., "Asynchronous I/O Strategy for Large-Scale
+`ResumePoint` gives with how many ranks how many steps were done, and what these left is assigned
+as if it were a sequence of its own. Sources: Lee et al., "Asynchronous I/O Strategy for Large-Scale
 Deep Learning Applications", section III (groups, their assignment, shuffling in the buffer).
 """
 
@@ -207,7 +207,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ResumePoint:
     """Steps that all ranks did of an epoch, of `batch_size` samples each."""
 
     world_size: int
@@ -274,7 +274,7 @@ def share(
 class Epoch:
     """What is left of an epoch after some stages, and how it is assigned."""
 
-    def __init__(self, sequence: Sequence, stages: tuple[Stage, ...], remainder: Remainder):
+    def __init__(self, sequence: Sequence, stages: tuple[ResumePoint, ...], remainder: Remainder):
         self.sequence, self.remainder = sequence, remainder
         self._pools = 1 if stages else sequence.pools  # what is left is assigned anew
         self._take([Span.whole(0, len(sequence))])
@@ -312,7 +312,7 @@ class Epoch:
             start = max(start, end)
             i += 1
 
-    def _left(self, stage: Stage) -> list[Span]:
+    def _left(self, stage: ResumePoint) -> list[Span]:
         """Return what is left once a stage is done: every sample that was not delivered."""
         left = []
         for rank in range(stage.world_size):
@@ -342,7 +342,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Leg:
+class EpochSegment:
     """What a rank delivers of one epoch."""
 
     number: int  # of the epoch
@@ -359,7 +359,9 @@ class Start:
     """Where a loop begins, and how far it goes."""
 
     epoch: int
-    stages: tuple[Stage, ...]  # what was done of it with other numbers of ranks or other batches
+    stages: tuple[
+        ResumePoint, ...
+    ]  # what was done of it with other numbers of ranks or other batches
     steps: int  # that were done since
     epochs: int | None  # how many; None: without end
     part: tuple[int, int] = (0, 1)  # which of how many parts of the steps of this rank
@@ -409,7 +411,7 @@ class Assignment:
         shuffled = self.shuffle != "none"
         return self.mini.pool(self.edges, self.seed, mini_pass, number, shuffled=shuffled)
 
-    def leg(self, rank: int, start: Start) -> Leg:
+    def leg(self, rank: int, start: Start) -> EpochSegment:
         """Return what a rank delivers of the epoch in which a loop begins."""
         mini_pass = start.which
         if mini_pass is None and self.mini is not None:
@@ -418,12 +420,12 @@ class Assignment:
         share = epoch.share(self.world_size, rank, self.batch_size)
         left, (i, parts) = share.steps - start.steps, start.part
         first, stop = (start.steps + k * left // parts for k in (i, i + 1))
-        return Leg(start.epoch, epoch, share, first + start.done, stop, mini_pass, rank)
+        return EpochSegment(start.epoch, epoch, share, first + start.done, stop, mini_pass, rank)
 
-    def legs(self, rank: int, start: Start) -> Callable[[], Iterator[Leg]]:
+    def legs(self, rank: int, start: Start) -> Callable[[], Iterator[EpochSegment]]:
         """Return what a loop of a rank runs through."""
 
-        def legs() -> Iterator[Leg]:
+        def legs() -> Iterator[EpochSegment]:
             yield self.leg(rank, start)
             number = 1
             while self.edges[-1] and (start.epochs is None or number < start.epochs):

@@ -34,7 +34,7 @@ from dsprep.reader.engines import Engine
 from dsprep.reader.filling import SMALL, Fill, Filler, ReadPart, Slice
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
-from dsprep.reader.order import Assignment, Leg
+from dsprep.reader.order import Assignment, EpochSegment
 from dsprep.reading.read_plan import stepped
 from dsprep.storage.base import Handle
 from dsprep.storage.scatter import SEVERAL, Runs
@@ -103,10 +103,10 @@ class BatchSource(Protocol):
 
     closed: bool
 
-    def take(self, leg: Leg, step: int, count: int) -> Batch:
+    def take(self, leg: EpochSegment, step: int, count: int) -> Batch:
         """Return the batch of the next step, which has `count` samples."""
 
-    def end(self, leg: Leg, last: bool) -> None:
+    def end(self, leg: EpochSegment, last: bool) -> None:
         """Note that the steps of an epoch are over, and whether it was the last one."""
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Steps:
     """
 
     def __init__(
-        self, source: BatchSource, legs: Callable[[], Iterator[Leg]], ledger: Ledger
+        self, source: BatchSource, legs: Callable[[], Iterator[EpochSegment]], ledger: Ledger
     ) -> None:
         self._source, self._ledger, self._coming = source, ledger, legs()
         self.leg = next(self._coming, None)
@@ -131,7 +131,7 @@ class Steps:
         """Whether the source was closed."""
         return self._source.closed
 
-    def batches(self) -> Iterator[tuple[Leg, int, Batch]]:
+    def batches(self) -> Iterator[tuple[EpochSegment, int, Batch]]:
         """Yield every batch of one epoch with that epoch and the number of its step.
 
         The next epoch, if there is one, comes from the next call, and is read ahead meanwhile.
@@ -155,7 +155,7 @@ class Steps:
         if leg.first == leg.stop:
             self._end(leg)
 
-    def _end(self, leg: Leg) -> None:
+    def _end(self, leg: EpochSegment) -> None:
         self.leg = next(self._coming, None)
         self._source.end(leg, self.leg is None)
 
@@ -169,7 +169,7 @@ class Pipeline:
     def __init__(
         self,
         filler: Filler,
-        legs: Callable[[], Iterator[Leg]],
+        legs: Callable[[], Iterator[EpochSegment]],
         settings: Settings,
         pools: Pools,
         ledger: Ledger,
@@ -217,7 +217,7 @@ class Pipeline:
         except BaseException as error:
             self._put(_failed(error))
 
-    def _plan_leg(self, leg: Leg) -> None:
+    def _plan_leg(self, leg: EpochSegment) -> None:
         share, sequence = leg.share, leg.epoch.sequence
         step, filler = leg.first, self._filler
         start = at = end = share.delivered(step)  # positions: of the block, of what comes next
@@ -248,7 +248,7 @@ class Pipeline:
             self._hand_out(leg.number, self._planned_fill(fill))
             del fill, slices  # they hold blocks that the next unit may wait for
 
-    def _staged(self, leg: Leg, samples: Ints) -> Staged | None:
+    def _staged(self, leg: EpochSegment, samples: Ints) -> Staged | None:
         """Return the copy from which samples are read; None: from the dataset itself."""
         if self._reading is None:
             return None
@@ -409,7 +409,7 @@ class Pipeline:
 
     # --- the consumer ------------------------------------------------------------------------
 
-    def take(self, leg: Leg, step: int, count: int) -> Batch:
+    def take(self, leg: EpochSegment, step: int, count: int) -> Batch:
         """Return the batch of the next step; see `BatchSource`."""
         self._nudge()
         pieces: list[Slice] = []
@@ -432,7 +432,7 @@ class Pipeline:
         for pool in self._pools.each:
             pool.nudge()
 
-    def end(self, leg: Leg, last: bool) -> None:
+    def end(self, leg: EpochSegment, last: bool) -> None:
         """Note what came from the storage; see `BatchSource`."""
         self._ledger.fetched(leg.number)
 

@@ -15,7 +15,7 @@ import numpy as np
 from dsprep.core.schema import Array, Ints
 from dsprep.core.spans import offsets_of
 from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of
-from dsprep.reader.order import Assignment, Epoch, Remainder, Sequence, Share, Span, Stage
+from dsprep.reader.order import Assignment, Epoch, Remainder, ResumePoint, Sequence, Share, Span
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
 _SEEN = 1 << 20  # samples that are counted at a time
@@ -177,7 +177,9 @@ class Counter:
         first = _Run(undivided, ranks, 0, resume_at)
         if resume_ranks == ranks:  # as `Reader` does: the same deal, from that step on
             return [first, _Run(undivided, ranks, resume_at, None)]
-        rest = Epoch(self.sequence, (Stage(ranks, self.batch_size, resume_at),), self.remainder)
+        rest = Epoch(
+            self.sequence, (ResumePoint(ranks, self.batch_size, resume_at),), self.remainder
+        )
         return [first, _Run(rest, resume_ranks, 0, None)]
 
     def _count(self, run: _Run, number: int) -> RunAudit:

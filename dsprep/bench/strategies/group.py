@@ -16,7 +16,7 @@ from dsprep.bench.strategies.dsprep_reader import DsprepReader, buffer_size
 from dsprep.reader.engines import make
 from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import Ledger
-from dsprep.reader.order import Assignment, Leg, Start
+from dsprep.reader.order import Assignment, EpochSegment, Start
 from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
@@ -56,7 +56,7 @@ class Group(Strategy):
         self._running.close()
         ledger = Ledger()
 
-        def legs() -> Iterator[Leg]:
+        def legs() -> Iterator[EpochSegment]:
             return iter((leg,))
 
         pipeline = Pipeline(self._filler, legs, self._settings, self._pools, ledger)

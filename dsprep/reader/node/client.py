@@ -23,13 +23,13 @@ from dsprep.core.schema import Array, Batch, Bytes, Field, Ragged, Schema
 from dsprep.errors import DsprepError, ReadError, UsageError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.node import wire
-from dsprep.reader.order import Leg, Start
+from dsprep.reader.order import EpochSegment, Start
 from dsprep.reader.pipeline import Pipeline, closed_within, forked
 
 WAIT_SECONDS = 60.0
 """How long a rank waits for the one that reads for it to begin."""
 
-Local = Callable[[Callable[[], Iterator[Leg]]], Pipeline]
+Local = Callable[[Callable[[], Iterator[EpochSegment]]], Pipeline]
 """Makes a pipeline of this process."""
 
 
@@ -57,7 +57,7 @@ class Client:
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def begin(
-        self, start: Start, legs: Callable[[], Iterator[Leg]], ledger: Ledger, local: Local
+        self, start: Start, legs: Callable[[], Iterator[EpochSegment]], ledger: Ledger, local: Local
     ) -> Remote | Pipeline:
         """Begin a loop: what `start` and `legs` say, in two ways.
 
@@ -253,7 +253,7 @@ class Remote:
         self,
         client: Client,
         link: _Link,
-        legs: Callable[[], Iterator[Leg]],
+        legs: Callable[[], Iterator[EpochSegment]],
         ledger: Ledger,
         local: Local,
     ) -> None:
@@ -263,7 +263,7 @@ class Remote:
         self._requested = self._taken = 0
         self.closed = False
 
-    def take(self, leg: Leg, step: int, count: int) -> Batch:
+    def take(self, leg: EpochSegment, step: int, count: int) -> Batch:
         """Return the batch of the next step."""
         if self._local is None:
             message = self._next()
@@ -273,7 +273,7 @@ class Remote:
                 self._taken += 1
                 return self._link.batch(message)
 
-            def rest() -> Iterator[Leg]:
+            def rest() -> Iterator[EpochSegment]:
                 for each in self._legs():
                     if each.number >= leg.number:
                         yield replace(each, first=step) if each.number == leg.number else each
@@ -281,7 +281,7 @@ class Remote:
             self._local = self._make_local(rest)
         return self._local.take(leg, step, count)
 
-    def end(self, leg: Leg, last: bool) -> None:
+    def end(self, leg: EpochSegment, last: bool) -> None:
         """Note that an epoch is over; after the last one, wait for the last statistics."""
         if self._local is not None:
             self._local.end(leg, last)

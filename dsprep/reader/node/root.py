@@ -36,7 +36,7 @@ from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Pool
 from dsprep.reader.mini_epochs import Pass
 from dsprep.reader.node import wire
-from dsprep.reader.order import Leg, Stage, Start
+from dsprep.reader.order import EpochSegment, ResumePoint, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Steps
 
 BIND_SECONDS = 5.0
@@ -179,7 +179,7 @@ class _Session:
         self._sent = 0
         self._ledger = Ledger()
         self._steps: Steps | None = None
-        self._batches: Iterator[tuple[Leg, int, Batch]] = iter(())
+        self._batches: Iterator[tuple[EpochSegment, int, Batch]] = iter(())
         self._shared = wire.Shared()
         self._pools: Pools | None = None
         self._extra = Pool(1, AHEAD + 3, self._shared.allocate)
@@ -257,7 +257,7 @@ class _Session:
         settings = replace(task.settings, allocate=self._shared.allocate)
         if self._pools is None:
             self._pools = Pools(task.filler, settings, AHEAD)
-        stages = tuple(Stage(**each) for each in start["stages"])
+        stages = tuple(ResumePoint(**each) for each in start["stages"])
         own = {"stages": stages, "done": 0, "which": start["which"] and Pass(**start["which"])}
         legs = task.order.legs(self._rank, Start(**{**start, **own}))
         self._loop, self._ledger = loop, Ledger()
@@ -325,7 +325,7 @@ class _Session:
         return [p if array.nbytes and p is not None else (-1, 0) for array, p in known], memory
 
 
-def _all_batches(steps: Steps) -> Iterator[tuple[Leg, int, Batch]]:
+def _all_batches(steps: Steps) -> Iterator[tuple[EpochSegment, int, Batch]]:
     while steps.leg is not None:
         yield from steps.batches()
 

@@ -212,7 +212,7 @@ UNKNOWN = (
 )
 
 
-class Pace:
+class TaskSizer:
     """How many items a task has.
 
     Parameters
@@ -404,7 +404,7 @@ class Calls:
             check_function(call.function)
         attempts = Path(tempfile.mkdtemp(prefix=_RUN, dir=self._directory))
         workers = executors.workers_of(executor)
-        pace = Pace(len(call.items), workers)
+        pace = TaskSizer(len(call.items), workers)
         reporter = ProgressReporter(callback, "items", len(call.items))
         done = self.resumed
         reporter(done)
@@ -422,7 +422,7 @@ class Calls:
         self.parts.sort(key=lambda part: part.start)
         remove(attempts)
 
-    def _tasks(self, call: Call, attempts: Path, pace: Pace, alone: bool) -> Iterator[Task]:
+    def _tasks(self, call: Call, attempts: Path, pace: TaskSizer, alone: bool) -> Iterator[Task]:
         """Yield tasks for the items that are missing; `alone`: as long as no fields are known."""
         edges = [
             0,
