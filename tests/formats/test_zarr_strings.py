@@ -94,6 +94,16 @@ def test_bytes_do_not_depend_on_who_writes(tmp_path: Path) -> None:
     assert len(content("one")) > 6
 
 
+def test_they_take_no_memory_beside_large_samples(tmp_path: Path) -> None:
+    source = tmp_path / "a.h5"
+    with h5py.File(source, "w") as file:
+        file["t"] = np.array([f"caption {i}" for i in range(1100)], dtype=h5py.string_dtype())
+        file.create_dataset("image", (1100, 50_000), "u1")
+    target = tmp_path / "a.zarr"
+    dsprep.convert(source, target, write_options=WAYS["v3"], memory="40MiB", durable=False)
+    assert library(target)["t"][1099] == "caption 1099"
+
+
 def test_they_have_no_offsets_and_no_groups(tmp_path: Path) -> None:
     source = written(tmp_path / "a.h5", ["a", "bc"])
     target = tmp_path / "a.zarr"
@@ -117,3 +127,4 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
     other = ["convert", str(source), str(tmp_path / "a.lmdb"), "--zarr-strings", "vlen"]
     refused = run(app, other)
     assert refused.exit_code == 2
+    assert "zarr-strings" in refused.output

@@ -89,7 +89,7 @@ class Zarr(WritableFormat):
         payload: int = 0,
         name: str = "",
     ) -> WritePlan:
-        """See `base.Format.plan`; what is compressed is collected until the end."""
+        """See `base.Format.plan`; strings, and what is compressed, are collected until the end."""
         from dsprep.formats.zarr.grid import GroupGrid
 
         check_options(options, self.write_options, self.name)
@@ -112,7 +112,9 @@ class Zarr(WritableFormat):
             if options.compress is not None and stored:
                 stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
             total += stored + DOCUMENTS
-            if options.compress is not None and not plan.whole_files:
+            if plan.role == "strings":
+                scratch += rows + 4 * samples  # lengths are collected as i64
+            elif options.compress is not None and not plan.whole_files:
                 scratch += rows * plan.row_nbytes
         return replace(planned, nbytes=total, scratch=scratch)
 
@@ -181,8 +183,8 @@ def _with_rows(
         rows = count
         if plan.role == "values":
             rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
-        elif plan.role == "strings":  # these bytes, and a length for each of them
-            rows, rest = rows + -(-rest // plan.row_nbytes), 0
+        elif plan.role == "strings":  # their bytes, and a u32 for each of them
+            rows, rest = 4 * count + rest, 0
         yield plan, rows
 
 

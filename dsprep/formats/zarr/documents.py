@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Ragged, Schema, encode_dtype
+from dsprep.core.schema import Array, Bytes, Ints, Schema, encode_dtype
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.attributes import DTYPE, FIELDS, KIND, to_json
@@ -96,7 +96,7 @@ def _create(
         # directories of its own as the samples have axes.
         more["chunk_key_encoding"] = {"name": "default", "separator": "."}
         big = dtype.itemsize > 1 and dtype.str[0] == ">"
-        if dtype.itemsize > 1 and plan.role != "strings":
+        if dtype.itemsize > 1:
             more["serializer"] = BytesCodec(endian="big" if big else "little")
     element: Any = dtype
     if plan.role == "strings":
@@ -181,24 +181,16 @@ def encode_file(rows: Array, plan: ArrayPlan, encode: Callable[[Array], Any]) ->
     return chunks
 
 
-def encode_strings(
-    texts: Ragged, start: int, plan: ArrayPlan, encode: Callable[[Array], Any]
-) -> list[Any]:
-    """Return the chunks of the file that begins with string `start`; empty ones fill up the last.
+def encode_strings(text: Bytes, lengths: Ints) -> Bytes:
+    """Return a chunk of strings, given back to back.
 
-    A chunk has the number of its strings, then each of them behind its bytes, as u32
-    little-endian (numcodecs, "VLenUTF8").
+    It has their number, then each of them behind its bytes, as u32 little-endian (numcodecs,
+    "VLenUTF8").
     """
-    chunks = []
-    for first in range(start, min(start + plan.file, len(texts)), plan.chunk):
-        offsets = texts.offsets[first : first + plan.chunk + 1]
-        lengths = np.zeros(plan.chunk, np.int64)
-        lengths[: len(offsets) - 1] = np.diff(offsets)
-        heads = 4 * np.arange(1, plan.chunk + 1) + offsets_of(lengths)[:-1]
-        out = np.zeros(4 * (plan.chunk + 1) + int(lengths.sum()), np.uint8)
-        out[:4] = np.array([plan.chunk], "<u4").view(np.uint8)
-        out[heads[:, None] + np.arange(4)] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
-        count = len(offsets) - 1
-        move_spans(texts.values, offsets[:-1], lengths[:count], out, heads[:count] + 4)
-        chunks.append(encode(out))
-    return chunks
+    offsets, count = offsets_of(lengths), len(lengths)
+    heads = 4 * np.arange(1, count + 1) + offsets[:-1]
+    out = np.empty(4 * (count + 1) + int(offsets[-1]), np.uint8)
+    out[:4] = np.array([count], "<u4").view(np.uint8)
+    out[heads[:, None] + np.arange(4)] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
+    move_spans(text, offsets[:-1], lengths, out, heads + 4)
+    return out

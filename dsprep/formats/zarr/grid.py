@@ -137,8 +137,8 @@ class GroupGrid:
             raise UsageError("zarr: a chunk is a group", fix="leave --chunk out")
         if self.zipped and options.zarr_shard:
             raise UsageError("zarr-shard: a ZIP file has no shards", fix="leave it out")
-        plan_arrays(schema, replace(options, zarr_shard=None))  # refuses unknown options
-        if any(plan.role == "strings" for plan in plan_arrays(schema, options)[0]):
+        arrays, _ = plan_arrays(schema, replace(options, zarr_shard=None))  # or refuses options
+        if any(plan.role == "strings" for plan in arrays):
             raise UnsupportedError(
                 "zarr: groups hold no strings of varying length", fix="leave --zarr-strings out"
             )

@@ -42,7 +42,7 @@ LARGEST = 0xFFFFFFFE
 """Bytes of the largest member of a ZIP file; one more means that ZIP64 has the number."""
 
 STRINGS = 1024
-"""Strings of a chunk at most: a reader decodes all of them for one."""
+"""Strings of a chunk, and of a file: a reader decodes all of them for one."""
 
 Role = Literal["samples", "values", "first", "count", "strings"]
 
@@ -59,7 +59,8 @@ class ArrayPlan:
         The field it belongs to.
     role
         ``samples``: a fixed field; ``values``, ``first`` and ``count``: the parts of a ragged one;
-        ``strings``: one of text, as Zarr's own strings of varying length.
+        ``strings``: one of text, as Zarr's own strings of varying length, whose rows are bytes
+        until they are encoded.
     carrier
         How its elements are stored.
     inner
@@ -133,20 +134,15 @@ def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan],
     if options.compress is not None:
         largest = max((f.row_nbytes for f in schema if not f.ragged), default=0)
         unit = _unit(schema, options, sharded)
-    strings = [f for f in schema if f.kind == "str" and options.zarr_strings == "vlen"]
-    if strings and options.compress is None:
-        unit = options.chunk or STRINGS
     plans = []
     for f in schema:
-        if f in strings:
-            rows = next(
-                n for n in range(min(unit, options.chunk or STRINGS), 0, -1) if unit % n == 0
-            )
-            lengths = Carrier(np.dtype("<u4"), stands_in=False)
-            plans.append(ArrayPlan(f.name, f, "strings", lengths, (), rows, rows, False, True))
-        elif f.ragged:
-            plans += _ragged(f, options, sharded)
+        if f.kind == "str" and options.zarr_strings == "vlen":
+            chunk = options.chunk or STRINGS
+            text = Carrier(np.dtype("u1"), stands_in=False)
+            plans.append(ArrayPlan(f.name, f, "strings", text, (), chunk, chunk, sharded=False))
+            continue
         if f.ragged:
+            plans += _ragged(f, options, sharded)
             continue
         whole_files = options.compress is not None and f.row_nbytes * SMALLEST >= largest
         chunk, file = _rows(f.row_nbytes, options, sharded)

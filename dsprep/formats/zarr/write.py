@@ -142,9 +142,9 @@ class Piece:
     def column(self, number: int, plan: ArrayPlan) -> tuple[int, Any]:
         """Return the first row of an array, and its rows; those of an index from the counts."""
         name = plan.field.name
-        if plan.role in ("samples", "strings"):
+        if plan.role == "samples":
             return self.start, self.rows[number]
-        if plan.role == "values":
+        if plan.role in ("values", "strings"):
             return self.first_row[name], self.rows[number]
         column = counts = self.counts[name]
         if plan.role == "first":
@@ -185,9 +185,6 @@ class StoreWriter(Writer):
         for number, plan in enumerate(self.arrays):
             column = batch[plan.field.name]
             if plan.role in ("first", "count"):
-                continue
-            if plan.role == "strings":
-                piece.rows[number] = column
                 continue
             if isinstance(column, Ragged):
                 piece.counts[plan.field.name] = column.lengths
@@ -284,7 +281,7 @@ class ZarrWriter(StoreWriter):
         super().__init__(root, schema, options, plans)
         self._path, self._count, self._spool = path, count, root / SPOOL
         self._encode = [encoder(options.compress, p) for p in plans]
-        self._rows = {p.field.name: 0 for p in plans if p.role == "values"}
+        self._rows = {f.name: 0 for f in schema if f.ragged}
         self._shared = False
         if state is None:
             remove(path)
@@ -306,17 +303,13 @@ class ZarrWriter(StoreWriter):
 
     @override
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
-        # Of compressed large fields, and of strings, the rows are encoded files.
+        # Of compressed large fields the rows are encoded files.
         piece = super().encode(batch, start, arena)
         for number, plan in enumerate(self.arrays):
             if plan.whole_files and plan.row_nbytes:
-                rows, encode = piece.rows[number], self._encode[number]
-                starts = range(0, len(rows), plan.file)
-                if plan.role == "strings":
-                    files = [encode_strings(rows, at, plan, encode) for at in starts]
-                else:
-                    files = [encode_file(rows[at : at + plan.file], plan, encode) for at in starts]
-                piece.rows[number] = files
+                rows = piece.rows[number]
+                cuts = (rows[at : at + plan.file] for at in range(0, len(rows), plan.file))
+                piece.rows[number] = [encode_file(c, plan, self._encode[number]) for c in cuts]
         return piece
 
     @override
@@ -326,6 +319,12 @@ class ZarrWriter(StoreWriter):
             if plan.whole_files and plan.row_nbytes:
                 for i, chunks in enumerate(rows, first // plan.file):
                     self._write_file(number, i, chunks)
+            elif plan.role == "strings":
+                lengths = np.ascontiguousarray(piece.counts[plan.field.name], "<i8")
+                with self.files.opened(self._spool / str(number)) as fd:
+                    pwrite_all(fd, [rows], first)
+                with self.files.opened(self._spool / f"{number}-lengths") as fd:
+                    pwrite_all(fd, [lengths], piece.start * lengths.itemsize)
             elif self.options.compress is None:
                 self.write_rows(number, first, rows, 0 if plan.role == "values" else self._count)
             elif rows.size:
@@ -359,11 +358,11 @@ class ZarrWriter(StoreWriter):
             ]
             self.arrays = [p.settled(n) for p, n in zip(self.arrays, rows, strict=True)]
             for number, (plan, count) in enumerate(zip(self.arrays, rows, strict=True)):
-                if plan.whole_files:
-                    continue
-                if self.options.compress is None:
+                if plan.role == "strings":
+                    self._encode_strings(number, count)
+                elif self.options.compress is None:
                     self.finish_rows(number, count)
-                elif count and plan.row_nbytes:
+                elif not plan.whole_files and count and plan.row_nbytes:
                     self._encode_spool(number, count)
             arrays = list(zip(self.arrays, rows, strict=True))
             self.finish_documents(documents(self.schema, arrays, self.options))
@@ -389,6 +388,25 @@ class ZarrWriter(StoreWriter):
                 values = np.empty((plan.file_rows(rows, i), plan.row_nbytes), np.uint8)
                 pread_into(spool.fileno(), values, i * plan.file * plan.row_nbytes, path)
                 self._write_file(number, i, _encode_parallel(values, plan, encode, pool))
+
+    def _encode_strings(self, number: int, count: int) -> None:
+        """Encode the strings that were collected, one file at a time; empty ones fill the last."""
+        plan, texts = self.arrays[number], self._spool / str(number)
+        if not count:
+            return
+        lengths_path = texts.with_name(f"{number}-lengths")
+        with texts.open("rb") as text_file, lengths_path.open("rb") as lengths_file:
+            at = 0
+            for i in range(plan.files(count)):
+                lengths = np.zeros(plan.chunk, "<i8")
+                stored = lengths[: plan.file_rows(count, i)]
+                pread_into(
+                    lengths_file.fileno(), stored, i * lengths[: plan.file].nbytes, lengths_path
+                )
+                text = np.empty(int(stored.sum()), np.uint8)
+                pread_into(text_file.fileno(), text, at, texts)
+                at += len(text)
+                self._write_file(number, i, [self._encode[number](encode_strings(text, lengths))])
 
 
 def _encode_parallel(
