@@ -401,6 +401,11 @@ def test_packed_files_need_space_to_be_read(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     with opened(path) as source, pytest.raises(TargetError, match="set TMPDIR"):
         source[0]
+    monkeypatch.undo()
+    with Path("/dev/full").open("w+b") as full_disk, opened(path) as source:
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full_disk)
+        with pytest.raises(TargetError, match="set TMPDIR"):
+            source[0]  # space that went while it was unpacked
 
 
 @settings(max_examples=40, deadline=None)

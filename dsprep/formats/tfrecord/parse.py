@@ -121,12 +121,12 @@ class Discovery:
                     self.unlike[name] = self._unlike(problem, _lists(known), _lists(added.types))
             self._add(stats)
 
-    def _unlike(self, problem: str, expected: object, stored: object) -> FormatError:
+    def _unlike(self, problem: str, expected: object, actual: object) -> FormatError:
         return FormatError(
             f"the record is not like those before: {problem}",
             where=f"{self._where}, record {self.records + self._passed}",
             expected=expected,
-            found=stored,
+            found=actual,
             fix="name the features of all records with --field, or take the records whole with "
             "--raw-records",
         )

@@ -59,7 +59,7 @@ class TFRecordSource(Source):
             self._index = read_index(self._stream, look if every else None)
             if not opaque and not every:
                 self._sample(look)
-            available, notes = (None, []) if opaque else self._located(look, options, hint)
+            available, notes = (None, []) if opaque else self._find_features(look, options, hint)
             self._opaque = available is None
             if available is None:
                 available = {RECORD: Feature(RECORD, BYTES, Field.opaque(RECORD))}
@@ -99,7 +99,7 @@ class TFRecordSource(Source):
 
     # --- what the records hold ---
 
-    def _located(
+    def _find_features(
         self, look: Discovery, options: OpenOptions, hint: Schema | None
     ) -> tuple[dict[str, Feature] | None, list[str]]:
         """Return the features, or None if records are to be kept whole, and notes."""
@@ -147,7 +147,8 @@ class TFRecordSource(Source):
         index, count = self._index, self._index.count
         nbytes = index.nbytes
         if self._codec:  # what is further back takes unpacking all of it
-            count = max(1, bisect_right(range(count), HEAD, key=index.offsets.one) - 1)
+            near = bisect_right(range(count), HEAD, key=self._record_end)
+            count = max(1, near)
             nbytes = min(nbytes, HEAD)
         mean = max(1, nbytes // count)
         chosen = set(framing.spread(count, max(2, min(INSPECTED, INSPECTED_NBYTES // mean))))
@@ -155,6 +156,9 @@ class TFRecordSource(Source):
             lengths = index.lengths.span(0, count)
             chosen |= {int(lengths.argmin()), int(lengths.argmax())}
         return sorted(chosen)
+
+    def _record_end(self, i: int) -> int:
+        return self._index.offsets.one(i) + self._index.lengths.one(i) + framing.FOOTER
 
     # --- reading ---
 
@@ -228,7 +232,7 @@ class TFRecordSource(Source):
         described = of_layout(self._layout, self.schema)
         codec = self._codec
         if codec:
-            how = f"slow: {codec} runs over the whole file, so what is before is unpacked too"
+            how = f"slow: {codec} runs over the whole file, which is unpacked for its first sample"
             alone = self._stream.status.nbytes if len(self._features) == 1 else None
             packed = FieldStorage(storage="", codecs=(codec,), stored_nbytes=alone, access=how)
             described = {n: replace(packed, storage=each.storage) for n, each in described.items()}

@@ -16,6 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal, Protocol, TypeAlias
 
@@ -238,12 +239,10 @@ class PackedFile(Handle):
 
         scan = Scan(self.path, taken=taken if look is not None else None)
         cursor = _Cursor(self)
-        while len(self._head) < HEAD and (data := cursor.read(HEAD - len(self._head))):
-            self._head += data
-        cursor = _Cursor(self)
         parts: list[bytes] = []  # of a record that has begun, or of a header
         have = at = 0
         while data := cursor.read(1 << 20):
+            self._head += data[: HEAD - len(self._head)]
             parts.append(data)
             have += len(data)
             if begun and at + have < sum(begun[0]) + FOOTER:
@@ -278,21 +277,19 @@ class PackedFile(Handle):
             return self._unpacked.fileno()
 
     def _to_disk(self) -> IO[bytes]:
+        """Return a temporary file without a name, which has the unpacked bytes."""
         folder = tempfile.gettempdir()
-        free = shutil.disk_usage(folder).free
-        if free < self.nbytes:
-            raise TargetError(
-                f"there is no space to unpack {self.path.name}, which reading its values takes",
-                where=folder,
-                expected=f"{self.nbytes} bytes",
-                found=f"{free} bytes",
-                fix="set TMPDIR to a directory with more space",
-            )
-        cursor, unpacked = _Cursor(self), tempfile.TemporaryFile(prefix="dsprep-")  # noqa: SIM115 (closed with the handle)
+        if shutil.disk_usage(folder).free < self.nbytes:
+            raise self._no_space(folder)
+        cursor = _Cursor(self)
+        unpacked = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed with the handle)
         try:
             while data := cursor.read(INPUT):
-                unpacked.write(data)
-            unpacked.flush()
+                try:
+                    unpacked.write(data)
+                    unpacked.flush()
+                except OSError as error:
+                    raise self._no_space(folder) from error
             if cursor.position != self.nbytes:
                 raise FormatError(
                     "the file has changed since its records were counted",
@@ -301,9 +298,19 @@ class PackedFile(Handle):
                     found=cursor.position,
                 )
         except BaseException:
-            unpacked.close()
+            with suppress(OSError):
+                unpacked.close()
             raise
         return unpacked
+
+    def _no_space(self, folder: str) -> TargetError:
+        return TargetError(
+            f"{self.path.name} cannot be unpacked there, which reading its values takes",
+            where=folder,
+            expected=f"space for {self.nbytes} bytes",
+            found=f"{shutil.disk_usage(folder).free} bytes",
+            fix="set TMPDIR to a directory with more space",
+        )
 
     @override
     def pread(self, nbytes: int, offset: int) -> bytes:
