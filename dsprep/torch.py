@@ -441,8 +441,8 @@ class _Shared:
 
     def base(self, otherwise: int) -> int:
         """Return the epoch that loops are counted from, if it was noted."""
-        base_ = int(self._facts[2])
-        return otherwise if base_ < 0 else base_
+        noted = int(self._facts[2])
+        return otherwise if noted < 0 else noted
 
     def loops(self) -> int:
         """Return how many loops workers began since."""

@@ -50,21 +50,21 @@ def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list
         return list(available.items())
     chosen = []
     for spec in specs:
-        field_ = available.get(spec.path)
-        if field_ is None:
+        known = available.get(spec.path)
+        if known is None:
             raise missing_field(spec.path, available)
-        requested = Field(spec.name, field_.dtype, field_.shape, field_.kind, field_.attrs)
+        requested = Field(spec.name, known.dtype, known.shape, known.kind, known.attrs)
         if spec.dtype is not None:
-            requested = spec.to_field(field_.attrs)
+            requested = spec.to_field(known.attrs)
             same = (requested.dtype, requested.shape, requested.kind) == (
-                field_.dtype,
-                field_.shape,
-                field_.kind,
+                known.dtype,
+                known.shape,
+                known.kind,
             )
-            if not same and field_.kind != "bytes":
+            if not same and known.kind != "bytes":
                 raise UsageError(
                     f"field {spec.name} already has a type",
-                    expected=str(field_),
+                    expected=str(known),
                     found=str(requested),
                     fix="leave the type out, or convert with --cast",
                 )

@@ -157,8 +157,8 @@ TABLES = (
 
 def certain(path: Path, expected: Sequence[str]) -> FormatError | None:
     """Return `refused` if the bytes of a file leave no doubt what it is, else None."""
-    kind_ = _certain(path, *_ends(path)) if path.is_file() else None
-    return None if kind_ is None else refused(path, expected)
+    known = _certain(path, *_ends(path)) if path.is_file() else None
+    return None if known is None else refused(path, expected)
 
 
 def kind(path: Path) -> Kind | None:
@@ -179,9 +179,9 @@ def refused(path: Path, expected: Sequence[str]) -> FormatError:
     expected
         The names of the formats.
     """
-    kind_, names = kind(path), ", ".join(expected)
-    if kind_ is not None:
-        return FormatError(f"this is {kind_.name}", where=path, expected=names, fix=kind_.fix)
+    known, names = kind(path), ", ".join(expected)
+    if known is not None:
+        return FormatError(f"this is {known.name}", where=path, expected=names, fix=known.fix)
     head = _ends(path)[0] if path.is_file() else b""
     if path.is_file() and not head:
         return FormatError("the file is empty", where=path, expected=names)
@@ -272,11 +272,11 @@ def _ends(path: Path) -> tuple[bytes, bytes]:
 
 
 def _certain(path: Path, head: bytes, tail: bytes) -> Kind | None:
-    for kind_ in BY_START:
-        if head[kind_.at :].startswith(kind_.start):
+    for known in BY_START:
+        if head[known.at :].startswith(known.start):
             if ".tar." in path.name or path.suffix in (".tgz", ".tbz", ".tbz2", ".txz", ".tzst"):
-                return kind_._replace(name=f"a tar archive {kind_.name}")
-            return kind_
+                return known._replace(name=f"a tar archive {known.name}")
+            return known
     if head.startswith((b"PK\3\4", b"PK\5\6")):
         return _TORCH if b"/data.pkl" in head[:256] else _ZIP
     if len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5 and tail == b".":

@@ -298,12 +298,12 @@ def _find_in(name: str, tree: Tree, open_rows: Open, ragged_rows: RaggedRows) ->
         if not kept:
             refused[outer] = {outer}, f"counts rows of {inner}, which is left out too"
     _reach({label: c for label, c in tables.items() if c.targets}, ragged_rows)
-    for label, (targets_, reason) in refused.items():
+    for label, (owned, reason) in refused.items():
         lost = [
-            p for p in sorted(targets_) if p not in ragged_rows.used and p not in ragged_rows.routes
+            p for p in sorted(owned) if p not in ragged_rows.used and p not in ragged_rows.routes
         ]
         rows = tree.datasets[label.partition(",")[0]].shape[0]
-        lost = [p for p in lost if label in targets_ or tree.datasets[p].shape[0] != rows]
+        lost = [p for p in lost if label in owned or tree.datasets[p].shape[0] != rows]
         if lost:
             ragged_rows.left_out.update(lost)
             ragged_rows.notes.append(f"left out {listed(lost)}: {label} {reason}")

@@ -199,11 +199,11 @@ class Sequence:
         if self.shuffle == "none":
             return samples[unit.low : unit.high], np.arange(len(unit), dtype=np.int64)
         mix = Permutation(derive(self.seed, self.epoch, unit.start, unit.stop), len(samples))
-        slots_ = mix.all(inverse=True)
+        delivered = mix.all(inverse=True)
         if len(unit) == len(samples):
-            return samples, slots_
-        kept = np.flatnonzero((slots_ >= unit.low) & (slots_ < unit.high))
-        return samples[kept], slots_[kept] - unit.low
+            return samples, delivered
+        kept = np.flatnonzero((delivered >= unit.low) & (delivered < unit.high))
+        return samples[kept], delivered[kept] - unit.low
 
 
 @dataclass(frozen=True)

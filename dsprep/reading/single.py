@@ -162,8 +162,8 @@ def _of_rows(column: Column) -> Where:
             begin, rows = sample * lines, lines
         else:
             begin, rows = first.one(sample), count.one(sample)
-        rows_ = rows_at(grid, begin, rows)
-        return None if rows_ is None else (*rows_, rows * nbytes)
+        extent = rows_at(grid, begin, rows)
+        return None if extent is None else (*extent, rows * nbytes)
 
     return where
 

@@ -148,10 +148,10 @@ def _variables(numbers: Numbers, first: Ints, stop: Ints) -> dict[str, Variable]
             if number < TEMPLATES:
                 same = _alike(numbers, first[left], length, loose)
             for entry in entries:
-                for parts_of in _taken(entry, numbers, left[same], first[left[same]] - at):
-                    parts[parts_of.name].append(parts_of)
+                for variable in _taken(entry, numbers, left[same], first[left[same]] - at):
+                    parts[variable.name].append(variable)
             left = left[~same]
-    return {name: joined(parts_of) for name, parts_of in parts.items()}
+    return {name: joined(same) for name, same in parts.items()}
 
 
 def _alike(numbers: Numbers, first: Ints, length: int, loose: Any) -> Any:
@@ -232,35 +232,35 @@ class Reader:
 
     def block(self, code: int) -> Block:
         """Return where the characteristics of a block are."""
-        block_ = Block()
+        block = Block()
         count, length = self.take(1), self.take(4)
         stop = self.at + length
         for _ in range(count):
             tag = self.take(1)
             if tag == DIMS:
-                block_.axes = self.take(1)
-                if self.take(2) != 24 * block_.axes:
+                block.axes = self.take(1)
+                if self.take(2) != 24 * block.axes:
                     raise self._numbers.damaged(f"gives a block wrong axes before offset {self.at}")
-                block_.dims = self.skip(24 * block_.axes, loose=True)
+                block.dims = self.skip(24 * block.axes, loose=True)
             elif tag == PAYLOAD:
-                block_.payload = self.skip(8, loose=True)
+                block.payload = self.skip(8, loose=True)
             elif tag == FILE:
-                block_.file = self.skip(4, loose=True)
+                block.file = self.skip(4, loose=True)
             elif tag in (VALUE, LEAST, MOST):
-                self._value(block_, code, keep=tag == VALUE)
+                self._value(block, code, keep=tag == VALUE)
             elif tag in (OFFSET, TIME):
                 self.skip(8 if tag == OFFSET else 4, loose=True)
             elif tag == MINMAX:
-                self._minmax(code, block_.axes)
+                self._minmax(code, block.axes)
             elif tag == TRANSFORM:
-                block_.operator = self.word(1) or "an unknown one"
+                block.operator = self.word(1) or "an unknown one"
                 break
             else:
                 raise self._numbers.damaged(f"has an unknown item before offset {self.at}")
-        if self.at > stop or (self.at != stop and not block_.operator):
+        if self.at > stop or (self.at != stop and not block.operator):
             raise self._numbers.damaged(f"has a block of a wrong length before offset {stop}")
         self.skip(stop - self.at)
-        return block_
+        return block
 
     def _value(self, block: Block, code: int, *, keep: bool) -> None:
         values = self._elements(block) if self._attributes else 1
@@ -326,13 +326,13 @@ def _taken(entry: Entry, numbers: Numbers, rows: Ints, by: Ints) -> list[Variabl
         none, file = np.zeros((len(step), 0), np.int64), np.full(len(step), METADATA, np.int64)
         nbytes = np.tile(np.array([b.length for b in blocks], np.int64), len(rows))
         lengths = nbytes if dtype is None else None
-        blocks_ = Blocks(step, step, none, none, none, file, at("value"), lengths)
+        extents = Blocks(step, step, none, none, none, file, at("value"), lengths)
     elif any(b.payload < 0 for b in blocks):
         return [_empty(entry.name, dtype, step[:1], "a block of it has no offset")]
     else:
         file = numbers.u32(at("file"))
-        blocks_ = Blocks(step, step, shape, start, count, file, numbers.u64(at("payload")))
-    return [Variable(entry.name, dtype, kind, blocks_)]
+        extents = Blocks(step, step, shape, start, count, file, numbers.u64(at("payload")))
+    return [Variable(entry.name, dtype, kind, extents)]
 
 
 def _empty(name: str, dtype: Any, step: Ints, problem: str) -> Variable:

@@ -459,10 +459,10 @@ class Struct:
         dtype = DTYPES.get(int(code))
         if dtype is None or np.dtype(dtype).itemsize != int(nbytes):
             return self._unknown(name, f"its type is not supported (number {code})")
-        variable_ = self._arrays(name, KINDS[letter], np.dtype(dtype), member.offset, has)
+        variable = self._arrays(name, KINDS[letter], np.dtype(dtype), member.offset, has)
         if member.type.startswith("MetaArrayOp"):
-            return replace(variable_, problem=OPERATOR)
-        return variable_
+            return replace(variable, problem=OPERATOR)
+        return variable
 
     def _values(self, member: Member, has: Any) -> Variable:
         rows, at = self._rows[has], self._base[has] + member.offset

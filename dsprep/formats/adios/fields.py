@@ -219,7 +219,7 @@ def indexed(metadata: Metadata, where: object) -> dict[str, int]:
     FormatError
         If the variable or a part of its index is not there.
     """
-    indexed_ = {}
+    axes = {}
     for attribute, axis in metadata.attrs.items():
         name = attribute.removesuffix(AXIS)
         if name == attribute:
@@ -232,8 +232,8 @@ def indexed(metadata: Metadata, where: object) -> dict[str, int]:
                 where=where,
                 fix="say what a sample is: --sample-axis first or --sample-axis none",
             )
-        indexed_[name] = int(axis) if isinstance(axis, np.integer) else -1
-    return indexed_
+        axes[name] = int(axis) if isinstance(axis, np.integer) else -1
+    return axes
 
 
 def _graphs(

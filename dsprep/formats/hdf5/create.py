@@ -230,7 +230,7 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
     """
     import h5py
 
-    places_ = []
+    extents = []
     with (
         hdf5_errors(path, "the unfinished file cannot be continued"),
         h5py.File(path, "r", locking=False) as opened,
@@ -259,8 +259,8 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
                     where=path,
                     fix="start again with --restart",
                 )
-            places_.append((at, sizes))
-    return places_
+            extents.append((at, sizes))
+    return extents
 
 
 def by_group(chunks: list[tuple[Ints, Ints]], file: FilePlan) -> tuple[Ints, Ints]:

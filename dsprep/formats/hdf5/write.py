@@ -243,8 +243,8 @@ class SpoolWriter(Writer):
             column = batch[p.field.name]
             key = f"write.{p.field.name}"
             if isinstance(column, Ragged):
-                rows_ = _contiguous(column.values, p.field.dtype, arena, key)
-                streams += [[rows_], [column.lengths.astype(_INT)]]
+                values = _contiguous(column.values, p.field.dtype, arena, key)
+                streams += [[values], [column.lengths.astype(_INT)]]
                 continue
             values = _contiguous(column, p.field.dtype, arena, key)
             if not p.eager:

@@ -218,8 +218,8 @@ class _Link:
             if index not in roots:
                 roots[index] = np.frombuffer(self._memories[index], np.uint8)
             size = count * int(np.prod(inner, dtype=np.int64)) * dtype.itemsize
-            array_: Array = roots[index][at : at + size].view(dtype).reshape(count, *inner)
-            return array_
+            values: Array = roots[index][at : at + size].view(dtype).reshape(count, *inner)
+            return values
 
         out: Batch = {}
         where = iter(message["where"])
