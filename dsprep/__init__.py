@@ -16,6 +16,8 @@ The public interface, imported when it is first used:
     All that is wrong with a sidecar or with the data that it describes.
 `Reader`
     Batches for training, read ahead and shuffled.
+`Subset`
+    Some of the samples of a dataset: by number, by a condition, or one part of a split.
 `repeats`
     When a mini-epoch of a Reader has been passed often enough, by the metrics of training.
 `audit`
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from dsprep.formats.options import OpenOptions as OpenOptions
     from dsprep.formats.options import WriteOptions as WriteOptions
     from dsprep.reader.loader import Reader as Reader
+    from dsprep.reader.subset import Subset as Subset
     from dsprep.sidecar.sidecar import Sidecar as Sidecar
     from dsprep.sidecar.sidecar import StaleError as StaleError
     from dsprep.sidecar.sidecar import StaleWarning as StaleWarning
@@ -86,6 +89,7 @@ _WHERE = {
     "check": "dsprep.verbs.check:check",
     "stage": "dsprep.verbs.stage:stage",
     "Reader": "dsprep.reader.loader:Reader",
+    "Subset": "dsprep.reader.subset:Subset",
     "repeats": "dsprep.repeats",
     "errors": "dsprep.errors",
     "executors": "dsprep.executors",

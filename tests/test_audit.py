@@ -116,7 +116,7 @@ def test_the_reader_reads_the_same_units(root, name, shuffle, size, mixed):
         ) as reader,
         dsprep.Sidecar.open(root / name) as sidecar,
     ):
-        edges, together = cut_units(sidecar, reader.schema, shuffle, size, mixed)
+        edges, _, together = cut_units(sidecar, reader.schema, shuffle, size, mixed)
         state = reader.state_dict()
     assert state["mixed"] == together
     assert state["units"] == digest(edges.tobytes())[:16]

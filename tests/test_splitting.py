@@ -20,6 +20,11 @@ SCHEMAS = dict(schemas())
 THIRDS = [("train", 0.8), ("val", 0.1), ("test", 0.1)]
 
 
+def grouped(source, shares, seed, name="k"):
+    labels = group_labels(source, source.schema[name])
+    return assign(len(source), shares, seed, labels)
+
+
 def numbered(count):
     schema = Schema((Field("y", np.dtype("<i8")),))
     return MemorySource(schema, {"y": np.arange(count)})
@@ -36,7 +41,7 @@ def test_parsing():
 @given(st.integers(3, 300), st.integers(0, 5))
 @settings(max_examples=40, deadline=None)
 def test_every_sample_lands_in_one_split(count, seed):
-    found = assign(numbered(count), THIRDS, seed)
+    found = assign(count, THIRDS, seed)
     assert list(found) == ["train", "val", "test"]
     assert np.array_equal(np.sort(np.concatenate(list(found.values()))), np.arange(count))
     for name, share in THIRDS:
@@ -46,14 +51,14 @@ def test_every_sample_lands_in_one_split(count, seed):
 
 
 def test_counts_are_exact_and_repeatable():
-    found = assign(numbered(1000), THIRDS, 1)
+    found = assign(1000, THIRDS, 1)
     assert [len(v) for v in found.values()] == [800, 100, 100]
-    again = assign(numbered(1000), THIRDS, 1)
-    other = assign(numbered(1000), THIRDS, 2)
+    again = assign(1000, THIRDS, 1)
+    other = assign(1000, THIRDS, 2)
     assert all(np.array_equal(found[n], again[n]) for n in found)
     assert not np.array_equal(found["val"], other["val"])
     with pytest.raises(UsageError):
-        assign(numbered(2), THIRDS, 1)
+        assign(2, THIRDS, 1)
 
 
 def keyed(values, kind="array"):
@@ -82,7 +87,7 @@ KEYS = {
 def test_nothing_leaks(name):
     values = [KEYS[name](i) for i in range(1000)]
     source, values = keyed(values)
-    found = assign(source, THIRDS, 3, "k")
+    found = grouped(source, THIRDS, 3)
     keys = {n: {str(values[i]) for i in v.tolist()} for n, v in found.items()}
     assert keys["train"].isdisjoint(keys["val"])
     assert keys["train"].isdisjoint(keys["test"])
@@ -134,17 +139,17 @@ def test_padding_of_structures_is_no_part_of_the_key():
 
 def test_unequal_groups_and_refusals():
     source, _values = keyed([0] * 90 + [1] * 6 + [2] * 4)
-    found = assign(source, THIRDS, 0, "k")
+    found = grouped(source, THIRDS, 0)
     assert [len(v) for v in found.values()] == [90, 6, 4]
     with pytest.raises(UsageError, match="found 3"):
-        assign(source, [(f"{i}", 0.25) for i in range(4)], 0, "k")
+        grouped(source, [(f"{i}", 0.25) for i in range(4)], 0)
     with pytest.raises(SchemaError):
-        assign(source, THIRDS, 0, "nosuch")
+        grouped(source, THIRDS, 0, "nosuch")
     big = Schema((Field("k", np.dtype("u1"), (5000,)),))
     with pytest.raises(SchemaError):
-        assign(MemorySource(big, {"k": np.zeros((3, 5000), "u1")}), THIRDS, 0, "k")
+        grouped(MemorySource(big, {"k": np.zeros((3, 5000), "u1")}), THIRDS, 0)
     with pytest.raises(UsageError):
-        assign(keyed([])[0], THIRDS, 0, "k")
+        grouped(keyed([])[0], THIRDS, 0)
 
 
 # --- sources ---------------------------------------------------------------------------------
@@ -211,7 +216,7 @@ def test_duplicated(name):
 
 def test_a_split_repeated_and_shuffled(tmp_path):
     source = numbered(1000)
-    train = SelectedSource(source, assign(source, THIRDS, 1)["train"])
+    train = SelectedSource(source, assign(len(source), THIRDS, 1)["train"])
     with ShuffledSource(DuplicatedSource(train, 2), 1, 4000, tmp_path / "s") as shuffled:
         assert shuffled.how == "buckets"
         found = shuffled.read(0, 1600)["y"]

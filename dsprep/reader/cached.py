@@ -79,7 +79,7 @@ def compared(
     sidecar: Sidecar, names: tuple[str, ...], order: Assignment, options: CacheOptions, rank: int
 ) -> dict[int, Mark]:
     """Return what files were when they were staged for the first pass; nothing if they were not."""
-    pieces, pool = Pieces(sidecar, order.edges, names), None
+    pieces, pool = Pieces(sidecar, order.stored, names), None
     if options.policy == "mini-epoch" and order.mini is not None:
         pool = order.pool(order.mini.at(0), rank)
     try:
@@ -232,7 +232,7 @@ class ReaderCache:
         ledger: Ledger,
     ) -> None:
         self._sidecar, self._order, self._options, self._ledger = sidecar, order, options, ledger
-        self._pieces = Pieces(sidecar, order.edges, names)
+        self._pieces = Pieces(sidecar, order.stored, names)
         self._folder: CacheFolder | None = None
         self._copier: Copier | None = None
         self._open: WeakValueDictionary[str, Staged] = WeakValueDictionary()

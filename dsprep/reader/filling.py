@@ -428,7 +428,7 @@ class Filler:
         delivered = np.empty_like(sizes)
         delivered[fill.slots] = sizes
         ends = offsets_of(delivered)
-        if int(ends[-1]) > file_nbytes * max(1, len(fill.samples) // max(1, len(self.sidecar)) + 1):
+        if int(ends[-1]) > file_nbytes and _distinct(fill.samples, sizes) > file_nbytes:
             raise FormatError(
                 f"the sidecar gives samples of field {name} that overlap",
                 where=self.sidecar.dataset,
@@ -534,6 +534,11 @@ class Filler:
                 to[samples >= 0] = rows[samples[samples >= 0]]
             else:
                 np.take(rows, samples, 0, to, "clip")
+
+
+def _distinct(samples: Ints, sizes: Ints) -> int:
+    """Return the bytes of samples, each counted once however often it comes."""
+    return int(sizes[np.unique(samples, return_index=True)[1]].sum())
 
 
 def _joined(f: Field, fill: Fill, columns: list[tuple[Ints, Ragged]]) -> Ragged:

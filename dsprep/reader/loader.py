@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-import numpy as np
-
 from dsprep.core.schema import Batch, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
@@ -91,7 +89,8 @@ class Reader(ReaderOptions):
         Units in memory at a time: one is read while another one is used. None: 2, or within 32 MiB
         one more than `io_threads`, so that each thread reads one.
     buffers_mixed
-        Groups whose samples are shuffled together.
+        Groups whose samples are shuffled together. None: one; of a subset as many as have about as
+        many samples as one group, at most 1,024.
     mini_epochs
         Parts of an epoch that are passed several times, one after another. A ``for`` then runs
         through one pass of one of them, `epoch` and `set_epoch` count passes, and `epochs` what
@@ -157,6 +156,16 @@ class Reader(ReaderOptions):
         order then, and close them.
     node_key
         What the ranks of this job have in common on this node, where the launcher does not say.
+    subset
+        Which samples are used, as if the dataset had no others: a condition such as
+        ``"label in (3, 5)"``, numbers of samples, one bool for each, a ``.npy`` file with either,
+        a part of a split (``"train of train=0.9,val=0.1"``, ``"... by patient"``: samples with the
+        same value stay together), or all of these in a `dsprep.Subset`. Groups without any are not
+        read.
+    weights
+        How often samples come: a field, or an array of shape ``(n,)`` with a number for each
+        sample of the dataset, or a ``.npy`` file with it. Each epoch then draws as many samples as
+        there are, with replacement, by seed and epoch; those of a group are read together.
     data
         The dataset, where it is not the one beside the sidecar.
     check_order
@@ -302,7 +311,7 @@ class Reader(ReaderOptions):
     def _reading(self, comm: Any) -> Settings:
         """Return how a pipeline works."""
         threads, order = self._choice.threads, self._order
-        samples = int(np.diff(order.edges).max(initial=1)) * order.mixed
+        samples = order.most * order.mixed
         nbytes = samples * sample_nbytes(self._sidecar, self.schema)
         return Settings(
             engine=self._engine(),
@@ -372,7 +381,7 @@ class Reader(ReaderOptions):
         several = self.buffers_mixed is None and self.shuffle == "group"
         if not (self.check_order and several) or self.rank_info.rank:
             return
-        if len(self._order.edges) - 1 <= self._order.mixed or opened.path in _looked_at:
+        if self._order.groups <= self._order.mixed or opened.path in _looked_at:
             return
         if self._sidecar.is_known:  # it was looked at when it was staged
             return
@@ -388,7 +397,7 @@ class Reader(ReaderOptions):
             )
 
     def _check_steps(self) -> None:
-        n, world, parts = len(self._sidecar), self.rank_info.world_size, self.mini_epochs or 1
+        n, world, parts = self.samples, self.rank_info.world_size, self.mini_epochs or 1
         if n and self.remainder == "drop" and n // parts // world < self.batch_size:
             cut = f" in {parts} mini-epochs" if parts > 1 else ""
             raise UsageError(
@@ -482,8 +491,8 @@ class Reader(ReaderOptions):
 
     @property
     def samples(self) -> int:
-        """Samples of the dataset."""
-        return len(self._sidecar)
+        """Samples of an epoch: those of the dataset, or of its subset."""
+        return int(self._order.edges[-1])
 
     def _start(self) -> Start:
         """Return where the next loop begins."""
@@ -710,7 +719,8 @@ class Reader(ReaderOptions):
         self._between_loops("load the state")
         self._check_origin(state, other_data)
         epoch, stages, part, done = _progress(state, self._part)
-        for name, value in {"mini_epochs": None, **self._order.facts(epoch)}.items():
+        absent = dict.fromkeys(("mini_epochs", "subset", "weights"))
+        for name, value in {**absent, **self._order.facts(epoch)}.items():
             if state.get(name) != value:
                 raise UsageError(
                     f"the state was saved by a reader with another {name}",
@@ -814,7 +824,7 @@ class Reader(ReaderOptions):
 
     def __repr__(self) -> str:
         return (
-            f"<Reader of {self._sidecar.dataset}: {len(self._sidecar)} samples of {self.schema}, "
+            f"<Reader of {self._sidecar.dataset}: {self.samples} samples of {self.schema}, "
             f"{self.rank_info}{self._proof()}>"
         )
 

@@ -164,7 +164,7 @@ class MiniEpochs:
         ----------
         edges
             int64, shape ``(groups + 1,)``: where groups begin, and the number of samples. There
-            are at least as many groups as parts.
+            are at least as many groups with samples as parts.
         seed
             What the order is drawn from.
         mini_pass
@@ -204,11 +204,10 @@ class MiniEpochs:
 
     def _members(self, edges: Ints, seed: int, mini_pass: Pass, *, shuffled: bool) -> Ints:
         """Return the groups of a part, in an order that is the same in all passes."""
-        count, part = len(edges) - 1, mini_pass.part
-        order = np.arange(count, dtype=np.int64)
+        part, order = mini_pass.part, np.flatnonzero(np.diff(edges))
         if shuffled:
             drawn = mini_pass.epoch if self.recompose else "always"
-            order = Permutation(derive(seed, drawn, "parts"), count).all()
+            order = order[Permutation(derive(seed, drawn, "parts"), len(order)).all()]
             if not self.recompose:
                 turns = Permutation(derive(seed, mini_pass.epoch, "order of parts"), self.parts)
                 part = int(turns.all()[part])

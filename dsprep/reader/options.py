@@ -19,6 +19,7 @@ from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
 from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Remainder, Shuffle
+from dsprep.reader.subset import Subset, kept_samples, read_weights
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
 
@@ -44,6 +45,8 @@ class OrderOptions:
     repeats: Repeats = 1
     recompose: bool = True
     pools: int = 1
+    subset: Any = None
+    weights: Any = None
     data: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +64,11 @@ class OrderOptions:
             raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
         if self.pools > 1 and self.mini_epochs is None:
             raise UsageError("pools are those of mini-epochs", fix="give mini_epochs, too")
+        if self.weights is not None and self.mini_epochs is not None:
+            raise UsageError(
+                "weights draw samples anew in each epoch, and mini-epochs pass the same ones again",
+                fix="leave out one of them",
+            )
         if self.pools > 1 and self.shuffle == "global":
             raise UsageError(
                 "a global shuffle has no pools: every node reads samples of all groups",
@@ -108,14 +116,21 @@ def assign(options: OrderOptions, sidecar: Sidecar, world_size: int) -> Assignme
         If there are fewer groups than mini-epochs.
     """
     schema = chosen_fields(options, sidecar)
+    subset, kept = Subset.of(options.subset), None
+    if subset is not None:
+        kept = kept_samples(subset, sidecar)
+        if not len(kept):
+            raise UsageError("the subset has no samples", where=sidecar.dataset)
+    weights = None if options.weights is None else read_weights(options.weights, sidecar, kept)
     units = options.shuffle, options.buffer_size, options.buffers_mixed
-    edges, mixed = cut_units(sidecar, schema, *units)
+    stored, edges, mixed = cut_units(sidecar, schema, *units, kept)
     mini = None
     if options.mini_epochs is not None:
         cut = options.mini_epochs, options.repeats, options.recompose
         mini = cut_epochs(*cut, edges, options.pools)
     how = options.shuffle, options.seed, mixed, options.remainder
-    return Assignment(edges, *how, world_size, options.batch_size, mini)
+    sizes = world_size, options.batch_size
+    return Assignment(edges, *how, *sizes, mini, stored, kept, weights)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,9 +238,10 @@ def cut_epochs(
     UsageError
         If there are fewer groups than parts, or a function gives other repeats than numbers.
     """
-    if parts > max(1, len(edges) - 1):
+    groups = int(np.count_nonzero(np.diff(edges)))
+    if parts > max(1, groups):
         raise UsageError(
-            f"{parts} mini-epochs are more than the {len(edges) - 1} groups",
+            f"{parts} mini-epochs are more than the {groups} groups",
             fix="take fewer, or repack with a smaller --buffer-size",
         )
     known: tuple[int, ...] | Schedule = ()

@@ -29,14 +29,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal, TypeAlias
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dsprep.core.packing import digest
-from dsprep.core.permutation import Permutation
-from dsprep.core.schema import Ints
+from dsprep.core.permutation import Permutation, mix
+from dsprep.core.schema import Array, Ints
 from dsprep.core.spans import offsets_of, ranges
 from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of, derive
 
@@ -74,6 +74,21 @@ class Span:
         return Span.whole(self.start + begin, self.start + end)
 
 
+class Kept(NamedTuple):
+    """The samples that come, of those of a dataset.
+
+    Attributes
+    ----------
+    samples
+        int64, rising; what weights drew more often stands there several times.
+    most
+        Samples of a group that come at a time; those that are drawn beyond come in further runs.
+    """
+
+    samples: Ints
+    most: int
+
+
 class Sequence:
     """The samples of one epoch in their order, before they are shuffled within units.
 
@@ -92,6 +107,9 @@ class Sequence:
         `epoch` is then the number of the pass. None: all, in an order that is drawn.
     pools
         Caches among which they are divided, see `MiniEpochs`.
+    kept
+        The samples at the positions that `edges` divide, as of a subset; None: all. Groups without
+        one have equal edges, and do not come.
 
     Attributes
     ----------
@@ -110,13 +128,32 @@ class Sequence:
         mixed: int = 1,
         groups: Ints | None = None,
         pools: int = 1,
+        kept: Kept | None = None,
     ) -> None:
         self.edges, self.shuffle, self.mixed, self.pools = edges, shuffle, mixed, pools
-        self.seed, self.epoch = seed, epoch
+        self.seed, self.epoch, self._kept = seed, epoch, kept
+        if kept is not None and groups is None:
+            self._take_runs(kept.most)
+            return
         if groups is None and shuffle == "group" and len(edges) > 2:
             groups = Permutation(derive(seed, epoch, "groups"), len(edges) - 1).all()
-        self.groups = groups
+        self.groups, self._begins = groups, edges[:-1] if groups is None else edges[groups]
         self.ends = edges if groups is None else offsets_of(np.diff(edges)[groups])
+
+    def _take_runs(self, most: int) -> None:
+        """Take what is kept of each group, in one run or several of at most so many samples."""
+        if self.shuffle == "global":  # units are cut anywhere
+            n = int(self.edges[-1])
+            self.groups, self.ends = None, np.append(np.arange(0, n, most, dtype=np.int64), n)
+            return
+        runs = -(-np.diff(self.edges) // most)
+        groups = np.repeat(np.arange(len(runs), dtype=np.int64), runs)
+        begins = self.edges[groups] + (np.arange(len(groups)) - offsets_of(runs)[groups]) * most
+        lengths = np.minimum(most, self.edges[groups + 1] - begins)
+        if self.shuffle == "group" and len(groups) > 1:
+            order = Permutation(derive(self.seed, self.epoch, "groups"), len(groups)).all()
+            groups, begins, lengths = groups[order], begins[order], lengths[order]
+        self.groups, self._begins, self.ends = groups, begins, offsets_of(lengths)
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -126,7 +163,10 @@ class Sequence:
         return Permutation(derive(self.seed, self.epoch, "samples"), len(self))
 
     def samples(self, start: int, stop: int) -> Ints:
-        """Return which samples are at the positions ``start <= i < stop``."""
+        """Return which samples are at the positions ``start <= i < stop``.
+
+        Of a subset, or drawn by weights: their positions among those that are kept.
+        """
         if self.shuffle == "global":
             return self._numbers(self._samples.forward(np.arange(start, stop, dtype=np.int64)))
         if self.groups is None:
@@ -134,11 +174,11 @@ class Sequence:
         first, last = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
         if first == last:
             count = stop - start
-            start += int(self.edges[self.groups[first - 1]] - self.ends[first - 1])
+            start += int(self._begins[first - 1] - self.ends[first - 1])
             return np.arange(start, start + count, dtype=np.int64)
         ends = self.ends[first - 1 : last + 1]
         low = np.maximum(ends[:-1], start)
-        inside = low - ends[:-1] + self.edges[self.groups[first - 1 : last]]
+        inside = low - ends[:-1] + self._begins[first - 1 : last]
         return ranges(inside, np.minimum(ends[1:], stop) - low)
 
     def groups_at(self, start: int, stop: int) -> Ints:
@@ -150,14 +190,21 @@ class Sequence:
             return np.zeros(0, np.int64)
         low, high = np.searchsorted(self.ends, (start, stop - 1), "right").tolist()
         groups = np.arange(low - 1, high, dtype=np.int64)
-        return groups if self.groups is None else self.groups[groups]
+        if self.groups is None:
+            return groups
+        groups = self.groups[groups]
+        return (
+            groups
+            if self._kept is None
+            else groups[np.sort(np.unique(groups, return_index=True)[1])]
+        )
 
     def _numbers(self, positions: Ints) -> Ints:
         """Return which samples are at any positions, before they are shuffled."""
         if self.groups is None:
             return positions
         numbers = np.searchsorted(self.ends, positions, "right") - 1
-        return self.edges[self.groups[numbers]] + positions - self.ends[numbers]
+        return self._begins[numbers] + positions - self.ends[numbers]
 
     def units(self, span: Span) -> Iterator[Span]:
         """Cut a span where units end: yield fixed spans that hold its samples."""
@@ -191,6 +238,10 @@ class Sequence:
         Both are int64 of shape ``(n,)``: samples rise within a group, slots are a permutation of
         ``0 .. n``.
         """
+        positions, slots = self._slots(unit)
+        return positions if self._kept is None else self._kept.samples[positions], slots
+
+    def _slots(self, unit: Span) -> tuple[Ints, Ints]:
         samples = self.samples(unit.start, unit.stop)
         if self.shuffle == "global":
             chosen = samples[unit.low : unit.high]
@@ -204,6 +255,37 @@ class Sequence:
             return samples, delivered
         kept = np.flatnonzero((delivered >= unit.low) & (delivered < unit.high))
         return samples[kept], delivered[kept] - unit.low
+
+
+class Weights:
+    """Draws samples with replacement, each as often as its weight is of all.
+
+    Parameters
+    ----------
+    weights
+        float64, shape ``(n,)``: not below 0, with a sum above 0.
+
+    Attributes
+    ----------
+    ends
+        float64, shape ``(n,)``: the sums of the weights up to each sample.
+    """
+
+    def __init__(self, weights: Array) -> None:
+        self.ends: Array = np.cumsum(weights, dtype=np.float64)
+        self.draw = lru_cache(maxsize=2)(self._draw)
+
+    def _draw(self, seed: int, epoch: int) -> Ints:
+        """Return the samples of an epoch, rising, some of them several times: int64, ``(n,)``."""
+        key, count = np.uint64(derive(seed, epoch, "weights")), len(self.ends)
+        drawn = np.empty(count, np.int64)
+        for start in range(0, count, 1 << 18):
+            numbers = np.arange(start, min(count, start + (1 << 18)), dtype=np.uint64)
+            shares = (mix(numbers, key) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+            at = np.searchsorted(self.ends, shares * self.ends[-1], "right")
+            drawn[start : start + len(at)] = at
+        last = int(np.searchsorted(self.ends, self.ends[-1], "left"))  # that can be drawn
+        return np.sort(np.minimum(drawn, last))
 
 
 @dataclass(frozen=True)
@@ -381,6 +463,26 @@ class Assignment:
     world_size: int
     batch_size: int
     mini: MiniEpochs | None = None
+    pieces: Ints | None = None
+    """Where the groups of the dataset begin, if `edges` are those of a subset of its samples."""
+    kept: Ints | None = None
+    """The samples of the subset, rising: int64; None: all."""
+    weights: Weights | None = None
+
+    @property
+    def stored(self) -> Ints:
+        """Where the groups of the dataset begin, and its number of samples: as `edges`."""
+        return self.edges if self.pieces is None else self.pieces
+
+    @property
+    def most(self) -> int:
+        """The samples of a group at most that come at a time."""
+        return int(np.diff(self.edges if self.weights is None else self.stored).max(initial=1))
+
+    @property
+    def groups(self) -> int:
+        """How many groups have samples that are used."""
+        return int(np.count_nonzero(np.diff(self.edges)))
 
     def sequence(self, number: int) -> Sequence:
         """Return the order of an epoch; with mini-epochs, of a pass, see `MiniEpochs.at`."""
@@ -392,7 +494,13 @@ class Assignment:
         if self.mini is not None and mini_pass is not None:
             shuffled, pools = self.shuffle != "none", self.mini.pools
             groups = self.mini.groups(self.edges, self.seed, mini_pass, shuffled=shuffled)
-        return Sequence(self.edges, self.shuffle, self.seed, number, self.mixed, groups, pools)
+        edges, kept = self.edges, self.kept
+        if self.weights is not None:
+            drawn = self.weights.draw(self.seed, number)
+            edges = np.searchsorted(drawn, edges)
+            kept = drawn if kept is None else kept[drawn]
+        how = self.shuffle, self.seed, number, self.mixed, groups, pools
+        return Sequence(edges, *how, None if kept is None else Kept(kept, self.most))
 
     def after(self, mini_pass: Pass) -> tuple[Pass, Sequence]:
         """Return the first pass of the mini-epoch after that of a pass, and its order.
@@ -438,12 +546,18 @@ class Assignment:
     def facts(self, number: int = 0) -> dict[str, object]:
         """Return what decides the order up to an epoch, besides ranks and batches, as JSON."""
         mini = {} if self.mini is None else {"mini_epochs": self.mini.facts(number)}
+        chosen = {}
+        if self.kept is not None:
+            chosen["subset"] = digest(self.kept.tobytes())
+        if self.weights is not None:
+            chosen["weights"] = digest(self.weights.ends.tobytes())
         return {
             **mini,
+            **chosen,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "remainder": self.remainder,
             "mixed": self.mixed,
             "samples": int(self.edges[-1]),
-            "units": digest(self.edges.tobytes())[:16],
+            "units": digest(self.stored.tobytes())[:16],
         }

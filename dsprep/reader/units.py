@@ -17,6 +17,10 @@ from dsprep.writing.buffers import InBytes, InSamples, parse_buffer
 BUFFER_NBYTES = 64 << 20
 """Bytes that are read at a time of datasets without groups, unless a size is given."""
 
+ENOUGH = 1024
+"""Samples of a subset that are read and shuffled together, unless a size is given: as many as a
+group has, and no more than these, since each may take a read."""
+
 BUFFER_SAMPLES = 1 << 18
 """Samples of such a range at most: what is computed for each takes some tens of bytes."""
 
@@ -35,7 +39,8 @@ def cut_units(
     shuffle: Shuffle,
     buffer_size: int | str | None,
     mixed: int | None,
-) -> tuple[Ints, int]:
+    kept: Ints | None = None,
+) -> tuple[Ints, Ints, int]:
     """Return the ranges that are assigned, and how many of them are read and shuffled together.
 
     Parameters
@@ -47,10 +52,13 @@ def cut_units(
         None or ``"auto"``: one group, or `BUFFER_NBYTES` and at most `BUFFER_SAMPLES`.
     mixed
         Ranges to shuffle together; None: as many as `buffer_size` holds.
+    kept
+        The samples of a subset, rising; None: all.
 
     Returns
     -------
-    ``(edges, mixed)``: int64, shape ``(ranges + 1,)``, rising strictly from 0; and a number.
+    ``(stored, edges, mixed)``: where the ranges begin among the samples of the dataset, int64 of
+    shape ``(ranges + 1,)``, rising strictly from 0; the same among those that are kept; a number.
     """
     requested = None if buffer_size is None else parse_buffer(str(buffer_size))
     nbytes = max(1.0, sample_nbytes(sidecar, schema))
@@ -59,18 +67,20 @@ def cut_units(
         samples = max(1, int(requested.nbytes / nbytes))
     elif isinstance(requested, InSamples):
         samples = requested.count
-    edges = group_edges(sidecar)
-    if edges is not None and shuffle != "global":
-        if mixed is None:
-            largest = int(np.diff(edges).max(initial=1))
-            mixed = 1 if samples is None else max(1, samples // largest)
-        return edges, mixed
-    total = len(sidecar)
-    default = min(BUFFER_SAMPLES, max(1, int(BUFFER_NBYTES / nbytes)))
-    samples = min(samples or default, max(1, total))
-    if shuffle == "global":
-        return np.append(np.arange(0, total, samples, dtype=np.int64), total), mixed or 1
-    return even_edges(sidecar, samples), mixed or 1
+    stored = group_edges(sidecar)
+    if stored is None or shuffle == "global":
+        total = len(sidecar)
+        default = min(BUFFER_SAMPLES, max(1, int(BUFFER_NBYTES / nbytes)))
+        samples = min(samples or default, max(1, total))
+        stored = even_edges(sidecar, samples)
+        if shuffle == "global":
+            stored = np.append(np.arange(0, total, samples, dtype=np.int64), total)
+        samples = None
+    edges = stored if kept is None else np.searchsorted(kept, stored)
+    if mixed is None:
+        largest, held = (int(np.diff(e).max(initial=1)) for e in (stored, edges))
+        mixed = max(1, (samples or (largest if kept is None else min(largest, ENOUGH))) // held)
+    return stored, edges, mixed
 
 
 def is_decoded(sidecar: Sidecar, names: Sequence[str]) -> bool:

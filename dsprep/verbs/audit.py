@@ -166,7 +166,7 @@ def audit(
     return AuditReport(
         dataset,
         int(edges[-1]),
-        len(edges) - 1,
+        order.groups,
         grouped,
         order.mixed,
         nbytes,

@@ -339,7 +339,7 @@ class Parts:
 def _slices(sequence: Sequence) -> Iterator[slice]:
     """Yield the samples of a sequence, some at a time: groups in their order."""
     edges, groups = sequence.edges, sequence.groups
-    if groups is None or len(groups) == len(edges) - 1:
+    if groups is None or int(sequence.ends[-1]) == int(edges[-1]):
         starts, stops = [0], [int(edges[-1])]
     elif len(groups) == 0:
         return

@@ -51,7 +51,7 @@ from dsprep.writing.job import Job, Report, RunOptions, admit, check_space
 from dsprep.writing.plan import PIECE_NBYTES, Cut, Shard, one_each, shard_names
 from dsprep.writing.run import check_targets, making
 from dsprep.writing.shuffle import ShuffledSource
-from dsprep.writing.split import assign, parse_split
+from dsprep.writing.split import assign, group_labels, parse_split
 from dsprep.writing.stripes import Stripe, detect, requested_stripe
 
 STEP = 1 << 18
@@ -345,7 +345,10 @@ def _splits(
     if options.split is None:
         return [("", None, target)]
     shares = parse_split(options.split)
-    chosen = assign(source, shares, options.shuffle or 0, options.group_by)
+    labels = None
+    if options.group_by is not None:
+        labels = group_labels(source, source.schema[options.group_by])
+    chosen = assign(len(source), shares, options.shuffle or 0, labels)
     stem, ending = stem_of(target, format)
     return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
 

@@ -320,7 +320,7 @@ def plan_tiers(path: str | Path, tiers: Tiers, *, sidecar: str | Path | None = N
     """
     _check(tiers)
     with Sidecar.open(path) if sidecar is None else Sidecar.open(sidecar, path) as opened:
-        edges, _ = cut_units(opened, opened.schema, "group", None, None)
+        edges, _, _ = cut_units(opened, opened.schema, "group", None, None)
         stored = sum(f.identity.nbytes for f in opened.content.files) / max(1, len(opened))
         nbytes = min(sample_nbytes(opened, opened.schema), stored)  # less where compressed
     return fitted(edges, nbytes, tiers)

@@ -21,6 +21,7 @@ from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
 from dsprep.writing.plan import Shard, pieces
 
+_STEP = 1 << 20  # samples that are dealt at a time
 MAX_KEY_NBYTES = 4096
 """Bytes of one value of a fixed field by which samples are grouped."""
 
@@ -52,30 +53,44 @@ def parse_split(text: str) -> list[tuple[str, float]]:
     names = [n for n, _ in parts]
     if len(set(names)) < len(names):
         raise UsageError(f"--split {text!r} names a split twice")
-    total = sum(s for _, s in parts)
-    if abs(total - 1) > 1e-6:
-        raise UsageError(
-            f"--split {text!r}: the shares must add up to 1", expected=1, found=f"{total:.6g}"
-        )
+    check_shares(parts, f"--split {text!r}")
     return parts
 
 
+def check_shares(parts: Sequence[tuple[str, float]], given: str) -> None:
+    """Raise `UsageError` unless all shares are above 0 and their sum is 1."""
+    total = sum(s for _, s in parts)
+    if abs(total - 1) > 1e-6 or not all(s > 0 for _, s in parts):
+        raise UsageError(
+            f"{given}: the shares must be above 0 and add up to 1",
+            expected=1,
+            found=f"{total:.6g}",
+        )
+
+
 def assign(
-    source: Source, parts: Sequence[tuple[str, float]], seed: int, group_by: str | None = None
+    count: int,
+    parts: Sequence[tuple[str, float]],
+    seed: int,
+    labels: Ints | None = None,
+    only: str | None = None,
 ) -> dict[str, Ints]:
     """Return the samples of each split.
 
     Parameters
     ----------
-    source
-        To group by a field it is read whole: better opened with that field alone.
+    count
+        Samples in all.
     parts
         Names and shares, the shares with the sum 1.
     seed
         Of the random choice.
-    group_by
-        A field; samples that agree in it, bit for bit, stay together. Then the sizes are as near
-        to the shares as dealing whole groups, largest first, brings them.
+    labels
+        int64, shape ``(count,)``, as of `group_labels`: samples with the same one stay together.
+        Then the sizes are as near to the shares as dealing whole groups, largest first, brings
+        them.
+    only
+        The split that is wanted; None: all.
 
     Returns
     -------
@@ -85,32 +100,33 @@ def assign(
     ------
     UsageError
         If there are fewer samples, or values of the field, than splits.
-    SchemaError
-        If there is no such field, or its values are too large to be keys.
     """
-    count = len(source)
-    if group_by is None:
+    if labels is None:
         if count < len(parts):
             raise UsageError(f"{count} samples cannot be cut into {len(parts)} splits")
         sizes = _shares(count, [s for _, s in parts])
-        edges = np.concatenate([[0], np.cumsum(sizes)])
+        edges = [0, *itertools.accumulate(sizes)]
         order = Permutation(seed, count)
         chosen = {}
         for i, (name, _) in enumerate(parts):
-            samples = np.arange(edges[i], edges[i + 1], dtype=np.int64)
-            chosen[name] = np.sort(order.forward(samples))
+            if only in (None, name):
+                mask = np.zeros(count, bool)
+                for start in range(edges[i], edges[i + 1], _STEP):
+                    stop = min(start + _STEP, edges[i + 1])
+                    mask[order.forward(np.arange(start, stop, dtype=np.int64))] = True
+                chosen[name] = np.flatnonzero(mask)
         return chosen
-    labels = group_labels(source, source.schema[group_by])
     members = np.bincount(labels)
     if len(members) < len(parts):
         raise UsageError(
-            f"field {group_by} is not different enough for {len(parts)} splits",
+            f"the field to group by is not different enough for {len(parts)} splits",
             expected=f"at least {len(parts)} different values",
             found=len(members),
             fix="group by another field, or ask for fewer splits",
         )
     split = _deal(members, [s for _, s in parts], seed)[labels]
-    return {name: np.flatnonzero(split == i) for i, (name, _) in enumerate(parts)}
+    wanted = [(i, name) for i, (name, _) in enumerate(parts) if only in (None, name)]
+    return {name: np.flatnonzero(split == i) for i, name in wanted}
 
 
 def _shares(count: int, shares: Sequence[float]) -> list[int]:

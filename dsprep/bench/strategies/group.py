@@ -33,7 +33,7 @@ class Group(Strategy):
         """Read the sidecar, and find out how samples are assigned."""
         task = self.task
         sidecar = resources.enter_context(Sidecar.open(task.path))
-        edges, mixed = cut_units(sidecar, sidecar.schema, "group", buffer_size(task), None)
+        edges, _, mixed = cut_units(sidecar, sidecar.schema, "group", buffer_size(task), None)
         self._assignment = Assignment(
             edges, "group", task.seed, mixed, "ragged", task.world_size, task.batch_size
         )

@@ -175,7 +175,7 @@ def stage(
     span = range(first, first + at_least("epochs", epochs, 1))
     with Sidecar.open(settings.path, settings.data) as opened:
         order = assign(settings, opened, ranks)
-        pieces = Pieces(opened, order.edges, chosen_fields(settings, opened).names)
+        pieces = Pieces(opened, order.stored, chosen_fields(settings, opened).names)
         chosen = range(nodes[0].start, nodes[-1].stop)
         wants = [PiecesNeeded(pieces, *need) for need in needs(pieces, order, chosen, span)]
         outcome = None

@@ -1,0 +1,276 @@
+"""Subsets, conditions and weights: which samples come, on which ranks, and what is read for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dsprep
+from dsprep.core.schema import Array, Ragged
+from dsprep.errors import DsprepError, UsageError
+from dsprep.reader.order import Assignment, Epoch, ResumePoint, Weights
+from dsprep.reader.subset import numbers_of
+from dsprep.reader.where import Where
+
+N = 1000
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a dataset in groups of 50: the sample's number, a label, text, a vector."""
+    directory = tmp_path_factory.mktemp("subset")
+    rng = np.random.default_rng(0)
+    with h5py.File(directory / "plain.h5", "w") as file:
+        file["i"] = np.arange(N)
+        file["label"] = rng.integers(0, 10, N).astype("u1")
+        file["y"] = rng.normal(size=N).astype("f4")
+        file["x"] = np.arange(N * 25, dtype="f4").reshape(N, 25)
+        file["word"] = np.array([f"w{i % 7}" for i in range(N)], dtype=h5py.string_dtype())
+    dsprep.repack(directory / "plain.h5", directory / "g.h5", buffer_size="50", durable=False)
+    return directory / "g.h5"
+
+
+def columns(path: Path) -> dict[str, Array]:
+    with h5py.File(path.with_name("plain.h5")) as file:
+        return {name: file[name][:] for name in file}
+
+
+def came(reader: dsprep.Reader) -> list[int]:
+    return [int(i) for batch in reader for i in batch["i"]]
+
+
+CONDITIONS = {
+    "label in (3, 5) and y > 0": lambda c: np.isin(c["label"], (3, 5)) & (c["y"] > 0),
+    "not label == 3": lambda c: c["label"] != 3,
+    "label not in [1, 2] or -0.5 < y <= 0.5": lambda c: (
+        ~np.isin(c["label"], (1, 2)) | ((c["y"] > -0.5) & (c["y"] <= 0.5))
+    ),
+    "label + 250 > 255": lambda c: c["label"].astype(int) + 250 > 255,
+    "label - 5 < 0": lambda c: c["label"] < 5,
+    "word == 'w3'": lambda c: c["word"] == b"w3",
+    "word in ('w1', 'w2') and i % 2 == 0": lambda c: (
+        np.isin(c["word"].astype("S"), [b"w1", b"w2"]) & (c["i"] % 2 == 0)
+    ),
+    "len(word) == 2": lambda c: np.ones(N, bool),
+    "x[0] >= 5000 and any(x % 25 == 3)": lambda c: c["x"][:, 0] >= 5000,
+    'field("i") < 7': lambda c: c["i"] < 7,
+    "abs(y) < 1 and isfinite(y)": lambda c: np.abs(c["y"]) < 1,
+}
+
+
+@pytest.mark.parametrize("text", CONDITIONS)
+def test_conditions_choose_what_numpy_does(grouped: Path, text: str) -> None:
+    expected = np.flatnonzero(CONDITIONS[text](columns(grouped)))
+    with dsprep.Reader(grouped, 16, subset=text, check_order=False) as reader:
+        assert reader.samples == len(expected)
+        assert sorted(came(reader)) == expected.tolist()
+    kept = list(grouped.parent.glob(".g.h5*.npy"))
+    with dsprep.Reader(grouped, 16, subset=text, check_order=False) as reader:
+        assert sorted(came(reader)) == expected.tolist()
+    assert list(grouped.parent.glob(".g.h5*.npy")) == kept  # it was computed once
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "cannot be parsed"),
+        ("1 < 2", "names no field"),
+        ("label", "not yes or no"),
+        ("x > 3", "any\\(\\) and all\\(\\)"),
+        ("label == 'cat'", "compared with text"),
+        ("word + 1 == 2", "only compared"),
+        ("nosuch > 1", "no field nosuch"),
+        ("__import__('os').system('x') == 0", "not a call"),
+        ("open(label) == 0", "no function open"),
+        ("label.real == 0", "none of what a condition may have"),
+        ("[i for i in label] == 0", "none of|cannot be parsed|no field"),
+        ("(lambda: label)() == 0", "not a call"),
+        ("label ** 9 > 1", "only \\+"),
+        ("label is 3", "=="),
+        ("label in 5", "expected values"),
+        ("x[99] > 0", "out of bounds"),
+        ("label and y", "combine comparisons"),
+        ("label == " + "9" * 5000, "cannot be parsed|not possible"),
+        ("(" * 3000 + "label" + ")" * 3000, "cannot be parsed"),
+        ("label == 1" + " or label == 2" * 3000, "more than"),
+        ("-" * 5000 + "label == 1", "not possible"),
+        ("y > 0 if label else y < 0", "none of"),
+        ("len(label) > 1", "ragged"),
+    ],
+)
+def test_other_conditions_are_refused_in_one_line(grouped: Path, text: str, problem: str) -> None:
+    with pytest.raises(DsprepError, match=problem) as caught:
+        dsprep.Reader(grouped, 16, subset=text, check_order=False)
+    assert len(str(caught.value)) < 500
+
+
+def test_values_keep_their_meaning() -> None:
+    big = np.array([2**63 + 1, 5], np.uint64)
+    assert Where("a > 9223372036854775808")({"a": big}).tolist() == [True, False]
+    assert Where("a - 6 < 0")({"a": big[1:]}).tolist() == [True]
+    assert Where("a == 0.1")({"a": np.array([0.1], np.float32)}).tolist() == [True]
+    text = Ragged(np.frombuffer("caf\u00e9".encode(), np.uint8), np.array([0, 5]), "str")
+    assert Where("t == 'caf\u00e9'")({"t": text}).tolist() == [True]
+    assert Where("isnan(a)")({"a": np.array([np.nan, 1])}).tolist() == [True, False]
+
+
+def test_subsets_by_numbers_masks_and_files(grouped: Path, tmp_path: Path) -> None:
+    numbers = np.array([7, 3, 999, 500])
+    np.save(tmp_path / "kept.npy", numbers)
+    mask = np.zeros(N, bool)
+    mask[numbers] = True
+    for subset in (numbers, numbers.tolist(), mask, str(tmp_path / "kept.npy")):
+        with dsprep.Reader(grouped, 3, subset=subset) as reader:
+            assert sorted(came(reader)) == [3, 7, 500, 999]
+            assert reader.stats[-1].samples == 4
+    for wrong in ([1, 1], [-1], [N], [0.5], [[1]], mask[:5], "nosuch.npy"):
+        with pytest.raises(UsageError):
+            numbers_of(wrong, N)
+    with pytest.raises(UsageError, match="no samples"):
+        dsprep.Reader(grouped, 3, subset="label > 100")
+
+
+def test_parts_of_a_split_are_disjoint_and_complete(grouped: Path) -> None:
+    shares = {"train": 0.8, "val": 0.2}
+
+    def part(name: str, **more: object) -> list[int]:
+        subset = dsprep.Subset(split=(name, shares), **more)
+        with dsprep.Reader(grouped, 16, subset=subset, check_order=False) as reader:
+            return came(reader)
+
+    train, val = part("train"), part("val")
+    assert len(train) == 800
+    assert sorted(train + val) == list(range(N))
+    label = columns(grouped)["label"]
+    train, val = part("train", group_by="label"), part("val", group_by="label")
+    assert not set(label[train]) & set(label[val])
+    assert sorted(train + val) == list(range(N))
+    both = part("train", where="y > 0")
+    assert set(both) == set(part("train")) & set(np.flatnonzero(columns(grouped)["y"] > 0).tolist())
+    for wrong in (("test", shares), ("train", {"train": 0.5}), ("train",), "train"):
+        with pytest.raises(UsageError):
+            dsprep.Subset(split=wrong)
+
+
+def test_only_groups_with_samples_are_read(grouped: Path) -> None:
+    with dsprep.Reader(grouped, 16, subset=np.arange(200, 300), io_threads=1) as reader:
+        assert sorted(came(reader)) == list(range(200, 300))
+        wanted = 100 * (8 + 1 + 4 + 100 + 2)
+        assert reader.stats[-1].nbytes <= 1.2 * wanted
+
+
+@pytest.mark.parametrize("shuffle", ["group", "global", "none"])
+@pytest.mark.parametrize("weights", [None, "label"])
+def test_it_resumes_on_other_ranks(grouped: Path, shuffle: str, weights: str | None) -> None:
+    def opened(rank: int, world: int) -> dsprep.Reader:
+        more = {"shuffle": shuffle, "subset": "label != 4", "weights": weights}
+        return dsprep.Reader(grouped, 8, rank=rank, world_size=world, seed=5, **more)
+
+    with opened(0, 1) as reader:
+        unbroken = sorted(came(reader))
+    before, states = [], []
+    for rank in range(3):
+        with opened(rank, 3) as reader:
+            loop = iter(reader)
+            before += [int(i) for _ in range(9) for i in next(loop)["i"]]
+            states.append(reader.state_dict())
+            loop.close()
+    assert states[0] == states[1] == states[2] == json.loads(json.dumps(states[0]))
+    after = []
+    for rank in range(2):
+        with opened(rank, 2) as reader:
+            reader.load_state_dict(states[0])
+            after += came(reader)
+    assert sorted(before + after) == unbroken
+    other = {"subset": "label != 5", "weights": weights, "shuffle": shuffle, "seed": 5}
+    with (
+        dsprep.Reader(grouped, 8, **other) as reader,
+        pytest.raises(UsageError, match=r"another (subset|weights)"),
+    ):
+        reader.load_state_dict(states[0])
+
+
+def test_weights_draw_as_often_as_asked(grouped: Path) -> None:
+    label = columns(grouped)["label"].astype(float)
+    with dsprep.Reader(grouped, 50, weights=label, epochs=20) as reader:
+        epochs = [came(reader) for _ in range(20)]
+    assert all(len(epoch) == N for epoch in epochs)
+    assert sorted(epochs[0]) != sorted(epochs[1])
+    times = np.bincount(np.concatenate(epochs), minlength=N)
+    assert times[label == 0].sum() == 0
+    expected = label / label.sum() * N * 20
+    by_label = [(times[label == v].sum(), expected[label == v].sum()) for v in range(1, 10)]
+    assert all(abs(a - b) < 6 * b**0.5 for a, b in by_label)
+
+
+def test_one_sample_may_have_all_the_weight(grouped: Path) -> None:
+    weights = np.zeros(N)
+    weights[77] = 3
+    with dsprep.Reader(grouped, 64, weights=weights) as reader:
+        batches = list(reader)
+    assert [len(b["i"]) for b in batches] == [64] * 15 + [40]
+    assert all((b["i"] == 77).all() and b["word"][0] == "w0" for b in batches)
+    assert all((b["x"] == np.arange(77 * 25, 78 * 25)).all() for b in batches)
+    for wrong in (weights[:5], -weights, weights * 0, weights * np.nan, "word", "x"):
+        with pytest.raises(UsageError, match="is no weight"):
+            dsprep.Reader(grouped, 64, weights=wrong)
+
+
+def test_a_large_sample_may_come_often(tmp_path: Path) -> None:
+    texts = ["x" * 100_000, *map(str, range(40))]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["t"] = np.array(texts, dtype=h5py.string_dtype())
+    dsprep.repack(tmp_path / "a.h5", tmp_path / "g.h5", buffer_size="41", durable=False)
+    weights = np.append(1000.0, np.full(40, 1.0))
+    with dsprep.Reader(tmp_path / "g.h5", 41, weights=weights) as reader:
+        drawn = [text for batch in reader for text in batch["t"]]
+    assert drawn.count(texts[0]) > 30
+    assert set(drawn) <= set(texts)
+
+
+def test_other_fields_of_drawn_samples_are_theirs(grouped: Path) -> None:
+    known = columns(grouped)
+    with dsprep.Reader(grouped, 64, weights="label", subset="y > -1") as reader:
+        for batch in reader:
+            i = batch["i"]
+            assert (batch["x"] == known["x"][i]).all()
+            assert [w.encode() for w in batch["word"]] == known["word"][i].tolist()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_kept_sample_comes_once(data: st.DataObject) -> None:
+    stored = np.append(0, np.cumsum(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=9))))
+    n = int(stored[-1])
+    kept = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    if not len(kept):
+        return
+    shuffle = data.draw(st.sampled_from(["group", "global", "none"]))
+    weights = Weights(np.ones(len(kept))) if data.draw(st.booleans()) else None
+    edges, mixed = np.searchsorted(kept, stored), data.draw(st.integers(1, 4))
+    world, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 7))
+    order = Assignment(edges, shuffle, 3, mixed, "ragged", world, size, None, stored, kept, weights)
+    sequence = order.sequence(2)
+    expected = kept if weights is None else kept[weights.draw(3, 2)]
+    steps = data.draw(st.integers(0, 3))
+    found = []
+    first, rest = Epoch(sequence, (), "ragged"), None
+    rest = Epoch(sequence, (ResumePoint(world, size, steps),), "ragged")
+    other = data.draw(st.integers(1, 4))
+    for epoch, ranks, whole in ((first, world, False), (rest, other, True)):
+        for rank in range(ranks):
+            share = epoch.share(ranks, rank, size)
+            left = share.count if whole else share.delivered(min(steps, share.steps))
+            for unit in epoch.units(share):
+                unit = unit.part(0, min(len(unit), left))
+                left -= len(unit)
+                samples, slots = sequence.slots(unit)
+                assert sorted(slots) == list(range(len(unit)))
+                found += samples.tolist()
+    assert sorted(found) == expected.tolist()
