@@ -45,6 +45,7 @@ from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
+from dsprep.reader.subset import Subset, kept_samples
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.paths import as_path
 
@@ -288,6 +289,8 @@ class Samples(Dataset[Any]):
         A dataset with its sidecar beside it, or a sidecar.
     fields
         The fields wanted; all when empty.
+    subset
+        Which samples there are, numbered from 0 in the order of the dataset; as in `Reader`.
     data
         The dataset, if it is not beside the sidecar.
     transform
@@ -319,6 +322,7 @@ class Samples(Dataset[Any]):
         path: str | Path,
         *,
         fields: Sequence[str] = (),
+        subset: Any = None,
         data: str | Path | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         follow_external: bool = False,
@@ -328,7 +332,8 @@ class Samples(Dataset[Any]):
         self._follow, self._transform = follow_external, transform
         self._stated: bytes | None = None
         self._opened: tuple[int, Sidecar] | None = None
-        known = self._sidecar().schema
+        chosen, known = Subset.of(subset), self._sidecar().schema
+        self._kept = None if chosen is None else kept_samples(chosen, self._sidecar())
         self.schema = Schema(tuple(known[name] for name in fields or known.names))
         self._names = self.schema.names
         if transform is None:
@@ -336,7 +341,7 @@ class Samples(Dataset[Any]):
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return len(self._sidecar())
+        return len(self._sidecar() if self._kept is None else self._kept)
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample by its number, or a batch by a list of numbers or a slice.
@@ -354,16 +359,21 @@ class Samples(Dataset[Any]):
                     "a transform takes one sample, not a batch",
                     fix="give the DataLoader a batch_size, or a batch_sampler",
                 )
-            return mapped(_leaf, self._sidecar().read(index, self._names))
+            return mapped(_leaf, self._sidecar().read(self._numbers(index), self._names))
         return self.__getitems__([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples, which are read together."""
-        batch = self._sidecar().read([*map(operator.index, indices)], self._names)
+        numbers = self._numbers([*map(operator.index, indices)])
+        batch = self._sidecar().read(numbers, self._names)
         if self._transform is None:
             return _apart({name: _tensors(column) for name, column in batch.items()})
         samples = _apart({name: _arrays(column) for name, column in batch.items()})
         return [mapped(_leaf, self._transform(sample)) for sample in samples]
+
+    def _numbers(self, indices: Any) -> Any:
+        """Return which samples of the dataset some of these are."""
+        return indices if self._kept is None else self._kept[indices]
 
     def _sidecar(self) -> Sidecar:
         """Return the dataset, opened by this process."""

@@ -242,14 +242,14 @@ def test_parts_that_are_not_fixed_are_found(root, monkeypatch):
 
 
 def test_a_sample_of_another_mini_epoch_is_found(root, monkeypatch):
-    slots = Sequence.slots
+    slots = Sequence.positions
 
     def strange(self, unit):
         samples, places = slots(self, unit)
         others = np.setdiff1d(np.arange(len(self.edges) - 1), self.groups)
         return np.append(samples[:-1], self.edges[others[0]]), places
 
-    monkeypatch.setattr(Sequence, "slots", strange)
+    monkeypatch.setattr(Sequence, "positions", strange)
     found = dsprep.audit(root / "grouped.h5", 1, 8, mini_epochs=16, repeats=1)
     said = found.epochs[0].problems
     assert "samples of other mini-epochs: 1" in said
@@ -311,22 +311,24 @@ def test_overlapping_shares_are_found(root, monkeypatch):
 
 
 def test_a_sample_that_comes_twice_in_a_unit_is_found(root, monkeypatch):
-    slots = Sequence.slots
+    slots = Sequence.positions
 
     def twice(self, unit):
         samples, places = slots(self, unit)
         return np.append(samples[:-1], samples[-2:-1]), places
 
-    monkeypatch.setattr(Sequence, "slots", twice)
+    monkeypatch.setattr(Sequence, "positions", twice)
     said = problems(root)
     assert "samples that come more than once: " in said
     assert "never come: " in said
 
 
 def test_two_samples_in_one_place_are_found(root, monkeypatch):
-    slots = Sequence.slots
+    slots = Sequence.positions
     monkeypatch.setattr(
-        Sequence, "slots", lambda self, unit: (slots(self, unit)[0], np.zeros(len(unit), np.int64))
+        Sequence,
+        "positions",
+        lambda self, unit: (slots(self, unit)[0], np.zeros(len(unit), np.int64)),
     )
     assert "two samples have one slot" in problems(root)
 

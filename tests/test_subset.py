@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import dsprep
+from dsprep.cli import app
 from dsprep.core.schema import Array, Ragged
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.order import Assignment, Epoch, ResumePoint, Weights
@@ -274,3 +276,60 @@ def test_every_kept_sample_comes_once(data: st.DataObject) -> None:
                 assert sorted(slots) == list(range(len(unit)))
                 found += samples.tolist()
     assert sorted(found) == expected.tolist()
+
+
+def test_audit_stage_and_repack_take_subsets(grouped: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    label = columns(grouped)["label"]
+    common = [str(grouped), "-P", "3", "-M", "8", "--subset", "label in (3, 5)", "--json"]
+    report = json.loads(run(app, ["audit", *common]).output)
+    count = int(np.isin(label, (3, 5)).sum())
+    assert (report["samples"], report["kept"]) == (count, True)
+    drawn = run(app, ["audit", *common, "--weights", "label", "--resume-at", "3"]).output
+    assert "--resume-ranks" in drawn
+    more = ["--weights", "label", "--resume-at", "3", "--resume-ranks", "2"]
+    report = json.loads(run(app, ["audit", *common, *more]).output)
+    assert report["kept"]
+    assert report["epochs"][0]["drawn"][0] < count
+    assert "Every draw comes" in run(app, ["audit", *common[:-1], "--weights", "label"]).output
+
+    target = tmp_path / "some.h5"
+    subset = "train of train=0.5,val=0.5 by label"
+    command = ["repack", str(grouped), str(target), "--subset", subset, "-b", "20"]
+    assert run(app, command).exit_code == 0
+    with dsprep.Reader(grouped, 9, subset=subset, check_order=False) as reader:
+        expected = sorted(came(reader))
+    with h5py.File(target) as file:
+        assert file["i"][:].tolist() == expected
+    refused = run(app, [*command[:-4], "--subset", "label > 99", "-b", "20", "--overwrite"])
+    assert (refused.exit_code, "no samples" in refused.output) == (2, True)
+    both = tmp_path / "both.h5"
+    dsprep.repack(grouped, both, subset="label == 1", split="train=0.5,val=0.5", durable=False)
+    parts = [h5py.File(tmp_path / f"both-{n}.h5")["i"][:].tolist() for n in ("train", "val")]
+    assert sorted(parts[0] + parts[1]) == np.flatnonzero(label == 1).tolist()
+
+    cache = tmp_path / "cache"
+    dsprep.stage(grouped, 1, 8, cache, ranks_per_node=1, subset=np.arange(200, 300))
+    staged = sum(f.stat().st_blocks * 512 for f in cache.rglob("*") if f.is_file())
+    assert staged < grouped.stat().st_size / 2
+    with dsprep.Reader(grouped, 8, subset=np.arange(200, 300), cache=cache) as reader:
+        assert sorted(came(reader)) == list(range(200, 300))
+        assert reader.stats[-1].cache_nbytes == reader.stats[-1].nbytes > 0
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+def test_mini_epochs_of_a_subset(grouped: Path, tmp_path: Path, pools: int) -> None:
+    subset = "label in (1, 2, 3) and (i < 300 or i > 600)"
+    more = {"mini_epochs": 3, "repeats": 2, "pools": pools, "subset": subset, "epochs": 1}
+    seen: list[int] = []
+    for rank in range(2):
+        cache = tmp_path / f"cache{rank}"
+        with dsprep.Reader(grouped, 8, rank=rank, world_size=2, cache=cache, **more) as reader:
+            for _ in range(6):
+                seen += came(reader)
+    with dsprep.Reader(grouped, 8, subset=subset, check_order=False) as reader:
+        assert sorted(seen) == sorted(came(reader) * 2)
+    report = dsprep.audit(grouped, 2, 8, subset=subset, mini_epochs=3, repeats=2, pools=pools)
+    assert report.kept
+    with pytest.raises(UsageError, match="weights draw samples anew"):
+        dsprep.Reader(grouped, 8, mini_epochs=2, weights="label")

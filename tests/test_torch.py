@@ -241,6 +241,19 @@ def test_samples_through_a_loader(plain, how):
     assert seen != sorted(seen)
 
 
+def test_samples_of_a_subset(plain):
+    chosen = [3, 9, 40]
+    samples = dsprep.torch.Samples(plain, subset=chosen)
+    whole = dsprep.torch.Samples(plain)
+    assert len(samples) == 3
+    for i, number in enumerate(chosen):
+        assert all(torch.equal(samples[i][n], whole[number][n]) for n in samples.schema.names)
+    again = pickle.loads(pickle.dumps(samples))
+    assert all(torch.equal(again[-1][n], whole[40][n]) for n in samples.schema.names)
+    with pytest.raises(IndexError):
+        samples[3]
+
+
 def test_samples_of_a_batch_are_read_together(plain, monkeypatch):
     calls, read = [], dsprep.Sidecar.read
     counted = lambda self, chosen, *a, **k: calls.append(chosen) or read(self, chosen, *a, **k)  # noqa: E731

@@ -30,6 +30,8 @@ dsprep audit train.h5 -P 64 -M 32 --mini-epochs 8 --repeats 4
 
 dsprep audit train.h5 -P 4 -M 32 --mini-epochs 3 --repeats 2,4,6 --fixed-parts
 
+dsprep audit train.h5 -P 64 -M 32 --subset 'label in (3, 5)' --weights w
+
 Exit status: 0 the promise is kept, 1 it is broken, or bad data, 2 wrong usage.
 """
 
@@ -87,6 +89,8 @@ def audit(
     resume_ranks: int | None = opt.value(
         "N", "Continue it with so many ranks.", panel=RESUMING, min=1
     ),
+    subset: opt.Subset = None,
+    weights: opt.Weights = None,
     sidecar: opt.At = None,
     json: opt.Json = False,
 ) -> None:
@@ -115,6 +119,8 @@ def audit(
             repeats=_numbers(repeats),
             recompose=not fixed_parts,
             pools=pools,
+            subset=subset,
+            weights=weights,
             resume_at=resume_at,
             resume_ranks=resume_ranks,
             sidecar=sidecar,
@@ -243,7 +249,8 @@ def _verdict(report: AuditReport) -> str:
         left = report.samples - report.epochs[0].never
         text = f"{left:,} samples come exactly once {every}, {never} not at all"
     else:
-        text = f"Every sample comes exactly once {every}"
+        drawn = any(e.drawn for e in report.epochs)
+        text = f"Every {'draw' if drawn else 'sample'} comes exactly once {every}"
     if report.remainder == "pad" and repeats != "0":
         text += f", and {repeats} repeats fill up the last batches"
     return f"{text}; all ranks take the same number of steps."

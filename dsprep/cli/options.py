@@ -81,6 +81,22 @@ DryRun: TypeAlias = Annotated[
 At: TypeAlias = Annotated[
     Path | None, typer.Option("--sidecar", metavar="F", help="The sidecar, if not beside the data.")
 ]
+Subset: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--subset",
+        metavar="WHICH",
+        help="Only 'y > 0', FILE.npy, or 'val of train=.9,val=.1'.",
+    ),
+]
+Weights: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="FIELD|FILE.npy",
+        help="Draw samples with replacement, each as often as its weight says.",
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Workers: TypeAlias = Annotated[
     int | None,

@@ -74,6 +74,7 @@ def repack(
         "Write DST-train, ...: train=0.8,val=0.1,test=0.1. Only train is shuffled and duplicated.",
         panel=ORDER,
     ),
+    subset: opt.Subset = None,
     group_by: str | None = opt.value(
         "FIELD", "Samples of one value of this field go to one split.", panel=ORDER
     ),
@@ -118,6 +119,7 @@ def repack(
         shuffle=_seed(shuffle),
         split=split,
         group_by=group_by,
+        subset=subset,
         duplicate=duplicate,
         ranks=ranks,
         epochs=epochs,

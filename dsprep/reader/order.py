@@ -158,6 +158,15 @@ class Sequence:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
+    @property
+    def drawn(self) -> tuple[int, int] | None:
+        """How many samples weights drew, and how often one at most; None: each comes once."""
+        if self._kept is None or not len(self._kept.samples):
+            return None
+        first = np.flatnonzero(np.diff(self._kept.samples, prepend=-1))
+        times = np.diff(first, append=len(self._kept.samples))
+        return (len(first), int(times.max())) if len(first) < len(self) else None
+
     @cached_property
     def _samples(self) -> Permutation:
         return Permutation(derive(self.seed, self.epoch, "samples"), len(self))
@@ -238,10 +247,11 @@ class Sequence:
         Both are int64 of shape ``(n,)``: samples rise within a group, slots are a permutation of
         ``0 .. n``.
         """
-        positions, slots = self._slots(unit)
+        positions, slots = self.positions(unit)
         return positions if self._kept is None else self._kept.samples[positions], slots
 
-    def _slots(self, unit: Span) -> tuple[Ints, Ints]:
+    def positions(self, unit: Span) -> tuple[Ints, Ints]:
+        """Return `slots` with positions among the samples that are kept in place of samples."""
         samples = self.samples(unit.start, unit.stop)
         if self.shuffle == "global":
             chosen = samples[unit.low : unit.high]

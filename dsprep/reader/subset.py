@@ -141,6 +141,18 @@ class Subset:
             mask[start:stop] = where(source.read(start, stop, arena))
         return mask
 
+    @property
+    def recipe(self) -> str:
+        """How the samples were chosen, for the lineage of what is made of them."""
+        given = self.indices
+        if given is not None and not isinstance(given, (str, Path)):
+            numbers = np.asarray(given)
+            given = f"{len(numbers)} values {digest(numbers.tobytes())}"
+        parts = {"indices": given, "where": self.where, "group_by": self.group_by}
+        if self.split is not None:
+            parts["split"] = self._parts()
+        return ", ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+
     def key(self, sidecar: bytes) -> str:
         """Return a word for what a condition and a split choose of the data of a sidecar."""
         words = (self.where, self.group_by, None if self.split is None else self._parts())

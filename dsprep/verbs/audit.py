@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dsprep.errors import UsageError
 from dsprep.reader.mini_epochs import MiniEpochs
@@ -99,6 +100,8 @@ def audit(
     repeats: Repeats = 1,
     recompose: bool = True,
     pools: int = 1,
+    subset: Any = None,
+    weights: Any = None,
     fields: tuple[str, ...] = (),
     resume_at: int | None = None,
     resume_ranks: int | None = None,
@@ -114,6 +117,8 @@ def audit(
     ranks
         Processes that read.
     batch_size, epochs, buffer_size, shuffle, seed, buffers_mixed, fields
+        As for `Reader`.
+    subset, weights
         As for `Reader`.
     mini_epochs, repeats, recompose, pools
         As for `Reader`; of repeats that adapt those that were decided, see `dsprep.repeats.Replay`.
@@ -156,6 +161,8 @@ def audit(
         repeats=_known(repeats),
         recompose=recompose,
         pools=pools,
+        subset=subset,
+        weights=weights,
     )
     with Sidecar.open(options.path, options.data) as opened:
         order = assign(options, opened, ranks)

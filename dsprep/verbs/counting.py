@@ -72,6 +72,8 @@ class EpochAudit:
         One; before and after the resumption, where there was one.
     problems
         How the promise was broken, one sentence each.
+    drawn
+        With weights: how many samples of the dataset were drawn, and how often one at most.
     """
 
     epoch: int
@@ -85,6 +87,7 @@ class EpochAudit:
     shared_groups: int | None
     runs: tuple[RunAudit, ...]
     problems: tuple[str, ...]
+    drawn: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,7 @@ class Counter:
             shared,
             counted,
             tuple(self.problems),
+            self.sequence.drawn,
         )
 
     def _times(self) -> tuple[int, int, int]:
@@ -232,7 +236,7 @@ class Counter:
 
     def _take(self, unit: Span, who: tuple[int, int]) -> None:
         """Count the samples of a unit."""
-        samples, slots = self.sequence.slots(unit)
+        samples, slots = self.sequence.positions(unit)
         filled = np.zeros(len(unit), bool)
         filled[slots] = True
         if len(samples) != len(unit) or not filled.all():

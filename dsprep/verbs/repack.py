@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from dsprep.core.schema import Array, Batch, Ints, Ragged
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
+from dsprep.reader.subset import Subset
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import LENGTH, sorted_by
@@ -155,7 +156,7 @@ class RepackOptions:
         How the format writes.
     shuffle
         The seed of a global shuffle; None keeps the order.
-    split, group_by, duplicate
+    split, group_by, subset, duplicate
         Which samples go where, and how often.
     cut
         Into which files.
@@ -172,6 +173,7 @@ class RepackOptions:
     shuffle: int | None = None
     split: str | None = None
     group_by: str | None = None
+    subset: Any = None
     duplicate: int = 1
     cut: Cut = field(default_factory=Cut)
     ranks: int | None = None
@@ -260,7 +262,9 @@ def _outputs(
 ) -> Iterator[_Output]:
     """Yield the outputs: the whole, or its splits, of which only the training set is changed."""
     memory = allowed_memory(run.memory)
-    requested = {"split": options.split, "group_by": options.group_by}
+    subset = None if options.subset is None else Subset.of(options.subset)
+    chosen_by = None if subset is None else subset.recipe
+    requested = {"split": options.split, "group_by": options.group_by, "subset": chosen_by}
     words = " ".join(map(str, (*requested.values(), options.duplicate)))
     for name, chosen, where in _splits(source, target, format, options):
         part: Source = source if chosen is None else SelectedSource(source, chosen)
@@ -342,13 +346,20 @@ def _splits(
     source: Source, target: Path, format: WritableFormat, options: RepackOptions
 ) -> list[tuple[str, Ints | None, Path]]:
     """Return name, samples and path of each output."""
+    subset, kept = Subset.of(options.subset), None
+    if subset is not None:
+        kept = subset.samples(len(source), lambda _: source)
+        if not len(kept):
+            raise UsageError("the subset has no samples", where=source.path)
     if options.split is None:
-        return [("", None, target)]
+        return [("", kept, target)]
     shares = parse_split(options.split)
     labels = None
     if options.group_by is not None:
         labels = group_labels(source, source.schema[options.group_by])
     chosen = assign(len(source), shares, options.shuffle or 0, labels)
+    if kept is not None:
+        chosen = {name: np.intersect1d(part, kept) for name, part in chosen.items()}
     stem, ending = stem_of(target, format)
     return [(n, i, target.with_name(f"{stem}-{n}{ending}")) for n, i in chosen.items()]
 
@@ -576,6 +587,7 @@ def repack(
     shuffle: int | None = None,
     split: str | None = None,
     group_by: str | None = None,
+    subset: Any = None,
     duplicate: int = 1,
     samples_per_file: int | None = None,
     shard_size: str | int | None = None,
@@ -614,6 +626,8 @@ def repack(
         shuffled and duplicated.
     group_by
         A field: samples with the same value land in one split.
+    subset
+        Only some of the samples, as for `Reader`: a condition, numbers, a `dsprep.Subset`.
     duplicate
         How often each sample is written.
     samples_per_file, shard_size
@@ -645,6 +659,7 @@ def repack(
         shuffle=shuffle,
         split=split,
         group_by=group_by,
+        subset=subset,
         duplicate=duplicate,
         cut=Cut.of(samples_per_file, shard_size),
         check_order=False,

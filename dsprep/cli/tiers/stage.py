@@ -103,6 +103,8 @@ def stage(
     pools: int = opt.value(
         "N", "Caches among which a part is divided.", default=1, min=1, panel=PARTS
     ),
+    subset: opt.Subset = None,
+    weights: opt.Weights = None,
     sidecar: opt.At = None,
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
@@ -142,6 +144,8 @@ def stage(
             mini_epochs=mini_epochs,
             recompose=not fixed_parts,
             pools=pools,
+            subset=subset,
+            weights=weights,
             cache_size=cache_size,
             bandwidth=bandwidth,
             cache_shared=shared,

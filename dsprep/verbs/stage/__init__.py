@@ -83,6 +83,8 @@ def stage(
     mini_epochs: int | None = None,
     recompose: bool = True,
     pools: int = 1,
+    subset: Any = None,
+    weights: Any = None,
     cache_size: int | str | None = None,
     bandwidth: int | str | None = None,
     cache_shared: bool = False,
@@ -104,6 +106,8 @@ def stage(
     ranks
         Processes that will read.
     batch_size, buffer_size, shuffle, seed, buffers_mixed, fields, mini_epochs, recompose, pools
+        As for the `Reader`.
+    subset, weights
         As for the `Reader`.
     to
         The directory: the Reader's `cache`. None: nothing is copied.
@@ -164,6 +168,8 @@ def stage(
         mini_epochs=mini_epochs,
         recompose=recompose,
         pools=pools,
+        subset=subset,
+        weights=weights,
         cache=to,
         cache_size=cache_size,
         cache_bandwidth=bandwidth,
