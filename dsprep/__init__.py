@@ -16,6 +16,8 @@ The public interface, imported when it is first used:
     All that is wrong with a sidecar or with the data that it describes.
 `Reader`
     Batches for training, read ahead and shuffled.
+`Mix`
+    Batches of several readers in given shares.
 `Subset`
     Some of the samples of a dataset: by number, by a condition, or one part of a split.
 `repeats`
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from dsprep.formats.options import OpenOptions as OpenOptions
     from dsprep.formats.options import WriteOptions as WriteOptions
     from dsprep.reader.loader import Reader as Reader
+    from dsprep.reader.mix import Mix as Mix
     from dsprep.reader.subset import Subset as Subset
     from dsprep.sidecar.sidecar import Sidecar as Sidecar
     from dsprep.sidecar.sidecar import StaleError as StaleError
@@ -89,6 +92,7 @@ _WHERE = {
     "check": "dsprep.verbs.check:check",
     "stage": "dsprep.verbs.stage:stage",
     "Reader": "dsprep.reader.loader:Reader",
+    "Mix": "dsprep.reader.mix:Mix",
     "Subset": "dsprep.reader.subset:Subset",
     "repeats": "dsprep.repeats",
     "errors": "dsprep.errors",

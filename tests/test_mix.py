@@ -1,0 +1,189 @@
+"""Mixtures: which reader gives a step, when epochs end, and states that are exact."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dsprep
+from dsprep.errors import SchemaError, UsageError
+from dsprep.reader.mix import Mix
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return two datasets: `source` says which, `i` which sample."""
+    directory = tmp_path_factory.mktemp("mix")
+    paths = []
+    for source, count in enumerate((700, 300)):
+        path = directory / f"{source}.h5"
+        with h5py.File(path, "w") as file:
+            file["i"] = np.arange(count)
+            file["source"] = np.full(count, source, "u1")
+            file["word"] = np.array([f"{source}" * (i % 5) for i in range(count)], object)
+        dsprep.repack(path, directory / f"g{source}.h5", buffer_size="20", durable=False)
+        paths.append(directory / f"g{source}.h5")
+    return paths
+
+
+def readers(data: list[Path], *sizes: int, **options: Any) -> list[dsprep.Reader]:
+    sizes = sizes or (10, 10)
+    return [dsprep.Reader(p, n, **options) for p, n in zip(data, sizes, strict=True)]
+
+
+def pairs(batches: Any) -> list[list[tuple[int, int]]]:
+    return [[*zip(b["source"].tolist(), b["i"].tolist(), strict=True)] for b in batches]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.05, 1), min_size=1, max_size=5), st.integers(0, 99))
+def test_shares_are_exact_after_few_steps(shares: list[float], seed: int) -> None:
+    mix = Mix({_Nothing(): share for share in shares}, seed=seed)
+    sources = mix.sources(0, 3000)
+    assert (mix.sources(1000, 1100) == sources[1000:1100]).all()
+    for n in (10, 100, 3000):
+        counts = np.bincount(sources[:n], minlength=len(shares))
+        assert (np.abs(counts - np.array(mix.shares) * n) <= 4).all()
+
+
+class _Nothing:
+    """A reader of which nothing is asked."""
+
+
+def test_it_ends_with_the_first_reader(data: list[Path]) -> None:
+    with Mix(dict(zip(readers(data), (0.5, 0.5), strict=True))) as mix:
+        length = len(mix)
+        seen = pairs(mix)
+        assert len(seen) == length
+        assert 58 <= length <= 62  # 30 steps of the smaller one, as many of the other
+        small = [pair for batch in seen for pair in batch if pair[0] == 1]
+        assert sorted(i for _, i in small) == list(range(300))
+        assert mix.counts[1] == 30
+        assert sum(mix.counts) == length == mix.steps
+        again = pairs(mix)  # the larger one goes on with the rest of its epoch
+        large = [i for batch in seen + again for source, i in batch if source == 0]
+        assert len(set(large)) == len(large)
+        assert mix.epoch == 2
+
+
+def test_it_ends_when_all_have(data: list[Path]) -> None:
+    with Mix(dict(zip(readers(data), (0.5, 0.5), strict=True)), stop="all") as mix:
+        length = len(mix)
+        seen = Counter(pair for batch in pairs(mix) for pair in batch)
+        assert sum(seen.values()) == 10 * length
+        assert all(seen[0, i] == 1 for i in range(700))
+        assert {seen[1, i] for i in range(300)} <= {2, 3}
+        assert len(mix) <= length + 1
+
+
+def test_it_may_never_end(data: list[Path]) -> None:
+    with Mix(dict(zip(readers(data), (0.7, 0.3), strict=True)), stop="never") as mix:
+        seen = pairs(itertools.islice(mix, 500))
+        sources = [batch[0][0] for batch in seen]
+        assert abs(sources.count(0) - 350) <= 2
+        with pytest.raises(TypeError, match="no length"):
+            len(mix)
+
+
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_state_is_exact_at_every_step(data: list[Path], stop: Any, within: bool) -> None:
+    def made() -> Mix:
+        sizes = (14, 6) if within else (70, 30)
+        shares = dict(zip(readers(data, *sizes), (0.7, 0.3), strict=True))
+        return Mix(shares, stop=stop, within=within, seed=2)
+
+    with made() as mix:
+        unbroken = [*pairs(mix), *pairs(mix)]
+    for step in range(0, len(unbroken), 40 if within else 4):
+        with made() as mix:
+            batches = itertools.chain(mix, mix)
+            before = pairs(itertools.islice(batches, step))
+            state = json.loads(json.dumps(mix.state_dict()))
+        with made() as mix:
+            mix.load_state_dict(state)
+            after = [batch for _ in range(3) for batch in pairs(mix)]
+        assert (before + after)[: len(unbroken)] == unbroken
+
+
+def test_left_loops_go_on(data: list[Path]) -> None:
+    shares = (0.7, 0.3)
+    with Mix(dict(zip(readers(data, 70, 30), shares, strict=True))) as mix:
+        unbroken = pairs(mix)
+    with Mix(dict(zip(readers(data, 70, 30), shares, strict=True))) as mix:
+        seen = []
+        for _ in unbroken:
+            for batch in mix:
+                seen += pairs([batch])
+                break
+        assert seen == unbroken
+
+
+def test_it_resumes_on_other_ranks(data: list[Path]) -> None:
+    def made(rank: int, world: int) -> Mix:
+        each = readers(data, rank=rank, world_size=world)
+        return Mix(dict(zip(each, (0.7, 0.3), strict=True)), stop="all")
+
+    before, states = [], []
+    for rank in range(2):
+        with made(rank, 2) as mix:
+            before += pairs(itertools.islice(mix, 13))
+            states.append(mix.state_dict())
+    assert states[0] == states[1]
+    after = []
+    for rank in range(3):
+        with made(rank, 3) as mix:
+            mix.load_state_dict(states[0])
+            after += pairs(mix)
+    seen = Counter(pair for batch in before + after for pair in batch)
+    assert all(seen[source, i] in (1, 2) for source, n in ((0, 700), (1, 300)) for i in range(n))
+    first = Counter(pair for batch in before for pair in batch)
+    assert max(first.values()) == 1
+
+
+def test_batches_of_all_readers(data: list[Path]) -> None:
+    a, b = readers(data, 7, 3)
+    with Mix({a: 0.7, b: 0.3}, within=True) as mix:
+        assert len(mix) == 100
+        batches = list(mix)
+    assert all(batch["source"].tolist() == [0] * 7 + [1] * 3 for batch in batches)
+    for batch in batches:
+        expected = [f"{s}" * (i % 5) for s, i in zip(batch["source"], batch["i"], strict=True)]
+        assert list(batch["word"]) == expected
+    assert sorted(itertools.chain(*pairs(batches))) == [
+        (s, i) for s, n in ((0, 700), (1, 300)) for i in range(n)
+    ]
+
+
+def test_what_does_not_fit_is_refused(data: list[Path]) -> None:
+    a, b = readers(data)
+    with pytest.raises(UsageError, match="batch_size=14, 6"):
+        Mix({a: 0.7, b: 0.3}, within=True)
+    for shares in ({}, {a: 0}, {a: -1, b: 2}, {a: float("nan")}):
+        with pytest.raises(UsageError, match="shares are"):
+            Mix(shares)
+    with pytest.raises(UsageError, match="stop is"):
+        Mix({a: 1}, stop="last")  # type: ignore[arg-type]
+    (c,) = readers(data[:1], 10, fields=["i"])
+    with pytest.raises(SchemaError, match="cannot be joined"):
+        Mix({c: 0.5, b: 0.5}, within=True)
+    mix = Mix({a: 0.7, b: 0.3})
+    state = mix.state_dict()
+    for wrong in (
+        {},
+        {**state, "version": 9},
+        {**state, "counts": [1]},
+        {**state, "mix": [1, "first", False, [0.7, 0.3]]},
+        {**state, "readers": state["readers"][::-1]},
+    ):
+        with pytest.raises(UsageError):
+            mix.load_state_dict(wrong)
