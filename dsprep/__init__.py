@@ -18,6 +18,8 @@ The public interface, imported when it is first used:
     Batches for training, read ahead and shuffled.
 `Mix`
     Batches of several readers in given shares.
+`each`
+    A transform that applies a function to every sample, such as `decode.image`.
 `Subset`
     Some of the samples of a dataset: by number, by a condition, or one part of a split.
 `repeats`
@@ -32,7 +34,7 @@ The public interface, imported when it is first used:
     Samples that a program makes, as such a dataset; `Writer` takes them one by one.
 `inspect`
     What a source holds and how it is stored.
-`errors`, `executors`, `torch`, `tf`, `jax`
+`decode`, `errors`, `executors`, `torch`, `tf`, `jax`
     Modules, imported when they are first used, too; the last three need their framework.
 
 >>> import dsprep
@@ -48,6 +50,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dsprep import decode as decode
     from dsprep import errors as errors
     from dsprep import executors as executors
     from dsprep import jax as jax
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from dsprep.formats.options import Compression as Compression
     from dsprep.formats.options import OpenOptions as OpenOptions
     from dsprep.formats.options import WriteOptions as WriteOptions
+    from dsprep.reader.each import each as each
     from dsprep.reader.loader import Reader as Reader
     from dsprep.reader.mix import Mix as Mix
     from dsprep.reader.subset import Subset as Subset
@@ -94,6 +98,8 @@ _WHERE = {
     "Reader": "dsprep.reader.loader:Reader",
     "Mix": "dsprep.reader.mix:Mix",
     "Subset": "dsprep.reader.subset:Subset",
+    "each": "dsprep.reader.each:each",
+    "decode": "dsprep.decode",
     "repeats": "dsprep.repeats",
     "errors": "dsprep.errors",
     "executors": "dsprep.executors",
@@ -119,6 +125,10 @@ _WHERE = {
 }
 
 __all__ = [
+    "Mix",
+    "Subset",
+    "decode",
+    "each",
     "Arena",
     "Compression",
     "DsprepError",

@@ -35,6 +35,7 @@ FOLDERS = [
         "cache",
         "reader",
         "repeats",
+        "decode",
         "torch",
         "tf",
         "jax",
@@ -211,7 +212,7 @@ def test_public_names_exist():
         dsprep.nosuch  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["errors", "executors", "repeats", "torch", "tf", "jax"])
+@pytest.mark.parametrize("name", ["errors", "executors", "repeats", "decode", "torch", "tf", "jax"])
 def test_public_modules_are_there_after_the_import_of_dsprep(name):
     """Whatever else was imported; one that lacks its framework says so."""
     code = (

@@ -7,10 +7,12 @@ import os
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -19,11 +21,12 @@ from dsprep.core.schema import Batch, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import CacheWarning, ReaderCache, compared
-from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of
+from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of, threads_by_rule
+from dsprep.reader.each import Begun, Each, EachRun, generator, takes_rng
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import EpochStats, Ledger
-from dsprep.reader.mini_epochs import Pass, Policy
+from dsprep.reader.mini_epochs import Pass, Policy, derive
 from dsprep.reader.node import join
 from dsprep.reader.node.client import Client
 from dsprep.reader.node.root import Service
@@ -141,9 +144,11 @@ class Reader(ReaderOptions):
         It is read twice, the second time from the page cache; ZIP members and the blocks of
         ``--checksums`` are read whole, and compared once by each Reader.
     transform
-        Applied to every batch, in threads.
+        Applied to every batch, in threads. One with a parameter ``rng`` is also given a
+        `numpy.random.Generator` that depends on seed, epoch, step and rank. `dsprep.each`: a
+        function of a sample in place of a batch.
     transform_threads
-        How many.
+        Batches that a function of a batch works on at a time; None: as `io_threads`.
     readers_per_node
         Processes of a node that read for all of its ranks, into memory that they share; None:
         each reads for itself. They have to keep their Readers open until the other ranks have
@@ -270,8 +275,10 @@ class Reader(ReaderOptions):
         self._closing: weakref.finalize[Any, Any] | None = None
         largest = self.batch_size if self.remainder == "pad" else max(1, self.samples)
         capacity = min(self.batch_size, largest)
-        self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
+        how = self.verify, isinstance(self.transform, Each)
+        self._filler = Filler(self._sidecar, self.schema.names, capacity, *how)
         self._pools: Pools | None = None
+        self._each: EachRun | None = None
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
         options = self.cache_options(self._choice.threads)
@@ -654,23 +661,44 @@ class Reader(ReaderOptions):
 
     def _transformed(self, batches: Iterator[tuple[EpochSegment, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
-        transform, workers = self.transform, self.transform_threads
-        assert transform is not None
-        ahead: list[tuple[EpochSegment, int, Future[Any]]] = []
-        with ThreadPoolExecutor(workers, "dsprep-transform") as pool:
+        transform, cores = self.transform, cores_of(self.rank_info, self._part[1])
+        begin: Callable[[ThreadPoolExecutor, Batch, int, int], Begun] = self._of_batch
+        if isinstance(transform, Each):
+            threads = transform.threads or threads_by_rule(cores, decoded=True)
+            begin, most = partial(self._each_run(transform).begin, threads=threads), 1
+        else:
+            threads = most = self.transform_threads or threads_by_rule(cores)
+        ahead: deque[tuple[EpochSegment, int, Begun]] = deque()
+        with ThreadPoolExecutor(threads, "dsprep-transform") as pool:
             try:
                 for leg, step, batch in batches:
-                    ahead.append((leg, step, pool.submit(transform, batch)))
+                    ahead.append((leg, step, begin(pool, batch, leg.number, step)))
                     del batch
-                    if len(ahead) > workers:
-                        leg, step, future = ahead.pop(0)
-                        yield leg, step, future.result()
+                    if len(ahead) > most:
+                        leg, step, begun = ahead.popleft()
+                        yield leg, step, begun.result()
                 while ahead:
-                    leg, step, future = ahead.pop(0)
-                    yield leg, step, future.result()
+                    leg, step, begun = ahead.popleft()
+                    yield leg, step, begun.result()
             finally:
-                for _, _, future in ahead:
-                    future.cancel()
+                for _, _, begun in ahead:
+                    begun.cancel()
+
+    def _each_run(self, transform: Each) -> EachRun:
+        if self._each is None:
+            how = self.schema, self.seed, self._sidecar.dataset, self.allocate
+            self._each = EachRun(transform, *how)
+        return self._each
+
+    def _of_batch(
+        self, pool: ThreadPoolExecutor, batch: Batch, epoch: int, step: int
+    ) -> Future[Any]:
+        """Begin to transform a batch."""
+        assert callable(self.transform), "it was checked"
+        if not takes_rng(self.transform):
+            return pool.submit(self.transform, batch)
+        key = derive(self.seed, "batch", self.rank_info.rank)
+        return pool.submit(self.transform, batch, rng=generator(key, epoch, step))
 
     # --- resuming ----------------------------------------------------------------------------
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from dsprep.cache.copier import Throttle
 from dsprep.cache.folder import Size
-from dsprep.core.schema import Batch, Ints, Schema
+from dsprep.core.schema import Ints, Schema
 from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
+from dsprep.reader.each import Each
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
@@ -151,8 +152,8 @@ class ReaderOptions(OrderOptions):
     transfer_size: int | None = None
     engine: str = "buffered"
     verify: bool = False
-    transform: Callable[[Batch], Any] | None = None
-    transform_threads: int = 1
+    transform: Callable[..., Any] | Each | None = None
+    transform_threads: int | None = None
     readers_per_node: int | None = None
     stagger: int | None = None
     comm: Any = None
@@ -163,10 +164,17 @@ class ReaderOptions(OrderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.transform is not None and not callable(self.transform):
-            raise UsageError(f"transform is {self.transform!r}", expected="a function of a batch")
+        if not (self.transform is None or callable(self.transform)):
+            if not isinstance(self.transform, Each):
+                expected = "a function of a batch, or dsprep.each"
+                raise UsageError(f"transform is {self.transform!r}", expected=expected)
+            if self.readers_per_node is not None:
+                raise UsageError(
+                    "dsprep.each needs the numbers of samples, which only their reader knows",
+                    fix="leave out readers_per_node, or give a function of a batch",
+                )
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
-        check_numbers(self, ("transform_threads",), (*optional, "buffers"))
+        check_numbers(self, (), (*optional, "buffers", "transform_threads"))
         self._check_cache()
         check_word("engine", self.engine, NAMES)
 

@@ -1,0 +1,213 @@
+"""`each`: a function of one sample, such as decoding an image, in threads and into one batch.
+
+A batch is divided among the threads, so that the first one waits for its share of the samples, not
+for all of them; meanwhile the next batch is worked on. What the function fills is memory that the
+Reader uses again once nobody refers to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dsprep.core.schema import Array, Batch, DType, Ints, Schema
+from dsprep.errors import ItemError, UsageError
+from dsprep.reader.filling import NUMBERS
+from dsprep.reader.memory import Allocate, Pool
+from dsprep.reader.mini_epochs import derive
+
+_ALIGN = 64  # bytes, for vector instructions
+_BLOCKS = 3  # batches in memory: one used, one ready, one on its way
+_RUNS = 2  # of samples for each thread: who is done with one takes the next
+
+
+@dataclass(frozen=True, eq=False)
+class Each:
+    """A `transform` of a Reader that is made of a function of one sample; see `each`."""
+
+    function: Callable[[dict[str, Any], dict[str, Array], np.random.Generator], None]
+    out: Mapping[str, tuple[DType, tuple[int, ...]]]
+    keep: tuple[str, ...] | None
+    threads: int | None
+
+    def kept(self, schema: Schema) -> tuple[str, ...]:
+        """Return the fields that go through; raise `SchemaError` for one that there is not."""
+        if self.keep is not None:
+            return tuple(schema[name].name for name in self.keep)
+        return tuple(f.name for f in schema if not f.ragged and f.name not in self.out)
+
+
+def each(
+    function: Callable[[dict[str, Any], dict[str, Array], np.random.Generator], None],
+    out: Mapping[str, tuple[Any, Sequence[int]]] | None = None,
+    *,
+    keep: Sequence[str] | None = None,
+    threads: int | None = None,
+) -> Each:
+    """Return a ``transform`` for a `Reader` that applies a function to every sample.
+
+    Parameters
+    ----------
+    function
+        ``function(sample, out, rng)``: `sample` is a dict of field to the value of this sample (an
+        array, a number, `bytes` or `str`); it fills the arrays of the dict `out`; `rng` is a
+        `numpy.random.Generator` that depends on the Reader's seed, the epoch and the number of the
+        sample alone: so what is drawn is the same on any number of threads and ranks, in batches
+        of any size, and after a resume. It runs in several threads at a time, which is of use
+        where it releases the GIL, as decoders do.
+    out
+        Name to dtype and shape of what it fills: ``{"image": ("uint8", (3, 224, 224))}``. None:
+        its attribute ``out``, as of `dsprep.decode.image`.
+    keep
+        Fields that go through as they are; None: all fixed ones that `out` does not name.
+    threads
+        How many; None: the cores of this process, divided among the ranks that share them.
+
+    Returns
+    -------
+    Each
+        Batches then have the fields of `out`, of shape ``(n, *shape)``, and those that are kept.
+
+    Raises
+    ------
+    UsageError
+        If `out` is missing or impossible.
+
+    Examples
+    --------
+    >>> def scaled(sample, out, rng):
+    ...     out["x"][:] = sample["x"] * rng.uniform(0.8, 1.2)
+    >>> Reader("train.h5", 64, transform=each(scaled, {"x": ("float32", (32,))}))  # doctest: +SKIP
+    """
+    if not callable(function):
+        raise UsageError(f"each is given {function!r}", expected="a function of a sample")
+    given: Any = getattr(function, "out", None) if out is None else out
+    try:
+        known = {
+            str(name): (np.dtype(dtype), tuple(int(n) for n in shape))
+            for name, (dtype, shape) in dict(given).items()
+        }
+        if not known or any(d.hasobject or min(s, default=0) < 0 for d, s in known.values()):
+            raise ValueError("no arrays of numbers")
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"out is {given!r}: {error}", expected="{'image': ('uint8', (3, 224, 224))}"
+        ) from error
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads!r}", expected="a number, at least 1")
+    return Each(function, known, None if keep is None else tuple(keep), threads)
+
+
+class Begun(Protocol):
+    """A batch on which threads work, as a `Future` is one."""
+
+    def result(self) -> Any:
+        """Wait for it, and return it; or raise what went wrong."""
+
+    def cancel(self) -> Any:
+        """Leave it, if it has not begun."""
+
+
+@dataclass(frozen=True)
+class EachBegun:
+    """A batch of which threads fill some samples each."""
+
+    runs: list[Future[None]]
+    batch: Batch
+
+    def result(self) -> Batch:
+        """See `Begun`."""
+        for run in self.runs:
+            run.result()
+        return self.batch
+
+    def cancel(self) -> None:
+        """See `Begun`."""
+        for run in self.runs:
+            run.cancel()
+
+
+class EachRun:
+    """Applies an `Each` to the batches of one Reader.
+
+    Parameters
+    ----------
+    each, schema
+        What is applied, and the fields of batches.
+    seed
+        What `rng` is drawn from.
+    dataset
+        For errors.
+    allocate
+        Gives memory.
+    """
+
+    def __init__(
+        self, each: Each, schema: Schema, seed: int, dataset: Path, allocate: Allocate
+    ) -> None:
+        self._each, self._keep, self._dataset = each, each.kept(schema), dataset
+        self._key = derive(seed, "each")
+        self._pool = Pool(1, _BLOCKS, allocate)
+
+    def begin(
+        self, pool: ThreadPoolExecutor, batch: Batch, epoch: int, step: int, threads: int
+    ) -> Begun:
+        """Begin to work on a batch."""
+        numbers: Any = batch.pop(NUMBERS)
+        count = len(numbers)
+        out = self._arrays(count)
+        each = max(1, -(-count // (threads * _RUNS)))
+        runs = [
+            pool.submit(self._fill, batch, out, numbers, epoch, range(at, min(at + each, count)))
+            for at in range(0, count, each)
+        ]
+        return EachBegun(runs, {**{name: batch[name] for name in self._keep}, **out})
+
+    def _arrays(self, count: int) -> dict[str, Array]:
+        """Return memory for the results of `count` samples."""
+        places, end = {}, 0
+        for name, (dtype, shape) in self._each.out.items():
+            places[name] = end
+            end += -(-count * math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
+        _, memory = self._pool.take(end, lambda: True)
+        return {
+            name: np.ndarray((count, *shape), dtype, memory, places[name])
+            for name, (dtype, shape) in self._each.out.items()
+        }
+
+    def _fill(
+        self, batch: Batch, out: dict[str, Array], numbers: Ints, epoch: int, run: range
+    ) -> None:
+        for i in run:
+            number = int(numbers[i])
+            rng = generator(self._key, epoch, number)
+            sample = {name: column[i] for name, column in batch.items()}
+            try:
+                self._each.function(sample, {n: a[i, ...] for n, a in out.items()}, rng)
+            except Exception as error:
+                raise ItemError(
+                    f"sample {number} cannot be transformed: {type(error).__name__}: {error}",
+                    where=self._dataset,
+                ) from error
+
+
+def generator(key: int, epoch: int, number: int) -> np.random.Generator:
+    """Return random numbers that depend on these alone: Philox, as numpy defines it."""
+    bits = np.random.Philox(key=np.array([key, epoch], np.uint64), counter=[0, number, 0, 0])
+    return np.random.Generator(bits)
+
+
+def takes_rng(transform: Callable[..., Any]) -> bool:
+    """Whether a transform of batches wants random numbers, too: a second parameter ``rng``."""
+    try:
+        parameters = inspect.signature(transform).parameters
+    except (TypeError, ValueError):  # of C
+        return False
+    return "rng" in parameters

@@ -1,0 +1,259 @@
+"""Functions of a sample: the same on any threads and ranks, in memory that is used again."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import cv2
+import h5py
+import numpy as np
+import PIL.Image
+import pytest
+
+import dsprep
+from dsprep import decode
+from dsprep.core.schema import Array
+from dsprep.errors import ItemError, MissingExtra, SchemaError, UsageError
+
+N = 230
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("each")
+    with h5py.File(directory / "a.h5", "w") as file:
+        file["i"] = np.arange(N)
+        file["x"] = np.arange(N * 6, dtype="f4").reshape(N, 2, 3)
+        file["word"] = np.array(["w" * (i % 4) for i in range(N)], object)
+        rows = file.create_dataset("rows", (N,), h5py.vlen_dtype("i4"))
+        for i in range(N):
+            rows[i] = np.arange(i % 5)
+    dsprep.repack(directory / "a.h5", directory / "g.h5", buffer_size="25", durable=False)
+    return directory / "g.h5"
+
+
+def noisy(sample: dict[str, Any], out: dict[str, Array], rng: np.random.Generator) -> None:
+    assert isinstance(sample["word"], str)
+    out["noise"][:] = rng.random(4)
+    out["sum"][()] = sample["x"].sum() + len(sample["word"]) + sample["rows"].sum()
+
+
+OUT = {"noise": ("f8", (4,)), "sum": ("f4", ())}
+
+
+def by_sample(batches: Any) -> dict[int, tuple[list[float], float]]:
+    found = {}
+    for batch in batches:
+        assert list(batch) == ["i", "x", "noise", "sum"]
+        for i, noise, total in zip(batch["i"], batch["noise"], batch["sum"], strict=True):
+            assert int(i) not in found
+            found[int(i)] = noise.tolist(), float(total)
+    return found
+
+
+def test_random_numbers_are_those_of_the_sample(data: Path) -> None:
+    def reader(**options: Any) -> dsprep.Reader:
+        more = {"batch_size": 16, "seed": 3, **options}
+        return dsprep.Reader(data, transform=dsprep.each(noisy, OUT, threads=2), **more)
+
+    with reader() as one:
+        expected, second = by_sample(one), by_sample(one)
+    assert sorted(expected) == list(range(N))
+    assert all(expected[i][0] != second[i][0] for i in expected)  # another epoch
+    totals = np.arange(N * 6).reshape(N, 6).sum(1)
+    assert all(expected[i][1] == totals[i] + i % 4 + sum(range(i % 5)) for i in range(N))
+    with reader(batch_size=7, shuffle="global", io_threads=1) as other:
+        assert by_sample(other) == expected
+    with reader(seed=4) as other:
+        assert by_sample(other) != expected
+    for threads in (1, 5):
+        transform = dsprep.each(noisy, OUT, threads=threads)
+        with dsprep.Reader(data, 16, seed=3, transform=transform) as other:
+            assert by_sample(other) == expected
+    ranks = {}
+    for rank in range(2):
+        with reader(rank=rank, world_size=2) as other:
+            first = by_sample(itertools.islice(other, 3))
+            state = other.state_dict()
+        with reader(rank=rank, world_size=2) as other:
+            other.load_state_dict(state)
+            ranks |= first | by_sample(other)
+    assert ranks == expected
+    with reader(subset=[3, 4, 200]) as other:
+        assert by_sample(other) == {i: expected[i] for i in (3, 4, 200)}
+
+
+def test_batches_that_are_held_stay_as_they_are(data: Path) -> None:
+    with dsprep.Reader(data, 16, transform=dsprep.each(noisy, OUT)) as reader:
+        held = list(reader)
+        copies = [{name: column.copy() for name, column in batch.items()} for batch in held]
+        for _ in reader:
+            pass
+        assert all((a[n] == b[n]).all() for a, b in zip(held, copies, strict=True) for n in a)
+        addresses = set()
+        del held, copies
+        for _ in range(3):
+            for batch in reader:
+                addresses.add(batch["noise"].ctypes.data)
+                del batch
+        assert len(addresses) <= 4
+
+
+def test_fields_that_are_kept(data: Path) -> None:
+    kept = dsprep.each(noisy, OUT, keep=("rows", "i"))
+    with dsprep.Reader(data, 16, transform=kept) as reader:
+        for batch in reader:
+            assert list(batch) == ["i", "rows", "noise", "sum"] or list(batch)[:2] == ["rows", "i"]
+            assert [len(r) for r in batch["rows"]] == (batch["i"] % 5).tolist()
+    with pytest.raises(SchemaError, match="no field z"):
+        list(dsprep.Reader(data, 16, transform=dsprep.each(noisy, OUT, keep=("z",))))
+
+
+def test_errors_name_the_sample(data: Path) -> None:
+    def broken(sample: dict[str, Any], out: dict[str, Array], rng: object) -> None:
+        if sample["i"] == 77:
+            raise ZeroDivisionError("by accident")
+
+    with dsprep.Reader(data, 16, transform=dsprep.each(broken, OUT)) as reader:
+        with pytest.raises(ItemError, match=r"sample 77 cannot .* by accident") as caught:
+            list(reader)
+        assert str(data) in str(caught.value)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-transform")]
+    for out in (None, {}, {"a": "u1"}, {"a": ("u1", (-1,))}, {"a": (object, (1,))}):
+        with pytest.raises(UsageError, match="out is"):
+            dsprep.each(broken, out)
+    with pytest.raises(UsageError, match="needs the numbers"):
+        dsprep.Reader(data, 16, transform=dsprep.each(noisy, OUT), readers_per_node=1)
+
+
+def test_functions_of_a_batch_may_want_random_numbers(data: Path) -> None:
+    def drawn(batch: Any, rng: np.random.Generator) -> Any:
+        return batch["i"].tolist(), rng.random()
+
+    def opened() -> dsprep.Reader:
+        return dsprep.Reader(data, 16, transform=drawn, transform_threads=3)
+
+    with opened() as reader:
+        expected = list(reader)
+    with opened() as reader:
+        before = list(itertools.islice(reader, 4))
+        state = reader.state_dict()
+    with opened() as reader:
+        reader.load_state_dict(state)
+        assert before + list(reader) == expected
+    assert len({number for _, number in expected}) == len(expected)
+
+
+# --- images ------------------------------------------------------------------------------------
+
+
+def gradient(height: int, width: int) -> Array:
+    """Return an image whose red rises downwards, and whose green to the right."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = np.linspace(0, 255, height)[:, None]
+    pixels[..., 1] = np.linspace(0, 255, width)
+    return pixels
+
+
+def jpeg(pixels: Array) -> bytes:
+    return cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
+
+
+@pytest.fixture(params=["opencv", "pillow"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(decode, "_decoder", lambda: request.param)
+    return str(request.param)
+
+
+def decoded(f: decode.image, data: bytes, seed: int = 0) -> Array:
+    out = {n: np.zeros(shape, dtype) for n, (dtype, shape) in f.out.items()}
+    f({"jpg": data, "i": 3}, out, np.random.default_rng(seed))
+    return out["image"]
+
+
+@pytest.mark.parametrize("size", [(400, 300), (2000, 1500)])
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+def test_crops(decoder: str, size: tuple[int, int], kind: str) -> None:
+    pixels = gradient(*size)
+    data = jpeg(pixels) if kind == "jpg" else cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()
+    whole = decoded(decode.image((100, 80), crop=None, layout="hwc"), data)
+    assert whole.shape == (100, 80, 3)
+    assert np.abs(whole.astype(int) - gradient(100, 80)).max() < 9
+    center = decoded(decode.image(64), data)
+    assert center.shape == (3, 64, 64)
+    side = min(size) * 224 / 256
+    for axis, channel in ((0, 0), (1, 1)):
+        low, high = (128 * (1 + sign * side / size[axis]) for sign in (-1, 1))
+        line = center[channel].mean(1 - axis)
+        assert abs(line[0] - low) < 8
+        assert abs(line[-1] - high) < 8
+    f = decode.image(64, crop="random")
+    for seed in range(20):
+        crop = decoded(f, data, seed)
+        top, left, h, w = f.box(*size, np.random.default_rng(seed).random(23))
+        assert 0 <= top <= top + h <= size[0]
+        assert 0 <= left <= left + w <= size[1]
+        assert 0.07 < h * w / (size[0] * size[1]) <= 1
+        assert 0.7 < w / h < 1.4
+        assert abs(crop[0].mean() - 255 * (top + h / 2) / size[0]) < 8
+        assert abs(crop[1].mean() - 255 * (left + w / 2) / size[1]) < 8
+
+
+def test_flips(decoder: str) -> None:
+    data = jpeg(gradient(100, 100))
+    f = decode.image(50, crop=None, flip=True)
+    plain = decoded(decode.image(50, crop=None), data)
+    flips = 0
+    for seed in range(40):
+        image = decoded(f, data, seed)
+        flipped = bool(image[1, :, 0].mean() > 128)
+        flips += flipped
+        assert (image == (plain[:, :, ::-1] if flipped else plain)).all()
+    assert 8 < flips < 32
+
+
+def test_other_kinds_and_damaged_images(decoder: str) -> None:
+    f = decode.image(32, crop=None)
+    grey = cv2.imencode(".jpg", gradient(64, 64)[..., 0])[1].tobytes()
+    assert np.abs(decoded(f, grey)[0].astype(int) - decoded(f, grey)[2]).max() < 3
+    alpha = np.dstack([gradient(64, 64), np.full((64, 64), 9, np.uint8)])
+    assert decoded(f, cv2.imencode(".png", alpha)[1].tobytes()).shape == (3, 32, 32)
+    good = jpeg(gradient(64, 64))
+    for bad in (b"", b"not an image", good[:3], good[:40], b"\xff\xd8\xff\xc0"):
+        with pytest.raises((ValueError, OSError)):
+            decoded(f, bad)
+    with pytest.raises((ValueError, OSError), match="truncated"):
+        decoded(f, jpeg(gradient(640, 640))[:9000])
+
+
+def test_decoding_in_a_reader(decoder: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["label"] = np.arange(40)
+        images = file.create_dataset("jpg", (40,), h5py.vlen_dtype("u1"))
+        for i in range(40):
+            images[i] = np.frombuffer(jpeg(gradient(60 + i, 80)), np.uint8)
+    dsprep.repack(tmp_path / "a.h5", tmp_path / "g.h5", buffer_size="10", durable=False)
+    f = decode.image(32, crop="random", flip=True, field="jpg")
+    with dsprep.Reader(tmp_path / "g.h5", 8, transform=dsprep.each(f), seed=1) as reader:
+        batches = list(reader)
+    assert [b["image"].shape for b in batches] == [(8, 3, 32, 32)] * 5
+    assert all(b["image"].dtype == np.uint8 and list(b) == ["label", "image"] for b in batches)
+    assert sorted(int(i) for b in batches for i in b["label"]) == list(range(40))
+
+
+def test_what_is_impossible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in ({"size": 0}, {"crop": "left"}, {"layout": "cwh"}):
+        with pytest.raises(UsageError):
+            decode.image(**options)
+    with pytest.raises(UsageError, match="0 of the fields"):
+        decode.image()({"x": 1}, {"image": np.zeros((3, 224, 224), "u1")}, np.random.default_rng())
+    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
+    assert decode.image().decoder == "pillow"
+    monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
+    with pytest.raises(MissingExtra, match="images"):
+        decode.image()
+    assert PIL.Image
