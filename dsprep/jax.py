@@ -24,7 +24,7 @@ a jitted function is compiled again and again: pad them in a `transform`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,9 @@ class Batches(ReaderLoops):
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""
+        return self._noted(self._loop())
+
+    def _loop(self) -> Generator[Any, None, None]:
         ahead = self._ahead = Ahead(self.reader, self._put)
         try:
             for batch in ahead:
@@ -115,7 +118,8 @@ class Batches(ReaderLoops):
                 del batch
         finally:
             ahead.close()
-            self._ahead = None
+            if self._ahead is ahead:  # else another loop has begun after the last batch of this one
+                self._ahead = None
 
     def _put(self, batch: Any) -> Any:
         """Begin to transfer a batch."""

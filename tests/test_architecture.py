@@ -36,6 +36,8 @@ FOLDERS = [
         "reader",
         "repeats",
         "torch",
+        "lightning",
+        "transformers",
         "tf",
         "jax",
         "verbs",
@@ -211,7 +213,10 @@ def test_public_names_exist():
         dsprep.nosuch  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["errors", "executors", "repeats", "torch", "tf", "jax"])
+NAMES = ["errors", "executors", "repeats", "torch", "lightning", "transformers", "tf", "jax"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_public_modules_are_there_after_the_import_of_dsprep(name):
     """Whatever else was imported; one that lacks its framework says so."""
     code = (

@@ -502,9 +502,16 @@ class Reader(ReaderOptions):
         running = self._running
         return running is not None and not running.closed and self._looping is not None
 
+    def _end_complete(self) -> None:
+        """End a loop whose last batch was delivered, though nobody has asked for one more."""
+        loop, steps = self._batches(), self._looping
+        if loop is not None and steps is not None and self._done == steps.stop:
+            loop.close()
+
     def _between_loops(self, action: str) -> None:
         if self._pid != os.getpid():
             self._reopen()
+        self._end_complete()
         if self._is_looping():
             raise UsageError("the reader is being iterated", fix=f"{action} before the loop")
 
@@ -533,6 +540,7 @@ class Reader(ReaderOptions):
         self.check_open()
         if self._pid != os.getpid():  # locks and files of the parent
             self._reopen()
+        self._end_complete()
         with self._lock:
             if self._is_looping():
                 raise UsageError(
