@@ -35,6 +35,7 @@ from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.loader import Reader
+from dsprep.reader.options import ReaderOptions, check_names
 
 try:
     import jax
@@ -87,6 +88,7 @@ class Batches(ReaderLoops):
         transform: Callable[[Batch], Any] | None = None,
         **options: Any,
     ) -> None:
+        check_names(options, (*ReaderOptions.__dataclass_fields__, "sharding"))
         if options.get("rank") is None is options.get("world_size") and jax.process_count() > 1:
             options["rank"], options["world_size"] = jax.process_index(), jax.process_count()
         self.reader = Reader(path, batch_size, transform=transform, **options)

@@ -46,6 +46,7 @@ from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
+from dsprep.reader.options import ReaderOptions, check_names
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.paths import as_path
 
@@ -131,6 +132,9 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         **options: Any,
     ) -> None:
         super().__init__()
+        check_names(
+            options, (*ReaderOptions.__dataclass_fields__, "device", "nested", "pin_memory")
+        )
         self._device = _device(device)
         if self._device.type == "cuda" if pin_memory is None else pin_memory:
             options.setdefault("allocate", Pinned(self._device))
@@ -367,7 +371,7 @@ class Samples(Dataset[Any]):
     path
         A dataset with its sidecar beside it, or a sidecar.
     fields
-        The fields wanted; all when empty.
+        The fields wanted, or the name of one; all when empty.
     data
         The dataset, if it is not beside the sidecar.
     transform
@@ -375,6 +379,8 @@ class Samples(Dataset[Any]):
         returns becomes a tensor. None: a sample is as above.
     follow_external
         Whether symbolic links may lead out of the directory of the dataset.
+    **others
+        There are none: a `UsageError` names the nearest option.
 
     Attributes
     ----------
@@ -402,14 +408,21 @@ class Samples(Dataset[Any]):
         data: str | Path | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         follow_external: bool = False,
+        **others: Any,
     ) -> None:
+        if others.keys() & {"batch_size", "shuffle", "num_workers", "sampler"}:
+            raise UsageError(
+                f"there is no option {min(others)}", fix="give it to the DataLoader of the samples"
+            )
+        check_names(others, ("fields", "data", "transform", "follow_external"))
         self._path = as_path(path).absolute()
         self._data = None if data is None else as_path(data).absolute()
         self._follow, self._transform = follow_external, transform
         self._stated: bytes | None = None
         self._opened: tuple[int, Sidecar] | None = None
         known = self._sidecar().schema
-        self.schema = Schema(tuple(known[name] for name in fields or known.names))
+        chosen = (fields,) if isinstance(fields, str) else fields or known.names
+        self.schema = Schema(tuple(known[name] for name in chosen))
         self._names = self.schema.names
         if transform is None:
             check_fields(self.schema, takes, "PyTorch")

@@ -167,6 +167,16 @@ class AdapterContract:
             assert not [t.name for t in threading.enumerate() if t.name.startswith("dsprep-")]
             assert opened() <= before
 
+    def test_habits_of_other_loaders(self, plain):
+        """Shuffling by a truth value, one field by its name; no workers."""
+        for habit, word in ((True, "group"), (False, "none")):
+            batches = self.batches(plain[0], shuffle=habit, fields="label", **ALONE)
+            found = list(batches)
+            assert {*found[0]} == {"label"}
+            assert labels(found) == of_reader(plain[0], 1, shuffle=word)
+        with pytest.raises(UsageError, match=r"no option num_workers.*no workers are needed"):
+            self.batches(plain[0], num_workers=4)
+
     def test_dtypes_that_it_lacks_are_refused_by_name(self, tmp_path):
         path, _ = made(tmp_path, Schema((self.lacking, PLAIN["x"])), 20)
         with pytest.raises(UnsupportedError, match=r"field t: .*fields="):

@@ -78,15 +78,15 @@ class Reader(ReaderOptions):
         beginning of the next epoch is read while a ``for`` ends and until the next one begins;
         after the last one, and with the default, reading ends with the ``for``.
     shuffle
-        ``"group"``: the groups, and the samples within what is read at a time. ``"global"``: all
-        samples, each read by itself. ``"none"``: the order of the files.
+        ``"group"`` or True: the groups, and the samples within what is read at a time.
+        ``"global"``: all samples, each read by itself. ``"none"`` or False: the order of the files.
     drop_last
         Leave out samples that do not fill a batch on every rank.
     pad
         Fill the last batches by repeating samples. Without either, the last batches are shorter:
         every sample comes exactly once. The number of steps is the same on every rank always.
     fields
-        The fields wanted; all if empty.
+        The fields wanted, or the name of one; all if empty.
     buffers
         Units in memory at a time: one is read while another one is used. None: 2, or within 32 MiB
         one more than `io_threads`, so that each thread reads one.
