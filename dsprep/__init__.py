@@ -34,8 +34,8 @@ The public interface, imported when it is first used:
     Samples that a program makes, as such a dataset; `Writer` takes them one by one.
 `inspect`
     What a source holds and how it is stored.
-`decode`, `errors`, `executors`, `torch`, `tf`, `jax`
-    Modules, imported when they are first used, too; the last three need their framework.
+`decode`, `errors`, `executors`, `torch`, `lightning`, `transformers`, `tf`, `jax`
+    Modules, imported when they are first used, too; all but the first three need their framework.
 
 >>> import dsprep
 >>> with dsprep.open("train.h5") as source:  # doctest: +SKIP
@@ -54,9 +54,11 @@ if TYPE_CHECKING:
     from dsprep import errors as errors
     from dsprep import executors as executors
     from dsprep import jax as jax
+    from dsprep import lightning as lightning
     from dsprep import repeats as repeats
     from dsprep import tf as tf
     from dsprep import torch as torch
+    from dsprep import transformers as transformers
     from dsprep.core.schema import Arena as Arena
     from dsprep.core.schema import Field as Field
     from dsprep.core.schema import FieldSpec as FieldSpec
@@ -104,6 +106,8 @@ _WHERE = {
     "errors": "dsprep.errors",
     "executors": "dsprep.executors",
     "torch": "dsprep.torch",
+    "lightning": "dsprep.lightning",
+    "transformers": "dsprep.transformers",
     "tf": "dsprep.tf",
     "jax": "dsprep.jax",
     "inspect": "dsprep.verbs.inspect:inspect",

@@ -24,7 +24,7 @@ a jitted function is compiled again and again: pad them in a `transform`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.loader import Reader
+from dsprep.reader.options import ReaderOptions, check_names
 
 try:
     import jax
@@ -87,6 +88,7 @@ class Batches(ReaderLoops):
         transform: Callable[[Batch], Any] | None = None,
         **options: Any,
     ) -> None:
+        check_names(options, (*ReaderOptions.__dataclass_fields__, "sharding"))
         if options.get("rank") is None is options.get("world_size") and jax.process_count() > 1:
             options["rank"], options["world_size"] = jax.process_index(), jax.process_count()
         self.reader = Reader(path, batch_size, transform=transform, **options)
@@ -108,6 +110,9 @@ class Batches(ReaderLoops):
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""
+        return self._noted(self._loop())
+
+    def _loop(self) -> Generator[Any, None, None]:
         ahead = self._ahead = Ahead(self.reader, self._put)
         try:
             for batch in ahead:
@@ -115,7 +120,8 @@ class Batches(ReaderLoops):
                 del batch
         finally:
             ahead.close()
-            self._ahead = None
+            if self._ahead is ahead:  # else another loop has begun after the last batch of this one
+                self._ahead = None
 
     def _put(self, batch: Any) -> Any:
         """Begin to transfer a batch."""

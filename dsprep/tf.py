@@ -33,6 +33,7 @@ from dsprep.core.schema import Array, Batch, Column, DType, Field, Ragged, Schem
 from dsprep.errors import UsageError
 from dsprep.reader.adapters import check_fields, native
 from dsprep.reader.loader import Reader
+from dsprep.reader.options import ReaderOptions, check_names
 
 
 def dataset(
@@ -82,6 +83,8 @@ def dataset(
     UsageError
         If arguments contradict each other.
     """
+    own = ("epoch", "step", "prefetch", "output_signature")
+    check_names(options, (*ReaderOptions.__dataclass_fields__, *own))
     options |= {"path": path, "batch_size": batch_size, "transform": transform}
     readers = _Readers(options, epoch, step)
     reader = readers.first

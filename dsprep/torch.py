@@ -36,7 +36,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -45,13 +46,15 @@ from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
+from dsprep.reader.options import ReaderOptions, check_names
 from dsprep.reader.subset import Subset, kept_samples
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.paths import as_path
 
 try:
     import torch
-    from torch.utils.data import Dataset, IterableDataset, get_worker_info
+    from torch import distributed
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info, random_split
 except ImportError as error:
     raise MissingExtra("dsprep.torch needs PyTorch", fix="pip install 'dsprep[torch]'") from error
 
@@ -79,6 +82,9 @@ class Batches(ReaderLoops, IterableDataset[Any]):
     of the loop after this one. States come from the workers (torchdata's ``StatefulDataLoader``),
     and each of them reads for itself (no `readers_per_node`, no `stagger`).
 
+    Lightning, Accelerate and the Trainer of Hugging Face take it as the loader itself, where each
+    rank reads its own part: see `dsprep.lightning` and `dsprep.transformers`.
+
     Parameters
     ----------
     path, batch_size
@@ -95,12 +101,15 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         returns becomes a tensor.
     **options
         All others of `Reader`. Rank and world size come from ``torch.distributed`` if it is
-        initialised; see there.
+        initialised when they are first used; else see there.
 
     Attributes
     ----------
     reader
         The `Reader`.
+    dataset, batch_size, drop_last, prefetch_factor
+        What libraries look for in a ``DataLoader`` without batches of its own: this object, and
+        what ``DataLoader(batches, batch_size=None)`` has.
 
     Raises
     ------
@@ -109,6 +118,8 @@ class Batches(ReaderLoops, IterableDataset[Any]):
     UsageError
         If arguments contradict each other, or there is no such device.
     """
+
+    batch_size, drop_last, prefetch_factor = None, False, None
 
     def __init__(
         self,
@@ -122,6 +133,9 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         **options: Any,
     ) -> None:
         super().__init__()
+        check_names(
+            options, (*ReaderOptions.__dataclass_fields__, "device", "nested", "pin_memory")
+        )
         self._device = _device(device)
         if self._device.type == "cuda" if pin_memory is None else pin_memory:
             options.setdefault("allocate", Pinned(self._device))
@@ -132,14 +146,54 @@ class Batches(ReaderLoops, IterableDataset[Any]):
             "transform": transform,
             **options,
         }
-        self.reader = Reader(**self._arguments)
+        self._is_early = options.get("rank") is None and not _is_initialized()
+        alone = {"rank": 0, "world_size": 1} if self._is_early_child() else {}
+        self._reader = Reader(**{**self._arguments, **alone})
         if transform is None:
-            check_fields(self.reader.schema, takes, "PyTorch")
+            check_fields(self._reader.schema, takes, "PyTorch")
         self._worker: _Worker | None = None
+        self._is_placed = False  # whether somebody said at which epoch and step it is
         self._shared = _Shared()
+
+    def _is_early_child(self) -> bool:
+        """Whether Lightning started this process: of its variables none states the rank."""
+        known, env = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE"), os.environ
+        return self._is_early and all(name in env for name in known) and "RANK" not in env
+
+    @property
+    def reader(self) -> Reader:
+        """The `Reader`, of this rank as soon as ``torch.distributed`` is initialised."""
+        if self._is_early and _is_initialized():
+            self._is_early, before = False, self._reader
+            found = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+            if any(getattr(before.rank_info, name) != found[name] for name in found):
+                before.close()
+                self._arguments |= found
+                self._reader = Reader(**self._arguments)
+                self._reader.load_state_dict(before.state_dict(), other_data=True)
+        return self._reader
+
+    @reader.setter
+    def reader(self, reader: Reader) -> None:
+        self._reader = reader
+
+    @property
+    def dataset(self) -> Self:
+        """The object itself, but none for Lightning, which warns of an iterable one with a length.
+
+        Raises
+        ------
+        AttributeError
+            If Lightning asks.
+        """
+        if "lightning" in sys._getframe(1).f_globals.get("__name__", ""):
+            raise AttributeError("dataset")
+        return self
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, also of one that is resumed."""
+        if sys._getframe(1).f_code is random_split.__code__:
+            self[0]
         return self.reader.steps_of(self.epoch) if self._shared.loops() else super().__len__()
 
     @property
@@ -157,13 +211,40 @@ class Batches(ReaderLoops, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return the batches of the next epoch, or of what is left of it."""
         info = get_worker_info()
+        self._check_caller()
         if info is not None:
             self._enter(info).begin()
         else:
             if self._shared.loops():  # after those of workers
                 self.set_epoch(self.epoch)
             self._shared.resumed(-1)  # this process knows where it is
-        return self._host() if self._device.type == "cpu" else self._fed()
+        return self._noted(self._host() if self._device.type == "cpu" else self._fed())
+
+    def _check_caller(self) -> None:
+        """Raise `UsageError` if a loader that iterates over this would lose or mix up batches."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            module, loader = frame.f_globals.get("__name__"), None
+            if module in ("accelerate.data_loader", "torch.utils.data._utils.fetch"):
+                loader = frame.f_locals.get("self")
+            frame = frame.f_back
+            if getattr(loader, "auto_collation", False):
+                raise UsageError(
+                    "a DataLoader would make batches of these batches",
+                    fix="give it batch_size=None: DataLoader(batches, batch_size=None)",
+                )
+            name = type(loader).__name__
+            if name == "DataLoaderDispatcher" and self.reader.rank_info.world_size > 1:
+                raise UsageError(
+                    "Accelerate would read the batches of rank 0 alone, and lose those of others",
+                    fix="pass Batches itself, without a DataLoader, to prepare()",
+                )
+            if name == "SkipDataLoader" and not self._is_placed:
+                raise UsageError(
+                    "batches are skipped of an epoch that nobody has named",
+                    fix="call set_epoch(epoch) before; for the Trainer of Hugging Face, give it "
+                    "callbacks=[dsprep.transformers.SetEpoch()]",
+                )
 
     def _host(self) -> Generator[Any, None, None]:
         batches = iter(self.reader)
@@ -185,7 +266,8 @@ class Batches(ReaderLoops, IterableDataset[Any]):
                 del batch
         finally:
             feed.close()
-            self._ahead = None
+            if self._ahead is feed.ahead:  # else another loop has begun after the last batch
+                self._ahead = None
 
     def _tensors(self, batch: Any) -> Any:
         return mapped(_leaf, batch)
@@ -206,6 +288,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         """Let the next loop begin with the beginning of an epoch, in workers too."""
         super().set_epoch(epoch)
         self._shared.called(epoch)
+        self._is_placed = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is, after the last batch that was delivered; see `Reader`.
@@ -233,6 +316,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         if info is not None:
             self._enter(info).resumed = True
         super().load_state_dict(state, other_data=other_data)
+        self._is_placed = True
         if info is None:
             self._shared.called(self.reader.epoch)
 
@@ -259,7 +343,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         return self._worker
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": None}
+        return {"_reader": self.reader, **super().__getstate__()}
 
     def __repr__(self) -> str:
         return f"<Batches on {self._device} of {self.reader!r}>"
@@ -288,7 +372,7 @@ class Samples(Dataset[Any]):
     path
         A dataset with its sidecar beside it, or a sidecar.
     fields
-        The fields wanted; all when empty.
+        The fields wanted, or the name of one; all when empty.
     subset
         Which samples there are, numbered from 0 in the order of the dataset; as in `Reader`.
     data
@@ -298,6 +382,8 @@ class Samples(Dataset[Any]):
         returns becomes a tensor. None: a sample is as above.
     follow_external
         Whether symbolic links may lead out of the directory of the dataset.
+    **others
+        There are none: a `UsageError` names the nearest option.
 
     Attributes
     ----------
@@ -326,15 +412,22 @@ class Samples(Dataset[Any]):
         data: str | Path | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         follow_external: bool = False,
+        **others: Any,
     ) -> None:
+        if others.keys() & {"batch_size", "shuffle", "num_workers", "sampler"}:
+            raise UsageError(
+                f"there is no option {min(others)}", fix="give it to the DataLoader of the samples"
+            )
+        check_names(others, ("fields", "subset", "data", "transform", "follow_external"))
         self._path = as_path(path).absolute()
         self._data = None if data is None else as_path(data).absolute()
         self._follow, self._transform = follow_external, transform
         self._stated: bytes | None = None
         self._opened: tuple[int, Sidecar] | None = None
-        chosen, known = Subset.of(subset), self._sidecar().schema
-        self._kept = None if chosen is None else kept_samples(chosen, self._sidecar())
-        self.schema = Schema(tuple(known[name] for name in fields or known.names))
+        subset, known = Subset.of(subset), self._sidecar().schema
+        self._kept = None if subset is None else kept_samples(subset, self._sidecar())
+        chosen = (fields,) if isinstance(fields, str) else fields or known.names
+        self.schema = Schema(tuple(known[name] for name in chosen))
         self._names = self.schema.names
         if transform is None:
             check_fields(self.schema, takes, "PyTorch")
@@ -552,6 +645,10 @@ def _nested(value: Any) -> Any:
     if isinstance(value, Values):
         return torch.nested.nested_tensor_from_jagged(value.values, value.offsets)
     return value
+
+
+def _is_initialized() -> bool:
+    return bool(distributed.is_available() and distributed.is_initialized())
 
 
 # --- devices -----------------------------------------------------------------------------------

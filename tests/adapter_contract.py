@@ -17,7 +17,7 @@ from test_located import written
 import dsprep
 from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Batch, Field, Schema
-from dsprep.errors import UnsupportedError
+from dsprep.errors import UnsupportedError, UsageError
 
 ALONE: dict[str, Any] = {"rank": 0, "world_size": 1}
 COUNT = 100
@@ -167,6 +167,16 @@ class AdapterContract:
             assert not [t.name for t in threading.enumerate() if t.name.startswith("dsprep-")]
             assert opened() <= before
 
+    def test_habits_of_other_loaders(self, plain):
+        """Shuffling by a truth value, one field by its name; no workers."""
+        for habit, word in ((True, "group"), (False, "none")):
+            batches = self.batches(plain[0], shuffle=habit, fields="label", **ALONE)
+            found = list(batches)
+            assert {*found[0]} == {"label"}
+            assert labels(found) == of_reader(plain[0], 1, shuffle=word)
+        with pytest.raises(UsageError, match=r"no option num_workers.*no workers are needed"):
+            self.batches(plain[0], num_workers=4)
+
     def test_dtypes_that_it_lacks_are_refused_by_name(self, tmp_path):
         path, _ = made(tmp_path, Schema((self.lacking, PLAIN["x"])), 20)
         with pytest.raises(UnsupportedError, match=r"field t: .*fields="):
@@ -221,6 +231,23 @@ class LoopsContract(AdapterContract):
         assert (len(resumed), resumed.remaining) == (2 + left, left)
         assert len(labels(resumed)) == left
         assert len(resumed) == resumed.steps_per_epoch == STEPS
+
+    def test_a_loop_that_a_trainer_leaves_is_over(self, plain):
+        """After its last batch, though nobody asks for one more; or when an epoch is set."""
+        expected = of_reader(plain[0], 3)
+        batches = self.batches(plain[0], epochs=3, **ALONE)
+        left = []  # loops, which nobody ends
+        for epoch in range(2):
+            left.append(iter(batches))
+            found = [np.asarray(next(left[-1])["label"]).tolist() for _ in range(STEPS)]
+            assert found == expected[epoch * STEPS : (epoch + 1) * STEPS]
+        left.append(iter(batches))
+        next(left[-1])
+        batches.set_epoch(1)
+        assert [list(loop) for loop in left] == [[]] * 3
+        assert labels(batches) == expected[STEPS : 2 * STEPS]
+        with pytest.raises(UsageError, match=r"Samples\(path\)\[i\]"):
+            batches[0]
 
     def test_values_that_it_lacks_are_refused(self, tmp_path):
         path, _ = made(tmp_path, Schema((self.lacking, PLAIN["x"])), 20)

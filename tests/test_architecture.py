@@ -37,6 +37,8 @@ FOLDERS = [
         "repeats",
         "decode",
         "torch",
+        "lightning",
+        "transformers",
         "tf",
         "jax",
         "verbs",
@@ -212,7 +214,11 @@ def test_public_names_exist():
         dsprep.nosuch  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["errors", "executors", "repeats", "decode", "torch", "tf", "jax"])
+NAMES = ["errors", "executors", "repeats", "decode", "torch", "lightning", "transformers"]
+NAMES += ["tf", "jax"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_public_modules_are_there_after_the_import_of_dsprep(name):
     """Whatever else was imported; one that lacks its framework says so."""
     code = (

@@ -41,3 +41,25 @@ def test_a_training_continues_in_mid_epoch(ranks, how, tmp_path):
                 before = before[: done * BATCH if number == epoch else 0]
             seen += before + each["after"].get(str(number), [])
         assert sorted(seen) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(("ranks", "how"), [(1, "killed"), (2, "max_steps")])
+def test_a_data_module_continues_every_training(ranks, how, tmp_path):
+    """From a checkpoint in the epoch, and from one that is saved after the training has stopped."""
+    path, steps, stop = tmp_path / "x.h5", 60, 36
+    samples = ({"x": np.full(4, i, "f4"), "label": np.int64(i)} for i in range(COUNT))
+    dsprep.write(path, samples, buffer_size="32", durable=False)
+    job = JOB.with_name("data_module_job.py")
+    command = [sys.executable, job, path, tmp_path, how, BATCH, ranks, steps, stop]
+    run = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    validated = 0
+    for rank in range(ranks):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        with dsprep.Reader(path, BATCH, seed=1, rank=rank, world_size=ranks) as reader:
+            expected = [b["label"].tolist() for _ in range(5) for b in reader][:steps]
+        assert found["before"][:stop] == expected[:stop]
+        assert found["after"] == expected[stop:]
+        assert not [w for w in found["warnings"] if "Dataset" in w or "loader" in w]
+        validated += found["validated"][0]
+    assert validated == COUNT  # whole, though a check of two steps came before

@@ -833,7 +833,7 @@ def test_wrong_usage_is_told_at_once(tmp_path):
         "seed": ["x", 1.5],
         "shuffle": ["yes"],
         "engine": ["warp", "auto"],
-        "fields": [("nothing",), ("image", "image"), "label"],
+        "fields": [("nothing",), ("image", "image")],
         "verify": [True],  # there is nothing to compare with
         "rank": [1],
     }
@@ -857,3 +857,18 @@ def test_wrong_usage_is_told_at_once(tmp_path):
     copy.write_bytes(path.read_bytes())
     with pytest.raises(FileNotFoundError, match=r"dsprep provenance .*copy\.h5"):
         dsprep.Reader(copy, 4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ({"num_workers": 4}, "threads read, so no workers are needed"),
+        ({"field": "x"}, "did you mean fields=?"),
+        ({"collate_fn": len}, "transform="),
+        ({"indices": [1]}, "options are path, batch_size"),
+    ],
+)
+def test_an_unknown_option_names_what_to_do(wrong, remedy, tmp_path):
+    with pytest.raises(UsageError, match=f"there is no option {min(wrong)}") as caught:
+        dsprep.Reader(tmp_path / "none", 8, **wrong)
+    assert remedy in str(caught.value)

@@ -40,7 +40,12 @@ from dsprep.storage.identity import ChangedError
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    random_split,
+)
 
 import dsprep.torch as adapter  # noqa: E402
 from dsprep.torch import Batches, Feed, Pinned, Samples, tensor  # noqa: E402
@@ -297,6 +302,22 @@ def test_samples_that_are_not_those_of_before(tmp_path):
         Samples(lacking)
     with pytest.raises(dsprep.DsprepError, match="no sidecar"):
         Samples(tmp_path)
+
+
+def test_habits_that_lead_nowhere_name_the_way(plain):
+    batches = Batches(plain[0], 8, **ALONE)
+    for workers in (0, 1):
+        with pytest.raises(UsageError, match="give it batch_size=None"):
+            next(iter(DataLoader(batches, 16, num_workers=workers)))
+    for lengths in ([0.5, 0.5], [STEPS - 3, 3]):
+        with pytest.raises(UsageError, match=r"Samples\(path\)"):
+            random_split(batches, lengths)
+    with pytest.raises(UsageError, match=r"did you mean device=\?"):
+        Batches(plain[0], 8, devise="cpu")
+    with pytest.raises(UsageError, match="give it to the DataLoader"):
+        Samples(plain[0], shuffle=True)
+    with pytest.raises(UsageError, match=r"did you mean fields=\?"):
+        Samples(plain[0], feilds="x")
 
 
 # --- workers -----------------------------------------------------------------------------------

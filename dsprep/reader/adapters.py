@@ -5,11 +5,13 @@ Nothing is imported here but numpy; `dsprep.torch`, `dsprep.tf` and `dsprep.jax`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
 
 from dsprep.core.schema import Array, DType, Schema
-from dsprep.errors import UnsupportedError
+from dsprep.errors import UnsupportedError, UsageError
 from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
 
@@ -131,6 +133,23 @@ class ReaderLoops:
 
     reader: Reader
     _ahead: Ahead | None = None  # of the loop that is under way, if it is one batch ahead
+    _last_loop: Callable[[], Generator[Any, None, None] | None] = staticmethod(lambda: None)
+
+    def _noted(self, loop: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Return a loop, after noting it as the one that `set_epoch` ends."""
+        self._last_loop = weakref.ref(loop)
+        return loop
+
+    def __getstate__(self) -> dict[str, Any]:
+        loops = ("_ahead", "_last_loop")  # those of the original
+        return {name: value for name, value in vars(self).items() if name not in loops}
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raise `UsageError`: batches are iterated over."""
+        raise UsageError(
+            "batches have no numbers: they are iterated over",
+            fix="take dsprep.torch.Samples(path)[i], or dsprep.Sidecar.open(path).read([i])",
+        )
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, also of one that is resumed.
@@ -157,7 +176,13 @@ class ReaderLoops:
         return self.reader.epoch if self._ahead is None else int(self._ahead.state()["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next loop at the beginning of an epoch."""
+        """Start the next loop at the beginning of an epoch; one that is under way ends.
+
+        A trainer that takes a number of batches may leave its loop without ending it.
+        """
+        if (loop := self._last_loop()) is not None:
+            with suppress(ValueError):  # called within a batch: the reader reports it
+                loop.close()
         self.reader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -79,15 +79,15 @@ class Reader(ReaderOptions):
         beginning of the next epoch is read while a ``for`` ends and until the next one begins;
         after the last one, and with the default, reading ends with the ``for``.
     shuffle
-        ``"group"``: the groups, and the samples within what is read at a time. ``"global"``: all
-        samples, each read by itself. ``"none"``: the order of the files.
+        ``"group"`` or True: the groups, and the samples within what is read at a time.
+        ``"global"``: all samples, each read by itself. ``"none"`` or False: the order of the files.
     drop_last
         Leave out samples that do not fill a batch on every rank.
     pad
         Fill the last batches by repeating samples. Without either, the last batches are shorter:
         every sample comes exactly once. The number of steps is the same on every rank always.
     fields
-        The fields wanted; all if empty.
+        The fields wanted, or the name of one; all if empty.
     buffers
         Units in memory at a time: one is read while another one is used. None: 2, or within 32 MiB
         one more than `io_threads`, so that each thread reads one.
@@ -518,9 +518,16 @@ class Reader(ReaderOptions):
         running = self._running
         return running is not None and not running.closed and self._looping is not None
 
+    def _end_complete(self) -> None:
+        """End a loop whose last batch was delivered, though nobody has asked for one more."""
+        loop, steps = self._batches(), self._looping
+        if loop is not None and steps is not None and self._done == steps.stop:
+            loop.close()
+
     def _between_loops(self, action: str) -> None:
         if self._pid != os.getpid():
             self._reopen()
+        self._end_complete()
         if self._is_looping():
             raise UsageError("the reader is being iterated", fix=f"{action} before the loop")
 
@@ -549,6 +556,7 @@ class Reader(ReaderOptions):
         self.check_open()
         if self._pid != os.getpid():  # locks and files of the parent
             self._reopen()
+        self._end_complete()
         with self._lock:
             if self._is_looping():
                 raise UsageError(

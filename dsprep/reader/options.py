@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias, cast
@@ -37,7 +38,7 @@ class OrderOptions:
     _: KW_ONLY
     buffer_size: int | str | None = None
     seed: int = 0
-    shuffle: Shuffle = "group"
+    shuffle: Shuffle | bool = "group"
     drop_last: bool = False
     pad: bool = False
     fields: Sequence[str] = ()
@@ -50,17 +51,24 @@ class OrderOptions:
     weights: Any = None
     data: str | Path | None = None
 
+    def __new__(cls, *_args: Any, **options: Any) -> Self:
+        """Raise `UsageError` for unknown options, before Python raises a `TypeError`."""
+        check_names(options, cls.__dataclass_fields__)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, Path)):
             raise UsageError(f"path is {self.path!r}", expected="one dataset, or its sidecar")
         if isinstance(self.fields, str):
-            raise UsageError(f"fields is {self.fields!r}", expected="a sequence of names")
+            object.__setattr__(self, "fields", (self.fields,))
+        if isinstance(self.shuffle, bool):
+            object.__setattr__(self, "shuffle", "group" if self.shuffle else "none")
         if self.drop_last and self.pad:
             raise UsageError("drop_last and pad exclude each other", fix="give one of them")
         check_numbers(self, ("batch_size", "pools"), ("buffers_mixed", "mini_epochs"))
         object.__setattr__(self, "seed", at_least("seed", self.seed, 0))
         object.__setattr__(self, "repeats", checked_repeats(self.repeats))
-        check_word("shuffle", self.shuffle, SHUFFLES)
+        check_word("shuffle", cast("str", self.shuffle), SHUFFLES)
         if self.mini_epochs is None and self.repeats != 1:
             raise UsageError("repeats are those of mini-epochs", fix="give mini_epochs, too")
         if self.pools > 1 and self.mini_epochs is None:
@@ -117,19 +125,20 @@ def assign(options: OrderOptions, sidecar: Sidecar, world_size: int) -> Assignme
         If there are fewer groups than mini-epochs.
     """
     schema = chosen_fields(options, sidecar)
+    shuffle = cast("Shuffle", options.shuffle)
     subset, kept = Subset.of(options.subset), None
     if subset is not None:
         kept = kept_samples(subset, sidecar)
         if not len(kept):
             raise UsageError("the subset has no samples", where=sidecar.dataset)
     weights = None if options.weights is None else read_weights(options.weights, sidecar, kept)
-    units = options.shuffle, options.buffer_size, options.buffers_mixed
+    units = shuffle, options.buffer_size, options.buffers_mixed
     stored, edges, mixed = cut_units(sidecar, schema, *units, kept)
     mini = None
     if options.mini_epochs is not None:
         cut = options.mini_epochs, options.repeats, options.recompose
         mini = cut_epochs(*cut, edges, options.pools)
-    how = options.shuffle, options.seed, mixed, options.remainder
+    how = shuffle, options.seed, mixed, options.remainder
     sizes = world_size, options.batch_size
     return Assignment(edges, *how, *sizes, mini, stored, kept, weights)
 
@@ -203,6 +212,33 @@ class ReaderOptions(OrderOptions):
         return CacheOptions(
             Path(self.cache), size, policy, Throttle(bandwidth), threads, self.cache_shared
         )
+
+
+_NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"
+_SAMPLERS = "dsprep.torch.Samples takes the samplers of a DataLoader"
+_OF_LOADERS = {
+    "num_workers": _NO_WORKERS,
+    "workers": _NO_WORKERS,
+    "persistent_workers": _NO_WORKERS,
+    "prefetch_factor": "batches are read ahead without it; buffers= is how many units",
+    "collate_fn": "transform= changes whole batches",
+    "sampler": _SAMPLERS,
+    "indices": "subset= takes numbers, a mask, a condition, or a part of a split",
+    "where": "subset= takes a condition, such as subset='label in (3, 5)'",
+    "split": "subset= takes a part of a split, such as subset='train of train=0.9,val=0.1'",
+    "batch_sampler": _SAMPLERS,
+}
+"""What to do instead of options that other loaders have."""
+
+
+def check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `UsageError` for the first option that is none of those known, and name the nearest."""
+    names = [*known]
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            fix = f"did you mean {near[0]}=?" if near else "options are " + ", ".join(names)
+            raise UsageError(f"there is no option {name}", fix=_OF_LOADERS.get(name, fix))
 
 
 def at_least(name: str, value: Any, minimum: int) -> int:
