@@ -20,6 +20,8 @@ The public interface, imported when it is first used:
     Batches of several readers in given shares.
 `each`
     A transform that applies a function to every sample, such as `decode.image`.
+`measure`
+    How long a loop waits for its loader, whatever loader it is.
 `Subset`
     Some of the samples of a dataset: by number, by a condition, or one part of a split.
 `repeats`
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from dsprep import tf as tf
     from dsprep import torch as torch
     from dsprep import transformers as transformers
+    from dsprep.bench.measure import measure as measure
     from dsprep.core.schema import Arena as Arena
     from dsprep.core.schema import Field as Field
     from dsprep.core.schema import FieldSpec as FieldSpec
@@ -101,6 +104,7 @@ _WHERE = {
     "Mix": "dsprep.reader.mix:Mix",
     "Subset": "dsprep.reader.subset:Subset",
     "each": "dsprep.reader.each:each",
+    "measure": "dsprep.bench.measure:measure",
     "decode": "dsprep.decode",
     "repeats": "dsprep.repeats",
     "errors": "dsprep.errors",
@@ -133,6 +137,7 @@ __all__ = [
     "Subset",
     "decode",
     "each",
+    "measure",
     "Arena",
     "Compression",
     "DsprepError",

@@ -7,16 +7,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import cv2
 import h5py
 import numpy as np
-import PIL.Image
 import pytest
 
 import dsprep
 from dsprep import decode
 from dsprep.core.schema import Array
 from dsprep.errors import ItemError, MissingExtra, SchemaError, UsageError
+
+cv2 = pytest.importorskip("cv2")
+PIL = pytest.importorskip("PIL")
 
 N = 230
 
@@ -256,4 +257,3 @@ def test_what_is_impossible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
     with pytest.raises(MissingExtra, match="images"):
         decode.image()
-    assert PIL.Image

@@ -865,7 +865,7 @@ def test_wrong_usage_is_told_at_once(tmp_path):
         ({"num_workers": 4}, "threads read, so no workers are needed"),
         ({"field": "x"}, "did you mean fields=?"),
         ({"collate_fn": len}, "transform="),
-        ({"indices": [1]}, "options are path, batch_size"),
+        ({"indices": [1]}, "subset= takes numbers"),
     ],
 )
 def test_an_unknown_option_names_what_to_do(wrong, remedy, tmp_path):

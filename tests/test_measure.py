@@ -1,0 +1,87 @@
+"""`dsprep.measure`: how long a loop waits, and what passes through."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dsprep
+from dsprep.bench.measure import LoopReport, device_nbytes
+
+
+class Loader:
+    """Three batches, for each of which the clock goes on by 2 s, after 5 s for the first one."""
+
+    def __init__(self) -> None:
+        self.now, self.epoch = 0.0, 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int]:
+        for i in range(3):
+            self.now += 2 if i else 5
+            yield i
+
+
+def test_waiting_and_computing() -> None:
+    loader = Loader()
+    with dsprep.measure(loader, batch_size=8, clock=loader.clock) as steps:
+        assert len(steps) == 3
+        steps.set_epoch(4)
+        assert steps.epoch == 4
+        for _ in range(2):
+            for batch in steps:
+                loader.now += 10 + batch
+    found = steps.report()
+    assert (found.steps, found.epochs) == (6, 2)
+    assert (found.wait_seconds, found.compute_seconds) == (18, 66)
+    assert (found.first_seconds, found.wait_p50) == (5, 2)
+    assert found.busy == 66 / 84
+    assert found.samples_per_second == 48 / 84
+    assert found.to_json()["busy"] == found.busy
+    assert "loading is the bottleneck" in str(steps)
+    assert "1.27 times" in str(steps)
+
+
+def test_loops_that_end_early_and_fail() -> None:
+    loader = Loader()
+    steps = dsprep.measure(loader, clock=loader.clock)
+    for _ in steps:
+        loader.now += 1
+        break
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        for _ in steps:
+            loader.now += 100
+            1 / 0  # noqa: B018
+    assert steps.report().steps == 2
+    assert steps.report().compute_seconds == 101
+    assert steps.report().samples_per_second is None
+    assert "no bottleneck" not in str(dsprep.measure([]))
+    assert list(dsprep.measure([1, 2])) == [1, 2]
+    with pytest.raises(TypeError, match="cannot be iterated"):
+        dsprep.measure(3)
+
+
+def test_a_reader_in_it(tmp_path: Path) -> None:
+    def items() -> Iterator[dict[str, Any]]:
+        yield from ({"x": float(i)} for i in range(100))
+
+    dsprep.write(tmp_path / "a.h5", items(), durable=False)
+    with dsprep.Reader(tmp_path / "a.h5", 10) as reader:
+        steps = dsprep.measure(reader, batch_size=10)
+        assert sum(len(b["x"]) for b in itertools.islice(steps, 4)) == 40
+        assert reader.state_dict()["stages"][-1][2] == 4
+    assert isinstance(steps.report(), LoopReport)
+    assert steps.report().device_nbytes is None or steps.report().device_nbytes >= 0
+    assert device_nbytes() is None or device_nbytes() >= 0
