@@ -49,21 +49,27 @@ def verify(
 ) -> None:
     """Compare two datasets sample by sample, bit for bit, whatever their formats.
 
+    If dsprep repack made B of A, its --shuffle, --split, --subset and --duplicate are known.
+
     Options on how to read are for datasets that dsprep did not write; its own need none.
     """
     import os
 
     from dsprep.source.dataset import open_dataset
+    from dsprep.verbs.verify import match_order
     from dsprep.verbs.verify import verify as compare
 
     with (
-        open_dataset(a, _known(a, reading, fields_a), marked=True) as left,
-        open_dataset(b, _known(b, reading, fields_b), marked=True) as right,
+        open_dataset(a, _known(a, reading, fields_a), marked=True) as first,
+        open_dataset(b, _known(b, reading, fields_b), marked=True) as second,
     ):
         if not json:
-            for source in (left, right):
+            for source in (first, second):
                 for line in source.notes:
                     note(f"{source.path}: {line}")
+        left, right, options = match_order(first, second)
+        if options and not json:
+            note(f"{b} was made of {a} by {options}: its samples are compared with these")
         payload = left.schema.fixed_nbytes * len(left)
         with progress_bar("verify", len(left), payload, not json) as update:
             verdict = compare(

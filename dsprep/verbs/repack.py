@@ -263,7 +263,9 @@ def _outputs(
     """Yield the outputs: the whole, or its splits, of which only the training set is changed."""
     memory = allowed_memory(run.memory)
     subset = None if options.subset is None else Subset.of(options.subset)
-    chosen_by = None if subset is None else subset.recipe
+    chosen_by = options.subset
+    if subset is not None and not isinstance(chosen_by, str):
+        chosen_by = subset.recipe
     requested = {"split": options.split, "group_by": options.group_by, "subset": chosen_by}
     words = " ".join(map(str, (*requested.values(), options.duplicate)))
     for name, chosen, where in _splits(source, target, format, options):
@@ -283,6 +285,8 @@ def _outputs(
                 identity=words,
             )
         recipe = {**requested, "part": name or None, "shuffle": seed, "duplicate": duplicate}
+        if options.split is not None:
+            recipe["split_seed"] = options.shuffle or 0
         kept: dict[str, object] = {k: value for k, value in recipe.items() if value is not None}
         yield _Output(name, part, where, kept)
 

@@ -14,10 +14,13 @@ import numpy as np
 
 from dsprep import executors
 from dsprep.core.memory import allowed_memory
+from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Array, Batch, Column, Ragged, Schema, differences, has_padding
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.options import not_enough
+from dsprep.reader.subset import Subset
+from dsprep.source.derived import DuplicatedSource, SelectedSource
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
 from dsprep.storage.marks import unchanged
@@ -30,6 +33,7 @@ from dsprep.writing.plan import (
     payload_nbytes,
     pieces,
 )
+from dsprep.writing.split import assign, group_labels, parse_split
 
 BLOCK = 8
 """Consecutive samples that are compared together when only a share of them is."""
@@ -193,6 +197,55 @@ def verify(
                 progress(compared, nbytes)
     damaged = _damaged_groups(a) + _damaged_groups(b) if share is None else []
     return Verdict(len(a), len(b), compared, tuple(damaged), tuple(examples), differing)
+
+
+def match_order(a: Source, b: Source) -> tuple[Source, Source, str]:
+    """Return two datasets so that equal samples have equal numbers, where `b` was made of `a`.
+
+    What ``dsprep repack`` did by ``--subset``, ``--split``, ``--duplicate`` and ``--shuffle`` is in
+    the lineage of `b`; of any other two datasets the order is left as it is.
+
+    Returns
+    -------
+    The samples of `a` that `b` has, `b` in their order, and the options that were taken into
+    account; these are empty if nothing was.
+
+    Raises
+    ------
+    UsageError
+        If samples cannot be chosen again as they were.
+    """
+    lineage = b.sidecar.content.lineage if isinstance(b, SidecarSource) else {}
+    names = ("subset", "split", "part", "group_by", "duplicate", "shuffle")
+    recipe = {name: lineage[name] for name in names if lineage.get(name) is not None}
+    sources = {str(path) for path in lineage.get("source", ())}
+    if not recipe or not sources & {str(path.absolute()) for path in (a.path, *a.files())}:
+        return a, b, ""
+    chosen = a
+    if "split" in recipe:
+        labels = None
+        if "group_by" in recipe:
+            labels = group_labels(a, a.schema[recipe["group_by"]])
+        seed = lineage.get("split_seed", recipe.get("shuffle", 0))
+        shares = parse_split(recipe["split"])
+        part = assign(len(a), shares, seed, labels, recipe["part"])[recipe["part"]]
+        chosen = SelectedSource(a, part)
+    if str(recipe.get("subset")).startswith("indices="):
+        raise UsageError(
+            f"which samples of {a.path} are in {b.path} is not known: they were chosen by an array",
+            fix="give dsprep repack a condition or a .npy file, and keep that",
+        )
+    if (subset := Subset.of(recipe.get("subset"))) is not None:
+        kept = subset.samples(len(a), lambda _: a)
+        if isinstance(chosen, SelectedSource):
+            kept = np.intersect1d(chosen.indices, kept)
+        chosen = SelectedSource(a, kept)
+    if "duplicate" in recipe:
+        chosen = DuplicatedSource(chosen, recipe["duplicate"])
+    if "shuffle" in recipe and len(chosen) == len(b):
+        order = Permutation(recipe["shuffle"], len(b))
+        b = SelectedSource(b, order.inverse(np.arange(len(b), dtype=np.int64)))
+    return chosen, b, ", ".join(f"{name} {value}" for name, value in recipe.items())
 
 
 def count_threads(a: Source, b: Source, workers: int, memory: int) -> int:

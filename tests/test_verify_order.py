@@ -1,0 +1,63 @@
+"""`dsprep verify` knows what repack did to the order, and notices what else is different."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import dsprep
+from dsprep.cli import app
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("order") / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["i"] = np.arange(300)
+        file["patient"] = np.arange(300) // 10
+        file["word"] = np.array([f"w{i}" for i in range(300)], object)
+    return path
+
+
+WAYS = {
+    "shuffled": ["--shuffle", "7"],
+    "duplicated": ["--shuffle", "7", "--duplicate", "2"],
+    "subset": ["--subset", "i % 3 == 0 and word != 'w9'"],
+    "shuffled-subset": ["--subset", "train of train=0.5,val=0.5 by patient", "--shuffle", "1"],
+    "split": ["--split", "train=0.8,val=0.2", "--group-by", "patient", "--shuffle", "3"],
+    "split-subset": ["--split", "train=0.8,val=0.2", "--subset", "i < 200"],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_repack_did_is_known(source: Path, tmp_path: Path, way: str) -> None:
+    run = CliRunner().invoke
+    target = tmp_path / "b.h5"
+    command = ["repack", str(source), str(target), "-b", "16", *WAYS[way]]
+    assert run(app, command).exit_code == 0
+    made = sorted(tmp_path.glob("*.h5"))
+    assert len(made) == (2 if "split" in way else 1)
+    for path in made:
+        same = run(app, ["verify", str(source), str(path)])
+        assert same.exit_code == 0, same.output
+        assert "bit for bit" in same.output
+        assert "was made of" in same.output
+        copy = tmp_path / f"{path.stem}.lmdb"
+        dsprep.convert(path, copy, durable=False)
+        assert run(app, ["verify", str(copy), str(path)]).exit_code == 0  # in its own order
+        with h5py.File(path, "r+") as file:
+            file["i"][1] = 12345
+        refused = run(app, ["verify", str(source), str(path)])
+        assert refused.exit_code == 1
+
+
+def test_what_cannot_be_known_is_said(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "b.h5"
+    dsprep.repack(source, target, subset=[1, 5, 9], durable=False)
+    result = CliRunner().invoke(app, ["verify", str(source), str(target)])
+    assert result.exit_code == 2
+    assert "chosen by an array" in result.output
