@@ -61,3 +61,17 @@ def test_what_cannot_be_known_is_said(source: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["verify", str(source), str(target)])
     assert result.exit_code == 2
     assert "chosen by an array" in result.output
+
+
+def test_outputs_that_are_padding_or_no_longer_compressed(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (2000, 10000), "f4", compression="gzip")
+    command = ["repack", str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), "--dry-run"]
+    assert "80.1 MB: the source is compressed (gzip:4)" in run(app, command).output
+    assert "is compressed" not in run(app, [*command, "--compress", "gzip"]).output
+    padded = [*command, "--stripe-size", "1MiB"]
+    refused = run(app, [*padded, "--ranks", "500"])
+    assert (refused.exit_code, "is padding" in refused.output) == (2, True)
+    assert "note: 62% of the output is padding" in run(app, [*padded, "-b", "10"]).output
+    assert "is padding (" not in run(app, [*padded, "-b", "26"]).output

@@ -22,6 +22,7 @@ from dsprep import formats
 from dsprep.core.groups import Grouping, GroupPlan, even
 from dsprep.core.memory import allowed_memory, total_memory
 from dsprep.core.schema import Array, Batch, Ints, Ragged
+from dsprep.core.units import show_nbytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
@@ -35,6 +36,7 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.identity import sole_writer
 from dsprep.storage.paths import as_path
+from dsprep.storage.trees import tree_nbytes
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.convert import named_target, reading, stem_of, writing
@@ -60,6 +62,15 @@ STEP = 1 << 18
 
 TRAINING = ("", "train")
 """The outputs that are trained on: the whole dataset, or this split of it."""
+
+MUCH_PADDING, MOST_PADDING = 0.1, 0.5
+"""Shares of an output that are padding from which on that is said, and refused."""
+
+LARGER = 1.2
+"""How many times larger an output may be than its compressed source before that is said."""
+
+LARGE = 64 << 20
+"""Bytes of padding, or that an output has more than its source, below which nothing is said."""
 
 LOOKED_AT = 4 << 20
 """Bytes of a run of samples that are read to see whether they are sorted, at most."""
@@ -229,6 +240,8 @@ def plan_repack(
         warning_lines += _warnings(part, options)
         if options.check_order and part.name in TRAINING and output.recipe.get("shuffle") is None:
             warning_lines += _sorted(part.source, part.groups)
+    if options.write.compress is None:
+        warning_lines += _larger(source, parts)
     return RepackPlan(
         source=source, stripe=stripe, parts=tuple(parts), warnings=tuple(warning_lines)
     )
@@ -302,7 +315,38 @@ def _warnings(part: SplitPart, options: RepackOptions) -> list[str]:
         epochs=options.epochs if part.name in TRAINING else None,
     )
     lines += one_each(part.job.shards)
+    lines += _padding(part, options)
     return [f"{part.name}: {text}" if part.name else text for text in lines]
+
+
+def _padding(part: SplitPart, options: RepackOptions) -> list[str]:
+    """Return a warning if much of the output is padding.
+
+    Raises
+    ------
+    UsageError
+        If most of a large output is, and its groups were not asked for.
+    """
+    share = part.padding / max(1, part.job.estimate)
+    if share <= MUCH_PADDING or part.padding < LARGE:
+        return []
+    found = f"{share:.0%} of the output is padding ({show_nbytes(part.padding)})"
+    fix = "give a larger --buffer-size, or --stripe-size none"
+    if share > MOST_PADDING and options.buffer_size == "auto":
+        raise UsageError(f"groups are far smaller than stripes: {found}", fix=fix)
+    return [f"{found}: {fix}"]
+
+
+def _larger(source: Source, parts: Sequence[SplitPart]) -> list[str]:
+    """Return a warning if the outputs are much larger, since the source is compressed."""
+    codecs = sorted({codec for each in source.storage().values() for codec in each.codecs})
+    before = sum(tree_nbytes(path) for path in source.files())
+    after = sum(part.job.estimate - part.padding for part in parts)
+    if not codecs or after < LARGER * before or after - before < LARGE:
+        return []
+    sizes = f"{show_nbytes(before)} on disk become {show_nbytes(after)}"
+    packed = ", ".join(codecs)
+    return [f"{sizes}: the source is compressed ({packed}); --compress zstd:3 keeps it small"]
 
 
 def _sorted(source: Source, groups: int) -> list[str]:
