@@ -23,7 +23,9 @@ from dsprep.torch import Batches
 try:
     import lightning
 except ImportError as error:
-    raise MissingExtra("dsprep.lightning needs Lightning", fix="pip install lightning") from error
+    raise MissingExtra(
+        "dsprep.lightning needs Lightning", fix="pip install 'dsprep[lightning]'"
+    ) from error
 
 Given: TypeAlias = Batches | Mapping[str, Any]
 

@@ -21,7 +21,7 @@ try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise MissingExtra(
-        "dsprep.transformers needs transformers", fix="pip install transformers"
+        "dsprep.transformers needs transformers", fix="pip install 'dsprep[transformers]'"
     ) from error
 
 

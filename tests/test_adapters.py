@@ -45,7 +45,7 @@ def test_a_batch_ahead_is_not_lost_however_the_loop_ends(tmp_path):
         assert found[: len(expected)] == expected
 
 
-@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.parametrize("name", ["torch", "jax", "lightning", "transformers"])
 def test_a_missing_framework_is_told(name):
     code = f"""
 import sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 
 import adapter_contract
 import numpy as np
@@ -123,3 +124,13 @@ def test_dtypes(dtype):
         assert found.tolist() == array.tolist()
     else:
         assert raw(found) == raw(array.astype(dtype.newbyteorder("=")))
+
+
+def test_keras_takes_pairs(plain):
+    data = dataset(plain[0], 8, **ALONE).map(lambda batch: (batch["x"][:, 0], batch["label"]))
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", category=UserWarning)
+        history = model.fit(data, epochs=2, shuffle=False, verbose=0, validation_data=data)
+    assert len(history.history["val_loss"]) == 2

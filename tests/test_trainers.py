@@ -190,3 +190,18 @@ def test_samples_by_weights(plain):
     found = seen(Samples(plain[0]), sampler=sampler)
     assert len(found) == 50
     assert {label % 10 for label in found} == {0}
+
+
+def test_datasets_of_hugging_face_are_written_and_made(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    columns = {"x": [[i, i + 0.5] for i in range(10)], "label": [*range(10)]}
+    dsprep.write(tmp_path / "x.h5", datasets.Dataset.from_dict(columns).with_format("numpy"))
+    samples = Samples(tmp_path / "x.h5")
+    assert not samples.schema.ragged
+
+    def each():
+        for i in range(len(samples)):
+            yield samples[i]
+
+    made = datasets.Dataset.from_generator(each, cache_dir=str(tmp_path / "cache"))
+    assert made.to_dict() == columns

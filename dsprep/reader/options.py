@@ -58,7 +58,12 @@ class OrderOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, (str, Path)):
-            raise UsageError(f"path is {self.path!r}", expected="one dataset, or its sidecar")
+            raise UsageError(
+                f"path is {self.path!r}",
+                expected="one dataset, or its sidecar",
+                fix="for several files, write one sidecar with dsprep provenance FILE FILE ..., "
+                "and give the directory beside which it is",
+            )
         if isinstance(self.fields, str):
             object.__setattr__(self, "fields", (self.fields,))
         if isinstance(self.shuffle, bool):
