@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from dsprep.errors import MissingExtra
-from dsprep.torch import Batches
 
 try:
     import lightning
@@ -26,6 +25,8 @@ except ImportError as error:
     raise MissingExtra(
         "dsprep.lightning needs Lightning", fix="pip install 'dsprep[lightning]'"
     ) from error
+
+from dsprep.torch import Batches
 
 Given: TypeAlias = Batches | Mapping[str, Any]
 

@@ -53,7 +53,9 @@ class OrderOptions:
 
     def __new__(cls, *_args: Any, **options: Any) -> Self:
         """Raise `UsageError` for unknown options, before Python raises a `TypeError`."""
-        check_names(options, cls.__dataclass_fields__)
+        owner = next(each for each in cls.__mro__ if "__init__" in vars(each))
+        if "__dataclass_fields__" in vars(owner):  # else a subclass has options of its own
+            check_names(options, cls.__dataclass_fields__)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
