@@ -27,13 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from dsprep.core.schema import Array, Batch, Column, DType, Field, Ragged, Schema, is_extension
-from dsprep.errors import UsageError
+from dsprep.errors import MissingExtra, UsageError
 from dsprep.reader.adapters import check_fields, native
 from dsprep.reader.loader import Reader
 from dsprep.reader.options import ReaderOptions, check_names
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise MissingExtra("dsprep.tf needs TensorFlow", fix="pip install tensorflow") from error
 
 
 def dataset(

@@ -45,11 +45,12 @@ def test_a_batch_ahead_is_not_lost_however_the_loop_ends(tmp_path):
         assert found[: len(expected)] == expected
 
 
-@pytest.mark.parametrize("name", ["torch", "jax", "lightning", "transformers"])
+@pytest.mark.parametrize("name", ["torch", "jax", "lightning", "transformers", "tf"])
 def test_a_missing_framework_is_told(name):
+    package = {"tf": "tensorflow"}.get(name, name)
     code = f"""
 import sys
-sys.modules[{name!r}] = None
+sys.modules[{package!r}] = None
 import dsprep
 try:
     import dsprep.{name}
@@ -58,4 +59,6 @@ except dsprep.DsprepError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"pip install 'dsprep[{name}]'" in done.stdout
+    fix = "tensorflow" if name == "tf" else f"'dsprep[{name}]'"
+    assert f"dsprep.{name} needs" in done.stdout
+    assert f"pip install {fix}" in done.stdout

@@ -278,7 +278,7 @@ def _alignment(stripe: Stripe | None, job: Job) -> str:
         return "no: the format does not allow it"
     where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
     if stripe.matters is None:
-        effect = "whether it matters here is unknown"
+        effect = "may not matter on this file system"
     elif stripe.matters:
         effect = "fewer storage targets are asked"
     else:

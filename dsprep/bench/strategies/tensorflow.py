@@ -13,7 +13,7 @@ import numpy as np
 from dsprep.bench.strategies.base import Loader
 from dsprep.bench.strategies.samples import Stored
 from dsprep.core.schema import Array, Batch, Column, Field, Ragged, is_extension
-from dsprep.errors import UnsupportedError
+from dsprep.errors import MissingExtra, UnsupportedError
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.tfrecord.example import BYTES, FLOAT
 from dsprep.formats.tfrecord.features import is_opaque, plan
@@ -31,8 +31,10 @@ READ_NBYTES = 8 << 20
 def tensorflow() -> Any:
     """Import TensorFlow, without its messages, and keep it from taking the memory of GPUs."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow as tf
-
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise MissingExtra("TensorFlow is not installed", fix="pip install tensorflow") from error
     with suppress(RuntimeError):  # raised where they are in use already
         tf.config.set_visible_devices([], "GPU")
     return tf

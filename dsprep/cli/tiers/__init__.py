@@ -41,7 +41,7 @@ class CacheCommands(Group):
 
 planning = PlanCommands(
     name="plan",
-    help="Compute what training takes of a machine.",
+    help="Work out what training needs from storage.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
