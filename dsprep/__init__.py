@@ -20,6 +20,8 @@ The public interface, imported when it is first used:
     Batches of several readers in given shares.
 `each`
     A transform that applies a function to every sample, such as `decode.image`.
+`pad`, `pack`
+    Transforms that give ragged fields one shape: each sample in a row, or one behind another.
 `measure`
     How long a loop waits for its loader, whatever loader it is.
 `Subset`
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
     from dsprep.reader.each import each as each
     from dsprep.reader.loader import Reader as Reader
     from dsprep.reader.mix import Mix as Mix
+    from dsprep.reader.pack import pack as pack
+    from dsprep.reader.pack import pad as pad
     from dsprep.reader.subset import Subset as Subset
     from dsprep.sidecar.sidecar import Sidecar as Sidecar
     from dsprep.sidecar.sidecar import StaleError as StaleError
@@ -104,6 +108,8 @@ _WHERE = {
     "Mix": "dsprep.reader.mix:Mix",
     "Subset": "dsprep.reader.subset:Subset",
     "each": "dsprep.reader.each:each",
+    "pack": "dsprep.reader.pack:pack",
+    "pad": "dsprep.reader.pack:pad",
     "measure": "dsprep.bench.measure:measure",
     "decode": "dsprep.decode",
     "repeats": "dsprep.repeats",
@@ -138,6 +144,8 @@ __all__ = [
     "decode",
     "each",
     "measure",
+    "pack",
+    "pad",
     "Arena",
     "Compression",
     "DsprepError",
