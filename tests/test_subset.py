@@ -291,7 +291,9 @@ def test_audit_stage_and_repack_take_subsets(grouped: Path, tmp_path: Path) -> N
     report = json.loads(run(app, ["audit", *common, *more]).output)
     assert report["kept"]
     assert report["epochs"][0]["drawn"][0] < count
-    assert "Every draw comes" in run(app, ["audit", *common[:-1], "--weights", "label"]).output
+    text = run(app, ["audit", *common[:-1], "--weights", "label"]).output
+    assert "Every draw comes" in text
+    assert f"of {count} samples, one of them" in text
 
     target = tmp_path / "some.h5"
     subset = "train of train=0.5,val=0.5 by label"

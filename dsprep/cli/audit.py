@@ -209,6 +209,9 @@ def _rows(
     names = (("once", "once"), ("never", "never"), ("more often", "more"))
     times = ", ".join(f"{text} {_range([getattr(e, n) for e in passes])}" for text, n in names)
     rows.append(("  delivered", f"{'in each pass ' * (nm is not None)}{times}"))
+    for distinct, often in (e.drawn for e in passes if e.drawn is not None):
+        text = f"{distinct:,} of {report.samples:,} samples, one of them {often:,} times"
+        rows.append(("  by weights", text))
     for runs in zip(*(e.runs for e in passes), strict=True):
         full = _range([r.full for r in runs])
         batches = f"{full} full batch{'es' * (full != '1')} of {report.batch_size}"
