@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import h5py
@@ -76,6 +77,27 @@ def test_conditions_choose_what_numpy_does(grouped: Path, text: str) -> None:
     with dsprep.Reader(grouped, 16, subset=text, check_order=False) as reader:
         assert sorted(came(reader)) == expected.tolist()
     assert list(grouped.parent.glob(".g.h5*.npy")) == kept  # it was computed once
+
+
+def test_what_was_kept_is_computed_again_where_it_is_not_plain(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["i"] = np.arange(20)
+    dsprep.provenance(tmp_path / "a.h5")
+    for spoil in ("write", "link", "pipe"):
+        with dsprep.Reader(tmp_path / "a.h5", 4, subset="i < 7") as reader:
+            assert sorted(came(reader)) == [*range(7)]
+        (kept,) = tmp_path.glob(".a.h5*.npy")
+        if spoil == "write":
+            kept.write_bytes(b"nothing")
+            continue
+        np.save(tmp_path / "other.npy", np.arange(3))
+        kept.unlink()
+        if spoil == "link":
+            kept.symlink_to(tmp_path / "other.npy")
+        else:
+            os.mkfifo(kept)
+    with dsprep.Reader(tmp_path / "a.h5", 4, subset="i < 7") as reader:
+        assert sorted(came(reader)) == [*range(7)]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -203,7 +205,8 @@ def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
     key = subset.key(sidecar.path.read_bytes())
     path = sidecar.path.with_name(f".{sidecar.path.name}.{key}.npy")
     with suppress(OSError, ValueError, UsageError, EOFError):
-        return numbers_of(np.load(path, allow_pickle=False), count)
+        if _is_trusted(path, sidecar.path):
+            return numbers_of(np.load(path, allow_pickle=False), count)
     samples = subset.samples(count, opened)
     if not isinstance(path, StorePath):
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
@@ -215,6 +218,13 @@ def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
             finally:
                 temporary.unlink(missing_ok=True)
     return samples
+
+
+def _is_trusted(path: Path, sidecar: Path) -> bool:
+    """Whether a file is a plain one of this user, of root, or of whom the sidecar belongs to."""
+    status = path.lstat()
+    owners = (os.getuid(), 0, sidecar.stat().st_uid)
+    return stat.S_ISREG(status.st_mode) and status.st_uid in owners
 
 
 def _mask(samples: Ints, count: int) -> Array:
