@@ -43,8 +43,9 @@ def notes(*words):
 
 
 def test_a_suffix_of_no_format(train, tmp_path):
-    (said,) = notes(train, tmp_path / "out.tfrecrod", "--dry-run")
-    assert ".tfrecrod is the suffix of no format, so HDF5 is written" in said
+    done = run(train, tmp_path / "out.tfrecrod", "--dry-run")
+    assert done.exit_code == 2
+    assert "the name out.tfrecrod does not give the format" in done.stderr
     assert notes(train, tmp_path / "out.x", "--to", "hdf5", "--dry-run") == []
     assert notes(train, tmp_path / "out", "--dry-run") == []
 

@@ -192,8 +192,6 @@ def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]
             name = f"OUT{packed.suffixes[0]}{packed.archive}"
             fail(f"--zip is for {packed.name}: name the output {name}, without another --to", 2)
         return packed.name, target.removesuffix(packed.archive) + packed.archive
-    if to is None and named is None and as_path(target).suffix:
-        note(f"{target}: {as_path(target).suffix} is the suffix of no format, so HDF5 is written")
     return to, target
 
 

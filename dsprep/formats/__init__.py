@@ -183,6 +183,15 @@ def of_target(path: Path, to: str | None) -> WritableFormat | None:
     return chosen
 
 
+def unnamed(target: Path) -> UsageError:
+    """Return the error for an output whose name does not say in which format it is written."""
+    return UsageError(
+        f"the name {target.name} does not give the format",
+        expected="a suffix such as " + ", ".join(load(n).suffixes[0] for n in WRITTEN),
+        fix="or name it with --to",
+    )
+
+
 def recognise(path: Path) -> Format:
     """Return the format that `path` is of, judged by its contents.
 

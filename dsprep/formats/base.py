@@ -297,6 +297,11 @@ class Source(ABC):
             if step != 1:
                 raise UsageError(f"step {step} is not supported, only 1")
             return self.read(start, max(start, stop))
+        if isinstance(index, str):
+            raise UsageError(
+                f"[{index!r}] is no number of a sample",
+                fix=f"such as [0][{index!r}], [0:32][{index!r}]",
+            )
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)} in {self.path}")
         index %= len(self)

@@ -47,6 +47,13 @@ pools."""
 
 _looked_at: set[Path] = set()  # sidecars of which it is known whether their samples are sorted
 
+_IN_WORDS = {
+    "samples": "number of samples",
+    "units": "division of the samples into groups",
+    "mixed": "number of groups that are shuffled together",
+    "remainder": "drop_last or pad",
+}  # of what decides the order, if the name alone does not say it
+
 MOST_RANKS = 1 << 20
 """Ranks beyond which a saved state is damaged: what is left is worked out for each of them."""
 
@@ -759,7 +766,7 @@ class Reader(ReaderOptions):
         for name, value in {**absent, **self._order.facts(epoch)}.items():
             if state.get(name) != value:
                 raise UsageError(
-                    f"the state was saved by a reader with another {name}",
+                    f"the state was saved by a reader with another {_IN_WORDS.get(name, name)}",
                     expected=value,
                     found=state.get(name),
                     fix="make the Reader as it was made then, of the same data",

@@ -85,12 +85,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     target = named_target(target)
     format = formats.of_target(target, options.to)
     if format is None:
-        raise UsageError(
-            f"the name {target.name} does not give the format",
-            expected="a suffix such as "
-            + ", ".join(formats.load(n).suffixes[0] for n in formats.WRITTEN),
-            fix="or name it with --to",
-        )
+        raise formats.unnamed(target)
     check_options(options.write, format.write_options, format.name)
     casts = make_casts(source.schema, options.casts)
     schema = cast_schema(source.schema, casts)

@@ -221,7 +221,10 @@ def plan_repack(
     """
     options, run = options or RepackOptions(), run or RunOptions()
     target = named_target(target)
-    format = formats.of_target(target, options.to) or formats.writable(formats.DEFAULT)
+    format = formats.of_target(target, options.to)
+    if format is None and target.suffix:
+        raise formats.unnamed(target)
+    format = format or formats.writable(formats.DEFAULT)
     _check(options, format)
     if not source.schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
