@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
+from dsprep.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +76,8 @@ def test_outputs_that_are_padding_or_no_longer_compressed(tmp_path: Path) -> Non
     assert (refused.exit_code, "is padding" in refused.output) == (2, True)
     assert "note: 62% of the output is padding" in run(app, [*padded, "-b", "10"]).output
     assert "is padding (" not in run(app, [*padded, "-b", "26"]).output
+
+
+def test_a_field_is_that_of_a_sample(source: Path) -> None:
+    with dsprep.open(source) as opened, pytest.raises(UsageError, match="no number of a sample"):
+        opened["i"]
