@@ -15,7 +15,7 @@ from dsprep.bench.report import sweeping
 from dsprep.bench.report.answer import answer
 from dsprep.bench.report.model import BenchReport, Point, Sweep
 from dsprep.bench.running import TIMEOUT, run
-from dsprep.bench.strategies import DUMMY, LIMIT, MET, SETS, STRATEGIES, TODAY, find
+from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, MET, SETS, TODAY, find
 from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
 from dsprep.core.units import parse_nbytes, parse_rate
@@ -91,6 +91,8 @@ def plan_read(
     limit: int | None = LIMIT_NBYTES,
     folder: Path | None = None,
     baseline: str | None = None,
+    loader: str | None = None,
+    subset: str | None = None,
 ) -> Work:
     """Decide what to measure; nothing is written.
 
@@ -110,6 +112,11 @@ def plan_read(
         Where converted forms are kept for later; None: a temporary folder beside the dataset.
     baseline
         The strategy by which the dataset is read today, with which the others are compared.
+    loader
+        ``"train.py:make_loader"``: a loader of the user's own, which is the baseline, too, unless
+        another one is given; see `dsprep.bench.strategies.own_loader`.
+    subset
+        Read samples of these only, as `dsprep.Reader` takes it.
 
     Raises
     ------
@@ -121,9 +128,10 @@ def plan_read(
     points = _points(settings, sweep)
     format = find_files(list(data))[0][0][1].name
     requested = tuple(strategies)
-    if baseline is not None:
-        find(baseline)
-        strategies = (*(strategies or usual(format)), baseline)
+    baseline = baseline or loader
+    for name in filter(None, (loader, baseline)):
+        find(name).check(name)
+        strategies = (*(strategies or usual(format)), name)
     swept = "" if sweep is None else sweeping.parse(sweep)[0]
     names, notes = chosen(strategies, settings, format, swept), list[str]()
     for _, one in points:
@@ -132,10 +140,21 @@ def plan_read(
     plans = list[scratch.Preparation]()
     for _, one in points:
         plan = scratch.plan(
-            data, reading, tuple(forms), folder=folder, limit=limit, buffer_size=one.buffer_size
+            data,
+            reading,
+            tuple(forms),
+            folder=folder,
+            limit=limit,
+            buffer_size=one.buffer_size,
+            subset=subset,
         )
         folder = plan.folder
         plans.append(plan if not plans else replace(plan, temporary=plans[0].temporary))
+    if not requested:
+        excess = _not_today(names, plans[0], baseline)
+        names = tuple(name for name in names if name not in excess)
+        unused = set(forms) - {_form(name) for name in names}
+        plans = [plan.without(unused) for plan in plans]
     notes += [n for plan in plans for n in plan.notes]
     return Work(
         names=names,
@@ -180,7 +199,7 @@ def bench_read(
         made = [prepare(plan) for plan in work.plans]
         progress(0, work.runs, "checksum of the dataset")
         with open_dataset(list(first.data), first.reading) as source:
-            expected = sums.of_source(source, first.samples)
+            expected = sums.of_source(first.chosen(source), first.samples)
         jobs = [
             (value, one, _tasks(work.names, one, plan, forms))
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
@@ -221,7 +240,8 @@ def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
         "sample_nbytes": round(expected.nbytes / first.samples),
         "payload_nbytes": expected.nbytes,
         "fields": [str(f) for f in first.schema],
-        "grouped": "groups" in first.in_place,
+        "grouped": first.grouped,
+        "in_place": list(first.not_copied),
     }
 
 
@@ -241,7 +261,17 @@ def chosen(
 
 def usual(format: str) -> tuple[str, ...]:
     """Return the strategies that a dataset of a format is read by, and what dsprep has for it."""
-    return (*TODAY.get(format, ())[:2], "provenance", "group", "group-db", "dsprep")
+    return (IN_PLACE, *TODAY.get(format, ())[:2], "provenance", "group", "group-db", "dsprep")
+
+
+def _not_today(names: Sequence[str], plan: scratch.Preparation, baseline: str | None) -> set[str]:
+    """Return which ways nobody reads the dataset by today: those of a form that it does not have.
+
+    Where it has the form that its format's own ways read, reading it in place is one of them.
+    """
+    ways = [n for n in names if n in TODAY.get(plan.source, ())]
+    here = any(_form(n) in plan.in_place for n in ways)
+    return ({IN_PLACE} if here else set(ways)) - {baseline}
 
 
 def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]:
@@ -288,7 +318,7 @@ def _warmup(settings: Settings) -> int:
 
 def _form(strategy: str) -> str:
     """Return the form of the dataset that a strategy needs."""
-    container = STRATEGIES[strategy].container
+    container = find(strategy).container
     return f"own:{strategy}" if container == "own" else container
 
 
@@ -312,6 +342,10 @@ def _tasks(
             strategy=name,
             path=form.path,
             data=form.data,
+            files=plan.data,
+            reading=plan.reading,
+            numbers=form.numbers,
+            of=plan.of,
             schema=plan.schema,
             samples=plan.samples,
             warmup=max(_warmup(settings), int(find(name).settles)),
@@ -373,11 +407,19 @@ def _facts_of(task: Task | Failure, facts: StrategyFacts) -> StrategyFacts:
     met, rate = task.strategy == MET, task.tier_bandwidth
     return replace(
         facts,
-        stored=sum(p.stat().st_size for p in task.drop),
+        stored=_stored_nbytes(task),
         times=task.repeats if met else 1,
         capacity=parse_rate(rate) if met and rate is not None else None,
         remark=tiering.remark(task.strategy, task),
     )
+
+
+def _stored_nbytes(task: Task) -> int:
+    """Return the bytes of the files of a task that its samples take, if all are of one size."""
+    nbytes = sum(p.stat().st_size for p in task.drop)
+    if task.numbers is None or not len(task.numbers):
+        return nbytes
+    return nbytes * task.samples // max(task.of, 1)
 
 
 def _swept(text: str, points: Sequence[Point]) -> Sweep:

@@ -143,13 +143,15 @@ def _measures(
 def _problems(name: str, run: Sequence[Result], facts: StrategyFacts) -> list[str]:
     """Return why the numbers of a run mean nothing."""
     problems = []
-    expected, times = facts.expected, facts.times
+    expected, times, strategy = facts.expected, facts.times, find(name).load()
     for ranks in zip(*(r.epochs for r in run), strict=True):
         samples = sum(e.samples for e in ranks)
         requested = times * expected.samples
+        if not strategy.counted and samples:
+            continue  # a note says how many came
         if samples != requested or any(e.excess for e in ranks):
             problems.append(f"wrong samples: {samples:,} of {requested:,} in an epoch")
-        elif find(name).load().delivers:
+        elif strategy.delivers:
             light = sum(e.light or 0 for e in ranks) % 2**64
             if light != times * expected.light % 2**64:
                 problems.append("wrong samples: some are missing, repeated or damaged in an epoch")
@@ -176,12 +178,16 @@ def _notes(
     name: str, measures: dict[str, Measure], epochs: Sequence[Sequence[Epoch]], facts: StrategyFacts
 ) -> tuple[str, ...]:
     notes = [facts.remark] if facts.remark else []
+    strategy = find(name).load()
+    came = min(sum(e.samples for e in ranks) for ranks in epochs)
+    if not strategy.counted and came != facts.expected.samples:
+        notes.append(f"{came:,} of {facts.expected.samples:,} samples came")
     looks = [e.seen for ranks in epochs for e in ranks if e.seen is not None]
     if not facts.cold and name != DUMMY and any(not s.keeps for s in looks):
         notes.append(UNKEPT)
     device = measures["device_bytes"].value / facts.least if not facts.cold else 0.0
     if device > 1 - COLD and name != DUMMY:
         notes.append(f"{device:.0%} of the bytes came from a device, not from the page cache")
-    if not facts.checked and find(name).load().delivers:
+    if not facts.checked and strategy.delivers:
         notes.append("what it delivered was not compared in full (--no-check)")
     return tuple(notes)

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from dsprep.bench.evidence import Seen
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.units import parse_seconds
 from dsprep.errors import UsageError
+from dsprep.formats.options import OpenOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,10 @@ class Task(Conditions):
     schema: Schema  # its fields, as every strategy has to deliver them
     samples: int  # of the dataset
     data: Path | None = None  # the dataset, where `path` is a sidecar that is not beside it
+    files: tuple[str | Path, ...] = ()  # the dataset as the user names it
+    reading: OpenOptions = field(default_factory=OpenOptions)  # and how it is read
+    numbers: Ints | None = None  # the samples that are taken where `path` has more; None: all
+    of: int = 0  # samples of the dataset
     rank: int = 0  # which process this is, of `world_size`
     world_size: int = 1
     warmup: int = 0  # epochs before those that are measured

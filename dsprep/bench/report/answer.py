@@ -24,7 +24,7 @@ from dsprep.bench.report import sweeping, tiering
 from dsprep.bench.report.comparing import apart, flat
 from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
-from dsprep.bench.strategies import DUMMY, LIMIT, SETS, TIERED, TODAY
+from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, SETS, TIERED, TODAY, find
 from dsprep.core.units import show_nbytes
 
 NO_PRODUCT = ("group", "group-db", *SETS["lmdbio"])
@@ -125,10 +125,16 @@ class _Findings:
     @cached_property
     def ways(self) -> tuple[str, ...]:
         """The strategies that may be how the dataset is read today, likelier ones first."""
-        baseline = self.report.settings.get("baseline")
-        return (
-            (str(baseline),) if baseline else TODAY.get(str(self.report.dataset.get("format")), ())
-        )
+        if baseline := self.report.settings.get("baseline"):
+            return (str(baseline),)
+        plain = TODAY.get(str(self.report.dataset.get("format")), ())
+        known = any(map(self.is_in_place, plain))
+        return (*plain, IN_PLACE) if known else (IN_PLACE, *plain)
+
+    def is_in_place(self, name: str) -> bool:
+        """Return whether a strategy read the dataset as it is, and no copy in another form."""
+        forms = self.report.dataset.get("in_place")
+        return forms is None or find(name).container in forms
 
     @cached_property
     def today(self) -> str:
@@ -240,7 +246,7 @@ def _bottleneck(findings: _Findings, row: Row) -> str:
     if not findings.computing or busy is None or wait is None or not epoch:
         share, rate = row.value("limit_percent"), row.value(RATE)
         limit = "" if share is None else f", {show_percent(share)} % of the limit"
-        return f"Read as it is today ({row.name}), it gives {digits(rate or 0)} samples/s{limit}."
+        return f"{_as_read(findings, row)}, it gives {digits(rate or 0)} samples/s{limit}."
     verdict = "loading is the bottleneck."
     if busy >= BUSY:
         verdict = "loading is not the bottleneck."
@@ -249,10 +255,16 @@ def _bottleneck(findings: _Findings, row: Row) -> str:
     elif wait < (1 - BUSY / 100) * epoch:
         verdict = "loading is not what holds it up."
     return (
-        f"Read as it is today ({row.name}), the accelerator computes {show_percent(busy)} % of "
+        f"{_as_read(findings, row)}, the accelerator computes {show_percent(busy)} % of "
         f"the time and waits for data for {show_seconds(wait)} of an epoch of "
         f"{show_seconds(epoch)}: {verdict}"
     )
+
+
+def _as_read(findings: _Findings, row: Row) -> str:
+    if findings.is_in_place(row.name):
+        return f"Read as it is today ({row.name})"
+    return f"Read by {row.name}, after a conversion to {find(row.name).container}"
 
 
 def _help(findings: _Findings) -> str:
@@ -263,8 +275,11 @@ def _help(findings: _Findings) -> str:
         "dsprep": f"{repacked}read by dsprep.Reader",
         "provenance": "with its sidecar alone, nothing rewritten",
     }
+    if not findings.is_in_place("provenance"):
+        del known["provenance"]
     ways = {name: words for name, words in known.items() if name in rows}
-    others = [r for n, r in rows.items() if n not in (*OURS, findings.today)]
+    mine = [n for n in rows if ":" in n]  # what one has already
+    others = [r for n, r in rows.items() if n not in (*OURS, IN_PLACE, findings.today, *mine)]
     top = max(others, key=lambda r: r.value(RATE) or 0, default=None)
     if top is not None and all(_is_faster(rows[n], top) for n in ways):
         ways[top.name] = f"read by {top.name} (the fastest here)"

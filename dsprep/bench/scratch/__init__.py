@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dsprep.bench.scratch.folder import check_free, locked, remove_outdated
 from dsprep.bench.scratch.planning import Preparation, plan
+from dsprep.core.schema import Ints
 from dsprep.errors import UnsupportedError
 from dsprep.source.dataset import open_dataset
 from dsprep.storage.trees import remove
@@ -27,6 +28,7 @@ class Prepared:
 
     path: Path  # the file or directory with the samples, or a sidecar
     data: Path | None = None  # the dataset, where `path` is a sidecar that is not beside it
+    numbers: Ints | None = None  # the samples that are taken, where it has more
 
 
 class Forms(dict[str, Prepared]):
@@ -60,8 +62,10 @@ def prepare(plan: Preparation) -> Forms:
                 if not item.is_complete():  # else it was written for an earlier plan
                     item.make(plan.chosen(source))
     forms, dataset = Forms(plan.impossible), dataset_of(plan.files)
-    forms.update({name: Prepared(dataset) for name in plan.in_place})
-    forms.update({name: Prepared(item.path, item.data) for name, item in plan.items.items()})
+    forms.update({name: Prepared(dataset, numbers=plan.numbers) for name in plan.in_place})
+    for name, item in plan.items.items():
+        numbers = None if item.data is None else plan.numbers
+        forms[name] = Prepared(item.path, item.data, numbers)
     return forms
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from dsprep import formats
 from dsprep.bench.machine import existing
 from dsprep.bench.scratch.folder import Item, folder_for, identity
 from dsprep.bench.strategies import find, forms
-from dsprep.core.schema import Schema
+from dsprep.core.packing import digest
+from dsprep.core.schema import Ints, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.reader.subset import Subset
 from dsprep.sidecar.spec import SUFFIX, Content
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource, probe_nbytes
@@ -63,9 +65,11 @@ class Preparation:
     schema: Schema
     folder: Path  # where forms are written
     temporary: bool  # whether the folder is removed in the end
-    samples: int  # that are taken, the first ones
+    samples: int  # that are taken
     of: int  # samples of the dataset
+    numbers: Ints | None  # those that are taken; None: all
     payload: int  # bytes of the values of those taken
+    grouped: bool  # whether the dataset was repacked
     buffer_nbytes: int  # bytes of a group
     group_text: str  # its size as `dsprep.repack` takes it
     in_place: tuple[str, ...] = ()  # forms that the data themselves have
@@ -77,15 +81,25 @@ class Preparation:
     notes: tuple[str, ...] = ()  # remarks, one clause each
 
     @property
+    def not_copied(self) -> tuple[str, ...]:
+        """The forms in which the data are read where they are, sidecars elsewhere included."""
+        return (*self.in_place, *(n for n, item in self.items.items() if item.data is not None))
+
+    @property
     def needed(self) -> int:
         """Bytes that will be written."""
         return sum(item.estimate for item in self.writes.values())
 
     def chosen(self, source: Source) -> Source:
         """Return the source of the samples that are taken."""
-        if self.samples == len(source):
-            return source
-        return SelectedSource(source, np.arange(self.samples, dtype=np.int64))
+        return source if self.numbers is None else SelectedSource(source, self.numbers)
+
+    def without(self, forms: Iterable[str]) -> Preparation:
+        """Return the plan without some forms, and without writing what only they need."""
+        items = {name: item for name, item in self.items.items() if name not in forms}
+        needed = {item.name for item in items.values()}
+        writes = {name: item for name, item in self.writes.items() if name in needed}
+        return replace(self, items=items, writes=writes)
 
 
 def plan(
@@ -96,6 +110,7 @@ def plan(
     folder: Path | None = None,
     limit: int | None = None,
     buffer_size: str | int | None = None,
+    subset: str | None = None,
 ) -> Preparation:
     """Decide what has to be written so that every form can be read.
 
@@ -104,7 +119,7 @@ def plan(
     data, reading
         The dataset, and how to read it.
     containers
-        ``source``, ``groups``, names of formats, ``own:STRATEGY``.
+        ``files``, ``source``, ``groups``, names of formats, ``own:STRATEGY``.
     folder
         Where to write, and to keep it; None: a temporary one beside the dataset.
     limit
@@ -112,6 +127,8 @@ def plan(
     buffer_size
         Of groups: samples (128), bytes (``"64MiB"``); None or ``"auto"``: `BUFFER`, or less, so
         that there are `GROUPS` of them.
+    subset
+        Take samples of these only, as `dsprep.Reader` takes it; None: of all.
 
     Raises
     ------
@@ -129,9 +146,17 @@ def plan(
     with open_dataset(data, reading) as source:
         if not len(source):
             raise FormatError("the dataset has no samples", where=dataset)
-        samples, payload = first_samples(source, limit)
+        kept = None
+        if (chosen := Subset.of(subset)) is not None:
+            kept = chosen.samples(len(source), lambda _: source)
+            if not len(kept):
+                raise UsageError(f"the subset {subset} has no samples", where=dataset)
+        taken = source if kept is None else SelectedSource(source, kept)
+        samples, payload = first_samples(taken, limit)
+        if samples < len(source):
+            kept = (np.arange(samples, dtype=np.int64) if kept is None else kept)[:samples]
         is_whole = samples == len(source) and not reading.fields
-        grouped = _group_nbytes(source) if is_whole else None
+        grouped = _group_nbytes(source)
         buffer, text = _buffer(buffer_size, -(-payload // samples), payload, grouped)
         facts = Preparation(
             data=tuple(data),
@@ -143,7 +168,9 @@ def plan(
             temporary=temporary,
             samples=samples,
             of=len(source),
+            numbers=kept,
             payload=payload,
+            grouped=grouped is not None,
             buffer_nbytes=buffer,
             group_text=text,
         )
@@ -243,6 +270,8 @@ class _Deciding:
 
     def _decide(self, name: str) -> Item | None:
         """Return what has to be there for a form; None: the data have it."""
+        if name == "files":
+            return None
         if name == "source":
             return self._source()
         if name == "groups":
@@ -256,10 +285,10 @@ class _Deciding:
 
     def _source(self) -> Item | None:
         """Return the sidecar that has to be made; a copy where there cannot be one."""
-        if self.whole and isinstance(self.source, SidecarSource):
-            if self._is_located(self.source.sidecar.content):
+        if isinstance(self.source, SidecarSource) and not self.facts.reading.fields:
+            if not (lost := self._unlocated(self.source.sidecar.content)):
                 return None
-        elif self.whole:
+        else:
             facts, made = self.facts, list[Made]()
             item = self._item(
                 "source",
@@ -273,22 +302,23 @@ class _Deciding:
             try:
                 made.append(provenance(list(facts.data), facts.reading, out=item.path, write=False))
             except UnsupportedError as error:
-                self.notes.append(f"the data cannot be located, so a copy is read: {error}")
+                lost = f"the data cannot be located, so a copy is read: {error}"
             else:
-                if self._is_located(made[0].content):
+                if not (lost := self._unlocated(made[0].content)):
                     return replace(item, estimate=made[0].nbytes)
+        if self.format.name not in formats.WRITTEN:
+            raise UnsupportedError(lost.replace(", so a copy is read", ""))
+        self.notes.append(lost)
         return self._converted(self.format.name)
 
-    def _is_located(self, content: Content) -> bool:
-        """Return whether a sidecar has the extents of every field; else remark it."""
+    def _unlocated(self, content: Content) -> str:
+        """Return which fields a sidecar has no extents of, in words; empty: none."""
         names = {str(n) for layout in content.layouts for n in layout.get("unlocated", ())}
-        if names:
-            some = ", ".join(sorted(names)[:3])
-            self.notes.append(f"not every field can be located, so a copy is read: not {some}")
-        return not names
+        some = ", ".join(sorted(names)[:3])
+        return f"not every field can be located, so a copy is read: not {some}" if names else ""
 
     def _groups(self) -> Item | None:
-        if self.grouped is not None and self.grouped <= self.facts.buffer_nbytes * SLACK:
+        if self.whole and self.grouped and self.grouped <= self.facts.buffer_nbytes * SLACK:
             return None
         size, reason = self.facts.group_text, None
         for name, suffix in forms.GROUPS.items():
@@ -362,6 +392,7 @@ class _Deciding:
             "data": [str(p) for p in facts.files[:64]],
             "identity": self.identity,
             "samples": facts.samples,
+            "numbers": None if facts.numbers is None else digest(facts.numbers.tobytes()),
             "reading": facts.reading.to_json(),
             "schema": facts.schema.to_json(),
             "container": name,

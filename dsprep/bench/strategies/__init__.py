@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from dsprep.bench.strategies.base import Strategy
 from dsprep.errors import UsageError
 
-Container: TypeAlias = Literal["source", "groups", "hdf5", "lmdb", "tfrecord", "zarr", "own"]
+Container: TypeAlias = Literal[
+    "files", "source", "groups", "hdf5", "lmdb", "tfrecord", "zarr", "own"
+]
 """The form of the dataset that a strategy reads.
 
-``source``: the dataset as it is, through its sidecar; ``groups``: repacked; ``own``: a form that
+``files``: the dataset as it is; ``source``: the same, through its sidecar; ``groups``: repacked; ``own``: a form that
 the strategy's own file can write (its class has ``write``)."""
 
 
@@ -39,6 +42,13 @@ class Entry:
         names = [DISTRIBUTIONS.get(p, p) for p in self.packages if find_spec(p) is None]
         return f"not installed: pip install {' '.join(names)}" if names else ""
 
+    def check(self, name: str) -> None:
+        """Raise `UsageError` if the strategy, called `name`, is in a file that is not there."""
+        file, _, function = name.rpartition(":")
+        absent = file.endswith(".py") and not Path(file).is_file()
+        if absent or (":" in name and not function):
+            raise UsageError(f"there is no loader {name}", expected="FILE.py:FUNCTION")
+
     def load(self) -> type[Strategy]:
         """Import the class."""
         module, _, name = self.where.partition(":")
@@ -56,10 +66,14 @@ DISTRIBUTIONS = {
 LIMIT = "pread-limit"
 DUMMY = "dummy"
 MET = "met"
+IN_PLACE = "in-place"
 
 STRATEGIES: dict[str, Entry] = {
     LIMIT: Entry("limit:Limit", "groups", "plain preadv of whole groups, nothing decoded: 100 %"),
     DUMMY: Entry("limit:Dummy", "groups", "no reading: the step alone, on a batch in memory"),
+    IN_PLACE: Entry(
+        "in_place:InPlace", "files", "the files as they are, by their library, sample by sample"
+    ),
     "h5py": Entry("samples:H5pySamples", "hdf5", "h5py, sample by sample, shuffled"),
     "zarr": Entry("samples:ZarrSamples", "zarr", "zarr, sample by sample, shuffled"),
     "lmdb-get": Entry("lmdb_samples:LmdbGet", "lmdb", "py-lmdb get by key, shuffled"),
@@ -125,7 +139,7 @@ SETS: dict[str, tuple[str, ...]] = {
     ),
     "samples": ("h5py", "zarr", "lmdb-get", "mmap", "torch", "tf", "tf-prefetch"),
     "cache": ("dsprep", "cache-first", "cache-next"),
-    "peers": tuple(name for name, entry in STRATEGIES.items() if entry.optional),
+    "peers": ("h5py", "dsprep", *(name for name, entry in STRATEGIES.items() if entry.optional)),
     "all": tuple(name for name, e in STRATEGIES.items() if not (e.optional or e.tier)),
 }
 """Names for several strategies at once: the papers' tables, and others."""
@@ -136,7 +150,8 @@ TODAY = {
     "tfrecord": ("tfrecord",),
     "zarr": ("zarr",),
 }
-"""How a dataset of a format is read without dsprep; the first that was measured counts."""
+"""How a file of a format is read without dsprep, the likeliest way first; `IN_PLACE` stands for
+datasets that these cannot read as they are."""
 
 TIERED = tuple(name for name, entry in STRATEGIES.items() if entry.tier)
 """Those with a cache on a fast tier."""
@@ -146,16 +161,18 @@ THROTTLED = ("dsprep", "provenance", *TIERED)
 
 
 def find(name: str) -> Entry:
-    """Return the strategy called `name`.
+    """Return the strategy called `name`; ``module:function`` is a loader of the user's own.
 
     Raises
     ------
     UsageError
         If there is none.
     """
+    if ":" in name:
+        return Entry("own_loader:OwnLoader", "files", "your own loader")
     if name not in STRATEGIES:
         raise UsageError(
             f"{name!r} is not a strategy",
-            expected="one of " + ", ".join([*STRATEGIES, *SETS]),
+            expected="FILE.py:FUNCTION, or one of " + ", ".join([*STRATEGIES, *SETS]),
         )
     return STRATEGIES[name]

@@ -27,6 +27,9 @@ class Strategy(ABC):
     # none, and are not checked.
     delivers: ClassVar[bool] = True
 
+    # Whether all samples have to come; a loader of the user's own may leave some out.
+    counted: ClassVar[bool] = True
+
     # Whether it is opened anew before each epoch, also where the page cache is left as it is.
     anew: ClassVar[bool] = False
 

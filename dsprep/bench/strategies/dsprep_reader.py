@@ -105,4 +105,6 @@ class Provenance(DsprepReader):
 
     def arguments(self) -> dict[str, Any]:
         """Return how the Reader is made."""
-        return {**super().arguments(), "shuffle": "global", "data": self.task.data}
+        task = self.task
+        in_place = {"data": task.data, "subset": task.numbers}
+        return {**super().arguments(), "shuffle": "global", **in_place}

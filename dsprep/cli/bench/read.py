@@ -28,6 +28,8 @@ dsprep bench read train.h5
 
 dsprep bench read train.h5 --compute 12ms --html report.html
 
+dsprep bench read images/ --loader train.py:make_loader --compute 12ms
+
 dsprep bench read train.h5 -s async-io -s lmdbio --ranks 2 --json report.json
 
 dsprep bench read train.h5 -s dsprep --sweep buffer-size=1MiB..256MiB
@@ -57,6 +59,9 @@ class Chosen:
         ),
     )
     baseline: str | None = opt.value("NAME", "How it is read today; by default the slowest -s.")
+    loader: str | None = opt.value(
+        "FILE.py:F", "Measure the loader that your function F returns, too; it is the baseline."
+    )
     listed: bool = opt.switch("List the strategies, and stop.", "--list")
     batch_size: int = opt.value(
         "N", "Samples per step and rank.", "--batch-size", "-M", default=32, min=1
@@ -101,6 +106,9 @@ class Chosen:
         "Of a larger dataset, read the first; or all.",
         default="512MiB",
         panel=HOW,
+    )
+    subset: str | None = opt.value(
+        "WHICH", "Only 'y > 0', FILE.npy, or 'val of train=.9,val=.1'.", panel=HOW
     )
     scratch: Path | None = opt.value(
         "DIR",
@@ -202,6 +210,8 @@ def read(
             limit=largest,
             folder=chosen.scratch,
             baseline=chosen.baseline,
+            loader=chosen.loader,
+            subset=chosen.subset,
         )
         for words in work.notes:
             note(words)

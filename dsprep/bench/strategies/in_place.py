@@ -1,0 +1,30 @@
+"""The files as they are: what holds for every training script before anything is prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from dsprep.bench.strategies.base import Strategy
+from dsprep.source.dataset import open_dataset
+from dsprep.source.derived import SelectedSource
+
+
+class InPlace(Strategy):
+    """All files of the dataset by their format's library, a sample at a time, shuffled."""
+
+    def prepare(self, resources: ExitStack) -> None:
+        """Open the dataset without a sidecar."""
+        task = self.task
+        source = open_dataset(list(task.files), task.reading, through="library")
+        self._source = resources.enter_context(source)
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield each step's samples, shuffled."""
+        task = self.task
+        numbers = np.arange(task.samples) if task.numbers is None else task.numbers
+        for indices in task.batches(number):
+            yield SelectedSource(self._source, numbers[indices]).read(0, len(indices))

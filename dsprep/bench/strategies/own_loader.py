@@ -1,0 +1,89 @@
+"""The user's own loader: any iterable of batches that a function returns."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dsprep.bench.strategies.base import Loader
+from dsprep.errors import UsageError
+
+
+def find_function(text: str) -> Callable[..., Any]:
+    """Return the function that ``module:function`` or ``file.py:function`` names.
+
+    Raises
+    ------
+    UsageError
+        If there is none. What the module itself raises is not caught.
+    """
+    where, _, name = text.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            sys.path.insert(0, str(Path(where).absolute().parent))
+            where = Path(where).stem
+        function: Callable[..., Any] = getattr(importlib.import_module(where), name)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"there is no loader {text}: {error}",
+            expected="FILE.py:FUNCTION or MODULE:FUNCTION, a function that returns an iterable",
+        ) from error
+    if not callable(function):
+        raise UsageError(f"{text} is no function", found=type(function).__name__)
+    return function
+
+
+def count_samples(batch: Any) -> int | None:
+    """Return the first dimension of the first array of a batch; None: there is no array.
+
+    >>> count_samples({"x": [np.zeros((3, 2))]})
+    3
+    """
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return next((n for one in batch if (n := count_samples(one)) is not None), None)
+    shape = getattr(batch, "shape", ())
+    return int(shape[0]) if shape else None
+
+
+class OwnLoader(Loader):
+    """Batches are counted and not compared, since only the function knows what it does to them.
+
+    The function gets what it has parameters for: ``data`` (the paths), ``batch_size``, ``rank``,
+    ``world_size``, ``seed``. What it returns is iterated once for each epoch, for as many steps as
+    the other ways take; its ``set_epoch`` is called where it has one.
+    """
+
+    delivers: ClassVar[bool] = False
+    counted: ClassVar[bool] = False
+
+    def prepare(self, resources: ExitStack) -> None:
+        """Call the function."""
+        task = self.task
+        known = {
+            "data": [str(path) for path in task.files],
+            **{name: getattr(task, name) for name in ("batch_size", "rank", "world_size", "seed")},
+        }
+        function = find_function(task.strategy)
+        names = inspect.signature(function).parameters
+        self.loader = function(**{name: known[name] for name in known if name in names})
+        if (close := getattr(self.loader, "close", None)) is not None:
+            resources.callback(close)
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        """Yield the loader's own batches, as many as the others have steps."""
+        if (set_epoch := getattr(self.loader, "set_epoch", None)) is not None:
+            set_epoch(number)
+        return islice(super().epoch(number), self.task.steps)
+
+    def size(self, item: Any) -> int:
+        """Return the samples of a batch, as its first array has them."""
+        count = count_samples(item)
+        return self.task.batch_size if count is None else count

@@ -1,0 +1,179 @@
+"""`bench read`: the dataset as it is, loaders of the user's own, and subsets of samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dsprep.bench.reading import Settings, Work, bench_read, plan_read
+from dsprep.bench.strategies import SETS
+from dsprep.bench.strategies.own_loader import count_samples
+from dsprep.cli import app
+from dsprep.errors import UsageError
+
+WARM = Settings(cold=False, warmup=0, repeat=1, batch_size=8)
+
+LOADER = """
+import h5py, numpy as np
+
+class Batches:
+    def __init__(self, data, batch_size):
+        self.data, self.batch_size, self.epoch = data, batch_size, None
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __iter__(self):
+        assert self.epoch is not None
+        with h5py.File(self.data[0]) as file:
+            for at in range(0, len(file["x"]) - self.batch_size + 1, self.batch_size):
+                yield file["x"][at : at + self.batch_size] * 2.0, {"more": None}
+
+def make_loader(data, batch_size, seed):
+    return Batches(data, batch_size)
+
+nothing = lambda: []
+number = 3
+"""
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> list[Path]:
+    """Three HDF5 files of 20 samples each, chunked and compressed."""
+    rng, files = np.random.default_rng(0), []
+    for i in range(3):
+        files.append(tmp_path / f"part{i}.h5")
+        with h5py.File(files[-1], "w") as file:
+            options: dict[str, Any] = {"chunks": True, "compression": "gzip"}
+            file.create_dataset("x", data=rng.normal(size=(20, 30)).astype("f4"), **options)
+            file.create_dataset("y", data=np.arange(20 * i, 20 * i + 20), **options)
+    return files
+
+
+def measured(work: Work) -> Any:
+    report = bench_read(work)
+    for row in report.rows:
+        assert row.problems == (), row
+    return report
+
+
+def test_compressed_files_are_read_as_they_are(compressed: list[Path]) -> None:
+    work = plan_read(compressed, settings=WARM)
+    assert {"in-place", "provenance", "dsprep"} < set(work.names)
+    assert not {"h5py", "torch"} & set(work.names)  # they would read a copy
+    assert set(work.plans[0].not_copied) == {"files", "source"}
+    report = measured(work)
+    assert report.dataset["in_place"] == ["files", "source"]
+    assert "Read as it is today (in-place)" in " ".join(report.answer)
+
+
+def test_a_plain_file_is_read_by_h5py(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(600.0).reshape(60, 10)
+    names = plan_read([tmp_path / "a.h5"]).names
+    assert "h5py" in names
+    assert "in-place" not in names
+
+
+def test_ways_that_were_asked_for_read_a_copy(compressed: list[Path]) -> None:
+    work = plan_read(compressed, ["h5py", "dsprep"], WARM)
+    answer = " ".join(measured(work).answer)
+    assert "Read by h5py, after a conversion to hdf5" in answer
+    assert {"h5py", "dsprep"} < set(SETS["peers"])
+
+
+def test_the_first_samples_are_read_in_place(compressed: list[Path]) -> None:
+    work = plan_read(compressed, ["in-place", "provenance"], WARM, limit=27 * 128)
+    first = work.plans[0]
+    assert (first.samples, first.of) == (27, 60)
+    assert {"files", "source"} <= set(first.not_copied)
+    measured(work)
+
+
+@pytest.mark.parametrize("strategies", [["in-place", "provenance"], ["h5py", "dsprep"]])
+def test_a_subset(compressed: list[Path], strategies: list[str]) -> None:
+    work = plan_read(compressed, strategies, WARM, subset="y % 7 == 2", limit=None)
+    assert work.plans[0].samples == 9
+    report = measured(work)
+    assert report.dataset["samples"] == 9
+    with pytest.raises(UsageError, match="has no samples"):
+        plan_read(compressed, strategies, WARM, subset="y < 0")
+
+
+def test_copies_of_subsets_are_kept_apart(compressed: list[Path], tmp_path: Path) -> None:
+    for remainder in (0, 1):
+        subset = f"y % 2 == {remainder}"
+        folder = tmp_path / "scratch"
+        measured(plan_read(compressed, ["h5py"], WARM, subset=subset, folder=folder))
+
+
+def test_folders_of_images(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for label in ("cat", "dog"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for i in range(6):
+            pixels = np.full((8, 8, 3), 20 * i, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / label / f"{i}.png")
+    work = plan_read([tmp_path / "images"], settings=WARM, limit=600)
+    assert work.plans[0].samples < 12
+    assert "Read as it is today (in-place)" in " ".join(measured(work).answer)
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> str:
+    (tmp_path / "own_loaders.py").write_text(LOADER)
+    return f"{tmp_path / 'own_loaders.py'}:make_loader"
+
+
+def test_a_loader_of_ones_own(compressed: list[Path], loader: str) -> None:
+    work = plan_read(compressed[:1], ["dsprep"], WARM, loader=loader)
+    assert work.baseline == loader
+    report = measured(work)
+    row = next(r for r in report.rows if r.name == loader)
+    assert row.notes == ("16 of 20 samples came",)
+    assert f"as it is today ({loader})" in " ".join(report.answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("absent", "no loader"), ("nothing", "wrong samples: 0 of 20"), ("number", "no function")],
+)
+def test_loaders_that_are_none(compressed: list[Path], loader: str, name: str, said: str) -> None:
+    wrong = loader.replace("make_loader", name)
+    report = bench_read(plan_read(compressed[:1], ["dsprep"], WARM, loader=wrong))
+    row = next(r for r in report.rows if r.name == wrong)
+    assert said in row.problems[0]
+
+
+def test_files_that_are_not_there(compressed: list[Path]) -> None:
+    with pytest.raises(UsageError, match=r"there is no loader nowhere\.py:f"):
+        plan_read(compressed, loader="nowhere.py:f")
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (np.zeros((3, 2)), 3),
+        ({"a": None, "x": np.zeros(4)}, 4),
+        (("words", [np.zeros((5, 1))]), 5),
+        ([1, 2], None),
+    ],
+)
+def test_samples_of_a_batch(batch: Any, count: int | None) -> None:
+    assert count_samples(batch) == count
+
+
+def test_the_command(compressed: list[Path], loader: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    words = ["bench", "read", str(compressed[0]), "-s", "dsprep", "--warm", "-r", "1", "-M", "8"]
+    more = ["--subset", "y > 3", "--loader", loader, "--json", str(out)]
+    done = CliRunner().invoke(app, [*words, *more])
+    assert done.exit_code == 0, done.output
+    report = json.loads(out.read_text())
+    assert report["dataset"]["samples"] == 16
+    assert report["settings"]["baseline"] == loader
