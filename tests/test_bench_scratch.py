@@ -125,7 +125,7 @@ def test_other_files_are_converted(data):
     one = OpenOptions(sample_axis="none")
     assert [*scratch.plan([other], one, ["hdf5"]).writes] == ["hdf5"], "the file is one sample"
     assert writes(data, ["hdf5"], fields=["x"]) == ["hdf5"]
-    assert writes(data, ["source"], fields=["x"]) == ["hdf5"]
+    assert writes(data, ["source"], fields=["x"]) == ["source"]
     part = data.with_name("part2.h5")
     part.write_bytes(data.read_bytes())
     both = scratch.plan([data, part], OpenOptions(), ["hdf5", "source"])
@@ -151,12 +151,14 @@ def test_foreign_records_are_converted(data):
 def test_a_subset(data):
     planned = plan(data, limit=10 * 148 + 5, buffer_size="600B")
     assert (planned.samples, planned.of, planned.payload) == (10, 64, 1480)
-    assert (planned.buffer_nbytes, planned.in_place) == (600, ())
+    assert planned.buffer_nbytes == 600
+    assert planned.not_copied == ("source",)
     expected = {k: v[:10] for k, v in values(data).items()}
     with scratch.opened([planned]) as prepare:
         found = prepare(planned)
-        assert found["source"] == found["hdf5"]
-        for name in ALL:
+        assert found["source"].numbers.tolist() == [*range(10)]
+        for name in set(ALL) - {"source"}:
+            assert found[name].numbers is None
             same(values(found[name].path), expected)
     assert plan(data, limit=1).samples == 1
 

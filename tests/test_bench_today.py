@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +97,21 @@ def test_the_first_samples_are_read_in_place(compressed: list[Path]) -> None:
 
 @pytest.mark.parametrize("strategies", [["in-place", "provenance"], ["h5py", "dsprep"]])
 def test_a_subset(compressed: list[Path], strategies: list[str]) -> None:
-    work = plan_read(compressed, strategies, WARM, subset="y % 7 == 2", limit=None)
+    work = plan_read(
+        compressed, strategies, replace(replace(WARM, subset="y % 7 == 2")), limit=None
+    )
     assert work.plans[0].samples == 9
     report = measured(work)
     assert report.dataset["samples"] == 9
     with pytest.raises(UsageError, match="has no samples"):
-        plan_read(compressed, strategies, WARM, subset="y < 0")
+        plan_read(compressed, strategies, replace(WARM, subset="y < 0"))
 
 
 def test_copies_of_subsets_are_kept_apart(compressed: list[Path], tmp_path: Path) -> None:
     for remainder in (0, 1):
         subset = f"y % 2 == {remainder}"
         folder = tmp_path / "scratch"
-        measured(plan_read(compressed, ["h5py"], WARM, subset=subset, folder=folder))
+        measured(plan_read(compressed, ["h5py"], replace(WARM, subset=subset), folder=folder))
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
@@ -131,7 +134,7 @@ def loader(tmp_path: Path) -> str:
 
 
 def test_a_loader_of_ones_own(compressed: list[Path], loader: str) -> None:
-    work = plan_read(compressed[:1], ["dsprep"], WARM, loader=loader)
+    work = plan_read(compressed[:1], ["dsprep"], replace(WARM, loader=loader))
     assert work.baseline == loader
     report = measured(work)
     row = next(r for r in report.rows if r.name == loader)
@@ -145,14 +148,14 @@ def test_a_loader_of_ones_own(compressed: list[Path], loader: str) -> None:
 )
 def test_loaders_that_are_none(compressed: list[Path], loader: str, name: str, said: str) -> None:
     wrong = loader.replace("make_loader", name)
-    report = bench_read(plan_read(compressed[:1], ["dsprep"], WARM, loader=wrong))
+    report = bench_read(plan_read(compressed[:1], ["dsprep"], replace(WARM, loader=wrong)))
     row = next(r for r in report.rows if r.name == wrong)
     assert said in row.problems[0]
 
 
 def test_files_that_are_not_there(compressed: list[Path]) -> None:
     with pytest.raises(UsageError, match=r"there is no loader nowhere\.py:f"):
-        plan_read(compressed, loader="nowhere.py:f")
+        plan_read(compressed, settings=Settings(loader="nowhere.py:f"))
 
 
 @pytest.mark.parametrize(

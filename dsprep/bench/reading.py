@@ -49,6 +49,10 @@ class Settings(Conditions):
     repeat: int = 3  # how often each strategy runs, in new processes
     cold: bool = True
     timeout: float = TIMEOUT  # seconds that a run may take
+    subset: str | None = None  # only samples of these are read, as `dsprep.Reader` takes it
+    # "train.py:make_loader", a loader of the user's own, which is the baseline unless another one
+    # is given; see `dsprep.bench.strategies.own_loader`.
+    loader: str | None = None
 
 
 LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7 * 86400}
@@ -91,8 +95,6 @@ def plan_read(
     limit: int | None = LIMIT_NBYTES,
     folder: Path | None = None,
     baseline: str | None = None,
-    loader: str | None = None,
-    subset: str | None = None,
 ) -> Work:
     """Decide what to measure; nothing is written.
 
@@ -112,11 +114,6 @@ def plan_read(
         Where converted forms are kept for later; None: a temporary folder beside the dataset.
     baseline
         The strategy by which the dataset is read today, with which the others are compared.
-    loader
-        ``"train.py:make_loader"``: a loader of the user's own, which is the baseline, too, unless
-        another one is given; see `dsprep.bench.strategies.own_loader`.
-    subset
-        Read samples of these only, as `dsprep.Reader` takes it.
 
     Raises
     ------
@@ -128,8 +125,8 @@ def plan_read(
     points = _points(settings, sweep)
     format = find_files(list(data))[0][0][1].name
     requested = tuple(strategies)
-    baseline = baseline or loader
-    for name in filter(None, (loader, baseline)):
+    baseline = baseline or settings.loader
+    for name in filter(None, (settings.loader, baseline)):
         find(name).check(name)
         strategies = (*(strategies or usual(format)), name)
     swept = "" if sweep is None else sweeping.parse(sweep)[0]
@@ -146,7 +143,7 @@ def plan_read(
             folder=folder,
             limit=limit,
             buffer_size=one.buffer_size,
-            subset=subset,
+            subset=one.subset,
         )
         folder = plan.folder
         plans.append(plan if not plans else replace(plan, temporary=plans[0].temporary))

@@ -203,7 +203,7 @@ class MultiSource(Source):
     """Several files of one format, read as one dataset.
 
     Opens each file once to count its samples and compare its schema with the first one's, and
-    again when samples of it are read; at most `MAX_OPEN` stay open.
+    again when samples of it are read; at most `max_open` stay open.
     """
 
     def __init__(
@@ -218,6 +218,7 @@ class MultiSource(Source):
     ) -> None:
         self.format, self.paths, self.first = format, list(paths), first
         self.options, self.hint = options, hint
+        self.max_open = MAX_OPEN  # may be changed while it is used
         self.path = common_path([p.absolute().parent for p in paths])
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
@@ -370,7 +371,7 @@ class MultiSource(Source):
             source = self._open[index].source
             if source is not None:
                 source.rest()
-        for index in idle[: max(0, len(self._open) - MAX_OPEN)]:
+        for index in idle[: max(0, len(self._open) - self.max_open)]:
             self._close(index)
 
     def _close(self, index: int) -> None:

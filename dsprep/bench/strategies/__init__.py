@@ -20,8 +20,8 @@ Container: TypeAlias = Literal[
 ]
 """The form of the dataset that a strategy reads.
 
-``files``: the dataset as it is; ``source``: the same, through its sidecar; ``groups``: repacked; ``own``: a form that
-the strategy's own file can write (its class has ``write``)."""
+``files``: the dataset as it is; ``source``: the same, through its sidecar; ``groups``: repacked;
+``own``: a form that the strategy's own file can write (its class has ``write``)."""
 
 
 @dataclass(frozen=True)

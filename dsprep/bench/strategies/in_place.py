@@ -11,6 +11,10 @@ import numpy as np
 from dsprep.bench.strategies.base import Strategy
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource
+from dsprep.source.many import MultiSource
+
+MAX_OPEN = 512
+"""Files that stay open, as a training script leaves them: half of what most systems allow."""
 
 
 class InPlace(Strategy):
@@ -21,6 +25,8 @@ class InPlace(Strategy):
         task = self.task
         source = open_dataset(list(task.files), task.reading, through="library")
         self._source = resources.enter_context(source)
+        if isinstance(source, MultiSource):
+            source.max_open = MAX_OPEN
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples, shuffled."""

@@ -26,9 +26,7 @@ OUTPUT = "What to write"
 EPILOG = """
 dsprep bench read train.h5
 
-dsprep bench read train.h5 --compute 12ms --html report.html
-
-dsprep bench read images/ --loader train.py:make_loader --compute 12ms
+dsprep bench read train.h5 --compute 12ms --loader train.py:make --html r.html
 
 dsprep bench read train.h5 -s async-io -s lmdbio --ranks 2 --json report.json
 
@@ -59,9 +57,7 @@ class Chosen:
         ),
     )
     baseline: str | None = opt.value("NAME", "How it is read today; by default the slowest -s.")
-    loader: str | None = opt.value(
-        "FILE.py:F", "Measure the loader that your function F returns, too; it is the baseline."
-    )
+    loader: str | None = opt.value("FILE.py:F", "Your own loader, which F returns: the baseline.")
     listed: bool = opt.switch("List the strategies, and stop.", "--list")
     batch_size: int = opt.value(
         "N", "Samples per step and rank.", "--batch-size", "-M", default=32, min=1
@@ -98,7 +94,7 @@ class Chosen:
     )
     sweep: str | None = opt.value(
         "NAME=VALUES",
-        "Vary one option: threads=1,2,4, repeats=1..16, buffer-size=1MiB..64MiB.",
+        "Vary one option: threads=1,2,4, repeats=1..16, ...",
         panel=HOW,
     )
     limit: str = opt.value(
@@ -108,11 +104,11 @@ class Chosen:
         panel=HOW,
     )
     subset: str | None = opt.value(
-        "WHICH", "Only 'y > 0', FILE.npy, or 'val of train=.9,val=.1'.", panel=HOW
+        "WHICH", "Only 'y > 0', FILE.npy, 'val of train=.9,val=.1'.", panel=HOW
     )
     scratch: Path | None = opt.value(
         "DIR",
-        "Keep converted forms here; by default they are beside the dataset while this runs.",
+        "Keep converted forms here, not beside the data.",
         panel=HOW,
     )
     check: bool = opt.switch(
@@ -210,8 +206,6 @@ def read(
             limit=largest,
             folder=chosen.scratch,
             baseline=chosen.baseline,
-            loader=chosen.loader,
-            subset=chosen.subset,
         )
         for words in work.notes:
             note(words)
