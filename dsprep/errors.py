@@ -19,6 +19,7 @@ is wrong, where, what was expected, what was found and what to do; the parts are
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -149,3 +150,13 @@ def layout_mismatch(
         fix="the data were damaged or changed since their layout was found; where a sidecar gives "
         "it, write that again with dsprep provenance",
     )
+
+
+def near(name: str, names: Iterable[str]) -> str | None:
+    """Return a proposal of the names that are nearly `name`, or None."""
+    from difflib import get_close_matches  # slow to import, and seldom needed
+
+    names = list(names)
+    similar = [n for n in names if len(name) > 3 and n.startswith(name)]
+    similar += [n for n in get_close_matches(name, names, 2, 0.7) if n not in similar]
+    return f"did you mean {' or '.join(similar[:2])}?" if similar else None

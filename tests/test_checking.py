@@ -14,7 +14,6 @@ import pytest
 import zarr
 
 from dsprep.core.schema import Field, FieldSpec, Schema
-from dsprep.errors import UsageError
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import laws
 from dsprep.layout.laws import Affine, Explicit
@@ -202,7 +201,7 @@ def test_gone(name, originals, tmp_path):
 
 
 def test_there_is_none(originals):
-    with pytest.raises(UsageError, match="there is no sidecar"):
+    with pytest.raises(FileNotFoundError, match="there is no sidecar"):
         check(originals / "d.h5")
 
 

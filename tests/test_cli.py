@@ -244,7 +244,7 @@ MISTAKES = [
     ("inspect of-zarr.json", 1, "no dataset"),
     ("verify SRC SRC --sample 2", 2, "above 0"),
     ("repack SRC OUT.lmdb --compress zstd", 2, "lmdb is written without compression; leave --c"),
-    ("provenance SRC --check", 2, "there is no sidecar"),
+    ("provenance SRC --check", 1, "there is no sidecar"),
     *(
         (f"{line} 4", 2, "has no unit")
         for line in (

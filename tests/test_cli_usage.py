@@ -262,3 +262,41 @@ def test_verbose_commands_tell_steps_files_and_causes(train, tmp_path):
     assert "Traceback" not in done.err
     assert "..." in run("inspect", train).out
     assert "long " * 49 in " ".join(run("inspect", train, "-v").out.split())
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Go to a directory with `nowhere.h5`, `nan.h5`, and `uneven.h5`, one of whose rows is lost."""
+    monkeypatch.chdir(tmp_path)
+    for name, arrays in {
+        "nowhere": {"x": np.arange(6.0)},
+        "nan": {"x": np.array([1, np.nan]), "y": np.arange(2)},
+        "uneven": {"x": np.zeros((20, 3)), "y": np.arange(19)},
+    }.items():
+        with h5py.File(f"{name}.h5", "w") as file:
+            for key, values in arrays.items():
+                file[key] = values
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("inspect nothere.h5", 1, "No such file or directory; did you mean nowhere.h5?"),
+        ("inspect x.zarr", 1, "x.zarr: No such file or directory\n"),
+        ("convert nan.h5 c.lmdb --cast x=int32", 1, "sample 1, field x: nan does not fit int32"),
+        ("convert nan.h5 c.lmdb --cast x=int32", 1, "choose a float dtype"),
+        ("repack nowhere.h5 b.h5 --ranks two", 2, "--ranks 'two': a whole number is expected"),
+        ("provenance nowhere.h5 --check", 1, "there is no sidecar nowhere.h5.dsprep.json"),
+        ("inspect uneven.h5", 1, "doubtful"),
+        ("inspect uneven.h5", 1, "of which x has 20 and y has 19"),
+    ],
+)
+def test_mistakes_of_new_users(files, words, code, said):
+    done = run(*words.split())
+    assert said in done.err
+    assert done.code == code
+
+
+def test_the_share_of_what_is_written_is_left_out_for_tiny_data(files):
+    assert "written" in (out := run("convert", "nowhere.h5", "a.lmdb").out + "")
+    assert "%" not in out

@@ -211,7 +211,7 @@ def _print_report(report: Report) -> None:
     from dsprep.core.units import show_nbytes
 
     more = report.bytes_out - report.payload
-    share = f" ({more / report.payload:+.1%} of the values)" if report.payload else ""
+    share = f" ({more / report.payload:+.1%} of the values)" if report.payload > abs(more) else ""
     rows = [
         ("wrote", f"{report.target} ({report.files:,} file{'s' * (report.files != 1)})"),
         ("samples", f"{report.samples:,}"),

@@ -12,7 +12,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from importlib import import_module
@@ -24,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dsprep.cli.report import say
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, near
 
 HDF5_ZARR, LMDB, TFRECORD = "HDF5 and Zarr", "LMDB", "TFRecord"
 IMAGES, PARQUET = "Images", "Parquet"
@@ -204,6 +203,13 @@ def _plain(kind: Any, value: Any, settings: Any) -> Any:
 # --- mistakes --------------------------------------------------------------------------------
 
 
+_OF_NUMBERS = {
+    "input should be a valid integer": "a whole number is expected",
+    "input should be a valid number": "a number is expected",
+}
+"""What typer's words for values begin with, and what is said instead."""
+
+
 def mistake(error: Any, args: Sequence[str]) -> UsageError:
     """Return what the parser found wrong with `args`, as the errors of dsprep say it."""
     path = error.ctx.command_path if error.ctx is not None else "dsprep"
@@ -228,18 +234,12 @@ def mistake(error: Any, args: Sequence[str]) -> UsageError:
                 f"{name} {value!r} is not understood", expected=", ".join(choices), fix=proposal
             )
         words = words[:1].lower() + words[1:]
+        for start, plain in _OF_NUMBERS.items():
+            words = plain if words.startswith(start) else words
         return UsageError(f"{name}{'' if value is None else f' {value!r}'}: {words}", fix=look)
     if option is not None and "requires" in words:
         return UsageError(f"{option} needs a value", fix=look)
     return UsageError(words[:1].lower() + words[1:], fix=look)
-
-
-def near(name: str, names: Iterable[str]) -> str | None:
-    """Return a proposal of the names that are nearly `name`, or None."""
-    names = list(names)
-    similar = [n for n in names if len(name) > 3 and n.startswith(name)]
-    similar += [n for n in get_close_matches(name, names, 2, 0.7) if n not in similar]
-    return f"did you mean {' or '.join(similar[:2])}?" if similar else None
 
 
 def given(names: Sequence[str], args: Sequence[str]) -> str | None:

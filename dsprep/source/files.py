@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -9,11 +10,11 @@ import shlex
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 
 from dsprep import formats
-from dsprep.errors import DsprepError, FormatError, TargetError, UsageError
+from dsprep.errors import DsprepError, FormatError, TargetError, UsageError, near
 from dsprep.formats import foreign
 from dsprep.formats.base import Format, WritableFormat
 from dsprep.formats.samples import is_file, listed, natural_key
@@ -24,6 +25,9 @@ from dsprep.storage.atomic import restore
 from dsprep.storage.paths import as_path, common_path, scan
 
 MAX_LIST_NBYTES = 256 << 20
+
+MAX_SIBLINGS = 10_000
+"""Names of a directory that are looked through for one like a name that is not there."""
 """No list of paths is larger."""
 
 
@@ -95,6 +99,13 @@ def _expand(text: str) -> list[Path]:
     return [path for name in names for path in _match(os.path.join(listing.parent, name))]  # noqa: PTH118 (keeps names as they are)
 
 
+def _siblings(path: Path) -> list[str]:
+    """Return the names beside a path, of a directory that is not too long to look through."""
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        return [entry.name for entry in islice(entries, MAX_SIBLINGS)]
+    return []
+
+
 def _match(text: str) -> list[Path]:
     """Return the paths that a pattern stands for, or the one that `text` is.
 
@@ -122,6 +133,8 @@ def _match(text: str) -> list[Path]:
         return sorted(matches, key=natural_key)
     if missing:
         restore(path)
+        if not os.path.lexists(path) and (proposal := near(path.name, _siblings(path))):
+            raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}; {proposal}", text)
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UsageError("it is neither a file nor a directory", where=path)

@@ -277,10 +277,11 @@ class Cast:
             rows = values.reshape(len(values), -1).shape[1]
             row = at // max(1, rows)
             sample = row if offsets is None else int(np.searchsorted(offsets, row, "right")) - 1
+            wider = "choose a wider dtype" if np.isfinite(value) else "choose a float dtype"
             raise SchemaError(
                 f"{value} does not fit {show_dtype(self.dtype)}",
                 where=f"sample {start + sample}, field {self.field.name}",
-                fix="choose a wider dtype, or leave the field out of --cast",
+                fix=f"{wider}, or leave the field out of --cast",
             )
         return out
 

@@ -18,12 +18,12 @@ from typing import TypeAlias
 
 from dsprep import formats
 from dsprep.core.schema import Schema
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import FormatError
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
 from dsprep.sidecar import identity, spec
-from dsprep.sidecar.sidecar import Sidecar
+from dsprep.sidecar.sidecar import MissingError, Sidecar
 from dsprep.sidecar.spec import Content, FileEntry
 from dsprep.source.files import find_files
 from dsprep.storage.paths import as_path, open_file
@@ -36,10 +36,6 @@ __all__ = ["ONLY_TOUCHED", "Problem", "check"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 
-FIX = (
-    "write one with dsprep provenance, with --out F where the dataset's directory cannot be "
-    "written to"
-)
 ONLY_TOUCHED = (
     "its time stamp alone changed: its size, its format's own marks and the sampled blocks are as "
     "recorded; --check full compares the rest, and --refresh records the new time stamp"
@@ -74,7 +70,7 @@ def check(
 
     Raises
     ------
-    UsageError
+    MissingError
         If there is no sidecar.
     """
     if isinstance(paths, Sidecar):
@@ -102,21 +98,21 @@ def _named(paths: Sequence[str | Path], at: Path | None) -> tuple[Path, Path, li
     requested = [as_path(p) for p in paths]
     if len(paths) == 1 and first.name.endswith(spec.SUFFIX):
         dataset = first.with_name(first.name.removesuffix(spec.SUFFIX))
-        return _there(first), dataset, [dataset]
+        return _there(first, dataset), dataset, [dataset]
     if len(paths) == 1 and (at is not None or spec.beside(first).is_file()):
-        return _there(at or spec.beside(first)), first, requested
+        return _there(at or spec.beside(first), first), first, requested
     files = [p.absolute() for p, _ in find_files(paths)[0]]
     dataset = dataset_of(files)
     path = at or spec.beside(dataset)
     above = spec.beside(dataset.parent)
     if at is None and len(files) == 1 and not path.is_file() and above.is_file():
         path, dataset = above, dataset.parent
-    return _there(path), dataset, files
+    return _there(path, dataset), dataset, files
 
 
-def _there(path: Path) -> Path:
+def _there(path: Path, dataset: Path) -> Path:
     if not path.is_file():
-        raise UsageError("there is no sidecar", where=path, fix=FIX)
+        raise MissingError(path, dataset)
     return path
 
 
