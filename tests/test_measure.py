@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dsprep
-from dsprep.bench.measure import LoopReport, device_nbytes
+from dsprep.bench.measure import LoopReport, Steps
 
 
 class Loader:
@@ -36,7 +36,7 @@ class Loader:
 
 def test_waiting_and_computing() -> None:
     loader = Loader()
-    with dsprep.measure(loader, batch_size=8, clock=loader.clock) as steps:
+    with Steps(loader, 8, False, loader.clock) as steps:
         assert len(steps) == 3
         steps.set_epoch(4)
         assert steps.epoch == 4
@@ -45,18 +45,40 @@ def test_waiting_and_computing() -> None:
                 loader.now += 10 + batch
     found = steps.report()
     assert (found.steps, found.epochs) == (6, 2)
-    assert (found.wait_seconds, found.compute_seconds) == (18, 66)
-    assert (found.first_seconds, found.wait_p50) == (5, 2)
-    assert found.busy == 66 / 84
+    assert (found.exposed_seconds, found.compute_seconds) == (18, 66)
+    assert found.exposed_after_first_seconds == 8
+    assert (found.first_batch_seconds, found.wait_p50_seconds) == (5, 2)
+    assert found.utilisation_percent == 100 * 66 / 84
     assert found.samples_per_second == 48 / 84
-    assert found.to_json()["busy"] == found.busy
-    assert "loading is the bottleneck" in str(steps)
-    assert "1.27 times" in str(steps)
+    assert found.to_json()["utilisation_percent"] == found.utilisation_percent
+    assert "waits for data for 18.0 s of 84.0 s: loading is the bottleneck." in str(steps)
+    assert "exposed I/O" in str(steps)
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict"),
+    [(1, "is the bottleneck"), (20, "only the first batch"), (500, "is not the bottleneck")],
+)
+def test_the_verdict(step: float, verdict: str) -> None:
+    loader = Loader()
+    steps = Steps(loader, None, False, loader.clock)
+    for _ in steps:
+        loader.now += step
+    assert verdict in str(steps)
+
+
+def test_nothing_is_added_after_the_block() -> None:
+    loader = Loader()
+    with Steps(loader, None, False, loader.clock) as steps:
+        batches = iter(steps)
+        next(batches)
+    next(batches)
+    assert steps.report().steps == 1
 
 
 def test_loops_that_end_early_and_fail() -> None:
     loader = Loader()
-    steps = dsprep.measure(loader, clock=loader.clock)
+    steps = Steps(loader, None, False, loader.clock)
     for _ in steps:
         loader.now += 1
         break
@@ -67,7 +89,7 @@ def test_loops_that_end_early_and_fail() -> None:
     assert steps.report().steps == 2
     assert steps.report().compute_seconds == 101
     assert steps.report().samples_per_second is None
-    assert "no bottleneck" not in str(dsprep.measure([]))
+    assert str(dsprep.measure([])) == "The loop got no batch."
     assert list(dsprep.measure([1, 2])) == [1, 2]
     with pytest.raises(TypeError, match="cannot be iterated"):
         dsprep.measure(3)
@@ -83,5 +105,4 @@ def test_a_reader_in_it(tmp_path: Path) -> None:
         assert sum(len(b["x"]) for b in itertools.islice(steps, 4)) == 40
         assert reader.state_dict()["stages"][-1][2] == 4
     assert isinstance(steps.report(), LoopReport)
-    assert steps.report().device_nbytes is None or steps.report().device_nbytes >= 0
-    assert device_nbytes() is None or device_nbytes() >= 0
+    assert steps.report().device_bytes >= 0

@@ -1,109 +1,206 @@
-"""`measure`: whether a loop waits for its loader, whatever loader it is."""
+"""What a training loop waits for: `measure` times the steps of any loader of any framework."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from dsprep.bench.report.tables import show_seconds
-from dsprep.core.units import show_nbytes
+from dsprep.bench.counters import count
 
-BUSY = 0.95
-"""Share of the time in steps from which on a faster loader would change nothing that matters."""
+Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoopReport:
-    """What a loop did, all its epochs together.
+    """The measures of a loop, over all of its epochs; those that `bench read` has are named alike.
 
-    Attributes
-    ----------
-    steps, epochs
-        Batches that it took, and loops that it began.
-    wait_seconds, compute_seconds
-        In which it waited for the next batch, and did something else, such as training; the end
-        of an epoch is waiting, too.
-    first_seconds
-        The longest wait for the first batch of an epoch.
-    wait_p50, wait_p99
-        Seconds that half of the waits took at most, and 99 % of them; first batches left out.
-    batch_size
-        Samples per step; None: it was not given.
-    device_nbytes
-        Bytes that this process and its children read from devices; None: the system does not say.
+    Printed, it is a table and the verdict: whether loading is the bottleneck.
     """
 
-    steps: int
-    epochs: int
-    wait_seconds: float
-    compute_seconds: float
-    first_seconds: float
-    wait_p50: float
-    wait_p99: float
-    batch_size: int | None
-    device_nbytes: int | None
+    epochs: int  # `for` loops that got a batch
+    steps: int  # batches
+    samples: int | None  # None where the samples of a step are not known
+    exposed_seconds: float  # for which the loop waited for data, the end of each epoch included
+    exposed_after_first_seconds: float  # the same without the first batch of each epoch
+    first_batch_seconds: float  # until the first batch of an epoch had come, the median
+    wait_p50_seconds: float  # percentiles of the waits for all other batches
+    wait_p99_seconds: float
+    compute_seconds: float  # in the body of the loop
+    device_bytes: int  # read from devices while the loop ran; see `measure`
+    asynchronous: bool  # whether CUDA was used and not waited for: its work may count as waiting
 
     @property
-    def busy(self) -> float:
-        """The share of the time that was no waiting, in ``0 .. 1``: accelerator utilisation."""
-        return self.compute_seconds / max(1e-12, self.compute_seconds + self.wait_seconds)
+    def seconds(self) -> float:
+        """Seconds of the loop: waiting and computing."""
+        return self.exposed_seconds + self.compute_seconds
+
+    @property
+    def utilisation_percent(self) -> float:
+        """AU: the share of the time in which the loop computed."""
+        return 100 * self.compute_seconds / max(self.seconds, 1e-9)
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples that came in a second of the loop, compute included."""
-        if self.batch_size is None:
-            return None
-        seconds = self.wait_seconds + self.compute_seconds
-        return self.steps * self.batch_size / max(1e-12, seconds)
+        """Samples by seconds; None where samples are not known."""
+        return None if self.samples is None else self.samples / max(self.seconds, 1e-9)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all figures."""
-        return {**asdict(self), "busy": self.busy, "samples_per_second": self.samples_per_second}
+        """Return it as JSON."""
+        derived = ("seconds", "utilisation_percent", "samples_per_second")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
     def __str__(self) -> str:
-        rate = self.samples_per_second
-        of_rate = "" if rate is None else f", {rate:,.0f} samples/s"
-        each, slow, first = map(show_seconds, (self.wait_p50, self.wait_p99, self.first_seconds))
-        waits = f"a batch {each}, the slowest 1 % {slow}, the first one {first}"
-        lines = [
-            f"{self.steps} steps in {self.epochs} loop{'s' * (self.epochs != 1)}{of_rate}",
-            f"waited   {show_seconds(self.wait_seconds)}: {waits}",
-            f"computed {show_seconds(self.compute_seconds)}",
-        ]
-        if self.device_nbytes is not None:
-            lines.append(f"read     {show_nbytes(self.device_nbytes)} from devices")
-        verdict = "loading is no bottleneck: a faster loader would gain at most"
-        if self.busy < BUSY:
-            verdict = "loading is the bottleneck: a loader that never waits would gain"
-        gain = 1 / max(1e-12, self.busy)
-        lines.append(f"computing {self.busy:.0%} of the time; {verdict} {gain:.2f} times")
-        return "\n".join(lines)
+        from dsprep.bench.report.answer import BUSY
+        from dsprep.bench.report.tables import digits, show_percent, show_seconds
+        from dsprep.core.units import show_nbytes
+
+        if not self.steps:
+            return "The loop got no batch."
+        p50, p99 = show_seconds(self.wait_p50_seconds), show_seconds(self.wait_p99_seconds)
+        rows = {
+            "steps": f"{self.steps:,} in {self.epochs:,} epoch{'s' * (self.epochs > 1)}",
+            "exposed I/O": show_seconds(self.exposed_seconds),
+            "compute": show_seconds(self.compute_seconds),
+            "AU": f"{show_percent(self.utilisation_percent)} %",
+            "first batch": show_seconds(self.first_batch_seconds),
+            "wait": f"p50 {p50}, p99 {p99}",
+            "device": show_nbytes(self.device_bytes),
+        }
+        if self.samples_per_second is not None:
+            rows["samples/s"] = digits(self.samples_per_second)
+        verdict = "loading is the bottleneck."
+        if self.utilisation_percent >= BUSY:
+            verdict = "loading is not the bottleneck."
+        elif self.compute_seconds * (100 - BUSY) >= BUSY * self.exposed_after_first_seconds:
+            verdict = "only the first batch of an epoch is waited for."
+        words = (
+            f"The loop computes {show_percent(self.utilisation_percent)} % of the time and waits for "
+            f"data for {show_seconds(self.exposed_seconds)} of {show_seconds(self.seconds)}: {verdict}"
+        )
+        if self.asynchronous:
+            words += "\nCUDA was not waited for, so its work may count as waiting: synchronize=True"
+        return "\n".join([*(f"{label:<11}  {value}" for label, value in rows.items()), words])
 
 
-class measure:
-    """Measure how long a loop waits for its batches; see `dsprep.measure`.
+class Steps(Generic[Item]):
+    """A loader whose loops are timed; it has the loader's length and attributes. See `measure`."""
 
-    ``with dsprep.measure(loader) as steps: for batch in steps: train(batch)``, then
-    ``print(steps)``. It costs two readings of a clock a step. ``len``, attributes and methods of
-    the loader, such as ``set_epoch``, are there.
+    def __init__(
+        self,
+        loader: Iterable[Item],
+        batch_size: int | None,
+        synchronize: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._loader, self._batch_size, self._clock = loader, batch_size, clock
+        self._synchronize = synchronize
+        self._firsts, self._waits = array("d"), array("d")  # for batches, in seconds
+        self._ends = self._compute = 0.0  # seconds until epochs ended, and in the loops' bodies
+        self._device = 0
+        self._final: LoopReport | None = None
+
+    def __enter__(self) -> Self:
+        self._final = None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._final = self.report()  # an iterator that lives on adds nothing any more
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # copy and pickle ask before there is one
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Item]:
+        before, began = count().device, self._clock()
+        batches = iter(self._loader)  # not at the first batch: some loaders start to read here
+        return self._timed(batches, before, self._clock() - began)
+
+    def _timed(self, batches: Iterator[Item], before: int, opening: float) -> Iterator[Item]:
+        now, waits, batch = self._clock, self._firsts, list[Item]()
+        cuda = _cuda() if self._synchronize else None
+        try:
+            clock = now() - opening
+            while True:
+                try:
+                    batch.append(next(batches))
+                except StopIteration:
+                    break
+                got = now()
+                waits.append(got - clock)
+                waits = self._waits
+                try:
+                    yield batch.pop()  # the loop alone holds it, and may free its memory
+                    if cuda is not None:
+                        cuda.synchronize()
+                finally:  # reached by `break` and exceptions, too
+                    clock = now()
+                    self._compute += clock - got
+            self._ends += now() - clock
+        finally:
+            self._device += max(0, count().device - before)
+
+    def report(self) -> LoopReport:
+        """Return what was measured: until now, or until the end of the ``with`` block."""
+        if self._final is not None:
+            return self._final
+        steps, later = len(self._firsts) + len(self._waits), sum(self._waits) + self._ends
+        p50, p99 = np.percentile(self._waits or [0.0], (50, 99))
+        cuda = None if self._synchronize else _cuda()
+        return LoopReport(
+            epochs=len(self._firsts),
+            steps=steps,
+            samples=None if self._batch_size is None else steps * self._batch_size,
+            exposed_seconds=sum(self._firsts) + later,
+            exposed_after_first_seconds=later,
+            first_batch_seconds=float(np.median(self._firsts or [0.0])),
+            wait_p50_seconds=float(p50),
+            wait_p99_seconds=float(p99),
+            compute_seconds=self._compute,
+            device_bytes=self._device,
+            asynchronous=cuda is not None and bool(cuda.is_initialized()),
+        )
+
+    def __str__(self) -> str:
+        return str(self.report())
+
+
+def measure(
+    loader: Iterable[Item], *, batch_size: int | None = None, synchronize: bool = False
+) -> Steps[Item]:
+    """Time a training loop: how long it waits for batches, and how long it computes.
 
     Parameters
     ----------
     loader
-        Anything that can be iterated over, of any framework.
+        Whatever the loop iterates, once or for several epochs; it is not closed.
     batch_size
-        Samples per step, for a rate.
+        Samples per step, for samples/s; a shorter last batch counts as a full one.
     synchronize
-        Whether to wait for the GPU after each step, so that what it computes counts as computing:
-        a step of PyTorch only begins its work. Slower, but then the times are what they are called.
-    clock
-        Gives seconds.
+        Wait for CUDA at the end of each step, so that the work that a step started counts as its
+        own. Without it, that work counts wherever the program waits for it, in the next batch as
+        well. It does nothing where torch was not imported or has no CUDA.
+
+    Returns
+    -------
+    Steps
+        The loader to iterate instead, whose length and attributes are those of `loader`. Printed,
+        it gives the verdict; ``report()`` returns the numbers as a `LoopReport`.
 
     Raises
     ------
@@ -112,121 +209,28 @@ class measure:
 
     Notes
     -----
-    Bytes are those of ``/proc/self/io``, and of children that live when a loop ends or that have
-    been waited for; on network file systems the kernel counts none.
+    Only loops are timed, not what is between them. A step costs two calls of ``perf_counter``.
+
+    Bytes from devices are those that Linux counts for this process and those that it started,
+    whatever they read, from the begin to the end of each loop. Not counted is what came from the
+    page cache or over most networks, what is read between loops, what others read for
+    them (daemons, workers of a cluster), and what processes read that ended in the loop and that
+    nobody waited for.
+
+    Examples
+    --------
+    >>> with measure([[1, 2], [3, 4]], batch_size=2) as steps:
+    ...     for batch in steps:
+    ...         pass
+    >>> steps.report().samples
+    4
     """
-
-    def __init__(
-        self,
-        loader: Any,
-        *,
-        batch_size: int | None = None,
-        synchronize: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-            raise TypeError(f"{type(loader).__name__} cannot be iterated over")
-        self.loader, self._batch_size, self._clock = loader, batch_size, clock
-        self._synchronize = synchronize
-        self._waits: list[float] = []
-        self._firsts: list[float] = []
-        self._ends = self._computed = 0.0
-        self._epochs = 0
-        self._begun = device_nbytes()
-        self._read: int | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        clock, waits = self._clock, self._waits
-        self._epochs += 1
-        batches, first = None, True
-        try:
-            began = clock()
-            batches = iter(self.loader)
-            while True:
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    self._ends += clock() - began
-                    return
-                ready = clock()
-                (self._firsts if first else waits).append(ready - began)
-                first = False
-                try:
-                    yield batch
-                finally:
-                    del batch
-                    if self._synchronize:
-                        _synchronize()
-                    began = clock()
-                    self._computed += began - ready
-        finally:
-            self._note_read()
-            if (close := getattr(batches, "close", None)) is not None:
-                close()
-
-    def _note_read(self) -> None:
-        now = device_nbytes()
-        if now is not None and self._begun is not None:
-            self._read = max(self._read or 0, now - self._begun)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # before __init__, as when it is unpickled
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._note_read()
-
-    def report(self) -> LoopReport:
-        """Return what was measured so far."""
-        waits = self._waits or self._firsts or [0.0]
-        p50, p99 = np.quantile(waits, (0.5, 0.99)).tolist()
-        return LoopReport(
-            len(self._waits) + len(self._firsts),
-            self._epochs,
-            sum(self._waits) + sum(self._firsts) + self._ends,
-            self._computed,
-            max(self._firsts, default=0.0),
-            p50,
-            p99,
-            self._batch_size,
-            self._read,
-        )
-
-    def __str__(self) -> str:
-        return str(self.report())
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise TypeError(f"{type(loader).__name__} cannot be iterated over")
+    return Steps(loader, batch_size, synchronize)
 
 
-def device_nbytes() -> int | None:
-    """Return the bytes that this process and its children have read from devices, if known."""
-    try:
-        total = _read_nbytes(Path("/proc/self/io"))
-    except (OSError, ValueError):
-        return None
-    for listed in Path("/proc/self/task").glob("*/children"):
-        try:
-            for child in listed.read_text().split():
-                total += _read_nbytes(Path("/proc") / child / "io")
-        except (OSError, ValueError):  # it has ended
-            continue
-    return total
-
-
-def _read_nbytes(path: Path) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith("read_bytes:"):
-            return int(line.split()[1])
-    raise ValueError(f"{path} does not say it")
-
-
-def _synchronize() -> None:
-    """Wait for the GPU of PyTorch, if the program uses it."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.synchronize()
+def _cuda() -> Any:
+    """Return torch's CUDA module if the program has imported it and there is a device."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_available() else None
