@@ -81,8 +81,9 @@ class LoopReport:
         elif self.compute_seconds * (100 - BUSY) >= BUSY * self.exposed_after_first_seconds:
             verdict = "only the first batch of an epoch is waited for."
         words = (
-            f"The loop computes {show_percent(self.utilisation_percent)} % of the time and waits for "
-            f"data for {show_seconds(self.exposed_seconds)} of {show_seconds(self.seconds)}: {verdict}"
+            f"The loop computes {show_percent(self.utilisation_percent)} % of the time and waits "
+            f"for data for {show_seconds(self.exposed_seconds)} of {show_seconds(self.seconds)}: "
+            f"{verdict}"
         )
         if self.asynchronous:
             words += "\nCUDA was not waited for, so its work may count as waiting: synchronize=True"
