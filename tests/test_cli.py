@@ -595,6 +595,12 @@ def test_demo(tmp_path, monkeypatch):
     assert result["same"]
     assert {s["target"] for s in result["steps"]} == {"h5", "lmdb", "tfrecord", "zarr", "groups"}
     assert any((tmp_path / "kept").iterdir())
+    text = run("demo").out
+    assert text.count("groups: the same bit for bit") == 3
+    assert re.search(
+        r"dsprep.Reader, in groups  computes \d+ % of the time, [\d,]+ samples/s, ", text
+    )
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_program_itself(train, tmp_path):

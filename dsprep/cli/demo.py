@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,12 +54,18 @@ READ = 4000
 READ_GROUPS = "4MiB"
 """The size of its groups then: some tens of them, so that one is read while another one is used."""
 
+STEP, BATCH = "1ms", 64
+"""What a step of the training takes, and its samples."""
+
+WAYS = {"h5py": "h5py, sample by sample  ", "dsprep": "dsprep.Reader, in groups"}
+"""The ways of reading that are compared."""
+
 SAMPLES: int | None = None
 """Samples of the datasets that are converted; as many as `synth` makes by default."""
 
 DATASETS = (
-    ("cosmic-tagger", "ragged detector hits, HDF5"),
-    ("neuron-inverter", "fixed waveforms and labels, HDF5"),
+    ("cosmic-tagger", "ragged detector hits in HDF5"),
+    ("neuron-inverter", "waveforms and labels in HDF5"),
     ("caffe-cifar", "images in an LMDB of Caffe messages"),
 )
 
@@ -74,7 +81,7 @@ def demo(
 ) -> None:
     """Convert small datasets to all four formats, repack them, and prove that no bit changes.
 
-    Then some ways of reading one of them are measured.
+    Then training on one of them is compared with samples that h5py reads one by one.
 
     Takes less than a minute and, unless --keep is given, leaves nothing behind.
     """
@@ -87,53 +94,54 @@ def demo(
 
 
 def _run(directory: Path, json: bool) -> None:
-    from dsprep.core.units import show_nbytes
 
     steps = []
-    if not json:
-        say(f"{'dataset':<17}{'from':<10}{'to':<10}{'samples':>8}{'values':>10}  result")
-    for name, _ in DATASETS:
-        for step in _around(name, directory):
-            steps.append(step)
-            if not json:
-                proof = "the same bit for bit" if step.same else "DIFFERENT"
-                say(
-                    f"{step.dataset:<17}{step.source:<10}{step.target:<10}{step.samples:>8,}"
-                    f"{show_nbytes(step.payload):>10}  {proof}, "
-                    f"{show_nbytes(step.payload / max(step.seconds, 1e-9))}/s"
-                )
+    for name, words in DATASETS:
+        made = list(_around(name, directory))
+        steps += made
+        if not json:
+            _show_round(words, made)
     same = all(step.same for step in steps)
-    if not json and same:
-        say(
-            "",
-            f"{len(steps)} conversions, each compared with the first dataset: nothing changed. "
-            "The last of each is",
-            f"repacked: one read fetches {GROUP} samples, at offsets that its sidecar gives.",
-            "",
-        )
     read = _read(directory)
     right = same and not any(row.problems for row in read.rows)
     if json:
-        content = {"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()}
-        print_json(content)
+        print_json({"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()})
     else:
-        from dataclasses import replace
-
-        from dsprep.cli.bench.output import show
-
-        say(
-            f"Reading {read.dataset['samples']:,} samples of {MEASURED} from the page cache, "
-            "against plain preadv:",
-            "",
-        )
-        show(replace(read, answer=()))
-        say(
-            "Next: dsprep inspect DATA, dsprep provenance DATA, dsprep repack DATA OUT, "
-            "dsprep bench read DATA,",
-            "dsprep --help",
-        )
+        _show_reading(read)
+        say("Next: dsprep inspect DATA, dsprep provenance DATA, dsprep repack DATA OUT, --help")
     if not right:
         raise typer.Exit(1)
+
+
+def _show_round(words: str, steps: Sequence[Step]) -> None:
+    """Print what a dataset was converted to, and whether it is as it was."""
+    from dsprep.core.units import show_nbytes
+
+    first = steps[0]
+    different = [step.target for step in steps if not step.same]
+    say(
+        f"{first.dataset}: {first.samples:,} samples, {show_nbytes(first.payload)}, {words}",
+        f"  {' > '.join([first.source, *(step.target for step in steps)])}: "
+        + (f"DIFFERENT: {', '.join(different)}" if different else "the same bit for bit"),
+    )
+
+
+def _show_reading(report: BenchReport) -> None:
+    """Print how busy steps are with samples read one by one, and with those of groups."""
+    from dsprep.bench.report.tables import digits, show_percent
+
+    say("", f"Training by steps of {STEP} on {BATCH} samples of {MEASURED}, in the page cache:")
+    rates = []
+    for name, words in WAYS.items():
+        row = next(row for row in report.rows if row.name == name)
+        if row.problems:
+            say(f"  {words}  {row.problems[0]}")
+            continue
+        rates.append(row.value("samples_per_second") or 0.0)
+        times = f", {digits(rates[-1] / rates[0])} times" if len(rates) > 1 else ""
+        busy = show_percent(row.value("utilisation_percent") or 0.0)
+        say(f"  {words}  computes {busy} % of the time, {rates[-1]:,.0f} samples/s{times}")
+    say("Compare your own: dsprep bench read DATA --compute YOUR_STEP --batch-size N", "")
 
 
 def _read(directory: Path) -> BenchReport:
@@ -142,9 +150,10 @@ def _read(directory: Path) -> BenchReport:
     from dsprep.synth import synth
 
     data = synth(MEASURED, directory / "reading", samples=READ).path
-    settings = Settings(cold=False, repeat=3, buffer_size=READ_GROUPS)
-    ways = ("h5py", "group-db", "dsprep")
-    work = plan_read([data], ways, settings, reading=_reading(MEASURED))
+    settings = Settings(
+        cold=False, epochs=3, batch_size=BATCH, compute=STEP, buffer_size=READ_GROUPS
+    )
+    work = plan_read([data], tuple(WAYS), settings, reading=_reading(MEASURED))
     return bench_read(work, "dsprep demo")
 
 
