@@ -597,9 +597,7 @@ def test_demo(tmp_path, monkeypatch):
     assert any((tmp_path / "kept").iterdir())
     text = run("demo").out
     assert text.count("groups: the same bit for bit") == 3
-    assert re.search(
-        r"dsprep.Reader, in groups  computes \d+ % of the time, [\d,]+ samples/s, ", text
-    )
+    assert re.search(r"dsprep.Reader, in groups  computing \d+ %, [\d,]+ samples/s, ", text)
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -182,7 +182,7 @@ def test_what_is_not_installed_is_a_row(data, report_of, monkeypatch):
     gone = Entry("x:Y", "own", "", ["no_such_package"], optional=True)
     monkeypatch.setitem(STRATEGIES, "litdata", gone)
     monkeypatch.setitem(SETS, "peers", ("litdata",))
-    why = "failed: not installed: pip install no_such_package"
+    why = "not installed: pip install no_such_package"
     for words, code in (("--set", "peers"), 0), (("-s", "litdata"), 1):
         found = rows(report_of(data, *words, "-s", "dsprep", *WARM, code=code))
         assert found["litdata"]["problems"] == [why]

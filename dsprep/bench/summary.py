@@ -10,7 +10,7 @@ import numpy as np
 from dsprep.bench import tiering
 from dsprep.bench.evidence import COLD, SERVER_UNKNOWN, UNKEPT, Evidence, weakest
 from dsprep.bench.report.model import Measure, Row
-from dsprep.bench.strategies import DUMMY, LIMIT, find
+from dsprep.bench.strategies import ABSENT, DUMMY, LIMIT, find
 from dsprep.bench.sums import Sums
 from dsprep.bench.task import Epoch, Failure, Result
 
@@ -54,7 +54,8 @@ def row(name: str, runs: Sequence[list[Result] | Failure], facts: StrategyFacts)
     done: list[list[Result]] = []
     for run in runs:
         if isinstance(run, Failure):
-            problems.append(f"failed: {run.reason}")
+            absent = run.reason.startswith(ABSENT)
+            problems.append(run.reason if absent else f"failed: {run.reason}")
         else:
             done.append(run)
             problems += _problems(name, run, facts)

@@ -227,7 +227,7 @@ def _rows(
     units += f"{max(e.largest_unit for e in passes):,} samples"
     shared = [e.shared_groups for e in passes if e.shared_groups is not None]
     if shared:
-        units += f"; {_range(shared)} {word}s read by more than one rank, each its part"
+        units += f"; {_range(shared)} {word}s shared by several ranks, each of which reads its part"
     return [*rows, ("  units", units)]
 
 

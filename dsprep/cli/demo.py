@@ -108,7 +108,7 @@ def _run(directory: Path, json: bool) -> None:
         print_json({"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()})
     else:
         _show_reading(read)
-        say("Next: dsprep inspect DATA, dsprep provenance DATA, dsprep repack DATA OUT, --help")
+        say("Next: dsprep inspect DATA, dsprep repack DATA OUT, dsprep --help")
     if not right:
         raise typer.Exit(1)
 
@@ -140,7 +140,7 @@ def _show_reading(report: BenchReport) -> None:
         rates.append(row.value("samples_per_second") or 0.0)
         times = f", {digits(rates[-1] / rates[0])} times" if len(rates) > 1 else ""
         busy = show_percent(row.value("utilisation_percent") or 0.0)
-        say(f"  {words}  computes {busy} % of the time, {rates[-1]:,.0f} samples/s{times}")
+        say(f"  {words}  computing {busy} %, {rates[-1]:,.0f} samples/s{times}")
     say("Compare your own: dsprep bench read DATA --compute YOUR_STEP --batch-size N", "")
 
 

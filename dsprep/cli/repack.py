@@ -317,6 +317,7 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
 
 
 def _print_report(report: RepackReport) -> None:
+    from dsprep.bench.report.tables import show_seconds
     from dsprep.core.units import show_nbytes
 
     rows = []
@@ -334,8 +335,8 @@ def _print_report(report: RepackReport) -> None:
             rows.append(("continued", f"after {done.resumed:,} samples of an interrupted run"))
     break_even = report.break_even
     if break_even is not None:
-        each, together = break_even.sample_seconds * 1e6, break_even.group_seconds * 1e6
-        text = f"{each:.1f} us a sample before, read one by one cold; {together:.1f} us in groups: "
+        each, together = map(show_seconds, (break_even.sample_seconds, break_even.group_seconds))
+        text = f"{each} a sample before, read one by one cold; {together} in groups: "
         if break_even.epochs is None:
             text += "reading is not faster here"
         else:

@@ -187,7 +187,7 @@ def convert(
     """Convert a dataset to another format, or to another layout of the same format.
 
     The output appears under its name when it is complete, its sidecar last. An interrupted
-    conversion is continued by the same call, and ends in the same bytes.
+    conversion is continued by the same call, and produces the same bytes.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ from dsprep.bench.report.tables import (
     show_spread,
     tables,
 )
-from dsprep.bench.strategies import LIMIT
+from dsprep.bench.strategies import ABSENT, LIMIT
 from dsprep.bench.tiering import label
 from dsprep.core.units import show_nbytes
 
@@ -115,7 +115,10 @@ def _plots(report: BenchReport) -> list[tuple[str, str]]:
     figures = []
     if report.rows:
         items = "".join(
-            f"<li><b>{text(r.name)}</b> {text(r.failure)}</li>" for r in report.rows if r.failure
+            f"<li class='{'absent' * r.failure.startswith(ABSENT)}'><b>{text(r.name)}</b> "
+            f"{text(r.failure)}</li>"
+            for r in report.rows
+            if r.failure
         )
         problems = f'\n<ul class="problems">{items}</ul>' if items else ""
         figures.append(("What each way delivers", plots.bars(report) + problems))

@@ -40,7 +40,7 @@ class Entry:
     def missing(self) -> str:
         """Which packages are missing, and how to install them; empty if none is."""
         names = [DISTRIBUTIONS.get(p, p) for p in self.packages if find_spec(p) is None]
-        return f"not installed: pip install {' '.join(names)}" if names else ""
+        return f"{ABSENT}: pip install {' '.join(names)}" if names else ""
 
     def check(self, name: str) -> None:
         """Raise `UsageError` if the strategy, called `name`, is in a file that is not there."""
@@ -67,6 +67,9 @@ LIMIT = "pread-limit"
 DUMMY = "dummy"
 MET = "met"
 IN_PLACE = "in-place"
+
+ABSENT = "not installed"
+"""What begins the words for a strategy whose packages are missing; that is no failure."""
 
 STRATEGIES: dict[str, Entry] = {
     LIMIT: Entry("limit:Limit", "groups", "plain preadv of whole groups, nothing decoded: 100 %"),
