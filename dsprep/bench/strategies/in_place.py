@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dsprep.bench.strategies.base import Strategy
+from dsprep.core.schema import concatenate
 from dsprep.source.dataset import open_dataset
-from dsprep.source.derived import SelectedSource
 from dsprep.source.many import MultiSource
 
 MAX_OPEN = 512
@@ -30,7 +30,8 @@ class InPlace(Strategy):
 
     def epoch(self, number: int) -> Iterator[Any]:
         """Yield each step's samples, shuffled."""
-        task = self.task
+        task, source = self.task, self._source
         numbers = np.arange(task.samples) if task.numbers is None else task.numbers
         for indices in task.batches(number):
-            yield SelectedSource(self._source, numbers[indices]).read(0, len(indices))
+            samples = [source.read(i, i + 1) for i in numbers[indices].tolist()]
+            yield concatenate(source.schema, samples)
