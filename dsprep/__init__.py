@@ -22,6 +22,8 @@ The public interface, imported when it is first used:
     A transform that applies a function to every sample, such as `decode.image`.
 `pad`, `pack`
     Transforms that give ragged fields one shape: each sample in a row, or one behind another.
+`stats`, `normalise`
+    Minimum, mean, classes and more of every field, kept; and a transform that takes them.
 `measure`
     How long a loop waits for its loader, whatever loader it is.
 `Subset`
@@ -79,6 +81,8 @@ if TYPE_CHECKING:
     from dsprep.reader.mix import Mix as Mix
     from dsprep.reader.pack import pack as pack
     from dsprep.reader.pack import pad as pad
+    from dsprep.reader.stats import normalise as normalise
+    from dsprep.reader.stats import stats as stats
     from dsprep.reader.subset import Subset as Subset
     from dsprep.sidecar.sidecar import Sidecar as Sidecar
     from dsprep.sidecar.sidecar import StaleError as StaleError
@@ -110,6 +114,8 @@ _WHERE = {
     "each": "dsprep.reader.each:each",
     "pack": "dsprep.reader.pack:pack",
     "pad": "dsprep.reader.pack:pad",
+    "stats": "dsprep.reader.stats:stats",
+    "normalise": "dsprep.reader.stats:normalise",
     "measure": "dsprep.bench.measure:measure",
     "decode": "dsprep.decode",
     "repeats": "dsprep.repeats",
@@ -167,11 +173,13 @@ __all__ = [
     "errors",
     "executors",
     "inspect",
+    "normalise",
     "open",
     "provenance",
     "repack",
     "repeats",
     "stage",
+    "stats",
     "verify",
     "write",
 ]

@@ -284,7 +284,10 @@ def functions():
                 yield name, node
 
 
-COMMANDS = {"convert", "repack", "provenance", "audit", "verify", "synth", "tiers", "stage"}
+COMMANDS = {
+    *("convert", "repack", "provenance", "audit", "verify", "synth", "tiers", "stage"),
+    "inspect",
+}
 """Functions that take as many arguments as their commands have options."""
 
 

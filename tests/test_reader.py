@@ -865,6 +865,7 @@ def test_wrong_usage_is_told_at_once(tmp_path):
         ({"num_workers": 4}, "threads read, so no workers are needed"),
         ({"field": "x"}, "did you mean fields=?"),
         ({"collate_fn": len}, "transform="),
+        ({"collate": len}, "dsprep.pad"),
         ({"indices": [1]}, "subset= takes numbers"),
     ],
 )

@@ -5,10 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import Verbosity, current_verbosity, note, print_json, print_rows, say
+from dsprep.cli.report import (
+    Verbosity,
+    current_verbosity,
+    note,
+    print_json,
+    print_rows,
+    progress_bar,
+    say,
+)
+from dsprep.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
+    from dsprep.reader.stats import FieldStats
     from dsprep.verbs.inspect import FieldFacts, Inspection
 
 EPILOG = """
@@ -17,6 +30,8 @@ dsprep inspect train.h5 --head 3
 dsprep inspect 'shards/*.tfrecord' --field x:int16[128,128,128,4] --field y
 
 dsprep inspect train.zarr --code > load.py
+
+dsprep inspect train.h5 --stats --subset 'train of train=.9,val=.1'
 """
 
 
@@ -26,6 +41,9 @@ def inspect(
     reading: OpenOptions,
     head: int = opt.value("K", "Show the first K samples.", default=0, min=0),
     code: bool = opt.switch("Print a program that loads this dataset.", "--code"),
+    stats: bool = opt.switch("Read all values once: range, mean, NaNs, classes; kept."),
+    subset: opt.Subset = None,
+    workers: opt.Workers = None,
     sidecar: opt.At = None,
     memory: int | None = None,
     json: opt.Json = False,
@@ -34,25 +52,40 @@ def inspect(
     from dsprep.verbs.inspect import first_samples
     from dsprep.verbs.inspect import inspect as look
 
-    with opt.opened(paths, reading, not json, sidecar) as source:
+    if subset is not None and not stats:
+        raise UsageError("--subset is that of the statistics", fix="add --stats")
+    with opt.opened(paths, reading, not json, sidecar, marked=stats) as source:
         if code:
             for line in source.notes:
                 note(line)
             say(*source.loading_code().rstrip().split("\n"))
             return
         inspection = look(source, memory)
+        found = _stats(source, subset, workers, memory, not json) if stats else {}
         if json:
             content = inspection.to_json()
             content["head"] = [_plain(sample) for sample in first_samples(source, head, memory)]
+            if stats:
+                content["stats"] = {name: each.to_json() for name, each in found.items()}
             print_json(content)
             return
-        _print(inspection)
+        _print(inspection, found)
         for i, sample in enumerate(first_samples(source, head, memory)):
             say("", f"sample {i}")
             print_rows([(f"  {name}", text) for name, text in _plain(sample).items()])
 
 
-def _print(inspection: Inspection) -> None:
+def _stats(
+    source: Source, subset: str | None, workers: int | None, memory: int | None, show: bool
+) -> Mapping[str, FieldStats]:
+    from dsprep.reader.stats import stats
+
+    payload = source.schema.fixed_nbytes * len(source)
+    with progress_bar("statistics", len(source), payload, show) as update:
+        return stats(source, None, subset, workers=workers, memory=memory, progress=update)
+
+
+def _print(inspection: Inspection, stats: Mapping[str, FieldStats]) -> None:
     from dsprep.core.units import show_nbytes
 
     rows = [
@@ -68,7 +101,10 @@ def _print(inspection: Inspection) -> None:
     print_rows(rows)
     for facts in inspection.fields:
         say("", str(facts.field))
-        print_rows([(f"  {name}", text) for name, text in _facts(facts)])
+        rows = _facts(facts)
+        if facts.field.name in stats:
+            rows += _rows(stats[facts.field.name])
+        print_rows([(f"  {name}", text) for name, text in rows])
     for line in inspection.notes:
         note(line)
 
@@ -104,6 +140,24 @@ def _facts(facts: FieldFacts) -> list[tuple[str, str]]:
         rows.append(("stored", f"{stored.storage}{codecs}{nbytes}"))
         rows.append(("access", stored.access))
     rows += [(f"@{k}", _short(v)) for k, v in facts.field.attrs.items()]
+    return rows
+
+
+def _rows(stats: FieldStats) -> list[tuple[str, str]]:
+    """Return the statistics of a field in lines."""
+    rows = [("samples", f"{stats.samples:,}, {stats.count:,} values")]
+    if stats.mean is not None:
+        rows.append(("range", f"{stats.min:,} to {stats.max:,}"))
+        rows.append(("mean", f"{stats.mean:,.6g}, standard deviation {stats.std:,.6g}"))
+    if stats.nans or stats.infinities:
+        rows.append(("left out", f"{stats.nans:,} NaNs, {stats.infinities:,} infinities"))
+    if stats.lengths is not None:
+        least, mean, most = stats.lengths
+        rows.append(("lengths", f"{least:,} to {most:,}, mean {mean:,.1f}"))
+    if stats.classes:
+        some = [f"{name} {n:,}" for name, n in [*stats.classes.items()][:10]]
+        more = ", ..." if len(stats.classes) > len(some) else ""
+        rows.append(("classes", f"{len(stats.classes):,}: " + ", ".join(some) + more))
     return rows
 
 

@@ -222,13 +222,17 @@ class ReaderOptions(OrderOptions):
 
 
 _NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"
+_COLLATE = (
+    "transform= changes whole batches; dsprep.pad and dsprep.pack give ragged fields one shape"
+)
 _SAMPLERS = "dsprep.torch.Samples takes the samplers of a DataLoader"
 _OF_LOADERS = {
     "num_workers": _NO_WORKERS,
     "workers": _NO_WORKERS,
     "persistent_workers": _NO_WORKERS,
     "prefetch_factor": "batches are read ahead without it; buffers= is how many units",
-    "collate_fn": "transform= changes whole batches",
+    "collate": _COLLATE,
+    "collate_fn": _COLLATE,
     "sampler": _SAMPLERS,
     "indices": "subset= takes numbers, a mask, a condition, or a part of a split",
     "where": "subset= takes a condition, such as subset='label in (3, 5)'",

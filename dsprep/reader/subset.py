@@ -205,7 +205,7 @@ def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
     key = subset.key(sidecar.path.read_bytes())
     path = sidecar.path.with_name(f".{sidecar.path.name}.{key}.npy")
     with suppress(OSError, ValueError, UsageError, EOFError):
-        if _is_trusted(path, sidecar.path):
+        if is_trusted(path, sidecar.path):
             return numbers_of(np.load(path, allow_pickle=False), count)
     samples = subset.samples(count, opened)
     if not isinstance(path, StorePath):
@@ -220,7 +220,7 @@ def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
     return samples
 
 
-def _is_trusted(path: Path, sidecar: Path) -> bool:
+def is_trusted(path: Path, sidecar: Path) -> bool:
     """Whether a file is a plain one of this user, of root, or of whom the sidecar belongs to."""
     status = path.lstat()
     owners = (os.getuid(), 0, sidecar.stat().st_uid)

@@ -1,0 +1,538 @@
+"""Statistics of fields in one pass over the samples, and `normalise`, which takes them.
+
+Values come in blocks that stay in a core's cache. What is summed of a block are differences from a
+value within it, and blocks are merged as Chan, Golub and LeVeque do, in the order of the samples:
+large offsets cost no digits, and the result is the same on any number of threads and after a kill.
+
+Results are kept in a file beside the sidecar, not in it: the sidecar and whatever has its digest
+stay as they are, and datasets without one have them, too. That file has the marks of the data and
+of the sidecar, and is used only while these are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dsprep.core.memory import allowed_memory
+from dsprep.core.packing import digest
+from dsprep.core.schema import Arena, Array, Batch, Column, Field, Ints, Ragged, is_extension
+from dsprep.errors import UsageError
+from dsprep.formats.base import Source
+from dsprep.formats.options import not_enough
+from dsprep.reader.subset import Subset, is_trusted, kept_samples
+from dsprep.sidecar.spec import sidecar_path
+from dsprep.source.dataset import open_dataset
+from dsprep.source.derived import SelectedSource
+from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.paths import StorePath
+from dsprep.writing.create_sidecar import dataset_of
+from dsprep.writing.plan import PIECE_NBYTES, Shard, payload_nbytes, pieces
+
+CLASSES = 1000
+"""Distinct values of a field up to which each is counted."""
+
+LONGEST = 256
+"""Bytes of a string up to which it may be the name of a class."""
+
+BLOCK = 1 << 15
+"""Values that are summed at a time: as float64, a part of a core's cache."""
+
+SAVED_EVERY = 5.0
+"""Seconds after which a pass keeps how far it is."""
+
+COPIES = 4
+"""How often a piece is in memory: as stored, decoded, selected, and what is computed of it."""
+
+
+@dataclass(frozen=True)
+class FieldStats:
+    """Statistics of one field.
+
+    Attributes
+    ----------
+    samples, count
+        Samples, and values in them.
+    min, max, mean, std
+        Of the finite values; `std` is that of the population. None if there are none, or the
+        values are no real numbers.
+    nans, infinities
+        How many values are not finite.
+    lengths
+        Of ragged fields: rows per sample (bytes for `bytes` and `str`), least, mean and most.
+    classes
+        How many samples have each value, rising, of fields that are one integer, bool or string a
+        sample, with at most `CLASSES` values; else None.
+    """
+
+    samples: int
+    count: int
+    min: float | int | None = None
+    max: float | int | None = None
+    mean: float | None = None
+    std: float | None = None
+    nans: int = 0
+    infinities: int = 0
+    lengths: tuple[int, float, int] | None = None
+    classes: Mapping[Any, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; classes as a list of [value, samples]."""
+        classes = None if self.classes is None else [[k, n] for k, n in self.classes.items()]
+        return {**vars(self), "classes": classes}
+
+
+@dataclass
+class Moments:
+    """Sums of values, of which the mean is `base` + `offset`; `m2` are the squares around it."""
+
+    count: int = 0
+    low: Any = None
+    high: Any = None
+    base: Any = 0
+    offset: float = 0.0
+    m2: float = 0.0
+    nans: int = 0
+    infinities: int = 0
+
+    def merge(self, other: Moments) -> None:
+        """Add the values of another one."""
+        self.nans += other.nans
+        self.infinities += other.infinities
+        if not other.count:
+            return
+        if not self.count:
+            self.low, self.high, self.base = other.low, other.high, other.base
+        total = self.count + other.count
+        delta = float(other.base - self.base) + other.offset - self.offset
+        self.m2 += other.m2 + delta * delta * (self.count * other.count / total)
+        self.offset += delta * (other.count / total)
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.count = total
+
+    def add(self, values: Array) -> None:
+        """Add values of a dtype that `is_number`, of any shape."""
+        rows = max(1, BLOCK // max(1, values[:1].size))
+        scratch = np.empty(min(BLOCK, values.size))
+        with np.errstate(all="ignore"):
+            for i in range(0, len(values), rows):
+                flat = values[i : i + rows].reshape(-1)
+                for j in range(0, flat.size, BLOCK):
+                    self.merge(_block(_plain(flat[j : j + BLOCK]), scratch))
+
+
+def _plain(values: Array) -> Array:
+    """Return values as native numbers that numpy is fast with."""
+    dtype = values.dtype
+    if dtype.kind == "b":
+        return values.view(np.uint8)
+    if is_extension(dtype) or dtype == np.float16:
+        return values.astype(np.float32)
+    return values.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _block(values: Array, scratch: Array) -> Moments:
+    """Return the moments of some values, at least one."""
+    low, high = values.min(), values.max()
+    if values.dtype.kind == "f" and not (np.isfinite(low) and np.isfinite(high)):
+        finite = values[np.isfinite(values)]
+        some = _block(finite, scratch) if len(finite) else Moments()
+        some.nans = int(np.count_nonzero(np.isnan(values)))
+        some.infinities = len(values) - len(finite) - some.nans
+        return some
+    base: Any
+    differences = scratch[: len(values)]
+    if values.dtype.kind in "iu":
+        low, high = int(low), int(high)
+        base = low
+    else:
+        low, high = float(low), float(high)
+        base = low / 2 + high / 2
+    if values.dtype.kind in "iu" and values.itemsize == 8:  # exact, where float64 is not
+        differences[:] = values.view(np.uint64) - np.uint64(base % (1 << 64))
+    else:
+        np.subtract(values, base, out=differences, dtype=np.float64)
+    total = float(differences.sum())
+    squares = float(np.einsum("i,i->", differences, differences))
+    offset = total / len(values)
+    return Moments(len(values), low, high, base, offset, max(0.0, squares - total * offset))
+
+
+def is_number(f: Field) -> bool:
+    """Whether the values of a field are real numbers."""
+    return f.kind == "array" and (f.dtype.kind in "biuf" or is_extension(f.dtype))
+
+
+@dataclass
+class FieldSums:
+    """What is known of a field after some samples; see `FieldStats`."""
+
+    samples: int = 0
+    count: int = 0
+    values: Moments = field(default_factory=Moments)
+    lengths: Moments = field(default_factory=Moments)
+    classes: dict[Any, int] | None = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, f: Field, column: Column) -> FieldSums:
+        """Return those of some samples."""
+        sums = cls(len(column))
+        values: Any = column
+        if isinstance(column, Ragged):
+            values = column.values[int(column.offsets[0]) : int(column.offsets[-1])]
+            sums.lengths.add(column.lengths)
+        sums.count = int(values.size)
+        if is_number(f):
+            sums.values.add(values)
+        sums.classes = _classes(f, column, sums.values)
+        return sums
+
+    def merge(self, other: FieldSums) -> None:
+        """Add later samples."""
+        self.samples += other.samples
+        self.count += other.count
+        self.values.merge(other.values)
+        self.lengths.merge(other.lengths)
+        if self.classes is None or other.classes is None:
+            self.classes = None
+            return
+        for name, count in other.classes.items():
+            self.classes[name] = self.classes.get(name, 0) + count
+        if len(self.classes) > CLASSES:
+            self.classes = None
+
+    @classmethod
+    def from_json(cls, given: Any) -> FieldSums:
+        """Return what `to_json` gave."""
+        classes = None if given["classes"] is None else {k: int(n) for k, n in given["classes"]}
+        moments = Moments(**given["values"]), Moments(**given["lengths"])
+        return cls(int(given["samples"]), int(given["count"]), *moments, classes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        classes = None if self.classes is None else [*self.classes.items()]
+        return {**asdict(self), "classes": classes}
+
+    def result(self, f: Field) -> FieldStats:
+        """Return the statistics."""
+        lengths, values, classes = None, self.values, self.classes
+        if f.ragged and self.samples:
+            mean = self.lengths.base + self.lengths.offset
+            lengths = self.lengths.low, mean, self.lengths.high
+        if classes is not None:
+            classes = dict(sorted(classes.items()))
+        mean = std = None
+        if values.count:
+            mean, std = float(values.base + values.offset), float(np.sqrt(values.m2 / values.count))
+        return FieldStats(
+            *(self.samples, self.count, values.low, values.high, mean, std),
+            *(values.nans, values.infinities, lengths),
+            None if classes is None or not _has_classes(f) else MappingProxyType(classes),
+        )
+
+
+def _has_classes(f: Field) -> bool:
+    return f.kind == "str" or (f.shape == () and f.dtype.kind in "biuU")
+
+
+def _classes(f: Field, column: Column, moments: Moments) -> dict[Any, int] | None:
+    """Return how many samples have each value; None if there are too many values."""
+    if not _has_classes(f) or not len(column):
+        return {} if _has_classes(f) else None
+    if isinstance(column, Ragged):
+        if column.lengths.max() > LONGEST:
+            return None
+        found: Counter[Any] = Counter()
+        for i in range(0, len(column), CLASSES):
+            found.update(column[i : i + CLASSES])
+            if len(found) > CLASSES:
+                return None
+        return dict(found)
+    values: Any = np.asarray(column)
+    if f.dtype.kind in "biu" and (low := moments.low) is not None and moments.high - low < CLASSES:
+        steps = values.astype(np.uint64) - np.uint64(low % (1 << 64))  # exact for all integers
+        counts = np.bincount(steps.astype(np.int64)).tolist()
+        kind = bool if f.dtype.kind == "b" else int
+        return {kind(low + i): n for i, n in enumerate(counts) if n}
+    if len(values) > 1 << 16 and len(np.unique(values[: 1 << 14])) > CLASSES:
+        return None  # known before all of them are sorted
+    names, numbers = np.unique(values, return_counts=True)
+    if len(names) > CLASSES:
+        return None
+    return dict(zip(names.tolist(), numbers.tolist(), strict=True))
+
+
+def stats(
+    path: str | Path | Source,
+    fields: Sequence[str] | str | None = None,
+    subset: Any = None,
+    *,
+    workers: int | None = None,
+    memory: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Mapping[str, FieldStats]:
+    """Return statistics of fields, computed in one pass, or as an earlier pass has kept them.
+
+    Parameters
+    ----------
+    path
+        A dataset, or an opened one.
+    fields
+        Their names; None: all.
+    subset
+        Which samples, as of a `Reader`; None: all. Normalise with those of the training part.
+    workers
+        Threads; None: the cores of this process, at most 8.
+    memory
+        Bytes that may be taken; None: a quarter of what is free.
+    progress
+        Called with (samples, payload bytes) so far.
+
+    Returns
+    -------
+    mapping
+        Field name to `FieldStats`.
+
+    Raises
+    ------
+    ChangedError
+        If the data changed meanwhile.
+    DsprepError, OSError
+        If there are no such fields or samples, or data cannot be read.
+    """
+    with ExitStack() as stack:
+        if isinstance(path, Source):
+            source = path
+        else:
+            source = stack.enter_context(open_dataset(path, marked=True))
+        given = (fields,) if isinstance(fields, str) else fields
+        everything = source.schema.names
+        names = everything if given is None else tuple(source.schema[n].name for n in given)
+        chosen = Subset.of(subset)
+        kept = None if chosen is None else _kept(source, chosen)
+        marks = source.marks()
+        stack.enter_context(unchanged(marks))
+        state = _Pass(_kept_path(source, names, kept), source.files()[:1], marks, names)
+        if not state.load() and names != everything:
+            whole = _kept_path(source, everything, kept)
+            other = _Pass(whole, source.files()[:1], marks, everything)
+            if other.load() and other.done == (len(source) if kept is None else len(kept)):
+                state = other
+        reading = _narrowed(source, names)
+        if kept is not None:
+            reading = SelectedSource(reading, kept)
+        if state.done < len(reading):
+            state.run(reading, workers, allowed_memory(memory), progress)
+        return MappingProxyType({n: state.sums[n].result(source.schema[n]) for n in names})
+
+
+def _kept(source: Source, subset: Subset) -> Ints:
+    """Return the samples of a subset."""
+    if isinstance(source, SidecarSource):
+        return kept_samples(subset, source.sidecar)
+    return subset.samples(len(source), lambda _: source)
+
+
+def _narrowed(source: Source, names: Sequence[str]) -> Source:
+    """Return a source that reads no other fields, where that saves something."""
+    if not isinstance(source, SidecarSource) or tuple(names) == source.schema.names:
+        return source
+    known = source.sidecar.schema
+    if any(n not in known.names or known[n] != source.schema[n] for n in names):
+        return source  # renamed
+    return SidecarSource(source.sidecar, [(n, known[n]) for n in names], None, lambda: source)
+
+
+def _kept_path(source: Source, names: Sequence[str], kept: Ints | None) -> Path | None:
+    """Return where statistics are kept; None if that is not possible."""
+    if not source.marks():
+        return None
+    path = source.sidecar.path if isinstance(source, SidecarSource) else None
+    with suppress(UsageError):
+        path = path or sidecar_path(dataset_of([p.absolute() for p in source.files()]))
+    if path is None or isinstance(path, StorePath):
+        return None
+    options = getattr(source.opening, "options", None)
+    facts = [str(source.schema[n]) for n in names], options and options.meaning.to_json()
+    which = "" if kept is None else hashlib.blake2b(kept.tobytes()).hexdigest()
+    key = digest(repr((facts, len(source), which)).encode())
+    return path.with_name(f".stats-{key}.{path.name}")
+
+
+Piece: TypeAlias = tuple[int, int, dict[str, FieldSums]]
+"""Where it ends, its payload bytes, and what its fields add."""
+
+
+class _Pass:
+    """A pass over samples, as far as it is done."""
+
+    def __init__(
+        self, path: Path | None, data: list[Path], marks: tuple[Mark, ...], names: Sequence[str]
+    ) -> None:
+        self._path, self._data, self._marks = path, data, marks
+        self.done = self.nbytes = 0
+        self.sums = {name: FieldSums() for name in names}
+        self._local = threading.local()
+
+    def load(self) -> bool:
+        """Continue from what is kept of the same data, if there is something."""
+        path = self._path
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            if path is None or not is_trusted(path, self._data[0]):
+                return False
+            kept = json.loads(path.read_text())
+            for old, mark in zip(kept["marks"], self._marks, strict=True):
+                if not Mark.from_json(old, mark.path).is_same(mark):
+                    return False
+            sums = {name: FieldSums.from_json(kept["fields"][name]) for name in self.sums}
+            self.done, self.nbytes, self.sums = int(kept["done"]), int(kept["nbytes"]), sums
+            return True
+        return False
+
+    def save(self) -> None:
+        """Keep how far it is, where that can be written."""
+        if self._path is None:
+            return
+        content = {
+            "done": self.done,
+            "nbytes": self.nbytes,
+            "marks": [mark.to_json() for mark in self._marks],
+            "fields": {name: sums.to_json() for name, sums in self.sums.items()},
+        }
+        temporary = self._path.with_name(f".{secrets.token_hex(4)}{self._path.name}")
+        with suppress(OSError):
+            try:
+                with temporary.open("x") as file:
+                    json.dump(content, file)
+                temporary.replace(self._path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def run(
+        self,
+        source: Source,
+        workers: int | None,
+        memory: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        """Read the samples that are left."""
+        threads = workers or min(8, len(os.sched_getaffinity(0)))
+        each = COPIES * max(PIECE_NBYTES, payload_nbytes(source, 0, len(source))[1])
+        left = memory - source.resident_nbytes()
+        if left < each:
+            needed = each + source.resident_nbytes()
+            raise not_enough("a sample cannot be read in the memory allowed", needed, memory)
+        threads, saved = min(threads, left // each), time.monotonic()
+        with ThreadPoolExecutor(threads, "dsprep-stats") as pool:
+            try:
+                for stop, nbytes, sums in self._pieces(pool, source, threads):
+                    for name, more in sums.items():
+                        self.sums[name].merge(more)
+                    self.done, self.nbytes = stop, self.nbytes + nbytes
+                    if progress is not None:
+                        progress(stop, self.nbytes)
+                    if time.monotonic() - saved > SAVED_EVERY:
+                        self.save()
+                        saved = time.monotonic()
+            finally:
+                pool.shutdown(cancel_futures=True)
+                if self.done:
+                    self.save()
+
+    def _pieces(self, pool: ThreadPoolExecutor, source: Source, threads: int) -> Iterator[Piece]:
+        """Yield pieces in order, some of them read ahead."""
+        waiting: deque[Future[Piece]] = deque()
+        ranges = pieces(source, Shard("", 0, len(source)), 1, after=self.done)
+        for bounds in chain(ranges, [None] * 2 * threads):
+            if bounds is not None:
+                waiting.append(pool.submit(self._piece, source, *bounds))
+            if waiting and (bounds is None or len(waiting) > 2 * threads):
+                yield waiting.popleft().result()
+
+    def _piece(self, source: Source, start: int, stop: int) -> Piece:
+        if not hasattr(self._local, "arena"):
+            self._local.arena = Arena()
+        batch = source.read(start, stop, self._local.arena)
+        sums = {n: FieldSums.of(source.schema[n], batch[n]) for n in self.sums}
+        return stop, sum(int(batch[n].nbytes) for n in self.sums), sums
+
+
+def normalise(
+    of: str | Path | Source | Mapping[str, FieldStats], *fields: str, subset: Any = None
+) -> Callable[[Batch], Batch]:
+    """Return a ``transform`` that gives fields the mean 0 and the standard deviation 1.
+
+    Parameters
+    ----------
+    of
+        Statistics, or the dataset whose statistics are taken: of the samples that train, or else
+        what validates is no longer unknown.
+    fields
+        Names, of numbers, ragged or not.
+    subset
+        The samples whose statistics are taken, as of `stats`.
+
+    Returns
+    -------
+    function
+        Of a batch. Fields become float32, in place where they are; those with a standard deviation
+        of 0 become 0.
+
+    Raises
+    ------
+    UsageError
+        If no field is named, or one has no mean.
+    """
+    if not fields:
+        raise UsageError("normalise is given no field", expected='normalise("train.h5", "image")')
+    known = of if isinstance(of, Mapping) else stats(of, fields, subset)
+    scales: dict[str, tuple[float, float]] = {}
+    for name in fields:
+        found = known.get(name)
+        if found is None or found.mean is None or found.std is None:
+            raise UsageError(
+                f"field {name} has no mean", expected="statistics of a field of numbers"
+            )
+        scales[name] = found.mean, 1 / found.std if found.std else 0.0
+
+    def normalised(batch: Batch) -> Batch:
+        out = dict(batch)
+        for name, scale in scales.items():
+            column = batch[name]
+            if isinstance(column, Ragged):
+                first = int(column.offsets[0])
+                rows = column.values[first : int(column.offsets[-1])]
+                out[name] = Ragged(_scaled(rows, *scale), column.offsets - first)
+            else:
+                out[name] = _scaled(np.asarray(column), *scale)
+        return out
+
+    return normalised
+
+
+def _scaled(values: Array, mean: float, factor: float) -> Array:
+    """Return values less their mean, times a factor: float32."""
+    if is_extension(values.dtype):
+        values = values.astype(np.float32)
+    in_place = values.dtype == np.float32 and values.flags.writeable
+    out = values if in_place else np.empty(values.shape, np.float32)
+    wide = values.dtype.itemsize > 4 or (values.dtype.kind in "iu" and values.itemsize > 2)
+    number = np.float64 if wide else np.float32
+    np.subtract(values, number(mean), out=out, casting="same_kind")
+    return np.multiply(out, np.float32(factor), out=out)
