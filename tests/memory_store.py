@@ -37,7 +37,7 @@ class MemoryStore(Store):
         for file in sorted(p for p in [path, *path.rglob("*")] if p.is_file()):
             self.put(f"{prefix}{file.relative_to(path.parent)}", file, overwrite=True)
 
-    def open(self, name, path):
+    def open(self, name, path, known=None):
         return MemoryFile(self, name, path)
 
     def stat(self, name):

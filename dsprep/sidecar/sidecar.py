@@ -36,13 +36,13 @@ from dsprep.reading.records import RecordReader, Verify
 from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, compare_file
 from dsprep.sidecar.proofs import BadGroup, Proofs
-from dsprep.sidecar.spec import Content
+from dsprep.sidecar.spec import Content, Identity
 from dsprep.storage.atomic import restore
-from dsprep.storage.base import Handle
+from dsprep.storage.base import Handle, Known
 from dsprep.storage.identity import same_time
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.marks import Mark
-from dsprep.storage.paths import as_path
+from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.scatter import APART_NEAR
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
@@ -92,6 +92,8 @@ def changes(
     notes: list[str] | None = None,
     marks: dict[int, Mark] | None = None,
     known: Mapping[int, Mark] | None = None,
+    *,
+    reading: bool = False,
 ) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
 
@@ -110,6 +112,8 @@ def changes(
         Gets the marks of the files, by their number.
     known
         The marks of files when they were last compared: files that still have them are not opened.
+    reading
+        Leave out objects whose version is recorded, since reading refuses any other one.
 
     Raises
     ------
@@ -128,6 +132,8 @@ def changes(
                 marks[i] = before
             continue
         file = dataset / files[i].path
+        if reading and _is_named(file, files[i].identity):
+            continue
         compared = compare_file(file, content.format, files[i].identity)
         lines += [f"{file.name}: {line}" for line in compared.differences]
         if compared.written:
@@ -142,6 +148,11 @@ def changes(
     if notes is not None and not lines:
         notes.append(only_touched([dataset / files[i].path for i in touched], dataset))
     return lines
+
+
+def _is_named(file: Path, recorded: Identity) -> bool:
+    """Whether every read of a file names the version that was recorded."""
+    return bool(recorded.etag) and recorded.files == 1 and isinstance(file, StorePath)
 
 
 def only_touched(files: Sequence[Path], dataset: Path) -> str:
@@ -243,7 +254,8 @@ class Sidecar:
             )
         self.marks: Mapping[int, Mark] = {}
         self._compared: Mapping[int, Mark] | None = None
-        self._files = Files(DirectoryGuard(dataset, follow_external), self._check_first)
+        guard = DirectoryGuard(dataset, follow_external)
+        self._files = Files(guard, self._check_first, self._known)
         self._open_file: Callable[[int, str], Handle] | None = None
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -299,9 +311,11 @@ class Sidecar:
             restore(path)
             data, path = path, spec.beside(path)
         dataset = as_path(data) if data is not None else path.with_name(_stem(path))
-        if not path.exists():
-            raise MissingError(path, dataset)
-        opened = cls(spec.read(path), dataset, path, follow_external=follow_external)
+        try:
+            content = spec.read(path)
+        except FileNotFoundError as error:
+            raise MissingError(path, dataset) from error
+        opened = cls(content, dataset, path, follow_external=follow_external)
         if check:
             opened.check()
         return opened
@@ -347,11 +361,23 @@ class Sidecar:
         self._compared = known or self._compared
         marks: dict[int, Mark] = {}
         changed = changes(
-            self.content, self.dataset, CHECKED, self.path, marks=marks, known=self._compared
+            self.content,
+            self.dataset,
+            CHECKED,
+            self.path,
+            marks=marks,
+            known=self._compared,
+            reading=True,
         )
         if changed:
             raise stale(changed[0], self.path, self.dataset)
         self.expect(marks)
+
+    def _known(self, file: int, path: str) -> Known | None:
+        """Return the version of an object that was recorded, which is opened without asking."""
+        recorded = self.content.files[file].identity
+        named = not path and _is_named(self.dataset, recorded)
+        return Known(recorded.nbytes, recorded.etag) if named else None
 
     @property
     def is_known(self) -> bool:

@@ -97,7 +97,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -111,7 +111,7 @@ from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.identity import same_time
 from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import revalidate
-from dsprep.storage.paths import StorePath, common_path
+from dsprep.storage.paths import StorePath, common_path, open_file
 from dsprep.storage.trees import SIDECARS
 
 VERSION = 1
@@ -147,6 +147,9 @@ class Identity:
         What the format states about the file, see `Format.identity`.
     sampled
         Digest of the sampled blocks; empty: not recorded.
+    etag
+        Of an object, or a digest of those of a directory: what the store says changes with every
+        other content. Empty: not recorded.
     """
 
     nbytes: int
@@ -155,6 +158,7 @@ class Identity:
     files: int = 1
     facts: Mapping[str, Any] = field(default_factory=dict)
     sampled: str = ""
+    etag: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, without what is not recorded."""
@@ -179,6 +183,7 @@ class Identity:
             json.get("files", 1),
             facts,
             str(json.get("sampled", "")),
+            str(json.get("etag", "")),
         )
 
 
@@ -425,12 +430,10 @@ def _read_complete(path: Path) -> bytes:
     data = b""
     for pause in PAUSES:
         time.sleep(pause)
-        if path.stat().st_size > MAX_NBYTES:
-            raise FormatError("the sidecar is too large", where=path)
-        try:
-            data = path.read_bytes()
-        except OSError as error:  # an error of reading does not name the file
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        with closing(open_file(path)) as file:
+            if file.nbytes > MAX_NBYTES:
+                raise FormatError("the sidecar is too large", where=path)
+            data = file.pread(file.nbytes, 0)
         if data.rstrip().endswith(b"}"):
             break
         revalidate(path)

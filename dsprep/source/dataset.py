@@ -310,7 +310,8 @@ def _find_valid(files: _Files, trusted: bool = False) -> ValidSidecar | None:
             fix=f"write it again with dsprep provenance {dataset}",
         )
     if not trusted:
-        changed = sidecar.changes(content, dataset, sidecar.CHECKED, path, files.notes, marks)
+        where = dataset, sidecar.CHECKED, path
+        changed = sidecar.changes(content, *where, files.notes, marks, reading=True)
         if changed:
             raise sidecar.stale(changed[0], path, dataset)
     return known

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeAlias
 from typing_extensions import override
 
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.storage.base import Handle, Store, stream
+from dsprep.storage.base import Handle, Known, Store, stream
 from dsprep.storage.local import LocalFile
 
 _stores: dict[str, Store] = {}
@@ -32,6 +32,19 @@ HEAD_NBYTES = 4096
 def register(scheme: str, store: Store) -> None:
     """Have ``scheme://...`` name what is in a store."""
     _stores[scheme] = store
+
+
+SCHEMES = ("s3", "gs", "az", "https", "http")
+"""Of object stores, which `dsprep.storage.objects` reads."""
+
+
+def _store(scheme: str) -> Store:
+    """Return the store of a scheme; that of objects is imported when it is first named."""
+    if scheme not in _stores:
+        from dsprep.storage.objects.store import ObjectStore
+
+        register(scheme, ObjectStore(scheme))
+    return _stores[scheme]
 
 
 def unregister(scheme: str) -> None:
@@ -48,7 +61,7 @@ class StorePath(PosixPath):
     @property
     def store(self) -> Store:
         """The store that it is in."""
-        return _stores[self.parts[0].removesuffix(":")]
+        return _store(self.parts[0].removesuffix(":"))
 
     @property
     def key(self) -> str:
@@ -159,8 +172,10 @@ def as_path(name: str | Path) -> Path:
     if "://" not in name:
         return Path(name)
     scheme = name.partition("://")[0]
-    if scheme in _stores:
-        return StorePath(name)
+    if scheme in _stores or scheme in SCHEMES:
+        path = StorePath(name)
+        _store(scheme)
+        return path
     if not scheme.isalnum():
         return Path(name)
     raise UsageError(
@@ -193,12 +208,15 @@ def common_path(paths: Sequence[Path]) -> Path:
     return type(first)(*(names[0] for names in takewhile(lambda n: len({*n}) == 1, levels)))
 
 
-def open_file(path: str | Path) -> Handle:
-    """Return a file of a dataset, open for reading; `OSError` if it cannot be opened."""
+def open_file(path: str | Path, known: Known | None = None) -> Handle:
+    """Return a file of a dataset, open for reading; `OSError` if it cannot be opened.
+
+    `known`: what is known of a file in a store; see `Store.open`.
+    """
     if isinstance(path, str) and "://" in path:
         path = as_path(path)
     if isinstance(path, StorePath):
-        return path.store.open(path.key, str(path))
+        return path.store.open(path.key, str(path), known)
     return LocalFile(path)
 
 

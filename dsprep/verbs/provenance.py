@@ -159,7 +159,8 @@ def refresh(
             for i, (mark, f) in enumerate(zip(marks, content.files, strict=True))
             if (mark.status.inode, mark.status.mtime_ns) != (f.identity.inode, f.identity.mtime_ns)
         ]
-        changed = changes(content, dataset, path=path)
+        bare = [replace(f, identity=replace(f.identity, etag="")) for f in content.files]
+        changed = changes(replace(content, files=tuple(bare)), dataset, path=path)
         companion, sums = b"", False
         if content.layouts:
             with Sidecar(content, dataset, path) as opened:
