@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from importlib import import_module
 from itertools import takewhile
 from pathlib import Path, PosixPath
 from typing import Any, Self, TypeAlias
@@ -34,16 +35,14 @@ def register(scheme: str, store: Store) -> None:
     _stores[scheme] = store
 
 
-SCHEMES = ("s3", "gs", "az", "https", "http")
-"""Of object stores, which `dsprep.storage.objects` reads."""
+SCHEMES = dict.fromkeys(("s3", "gs", "az", "https", "http"), "dsprep.storage.objects.store")
+"""Schemes of stores that are not registered at first, and the modules that do so for one."""
 
 
 def _store(scheme: str) -> Store:
-    """Return the store of a scheme; that of objects is imported when it is first named."""
+    """Return the store of a scheme, registered when it is first named."""
     if scheme not in _stores:
-        from dsprep.storage.objects.store import ObjectStore
-
-        register(scheme, ObjectStore(scheme))
+        register(scheme, import_module(SCHEMES[scheme]).store(scheme))
     return _stores[scheme]
 
 

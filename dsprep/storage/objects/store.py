@@ -390,6 +390,11 @@ class ObjectStore(Store):
             raise refused(self._url(name), error) from error
 
 
+def store(scheme: str) -> ObjectStore:
+    """Return the store of a scheme of URLs."""
+    return ObjectStore(scheme)
+
+
 def _connect(url: str, tries: int) -> Any:
     """Return obstore's store of a bucket, which tries requests again so many times.
 
