@@ -94,7 +94,6 @@ import json
 import os
 import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -380,7 +379,7 @@ def beside(dataset: Path) -> Path:
     its sidecar, it is still in the directory in which the run worked.
     """
     where, staged = sidecar_path(dataset), staged_path(dataset)
-    if not staged.is_file():
+    if isinstance(dataset, StorePath) or not staged.is_file():
         return where
     numbered = []
     for path in (where, staged):
@@ -485,10 +484,7 @@ def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) 
 def _replace(path: Path, content: bytes, durable: bool, within: Path | None = None) -> None:
     """Replace a file at once; of several that do so at the same time, the last one wins."""
     if isinstance(path, StorePath):
-        with tempfile.TemporaryDirectory() as directory:
-            local = Path(directory) / "content"
-            local.write_bytes(content)
-            path.store.put(path.key, local, overwrite=True)
+        path.store.put(path.key, content, overwrite=True)
         return
     temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
