@@ -81,7 +81,8 @@ class Server:
     async def _answer(self, writer, verb, path, query, headers, body):
         chance = self.random.random
         slow = self.set["slow"] if self.set["slow"] and chance() < 0.02 else 0
-        await asyncio.sleep(self.set["latency"] + slow)
+        sent = len(body) / self.set["bandwidth"] if self.set["bandwidth"] else 0
+        await asyncio.sleep(self.set["latency"] + slow + sent)
         if chance() < self.set["reset"]:
             self.stat["faults"] += 1
             writer.transport.abort()

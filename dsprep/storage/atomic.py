@@ -21,7 +21,7 @@ from pathlib import Path
 from dsprep.errors import TargetError
 from dsprep.storage.directory import Directory
 from dsprep.storage.locking import OWNER, Lock, take
-from dsprep.storage.paths import StorePath, common_path
+from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import HIDDEN, SIDECARS, WORKING
 
 LOCK = "dsprep.lock"
@@ -77,16 +77,15 @@ def make_scratch(target: Path) -> Path:
 
 
 def marker_path(target: Path) -> Path:
-    """Return the object that is there while `target` is written to a store; see `writing.remote`."""
+    """Return the object that is there while a store is written to; see `dsprep.writing.remote`."""
     return target.with_name(f".{target.name}{WORKING}") / f"job{SIDECARS[0]}"
 
 
 def written_as(names: Sequence[Path]) -> Iterator[Path]:
     """Yield what files in stores may be parts of that is written as a whole: a file, or above."""
-    if names and isinstance(names[0], StorePath):
-        yield common_path(names)
-        yield from {path.parent for path in names}
-        yield from (path for path in names if len(names) == 1 or path.is_dir())
+    stored = [path for path in names if isinstance(path, StorePath)]
+    yield from {path.parent for path in stored}
+    yield from (path for path in stored if len(stored) == 1 or path.is_dir())
 
 
 def refuse_partial(paths: Iterable[Path]) -> None:
@@ -95,7 +94,7 @@ def refuse_partial(paths: Iterable[Path]) -> None:
     To be asked of datasets without a sidecar: where there is one, the dataset is complete.
     """
     for path in dict.fromkeys(paths):
-        if isinstance(path, StorePath) and path.name and marker_path(path).exists():
+        if isinstance(path, StorePath) and len(path.parts) > 2 and marker_path(path).exists():
             raise TargetError(
                 "it is not complete: it is being written, or the run that wrote it was killed",
                 where=path,

@@ -36,8 +36,8 @@ from dsprep.writing.staging import STATUS
 COPIES_PER_WORKER = 4
 """A worker holds a piece as read, as encoded, and what compression needs besides."""
 
-AT_ONCE = 4
-"""Shards that are uploaded at a time; as many are waited for when the next one is complete."""
+AT_ONCE = 2
+"""Shards that are uploaded to a store at a time, while the next one is written."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (samples, payload bytes) done so far."""

@@ -30,7 +30,7 @@ from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import marker_path
 from dsprep.storage.marks import Mark
 from dsprep.storage.paths import StorePath, scan
-from dsprep.storage.trees import data_files
+from dsprep.storage.trees import data_entries
 
 THREADS = 16
 """Small objects that are read, written or removed at a time."""
@@ -149,11 +149,13 @@ def discard(target: StorePath) -> None:
 
 
 def objects(path: StorePath) -> Iterator[StorePath]:
-    """Yield the objects of a dataset: the one of this name, or all below."""
+    """Yield the objects of a dataset: the one of this name, and all below."""
     path.store.forget(path.key)
-    if path.exists():
-        for each in data_files(path):
-            yield as_object(each)
+    if path.is_file():
+        yield path
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for entry in data_entries(path):
+            yield StorePath(entry.path)
 
 
 def remove(path: StorePath) -> None:
