@@ -195,7 +195,8 @@ def convert(
     source
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     target
-        The file or directory to make. With `samples_per_file` or `shard_size` a directory.
+        The file or directory to make, also a URL (``s3://``, ``gs://``, ``az://``). With
+        `samples_per_file` or `shard_size` a directory.
     to
         ``"hdf5"``, ``"lmdb"``, ``"tfrecord"`` or ``"zarr"``; by the suffix of `target` if None.
     fields

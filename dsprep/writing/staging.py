@@ -17,6 +17,8 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
     What is replaced, where two names cannot be exchanged.
 ``NAME.dsprep.json``, ``NAME.dsprep.bin``
     Its sidecar, there before the output gets its name: so nobody sees the one without the other.
+
+What is to be in a store is made on this machine: see `dsprep.writing.upload`.
 """
 
 from __future__ import annotations
