@@ -28,6 +28,7 @@ from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.storage.base import Handle, Known, Store, made_status
 from dsprep.storage.identity import Status
 from dsprep.storage.objects.requests import (
+    DEADLINE,
     Part,
     Requests,
     Version,
@@ -405,7 +406,7 @@ def _connect(url: str, tries: int) -> Any:
     """
     scheme = url.partition(":")[0]
     options: dict[str, Any] = {
-        "timeout": timedelta(seconds=120),
+        "timeout": timedelta(seconds=DEADLINE),
         "connect_timeout": timedelta(seconds=10),
         "pool_max_idle_per_host": "256",
     }
