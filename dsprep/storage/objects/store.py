@@ -18,12 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import obstore
 from obstore import exceptions
 from obstore.store import from_url
 from typing_extensions import override
 
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Array, Ints
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.storage.base import Handle, Known, Store, made_status
 from dsprep.storage.identity import Status
@@ -110,6 +111,13 @@ class ObjectFile(Handle):
             ]
         )
         return [blocks.get(offset, b"") for offset in offsets]
+
+    @override
+    def pread_into(self, out: Array, offset: int) -> None:
+        """Fill `out` by requests for just that: these are values, of which no others are near."""
+        nbytes = out.nbytes
+        if nbytes:
+            self.read_range(offset, np.array([[out.ctypes.data, nbytes]], np.int64))
 
     def _edge(self, start: int, stop: int) -> bytes | None:
         """Return bytes of the beginning or the end, None for others."""
@@ -204,10 +212,6 @@ class ObjectStore(Store):
         with self._lock:
             if bucket not in self._roots:
                 url = f"{self.scheme}://{bucket}"
-                if not bucket or "@" in bucket:
-                    raise UsageError(
-                        f"{url.split('@')[0]} names no bucket", expected="scheme://bucket/name"
-                    )
                 self._roots[bucket] = _connect(url, tries=0), _connect(url, tries=5)
             return self._roots[bucket]
 
