@@ -19,8 +19,9 @@ Numbers are JSON integers; offsets and sizes count bytes.
                    identity: ``mtime_ns``, ``inode``, ``files`` (data files in a directory, 1 if
                    left out), ``facts`` (what the format states about itself), ``sampled``
                    (digest of sampled blocks), ``etag`` (of an object: its version, which
-                   every read names; of a directory in a store: a digest of those); ``layout`` (which one of ``layouts``, 0 if left
-                   out); ``crc32c`` (optional: see below)
+                   every read names; of a directory in a store: a digest of those);
+                   ``layout`` (which one of ``layouts``, 0 if left out); ``crc32c`` (optional: see
+                   below)
 ``layouts``        how the samples of a file are stored; files that are alike share one
 ``reading``        how samples are made from the file, where that is not the default: the
                    options of `OpenOptions`
