@@ -35,7 +35,7 @@ from dsprep.errors import UsageError
 from dsprep.storage import copying
 from dsprep.storage.identity import ChangedError
 from dsprep.storage.ranges import ends_early
-from dsprep.storage.scatter import Runs, stepped
+from dsprep.storage.scatter import RangeError, Runs, stepped
 
 Result = TypeVar("Result")
 
@@ -384,11 +384,8 @@ class Requests:
                     self._flight.ceiling = max(FLOOR, self._flight.ceiling / 2)
             finally:
                 self._flight.leave(nbytes)
-        raise OSError(
-            errno.EIO,
-            f"cannot be read at offset {start} after {TRIES} tries: {problem}",
-            version.name,
-        )
+        text = f"cannot be read at offset {start} after {TRIES} tries: {problem}"
+        raise RangeError(errno.EIO, text, version.name).at(start)
 
     async def _get(self, version: Version, start: int, stop: int) -> Any:
         began = _now()
