@@ -72,10 +72,9 @@ _PLAIN = ("http", "https")
 class ObjectFile(Handle):
     """One version of an object."""
 
-    def __init__(self, store: ObjectStore, version: Version, head: bytes = b"") -> None:
+    def __init__(self, version: Version, head: bytes = b"") -> None:
         self.name, self.nbytes, self.version = version.name, version.nbytes, version
         self.status = _status(version)
-        self._store = store
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._edges = {0: head} if head else dict[int, bytes]()
         self._last, self._ahead = -1, 1
@@ -83,7 +82,8 @@ class ObjectFile(Handle):
 
     @override
     def identify(self, offset: int | None = None) -> Status:
-        return _status(self._store.look(self.version.name, fresh=True)[0])
+        """Return what it is: a version never becomes another one."""
+        return self.status
 
     @override
     def check_same(self, offset: int | None = None) -> None:
@@ -304,9 +304,9 @@ class ObjectStore(Store):
     def open(self, name: str, path: str, known: Known | None = None) -> Handle:
         if known is not None and known.etag:
             (reading, _), key = self._split(name)
-            return ObjectFile(self, Version(reading, key, path, known.nbytes, known.etag))
+            return ObjectFile(Version(reading, key, path, known.nbytes, known.etag))
         version, head = self.look(path, head=True)
-        return ObjectFile(self, version, head)
+        return ObjectFile(version, head)
 
     @override
     def etag(self, name: str) -> str:
