@@ -9,7 +9,6 @@ the first one writes it, and all read that. Otherwise it stays in memory.
 from __future__ import annotations
 
 import glob
-import os
 import shlex
 import warnings
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dsprep.core.units import show_nbytes
-from dsprep.errors import DsprepError, LocatedWarning, TargetError, UsageError
+from dsprep.errors import DsprepError, LocatedWarning, UsageError
 from dsprep.formats.base import Format
 from dsprep.sidecar import spec
 from dsprep.sidecar.join import join
@@ -157,20 +156,20 @@ def _located(
     if count > QUICK_FILES or nbytes > QUICK_NBYTES:
         raise MissingError(spec.sidecar_path(common_path(files)), common_path(files), command, size)
     made = locate(*found)
-    where, why = made.path, "these are not all files there, or in another order"
+    where, why = made.path, "they are not all of its files in their order"
     if _is_whole(made.dataset, files):
         try:
             made.save(durable=False, replace=False)
         except FileExistsError:  # another process was first
-            why = "there is another one"
-        except (OSError, TargetError) as error:
-            why = os.strerror(error.errno) if error.errno else str(error)
+            why = f"{where.name} or its companion is of others"
+        except OSError as error:
+            why = error.what if isinstance(error, DsprepError) else str(error)
         opened = _find(format, files, follow)
         if opened is not None:
             _note(f"{made.dataset}: there was no sidecar; wrote {where.name} of {size}", note)
             return opened
-    text = f"{made.dataset}: {size} have no sidecar and were located in memory, as each time: "
-    _note(f"{text}{where.name} is not written: {why}; {command} --out F keeps one", note)
+    text = f"{made.dataset}: {size} have no sidecar, and are located in memory each time ({why}); "
+    _note(f"{text}{command} --out F writes one, for path=F with data= these files", note)
     how = made.companion or None, follow
     return Sidecar(made.content, made.dataset, where, *how, kept=False)
 
