@@ -193,17 +193,19 @@ def test_jax_takes_lists_and_a_subset(folder, tmp_path):
 
 def test_copies_and_states_of_other_lists_are_never_taken(folder, tmp_path):
     dsprep.provenance(tmp_path / "d")
-    lists = (folder[:2], folder[1:3], folder[1::-1], folder)
+    lists = (folder[:2], folder[1:3], folder[1::-1], folder, folder[::-1])
     states, cache = [], tmp_path / "cache"
     for _ in range(2):
-        for given, files in zip(lists, ((0, 1), (1, 2), (1, 0), (0, 1, 2, 3)), strict=True):
+        for given, files in zip(
+            lists, ((0, 1), (1, 2), (1, 0), (0, 1, 2, 3), (3, 2, 1, 0)), strict=True
+        ):
             with dsprep.Reader(given, 4, cache=cache, shuffle="none") as reader:
                 states.append(reader.state_dict())
                 assert values(reader) == expected(*files)
-    assert len([*cache.rglob("copy.json")]) == 4
-    assert states[:4] == states[4:]
+    assert len([*cache.rglob("copy.json")]) == 5
+    assert states[:5] == states[5:]
     for i, given in enumerate(lists):
-        for k, state in enumerate(states[:4]):
+        for k, state in enumerate(states[:5]):
             with dsprep.Reader(given, 4, shuffle="none") as reader:
                 if i == k:
                     reader.load_state_dict(state)
@@ -212,7 +214,7 @@ def test_copies_and_states_of_other_lists_are_never_taken(folder, tmp_path):
                     reader.load_state_dict(state)
     verdicts = [verdict.problem for verdict in verify_copies(cache)]
     assert sum(problem is None for problem in verdicts) == 1
-    assert sum("no sidecar of their own" in (problem or "") for problem in verdicts) == 3
+    assert sum("no sidecar of their own" in (problem or "") for problem in verdicts) == 4
 
 
 def test_a_condition_is_computed_for_each_list(folder, tmp_path):
@@ -439,3 +441,37 @@ def test_on_break_of_adapters(folder):
         batches = dsprep.jax.batches(folder, 4, epochs=None, on_break=how)
         assert left_early(batches, 2) == orders[0][:8]
         assert values(batches) == second
+
+
+def test_lightning_takes_some_steps_of_each_epoch(folder):
+    lightning, torch = pytest.importorskip("lightning"), pytest.importorskip("torch")
+    from dsprep.torch import Batches
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(3, 1), []
+
+        def training_step(self, batch, _):
+            self.seen += batch["x"].tolist()
+            return self.layer(batch["y"]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    with dsprep.Reader(folder, 4, epochs=None) as reader:
+        orders = [values(reader) for _ in range(2)]
+    for how, seen in (
+        ("restart", orders[0][:8] + orders[1][:8]),
+        ("continue", orders[0][:16]),
+    ):
+        model = Model()
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            limit_train_batches=2,
+            accelerator="cpu",
+            logger=False,
+            barebones=True,
+        )
+        trainer.fit(model, Batches(folder, 4, epochs=None, on_break=how))
+        assert model.seen == seen

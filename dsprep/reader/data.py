@@ -87,40 +87,39 @@ def open_data(
         If files do not go together, changed, are damaged, or cannot be located.
     """
     named, of = names_of("path", path), data if data is None else names_of("data", data)
-    missing: MissingError | None = None
     if len(named) == 1 and (of is None or (len(of) == 1 and as_path(of[0]).exists())):
         try:
             where = None if of is None else of[0]
             return Sidecar.open(named[0], where, check=check, follow_external=follow_external)
-        except MissingError as error:
+        except MissingError:
             several = named[0].startswith("@") or "{" in named[0] or glob.has_magic(named[0])
             exists = as_path(named[0]).exists()
             if of is not None or named[0].endswith(spec.SUFFIX) or not (several or exists):
                 raise
-            missing = error if exists else None
     format, files, notes = find_dataset(named if of is None else of)
     files = [file.absolute() for file in files]
     if of is not None:
         if len(named) > 1:
             raise UsageError("data= belongs to one sidecar", found=", ".join(named[:3]))
-        opened = _opened(files, as_path(named[0]), follow_external)
+        at = spec.find_path(files, as_path(named[0]))
+        assert at is not None  # or it raises
+        opened = _reduced(at, files, follow_external)
     else:
-        opened = _find(format, files, follow_external)
-    if opened is None:
-        opened = _located(named, (format, files, notes), missing, follow_external, note)
+        found = _find(format, files, follow_external)
+        if found is None:
+            found = _located(named, (format, files, notes), follow_external, note)
+        opened = found
     if check:
         opened.check()
     return opened
 
 
-def _opened(files: Sequence[Path], at: Path | None, follow: bool) -> Sidecar | None:
-    """Return the sidecar that states all of some files, reduced to them; None without one."""
-    located = spec.find(files, at)
-    if located is None:
-        return None
-    content, dataset, where = located
-    kept = len(content.files) == len(spec.read(where).files)
-    return Sidecar(content, dataset, where, None, follow, kept)
+def _reduced(located: tuple[Path, Path], files: Sequence[Path], follow: bool) -> Sidecar:
+    """Return a dataset that has a sidecar, reduced to some files in their order."""
+    dataset, where = located
+    content = spec.read(where)
+    part = spec.reduced(content, dataset, files, where)
+    return Sidecar(part, dataset, where, None, follow, kept=part.files == content.files)
 
 
 def _find(format: Format, files: Sequence[Path], follow: bool) -> Sidecar | None:
@@ -129,7 +128,7 @@ def _find(format: Format, files: Sequence[Path], follow: bool) -> Sidecar | None
     if located is not None:
         listed = {located[0] / entry.path for entry in spec.read(located[1]).files}
         if listed.issuperset(files) or not (format.keeps_types or listed.isdisjoint(files)):
-            return _opened(files, None, follow)
+            return _reduced(located, files, follow)
     dataset = common_path(files)
     joined = join(files, dataset)
     if joined is None:
@@ -141,7 +140,6 @@ def _find(format: Format, files: Sequence[Path], follow: bool) -> Sidecar | None
 def _located(
     named: Sequence[str],
     found: tuple[Format, list[Path], list[str]],
-    missing: MissingError | None,
     follow: bool,
     note: bool,
 ) -> Sidecar:
