@@ -9,6 +9,7 @@ import signal
 import tempfile
 import threading
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -244,10 +245,10 @@ def test_after_an_error_a_run_continues(error, source, server, tmp_path, monkeyp
     assert not claim.owner
     before = objects(server)
     assert [key for key in before if key.endswith(".h5")]
-    with pytest.raises(TargetError, match="not complete"):
-        dsprep.open("s3://b/out")
-    with pytest.raises(TargetError, match="not complete"):
-        dsprep.provenance("s3://b/out")
+    for read in (dsprep.open, dsprep.provenance, partial(dsprep.Reader, batch_size=8)):
+        for name in ("s3://b/out", "s3://b/out/*.h5"):
+            with pytest.raises(TargetError, match="not complete"):
+                read(name)
     with pytest.raises(TargetError, match="from something else"):
         dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=16)
     with monkeypatch.context() as patched:

@@ -18,8 +18,10 @@ Numbers are JSON integers; offsets and sizes count bytes.
                    relative to the dataset's directory), ``samples``, ``nbytes``; the rest of its
                    identity: ``mtime_ns``, ``inode``, ``files`` (data files in a directory, 1 if
                    left out), ``facts`` (what the format states about itself), ``sampled``
-                   (digest of sampled blocks); ``layout`` (which one of ``layouts``, 0 if left
-                   out); ``crc32c`` (optional: see below)
+                   (digest of sampled blocks), ``etag`` (of an object: its version, which
+                   every read names; of a directory in a store: a digest of those);
+                   ``layout`` (which one of ``layouts``, 0 if left out); ``crc32c`` (optional: see
+                   below)
 ``layouts``        how the samples of a file are stored; files that are alike share one
 ``reading``        how samples are made from the file, where that is not the default: the
                    options of `OpenOptions`
@@ -357,7 +359,9 @@ class Content:
 
 
 _KNOWN = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "layouts"}
-_KNOWN_OF_FILES = {"path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled"}
+_KNOWN_OF_FILES = {
+    *("path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled", "etag"),
+}
 _KNOWN_OF_FILES |= {"layout", "crc32c"}
 _KNOWN |= {"reading", "notes", "companion", "lineage"}
 
@@ -446,16 +450,17 @@ def write(
     *,
     durable: bool = True,
     within: Path | None = None,
+    replace: bool = True,
 ) -> None:
     """Write a sidecar, and before it its companion, each under a temporary name first.
 
     Without `durable` it is not waited for the disk. Temporary names are in the directory `within`,
-    else beside.
+    else beside. Without `replace` a file that is there is left, which is a `FileExistsError`.
     """
     if companion:
-        _replace(path.with_name(companion_name(path)), companion, durable, within)
-    _replace(path, dump(content).encode(), durable, within)
-    if not companion:
+        _replace(path.with_name(companion_name(path)), companion, durable, within, replace)
+    _replace(path, dump(content).encode(), durable, within, replace)
+    if replace and not companion:
         path.with_name(companion_name(path)).unlink(missing_ok=True)
 
 
@@ -481,10 +486,15 @@ def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) 
     _replace(path, dump_json(content).encode(), durable)
 
 
-def _replace(path: Path, content: bytes, durable: bool, within: Path | None = None) -> None:
-    """Replace a file at once; of several that do so at the same time, the last one wins."""
+def _replace(
+    path: Path, content: bytes, durable: bool, within: Path | None = None, replace: bool = True
+) -> None:
+    """Replace a file at once; of several that do so at the same time, the last one wins.
+
+    Without `replace` the first one wins, and the others raise `FileExistsError`.
+    """
     if isinstance(path, StorePath):
-        path.store.put(path.key, content, overwrite=True)
+        path.store.put(path.key, content, overwrite=replace)
         return
     temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -493,7 +503,11 @@ def _replace(path: Path, content: bytes, durable: bool, within: Path | None = No
             file.flush()
             if durable:
                 sync(file.fileno())
-        temporary.replace(path)
+        if replace:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)
+            temporary.unlink()
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and not error.filename:

@@ -1,6 +1,6 @@
 """Kills runs that write to an object store at random moments, and continues them.
 
-``python tests/lab/object_kills.py [KILLS]`` (200) runs on the loopback, with 5 ms latency and 3 % of
+``python tests/lab/object_kills.py [KILLS]`` (200) is on the loopback, with 5 ms latency and 3 % of
 the requests failing. Each run is killed until it survives a delay that grows; between kills nothing
 partial may open, and in the end every object has the bytes of a local run.
 """
@@ -32,9 +32,10 @@ def convert(source, target, options, scratch):
 
 
 def main(kills):
-    import dsprep
     from object_server import Running
     from test_objects_writing import ENVIRONMENT, files, forget, objects
+
+    import dsprep
 
     running = Running(latency=0.005, **{"500": 0.01, "503": 0.01, "reset": 0.01})
     os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=running.endpoint)
