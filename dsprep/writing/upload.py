@@ -92,8 +92,10 @@ class UploadStaging(Staging):
 
     def _is_lost(self, state: Mapping[str, Any]) -> bool:
         """Whether a shard that was complete is neither here nor in the store."""
-        here = sum(1 for _ in self.made.iterdir()) if self.made.is_dir() else self.made.exists()
-        return len(self.uploaded) + here < int(state["shard"])
+        names = {content.files[0].path for content, _ in self.uploaded.values()}
+        here = self.made.iterdir() if self.made.is_dir() else [self.made]
+        names.update(path.name for path in here if path.exists())
+        return len(names) < int(state["shard"])
 
     def _check_owner(self, claim: Claim) -> None:
         """Raise `TargetError` if another process may be making it."""
@@ -135,15 +137,13 @@ class UploadStaging(Staging):
     @override
     def _begin(self, job: Mapping[str, Any]) -> None:
         super()._begin(job)
-        before, exists = self._claim, remote.exists(self._remote)
-        self._hold(
-            Claim(
-                job=job,
-                run=secrets.token_hex(8),
-                replaces=exists if before is None else before.replaces,
-            )
-        )
-        if before is not None and not before.replaces:
+        before = self._claim
+        if before is None:
+            replaces = remote.exists(self._remote)
+        else:
+            replaces = before.replaces or remote.published(self._remote)
+        self._hold(Claim(job=job, run=secrets.token_hex(8), replaces=replaces))
+        if before is not None and not replaces:
             remote.remove(self._remote)  # all that is there was uploaded by runs that are given up
 
     def _look(self) -> None:
@@ -228,7 +228,7 @@ class UploadStaging(Staging):
         store.forget(key)
         try:
             if before is not None and store.stat(key).st_mtime_ns == before:
-                condition = store.etag(key)
+                condition = store.etag(key) or True
         except FileNotFoundError:
             pass  # it was removed meanwhile
         try:
