@@ -86,7 +86,7 @@ class Gpu:
     def synchronize(self) -> None:
         self.loader.now = max(self.loader.now, self.until)
 
-    def Event(self, enable_timing: bool) -> Event:  # noqa: N802
+    def Event(self, enable_timing: bool) -> Event:
         assert enable_timing
         return Event(self)
 
