@@ -164,6 +164,53 @@ def jpeg(pixels: Array) -> bytes:
     return cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
 
 
+def gathered(samples: list[dict[str, Any]], rng: np.random.Generator) -> dict[str, Any]:
+    assert all(isinstance(sample["word"], str) for sample in samples)
+    rows = max(len(sample["rows"]) for sample in samples)
+    return {
+        "i": [int(sample["i"]) for sample in samples],
+        "word": [sample["word"] for sample in samples],
+        "rows": np.array([np.pad(s["rows"], (0, rows - len(s["rows"]))) for s in samples]),
+        "x": np.stack([sample["x"] for sample in samples]),
+        "noise": rng.random(),
+    }
+
+
+def test_collate_takes_samples(data: Path) -> None:
+    with dsprep.Reader(data, 16, seed=3) as plain:
+        expected = list(plain)
+    noise = []
+    for threads in (1, 4):
+        with dsprep.Reader(data, 16, seed=3, collate=gathered, transform_threads=threads) as reader:
+            found = list(reader)
+        noise.append([batch["noise"] for batch in found])
+        for batch, before in zip(found, expected, strict=True):
+            assert batch["i"] == before["i"].tolist()
+            assert batch["word"] == list(before["word"])
+            assert (batch["x"] == before["x"]).all()
+            for row, rows in zip(batch["rows"], before["rows"], strict=True):
+                assert row.tolist() == [*rows, *[0] * (len(row) - len(rows))]
+    assert noise[0] == noise[1]
+    assert len({*noise[0]}) == len(noise[0])
+    with dsprep.Reader(data, 16, seed=3, collate=gathered) as reader:
+        begun = [batch["noise"] for batch in itertools.islice(reader, 5)]
+        state = reader.state_dict()
+    with dsprep.Reader(data, 16, seed=3, collate=gathered) as reader:
+        reader.load_state_dict(state)
+        assert begun + [batch["noise"] for batch in reader] == noise[0]
+
+
+def test_collate_is_given_alone(data: Path) -> None:
+    for wrong in ({"collate": 3}, {"collate": len, "transform": len}):
+        with pytest.raises(UsageError, match="collate is"):
+            dsprep.Reader(data, 16, **wrong)  # type: ignore[arg-type]
+    a, b = (dsprep.Reader(data, 16, collate=len) for _ in range(2))
+    with pytest.raises(UsageError, match="within=True"):
+        dsprep.Mix({a: 0.5, b: 0.5}, within=True)
+    with dsprep.Mix({a: 0.5, b: 0.5}) as mix:
+        assert {*mix} <= {16, N % 16}
+
+
 @pytest.fixture(params=["opencv", "pillow"])
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(decode, "_decoder", lambda: request.param)

@@ -105,6 +105,22 @@ def each(
     return Each(function, known, None if keep is None else tuple(keep), threads)
 
 
+@dataclass(frozen=True, eq=False)
+class Collate:
+    """A `transform` that gives a function the samples of a batch: a list of dicts.
+
+    `apart` makes a sequence of the values of the samples of a column.
+    """
+
+    __wrapped__: Callable[..., Any]  # whose signature says whether it takes `rng`
+    apart: Callable[[Any], Sequence[Any]] = list
+
+    def __call__(self, batch: Batch, **more: Any) -> Any:
+        """Return what the function returns."""
+        rows = zip(*map(self.apart, batch.values()), strict=True)
+        return self.__wrapped__([dict(zip(batch, row, strict=True)) for row in rows], **more)
+
+
 class Begun(Protocol):
     """A batch on which threads work, as a `Future` is one."""
 
