@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ import numpy as np
 
 from dsprep.core.schema import Array, Batch, DType, Ints, Schema
 from dsprep.errors import ItemError, UsageError
-from dsprep.reader.filling import NUMBERS
 from dsprep.reader.memory import Allocate, Pool
 from dsprep.reader.mini_epochs import derive
+from dsprep.reader.order import EpochSegment
 
 _ALIGN = 64  # bytes, for vector instructions
 _BLOCKS = 3  # batches in memory: one used, one ready, one on its way
@@ -156,13 +156,16 @@ class EachRun:
         self._each, self._keep, self._dataset = each, each.kept(schema), dataset
         self._key = derive(seed, "each")
         self._pool = Pool(1, _BLOCKS, allocate)
+        self._numbers: Iterator[Ints] = iter(())
 
     def begin(
-        self, pool: ThreadPoolExecutor, batch: Batch, epoch: int, step: int, threads: int
+        self, pool: ThreadPoolExecutor, batch: Batch, leg: EpochSegment, step: int, threads: int
     ) -> Begun:
-        """Begin to work on a batch."""
-        numbers: Any = batch.pop(NUMBERS)
-        count = len(numbers)
+        """Begin to work on the batch of a step: one after another from the first one on."""
+        if step == leg.first:
+            self._numbers = leg.numbers()
+        numbers = next(self._numbers)
+        count, epoch = len(numbers), leg.number
         out = self._arrays(count)
         each = max(1, -(-count // (threads * _RUNS)))
         runs = [

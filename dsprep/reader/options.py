@@ -184,11 +184,6 @@ class ReaderOptions(OrderOptions):
             if not isinstance(self.transform, Each):
                 expected = "a function of a batch, or dsprep.each"
                 raise UsageError(f"transform is {self.transform!r}", expected=expected)
-            if self.readers_per_node is not None:
-                raise UsageError(
-                    "dsprep.each needs the numbers of samples, which only their reader knows",
-                    fix="leave out readers_per_node, or give a function of a batch",
-                )
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
         check_numbers(self, (), (*optional, "buffers", "transform_threads"))
         self._check_cache()
