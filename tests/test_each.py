@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import threading
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,31 @@ def test_batches_that_are_held_stay_as_they_are(data: Path) -> None:
                 addresses.add(batch["noise"].ctypes.data)
                 del batch
         assert len(addresses) <= 4
+
+
+def test_a_batch_is_divided_among_threads_and_in_the_memory_of_the_reader(data: Path) -> None:
+    both, began, memories = threading.Barrier(2), threading.local(), []
+    first: list[int] = []
+
+    def meeting(sample: dict[str, Any], out: dict[str, Array], rng: object) -> None:
+        if not hasattr(began, "here"):
+            began.here = True
+            first.append(int(sample["i"]))
+            both.wait(60)  # broken if one thread does the whole batch
+        out["noise"][:] = 1
+
+    def allocate(nbytes: int) -> mmap.mmap:
+        memories.append(mmap.mmap(-1, nbytes))
+        return memories[-1]
+
+    transform = dsprep.each(meeting, {"noise": ("f8", (4,))}, threads=2)
+    with dsprep.Reader(data, 64, transform=transform, allocate=allocate) as reader:
+        batch = next(iter(reader))
+        assert set(first) <= set(batch["i"].tolist())
+        at = batch["noise"].ctypes.data
+        starts = [np.frombuffer(m, np.uint8).ctypes.data for m in memories]
+        assert any(s <= at < s + len(m) for s, m in zip(starts, memories, strict=True))
+        assert (batch["noise"] == 1).all()
 
 
 def test_fields_that_are_kept(data: Path) -> None:

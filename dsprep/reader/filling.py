@@ -62,8 +62,6 @@ class Area:
     nbytes: int
 
 
-
-
 class Slice(NamedTuple):
     """Samples of a unit that are in one block."""
 

@@ -180,10 +180,10 @@ class ReaderOptions(OrderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.transform is None or callable(self.transform)):
-            if not isinstance(self.transform, Each):
-                expected = "a function of a batch, or dsprep.each"
-                raise UsageError(f"transform is {self.transform!r}", expected=expected)
+        known = self.transform is None or callable(self.transform)
+        if not known and not isinstance(self.transform, Each):
+            expected = "a function of a batch, or dsprep.each"
+            raise UsageError(f"transform is {self.transform!r}", expected=expected)
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
         check_numbers(self, (), (*optional, "buffers", "transform_threads"))
         self._check_cache()
