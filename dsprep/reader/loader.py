@@ -294,8 +294,7 @@ class Reader(ReaderOptions):
         self._closing: weakref.finalize[Any, Any] | None = None
         largest = self.batch_size if self.remainder == "pad" else max(1, self.samples)
         capacity = min(self.batch_size, largest)
-        how = self.verify, isinstance(self.function, Each)
-        self._filler = Filler(self._sidecar, self.schema.names, capacity, *how)
+        self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
         self._shared: tuple[IoThreads, float] | None = None
         self._each: EachRun | None = None
@@ -714,7 +713,7 @@ class Reader(ReaderOptions):
     def _transformed(self, batches: Iterator[tuple[EpochSegment, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
         transform, cores = self.function, cores_of(self.rank_info, self._part[1])
-        begin: Callable[[ThreadPoolExecutor, Batch, int, int], Begun] = self._of_batch
+        begin: Callable[[ThreadPoolExecutor, Batch, EpochSegment, int], Begun] = self._of_batch
         if isinstance(transform, Each):
             threads = transform.threads or threads_by_rule(cores, decoded=True)
             begin, most = partial(self._each_run(transform).begin, threads=threads), 1
@@ -724,7 +723,7 @@ class Reader(ReaderOptions):
         with ThreadPoolExecutor(threads, "dsprep-transform") as pool:
             try:
                 for leg, step, batch in batches:
-                    ahead.append((leg, step, begin(pool, batch, leg.number, step)))
+                    ahead.append((leg, step, begin(pool, batch, leg, step)))
                     del batch
                     if len(ahead) > most:
                         leg, step, begun = ahead.popleft()
@@ -743,7 +742,7 @@ class Reader(ReaderOptions):
         return self._each
 
     def _of_batch(
-        self, pool: ThreadPoolExecutor, batch: Batch, epoch: int, step: int
+        self, pool: ThreadPoolExecutor, batch: Batch, leg: EpochSegment, step: int
     ) -> Future[Any]:
         """Begin to transform a batch."""
         function = self.function
@@ -751,7 +750,7 @@ class Reader(ReaderOptions):
         if not takes_rng(function):
             return pool.submit(function, batch)
         key = derive(self.seed, "batch", self.rank_info.rank)
-        return pool.submit(function, batch, rng=generator(key, epoch, step))
+        return pool.submit(function, batch, rng=generator(key, leg.number, step))
 
     # --- resuming ----------------------------------------------------------------------------
 

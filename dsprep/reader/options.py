@@ -184,15 +184,10 @@ class ReaderOptions(OrderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.transform is None or callable(self.transform)):
-            if not isinstance(self.transform, Each):
-                expected = "a function of a batch, or dsprep.each"
-                raise UsageError(f"transform is {self.transform!r}", expected=expected)
-            if self.readers_per_node is not None:
-                raise UsageError(
-                    "dsprep.each needs the numbers of samples, which only their reader knows",
-                    fix="leave out readers_per_node, or give a function of a batch",
-                )
+        known = self.transform is None or callable(self.transform)
+        if not known and not isinstance(self.transform, Each):
+            expected = "a function of a batch, or dsprep.each"
+            raise UsageError(f"transform is {self.transform!r}", expected=expected)
         if self.collate is not None and (self.transform is not None or not callable(self.collate)):
             found = f"collate is {self.collate!r}, transform is {self.transform!r}"
             raise UsageError(found, expected="a function of a list of samples, or a transform")

@@ -228,10 +228,6 @@ class Pipeline:
             if len(unit) > stop - at:
                 unit = unit.part(0, stop - at)
             samples, slots = sequence.slots(unit)
-            numbers = None
-            if filler.numbered:
-                numbers = np.empty_like(samples)
-                numbers[slots] = samples
             ragged: dict[str, Ragged] = {}
             slices = []
             low, count = 0, len(samples)
@@ -242,7 +238,7 @@ class Pipeline:
                     step = min(step + filler.batches, leg.stop)
                     start, end = at, share.delivered(step)
                 high = min(count, low + end - at)
-                slices.append(Slice(*block, at - start, low, high, ragged, numbers))
+                slices.append(Slice(*block, at - start, low, high, ragged))
                 at += high - low
                 low = high
                 if at == end:
