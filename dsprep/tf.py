@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, Column, DType, Field, Ragged, Schema, is_extension
 from dsprep.errors import MissingExtra, UsageError
 from dsprep.reader.adapters import check_fields, native
+from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
 from dsprep.reader.options import ReaderOptions, check_names
 
@@ -41,7 +41,7 @@ except ImportError as error:
 
 
 def dataset(
-    path: str | Path,
+    path: Paths,
     batch_size: int,
     *,
     epoch: int = 0,

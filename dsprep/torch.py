@@ -35,7 +35,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol, Self
 
@@ -44,12 +44,12 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, Column, DType, Ragged, Schema, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
+from dsprep.reader.data import Paths, absolute, names_of, open_data
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
 from dsprep.reader.options import ReaderOptions, check_names
 from dsprep.reader.subset import Subset, kept_samples
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.paths import as_path
 
 try:
     import torch
@@ -123,7 +123,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Paths,
         batch_size: int,
         *,
         device: str | torch.device = "cpu",
@@ -370,7 +370,7 @@ class Samples(Dataset[Any]):
     Parameters
     ----------
     path
-        A dataset with its sidecar beside it, or a sidecar.
+        The dataset, or its sidecar; as in `Reader`.
     fields
         The fields wanted, or the name of one; all when empty.
     subset
@@ -405,11 +405,11 @@ class Samples(Dataset[Any]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Paths,
         *,
         fields: Sequence[str] = (),
         subset: Any = None,
-        data: str | Path | None = None,
+        data: Paths | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         follow_external: bool = False,
         **others: Any,
@@ -419,8 +419,8 @@ class Samples(Dataset[Any]):
                 f"there is no option {min(others)}", fix="give it to the DataLoader of the samples"
             )
         check_names(others, ("fields", "subset", "data", "transform", "follow_external"))
-        self._path = as_path(path).absolute()
-        self._data = None if data is None else as_path(data).absolute()
+        self._path = [*map(absolute, names_of("path", path))]
+        self._data = None if data is None else [*map(absolute, names_of("data", data))]
         self._follow, self._transform = follow_external, transform
         self._stated: bytes | None = None
         self._opened: tuple[int, Sidecar] | None = None
@@ -471,8 +471,9 @@ class Samples(Dataset[Any]):
     def _sidecar(self) -> Sidecar:
         """Return the dataset, opened by this process."""
         if self._opened is None or self._opened[0] != os.getpid():
-            opened = Sidecar.open(self._path, self._data, follow_external=self._follow)
-            stated = hashlib.blake2b(json.dumps(opened.content.to_json()).encode()).digest()
+            opened = open_data(self._path, self._data, follow_external=self._follow)
+            facts = replace(opened.content, lineage={}).to_json()
+            stated = hashlib.blake2b(json.dumps(facts).encode()).digest()
             if stated != (self._stated or stated):
                 raise UsageError(
                     "the sidecar was written again since these samples were first opened",
@@ -491,7 +492,7 @@ class Samples(Dataset[Any]):
         return {**self.__dict__, "_opened": None}
 
     def __repr__(self) -> str:
-        return f"<Samples of {self._path}: {len(self)} of {self.schema}>"
+        return f"<Samples of {', '.join(self._path[:3])}: {len(self)} of {self.schema}>"
 
 
 def _apart(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -300,7 +300,7 @@ def test_samples_that_are_not_those_of_before(tmp_path):
     lacking = made(tmp_path / "other", Schema((Field("t", np.dtype("<U3")),)))[0]
     with pytest.raises(UnsupportedError, match="no dtype for field t"):
         Samples(lacking)
-    with pytest.raises(dsprep.DsprepError, match="no sidecar"):
+    with pytest.raises(dsprep.DsprepError, match="files disagree about their fields"):
         Samples(tmp_path)
 
 

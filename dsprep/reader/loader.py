@@ -21,6 +21,7 @@ from dsprep.core.schema import Batch, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import CacheWarning, ReaderCache, compared
+from dsprep.reader.data import open_data
 from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of, threads_by_rule
 from dsprep.reader.each import Begun, Each, EachRun, generator, takes_rng
 from dsprep.reader.engines import Engine, Fallback, make
@@ -70,7 +71,9 @@ class Reader(ReaderOptions):
     Parameters
     ----------
     path
-        The dataset, or its sidecar.
+        The dataset, or its sidecar: a file, a directory, a glob, ``@list.txt``, or a list of these,
+        which are read as one. Without a sidecar, up to 4 GB in up to 1,000 files are located at
+        once, and it is written if it may be, which a `dsprep.errors.LocatedWarning` says.
     batch_size
         Samples per step of this rank, n.
     buffer_size
@@ -85,6 +88,9 @@ class Reader(ReaderOptions):
         Of the training, counted from epoch 0; None: without end. Up to the last of them, the
         beginning of the next epoch is read while a ``for`` ends and until the next one begins;
         after the last one, and with the default, reading ends with the ``for``.
+    on_break
+        What comes after a ``for`` that was left early: ``"continue"``: the rest of its epoch;
+        ``"restart"``: the next epoch.
     shuffle
         ``"group"`` or True: the groups, and the samples within what is read at a time.
         ``"global"``: all samples, each read by itself. ``"none"`` or False: the order of the files.
@@ -245,7 +251,8 @@ class Reader(ReaderOptions):
                 weakref.finalize(self, self._node.close)
 
     def _opened(self) -> Sidecar:
-        return Sidecar.open(self.path, self.data, check=False, follow_external=self.follow_external)
+        how = {"check": False, "follow_external": self.follow_external}
+        return open_data(self.path, self.data, **how, note=not self.rank_info.rank)
 
     def _check_data(self) -> None:
         """Raise `StaleError` if the data changed; those that were staged are not opened for it."""
@@ -619,6 +626,8 @@ class Reader(ReaderOptions):
             self._go_to(self.epoch + 1)
         if running.leg is None or not through:
             self._stop()
+        if not through and self.on_break == "restart":
+            self._go_to(self.epoch + 1)
 
     def _go_to(self, epoch: int) -> None:
         self.epoch, self._stages, self._steps, self._done = epoch, (), 0, 0
@@ -669,7 +678,7 @@ class Reader(ReaderOptions):
         self._settings = replace(self._settings, threads=self._choice.threads)
 
     def _reopen(self) -> None:
-        self._sidecar = self._opened()
+        self._sidecar = self._sidecar.again()
         self._check_data()
         self._begin_process()
         self._settings = self._reading(None)

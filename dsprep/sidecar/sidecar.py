@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -68,15 +68,16 @@ class StaleError(FormatError):
 class MissingError(DsprepError, FileNotFoundError):
     """A dataset has no sidecar, or is not there at all."""
 
-    def __init__(self, path: Path, dataset: Path) -> None:
+    def __init__(self, path: Path, dataset: Path, command: str = "", size: str = "") -> None:
         if not dataset.exists():
             super().__init__("there is no such dataset", where=dataset)
         else:
+            unasked = f", and {size} are not located unasked" if size else ""
             super().__init__(
-                f"there is no sidecar {path.name}",
+                f"there is no sidecar {path.name}{unasked}",
                 where=dataset,
-                fix=f"write it with dsprep provenance {dataset}; where that cannot be written to, "
-                "add --out F, and name F here",
+                fix=f"write it with {command or f'dsprep provenance {dataset}'}; where that cannot "
+                "be written to, add --out F, and name F here",
             )
 
 
@@ -92,6 +93,7 @@ def changes(
     notes: list[str] | None = None,
     marks: dict[int, Mark] | None = None,
     known: Mapping[int, Mark] | None = None,
+    companion: bytes | None = None,
 ) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
 
@@ -110,6 +112,8 @@ def changes(
         Gets the marks of the files, by their number.
     known
         The marks of files when they were last compared: files that still have them are not opened.
+    companion
+        The companion of the sidecar, if it is not beside that.
 
     Raises
     ------
@@ -137,7 +141,7 @@ def changes(
     if lines or not touched:
         return lines
     if content.layouts:
-        with Sidecar(content, dataset, path or spec.sidecar_path(dataset)) as opened:
+        with Sidecar(content, dataset, path or spec.sidecar_path(dataset), companion) as opened:
             lines = list(opened.wrong_sums(touched, SUMS_NBYTES))
     if notes is not None and not lines:
         notes.append(only_touched([dataset / files[i].path for i in touched], dataset))
@@ -206,6 +210,8 @@ class Sidecar:
         The bytes of its companion, if that is not beside it.
     follow_external
         Whether symbolic links may lead out of the directory of the dataset.
+    kept
+        Whether the file `path` has just this content; else that is in memory alone.
 
     Attributes
     ----------
@@ -230,9 +236,10 @@ class Sidecar:
         path: Path,
         companion: bytes | None = None,
         follow_external: bool = False,
+        kept: bool = True,
     ) -> None:
         self.content, self.dataset, self.path = content, dataset, path
-        self._companion_bytes = companion
+        self._companion_bytes, self._follow, self.kept = companion, follow_external, kept
         self.schema = content.schema
         if not content.layouts:
             raise FormatError(
@@ -306,6 +313,27 @@ class Sidecar:
             opened.check()
         return opened
 
+    def again(self) -> Self:
+        """Return the same dataset with files of its own, such as a forked process needs."""
+        how = self._companion_bytes, self._follow, self.kept
+        return type(self)(self.content, self.dataset, self.path, *how)
+
+    @property
+    def stated(self) -> bytes:
+        """Bytes that are the same wherever the sidecar states the same: in a file, if it is one."""
+        if self.kept:
+            return self.path.read_bytes()
+        return spec.dump(replace(self.content, lineage={})).encode()
+
+    def _stale(self, change: str) -> StaleError:
+        if self.kept:
+            return stale(change, self.path, self.dataset)
+        return StaleError(
+            f"the data changed since they were located: {change}",
+            where=self.dataset,
+            fix="open them again",
+        )
+
     def through(self, open_file: Callable[[int, str], Handle]) -> Self:
         """Return the same dataset with files opened by `open_file`; closing it closes none.
 
@@ -347,10 +375,16 @@ class Sidecar:
         self._compared = known or self._compared
         marks: dict[int, Mark] = {}
         changed = changes(
-            self.content, self.dataset, CHECKED, self.path, marks=marks, known=self._compared
+            self.content,
+            self.dataset,
+            CHECKED,
+            self.path,
+            marks=marks,
+            known=self._compared,
+            companion=self._companion_bytes,
         )
         if changed:
-            raise stale(changed[0], self.path, self.dataset)
+            raise self._stale(changed[0])
         self.expect(marks)
 
     @property
@@ -722,8 +756,7 @@ class Sidecar:
             return
         compared = compare_file(file.path, self.content.format, known)
         if compared.differences:
-            line = f"{file.path.name}: {compared.differences[0]}"
-            raise stale(line, self.path, self.dataset)
+            raise self._stale(f"{file.path.name}: {compared.differences[0]}")
 
     def root(self, number: int) -> Path:
         """Return the path of file number `number`."""
