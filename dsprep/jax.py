@@ -93,7 +93,7 @@ class Batches(ReaderLoops):
             options["rank"], options["world_size"] = jax.process_index(), jax.process_count()
         self.reader = Reader(path, batch_size, transform=transform, **options)
         self._sharding = sharding
-        if transform is None:
+        if self.reader.function is None:
             check_fields(self.reader.schema, takes, "JAX")
         if self.reader.remainder == "ragged" and self._global():
             raise UsageError(

@@ -45,6 +45,7 @@ from dsprep.core.schema import Array, Batch, Column, DType, Ragged, Schema, is_e
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.data import Paths, absolute, names_of, open_data
+from dsprep.reader.each import Collate
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
 from dsprep.reader.options import ReaderOptions, check_names
@@ -99,6 +100,9 @@ class Batches(ReaderLoops, IterableDataset[Any]):
     transform
         As in `Reader`: gets the batch of numpy arrays, in threads; every array in what it
         returns becomes a tensor.
+    collate
+        As in `Reader`; the values of samples are those of `Samples`: tensors (of no axes for
+        numbers), `bytes` and `str`. So what is written for a DataLoader works as it is.
     **options
         All others of `Reader`. Rank and world size come from ``torch.distributed`` if it is
         initialised when they are first used; else see there.
@@ -130,6 +134,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         pin_memory: bool | None = None,
         nested: bool = False,
         transform: Callable[[Batch], Any] | None = None,
+        collate: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -144,12 +149,13 @@ class Batches(ReaderLoops, IterableDataset[Any]):
             "path": path,
             "batch_size": batch_size,
             "transform": transform,
+            "collate": Collate(collate, _tensors) if callable(collate) else collate,
             **options,
         }
         self._is_early = options.get("rank") is None and not _is_initialized()
         alone = {"rank": 0, "world_size": 1} if self._is_early_child() else {}
         self._reader = Reader(**{**self._arguments, **alone})
-        if transform is None:
+        if self._reader.function is None:
             check_fields(self._reader.schema, takes, "PyTorch")
         self._worker: _Worker | None = None
         self._is_placed = False  # whether somebody said at which epoch and step it is

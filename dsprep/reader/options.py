@@ -17,7 +17,7 @@ from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
 from dsprep.reader.data import Paths, names_of
-from dsprep.reader.each import Each
+from dsprep.reader.each import Collate, Each
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
@@ -172,6 +172,7 @@ class ReaderOptions(OrderOptions):
     engine: str = "buffered"
     verify: bool = False
     transform: Callable[..., Any] | Each | None = None
+    collate: Callable[..., Any] | None = None
     transform_threads: int | None = None
     readers_per_node: int | None = None
     stagger: int | None = None
@@ -183,20 +184,25 @@ class ReaderOptions(OrderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.transform is None or callable(self.transform)):
-            if not isinstance(self.transform, Each):
-                expected = "a function of a batch, or dsprep.each"
-                raise UsageError(f"transform is {self.transform!r}", expected=expected)
-            if self.readers_per_node is not None:
-                raise UsageError(
-                    "dsprep.each needs the numbers of samples, which only their reader knows",
-                    fix="leave out readers_per_node, or give a function of a batch",
-                )
+        known = self.transform is None or callable(self.transform)
+        if not known and not isinstance(self.transform, Each):
+            expected = "a function of a batch, or dsprep.each"
+            raise UsageError(f"transform is {self.transform!r}", expected=expected)
+        if self.collate is not None and (self.transform is not None or not callable(self.collate)):
+            found = f"collate is {self.collate!r}, transform is {self.transform!r}"
+            raise UsageError(found, expected="a function of a list of samples, or a transform")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
         check_numbers(self, (), (*optional, "buffers", "transform_threads"))
         self._check_cache()
         check_word("engine", self.engine, NAMES)
         check_word("on_break", self.on_break, ("continue", "restart"))
+
+    @property
+    def function(self) -> Callable[..., Any] | Each | None:
+        """What is applied to every batch: `transform`, or what calls `collate`."""
+        if self.collate is None or isinstance(self.collate, Collate):
+            return self.collate or self.transform
+        return Collate(self.collate)
 
     def _check_cache(self) -> None:
         """Raise `UsageError` if the options of a cache make no sense."""
@@ -226,17 +232,12 @@ class ReaderOptions(OrderOptions):
 
 
 _NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"
-_COLLATE = (
-    "transform= changes whole batches; dsprep.pad and dsprep.pack give ragged fields one shape"
-)
 _SAMPLERS = "dsprep.torch.Samples takes the samplers of a DataLoader"
 _OF_LOADERS = {
     "num_workers": _NO_WORKERS,
     "workers": _NO_WORKERS,
     "persistent_workers": _NO_WORKERS,
     "prefetch_factor": "batches are read ahead without it; buffers= is how many units",
-    "collate": _COLLATE,
-    "collate_fn": _COLLATE,
     "sampler": _SAMPLERS,
     "indices": "subset= takes numbers, a mask, a condition, or a part of a split",
     "where": "subset= takes a condition, such as subset='label in (3, 5)'",
