@@ -427,7 +427,7 @@ def test_command_line(source, server, tmp_path):
     done = run("convert", source, "s3://b/out.h5", "--verify")
     assert done.exit_code == 0, done.output
     assert run("verify", source, "s3://b/out.h5").exit_code == 0
-    done = run("repack", "s3://b/out.h5", "s3://b/grouped.h5", "--json", "--no-measure")
+    done = run("repack", "s3://b/out.h5", "s3://b/grouped.h5", "--verify", "--no-measure")
     assert done.exit_code == 0, done.output
     check_read("s3://b/grouped.h5")
     out = "s3://b/elsewhere/x.dsprep.json"
