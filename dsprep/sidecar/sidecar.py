@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -88,14 +88,12 @@ class StaleWarning(UserWarning):
 def changes(
     content: Content,
     dataset: Path,
-    max_files: int | None = None,
+    which: Literal["all", "some", "unnamed"] = "all",
     path: Path | None = None,
     notes: list[str] | None = None,
     marks: dict[int, Mark] | None = None,
     known: Mapping[int, Mark] | None = None,
     companion: bytes | None = None,
-    *,
-    reading: bool = False,
 ) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
 
@@ -104,8 +102,9 @@ def changes(
 
     Parameters
     ----------
-    max_files
-        Look only at so many of the files, spread evenly; None: at all.
+    which
+        Which files to look at: ``"all"``; ``"some"``, at most `CHECKED`, spread evenly; or, of
+        those, ``"unnamed"`` ones: not objects whose version is recorded, since reading names it.
     path
         The sidecar, if it is not beside the dataset.
     notes
@@ -116,8 +115,6 @@ def changes(
         The marks of files when they were last compared: files that still have them are not opened.
     companion
         The companion of the sidecar, if it is not beside that.
-    reading
-        Leave out objects whose version is recorded, since reading refuses any other one.
 
     Raises
     ------
@@ -126,8 +123,8 @@ def changes(
     """
     files = content.files
     chosen: Iterable[int] = range(len(files))
-    if max_files is not None and len(files) > max_files:
-        chosen = np.unique(np.linspace(0, len(files) - 1, max_files).astype(int)).tolist()
+    if which != "all" and len(files) > CHECKED:
+        chosen = np.unique(np.linspace(0, len(files) - 1, CHECKED).astype(int)).tolist()
     lines, touched = [], []
     for i in chosen:
         before = None if known is None else known.get(i)
@@ -136,7 +133,7 @@ def changes(
                 marks[i] = before
             continue
         file = dataset / files[i].path
-        if reading and _is_named(file, files[i].identity):
+        if which == "unnamed" and _is_named(file, files[i].identity):
             continue
         compared = compare_file(file, content.format, files[i].identity)
         lines += [f"{file.name}: {line}" for line in compared.differences]
@@ -392,12 +389,11 @@ class Sidecar:
         changed = changes(
             self.content,
             self.dataset,
-            CHECKED,
+            "unnamed",
             self.path,
             marks=marks,
             known=self._compared,
             companion=self._companion_bytes,
-            reading=True,
         )
         if changed:
             raise self._stale(changed[0])

@@ -313,8 +313,7 @@ def _find_valid(files: _Files, trusted: bool = False) -> ValidSidecar | None:
             fix=f"write it again with dsprep provenance {dataset}",
         )
     if not trusted:
-        where = dataset, sidecar.CHECKED, path
-        changed = sidecar.changes(content, *where, files.notes, marks, reading=True)
+        changed = sidecar.changes(content, dataset, "unnamed", path, files.notes, marks)
         if changed:
             raise sidecar.stale(changed[0], path, dataset)
     return known
