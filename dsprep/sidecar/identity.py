@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsprep import formats
-from dsprep.errors import DsprepError
+from dsprep.errors import DsprepError, UsageError
 from dsprep.sidecar.spec import Identity
 from dsprep.storage.checksums import read_crc32c
 from dsprep.storage.identity import same_time
@@ -92,6 +92,8 @@ def compare_file(path: Path, format: str, known: Identity) -> FileComparison:
             mark = replace(mark, sampled=sample(files))
             if mark.sampled != known.sampled:
                 differences.append("its content changed (sampled blocks differ)")
+    except UsageError:  # such as that this process cannot make requests
+        raise
     except DsprepError as error:
         differences.append(f"it cannot be read: {error}")
     return FileComparison(
