@@ -73,7 +73,7 @@ class Server:
                             return
                     finally:
                         self.stat["flying"] -= 1
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
             writer.close()

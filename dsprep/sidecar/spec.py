@@ -18,8 +18,10 @@ Numbers are JSON integers; offsets and sizes count bytes.
                    relative to the dataset's directory), ``samples``, ``nbytes``; the rest of its
                    identity: ``mtime_ns``, ``inode``, ``files`` (data files in a directory, 1 if
                    left out), ``facts`` (what the format states about itself), ``sampled``
-                   (digest of sampled blocks); ``layout`` (which one of ``layouts``, 0 if left
-                   out); ``crc32c`` (optional: see below)
+                   (digest of sampled blocks), ``etag`` (of an object: its version, which
+                   every read names; of a directory in a store: a digest of those);
+                   ``layout`` (which one of ``layouts``, 0 if left out); ``crc32c`` (optional: see
+                   below)
 ``layouts``        how the samples of a file are stored; files that are alike share one
 ``reading``        how samples are made from the file, where that is not the default: the
                    options of `OpenOptions`
@@ -358,7 +360,9 @@ class Content:
 
 
 _KNOWN = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "layouts"}
-_KNOWN_OF_FILES = {"path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled"}
+_KNOWN_OF_FILES = {
+    *("path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled", "etag"),
+}
 _KNOWN_OF_FILES |= {"layout", "crc32c"}
 _KNOWN |= {"reading", "notes", "companion", "lineage"}
 

@@ -172,6 +172,12 @@ def as_path(name: str | Path) -> Path:
         return Path(name)
     scheme = name.partition("://")[0]
     if scheme in _stores or scheme in SCHEMES:
+        bucket = name.partition("://")[2].partition("/")[0]
+        if scheme in SCHEMES and (not bucket or "@" in bucket):
+            raise UsageError(
+                f"this {scheme}:// URL names no bucket or host, or has a user in it",
+                expected=f"{scheme}://bucket/name, and credentials in the environment",
+            )
         path = StorePath(name)
         _store(scheme)
         return path

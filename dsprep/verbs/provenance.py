@@ -159,11 +159,13 @@ def refresh(
             for i, (mark, f) in enumerate(zip(marks, content.files, strict=True))
             if (mark.status.inode, mark.status.mtime_ns) != (f.identity.inode, f.identity.mtime_ns)
         ]
-        bare = [replace(f, identity=replace(f.identity, etag="")) for f in content.files]
-        changed = changes(replace(content, files=tuple(bare)), dataset, path=path)
+        # Objects that were uploaded again have other ETags, and perhaps the same content.
+        bare = tuple(replace(f, identity=replace(f.identity, etag="")) for f in content.files)
+        unnamed = replace(content, files=bare)
+        changed = changes(unnamed, dataset, path=path)
         companion, sums = b"", False
         if content.layouts:
-            with Sidecar(content, dataset, path) as opened:
+            with Sidecar(unnamed, dataset, path) as opened:
                 companion = opened.companion() or b""
                 changed = changed or list(opened.wrong_sums(other))
                 sums = all(opened.has_sums(i) for i in other)

@@ -35,7 +35,7 @@ from dsprep.errors import UsageError
 from dsprep.storage import copying
 from dsprep.storage.identity import ChangedError
 from dsprep.storage.ranges import ends_early
-from dsprep.storage.scatter import Runs, stepped
+from dsprep.storage.scatter import RangeError, Runs, stepped
 
 Result = TypeVar("Result")
 
@@ -56,6 +56,9 @@ PART_NBYTES = (1 << 20, 8 << 20)
 """Least and most bytes of a part of a long range. In between, a part has as many as a stream brings
 in the time to the first byte, so that half of the time of a request is waiting."""
 
+SMALL_NBYTES = 256 << 10
+"""Up to so many bytes of a body are copied by the thread of the event loop without the kernel."""
+
 TRIES = 7
 """Times that a request is made before its error is raised."""
 
@@ -63,7 +66,7 @@ PAUSE = 0.05
 """Seconds before the second try; twice as many before each further one, with jitter."""
 
 DEADLINE = 60.0
-"""Seconds after which a request that has not ended is made again."""
+"""Seconds after which a request that has not ended fails, and is made again."""
 
 LATE = 3.0
 """Times the expected time after which one of the last requests of a read is sent a second time."""
@@ -175,11 +178,18 @@ class _Flight:
     ceiling: float = CEILING
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
+    def has_entered(self, nbytes: int) -> bool:
+        """Count a request of so many bytes, if it may be made at once; return whether it may."""
+        if self.requests and (
+            self.requests >= self.ceiling or self.nbytes + nbytes > BUDGET_NBYTES
+        ):
+            return False
+        self.requests, self.nbytes = self.requests + 1, self.nbytes + nbytes
+        return True
+
     async def enter(self, nbytes: int) -> None:
         """Wait until a request of so many bytes may be made; those that wait longest go first."""
-        while self.requests and (
-            self.requests >= int(self.ceiling) or self.nbytes + nbytes > BUDGET_NBYTES
-        ):
+        while not self.has_entered(nbytes):
             turn = asyncio.get_running_loop().create_future()
             self.waiting.append(turn)
             try:
@@ -187,8 +197,7 @@ class _Flight:
             except asyncio.CancelledError:
                 self._wake()  # it may have been this one's turn
                 raise
-        self.requests, self.nbytes = self.requests + 1, self.nbytes + nbytes
-        if self.nbytes < BUDGET_NBYTES and self.requests < int(self.ceiling):
+        if self.nbytes < BUDGET_NBYTES and self.requests < self.ceiling:
             self._wake()
 
     def leave(self, nbytes: int) -> None:
@@ -311,14 +320,12 @@ class Requests:
 
         async def make(number: int) -> None:
             part = parts[number]
-            body = await self._one(
-                part.version, part.start, part.stop, lambda: began.setdefault(number, _now())
-            )
+            body = await self._one(part.version, part.start, part.stop, began, number)
             if number in left:  # else its twin was quicker
                 left.discard(number)
                 part.place(body)
 
-        pending = {asyncio.ensure_future(make(i)) for i in range(len(parts))}
+        pending = {self._loop.create_task(make(i)) for i in range(len(parts))}
         spare, hedged = len(parts) // HEDGED + 1, set[int]()
         try:
             while left:
@@ -335,27 +342,36 @@ class Requests:
                     if since > self.pace.late(parts[number].nbytes):
                         hedged.add(number)
                         counters.hedges += 1
-                        pending.add(asyncio.ensure_future(make(number)))
+                        pending.add(self._loop.create_task(make(number)))
         finally:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
     async def _one(
-        self, version: Version, start: int, stop: int, begin: Callable[[], Any] = lambda: None
+        self,
+        version: Version,
+        start: int,
+        stop: int,
+        began: dict[int, float] | None = None,
+        number: int = 0,
     ) -> Any:
-        """Return the body of one range, tried again as long as that makes sense."""
+        """Return the body of one range, tried again as long as that makes sense.
+
+        `began` gets the time of the first try, under `number`.
+        """
         nbytes, pause, problem = stop - start, PAUSE, ""
         for attempt in range(TRIES):
             if attempt:
                 counters.retries += 1
                 await asyncio.sleep(pause * (0.5 + random.random()))
                 pause *= 2
-            await self._flight.enter(nbytes)
+            if not self._flight.has_entered(nbytes):
+                await self._flight.enter(nbytes)
             try:
-                begin()
-                async with asyncio.timeout(DEADLINE):
-                    return await self._get(version, start, stop)
+                if began is not None:
+                    began.setdefault(number, _now())
+                return await self._get(version, start, stop)
             except exceptions.PreconditionError as error:
                 raise version.changed("another version") from error
             except (FileNotFoundError, exceptions.NotFoundError) as error:
@@ -368,11 +384,8 @@ class Requests:
                     self._flight.ceiling = max(FLOOR, self._flight.ceiling / 2)
             finally:
                 self._flight.leave(nbytes)
-        raise OSError(
-            errno.EIO,
-            f"cannot be read at offset {start} after {TRIES} tries: {problem}",
-            version.name,
-        )
+        text = f"cannot be read at offset {start} after {TRIES} tries: {problem}"
+        raise RangeError(errno.EIO, text, version.name).at(start)
 
     async def _get(self, version: Version, start: int, stop: int) -> Any:
         began = _now()
@@ -509,6 +522,10 @@ def _joined(
 
 def _put(start: int, members: list[tuple[int, Ints]], body: Any) -> None:
     """Copy ranges out of a body, which begins at `start` of the object, to their places."""
-    data = np.frombuffer(body, np.uint8)
+    address = np.frombuffer(body, np.uint8).ctypes.data - start
+    few = len(body) <= SMALL_NBYTES
     for at, iovecs in members:
-        copying.copy(data.ctypes.data + at - start, iovecs)
+        if few and len(iovecs) <= len(members) + 4:
+            copying.move(address + at, iovecs)  # shorter than letting other threads run meanwhile
+        else:
+            copying.copy(address + at, iovecs)

@@ -18,16 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import obstore
 from obstore import exceptions
 from obstore.store import from_url
 from typing_extensions import override
 
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Array, Ints
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.storage.base import Handle, Known, Store, made_status
 from dsprep.storage.identity import Status
 from dsprep.storage.objects.requests import (
+    DEADLINE,
     Part,
     Requests,
     Version,
@@ -70,10 +72,9 @@ _PLAIN = ("http", "https")
 class ObjectFile(Handle):
     """One version of an object."""
 
-    def __init__(self, store: ObjectStore, version: Version, head: bytes = b"") -> None:
+    def __init__(self, version: Version, head: bytes = b"") -> None:
         self.name, self.nbytes, self.version = version.name, version.nbytes, version
         self.status = _status(version)
-        self._store = store
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._edges = {0: head} if head else dict[int, bytes]()
         self._last, self._ahead = -1, 1
@@ -81,7 +82,8 @@ class ObjectFile(Handle):
 
     @override
     def identify(self, offset: int | None = None) -> Status:
-        return _status(self._store.look(self.version.name, fresh=True)[0])
+        """Return what it is: a version never becomes another one."""
+        return self.status
 
     @override
     def check_same(self, offset: int | None = None) -> None:
@@ -109,6 +111,13 @@ class ObjectFile(Handle):
             ]
         )
         return [blocks.get(offset, b"") for offset in offsets]
+
+    @override
+    def pread_into(self, out: Array, offset: int) -> None:
+        """Fill `out` by requests for just that: these are values, of which no others are near."""
+        nbytes = out.nbytes
+        if nbytes:
+            self.read_range(offset, np.array([[out.ctypes.data, nbytes]], np.int64))
 
     def _edge(self, start: int, stop: int) -> bytes | None:
         """Return bytes of the beginning or the end, None for others."""
@@ -203,10 +212,6 @@ class ObjectStore(Store):
         with self._lock:
             if bucket not in self._roots:
                 url = f"{self.scheme}://{bucket}"
-                if not bucket or "@" in bucket:
-                    raise UsageError(
-                        f"{url.split('@')[0]} names no bucket", expected="scheme://bucket/name"
-                    )
                 self._roots[bucket] = _connect(url, tries=0), _connect(url, tries=5)
             return self._roots[bucket]
 
@@ -299,9 +304,9 @@ class ObjectStore(Store):
     def open(self, name: str, path: str, known: Known | None = None) -> Handle:
         if known is not None and known.etag:
             (reading, _), key = self._split(name)
-            return ObjectFile(self, Version(reading, key, path, known.nbytes, known.etag))
+            return ObjectFile(Version(reading, key, path, known.nbytes, known.etag))
         version, head = self.look(path, head=True)
-        return ObjectFile(self, version, head)
+        return ObjectFile(version, head)
 
     @override
     def etag(self, name: str) -> str:
@@ -405,7 +410,7 @@ def _connect(url: str, tries: int) -> Any:
     """
     scheme = url.partition(":")[0]
     options: dict[str, Any] = {
-        "timeout": timedelta(seconds=120),
+        "timeout": timedelta(seconds=DEADLINE),
         "connect_timeout": timedelta(seconds=10),
         "pool_max_idle_per_host": "256",
     }
