@@ -384,7 +384,7 @@ def beside(dataset: Path) -> Path:
     its sidecar, it is still in the directory in which the run worked.
     """
     where, staged = sidecar_path(dataset), staged_path(dataset)
-    if not staged.is_file():
+    if isinstance(dataset, StorePath) or not staged.is_file():
         return where
     numbered = []
     for path in (where, staged):

@@ -13,6 +13,7 @@ from dsprep.core.schema import Array, Batch, Field, Ragged, batch_nbytes, encode
 from dsprep.formats.base import Source
 from dsprep.formats.options import not_enough
 from dsprep.layout.describe import FieldStorage
+from dsprep.reader.units import BUFFER_NBYTES, epoch_requests
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.trees import tree_nbytes
@@ -98,6 +99,8 @@ class Inspection:
     groups
         Of a repacked dataset that is read through its sidecar: how many groups, and how many
         samples each of them has at most; else None.
+    epoch_requests
+        Of a dataset in a store: about how many requests a Reader makes in an epoch.
     """
 
     path: str
@@ -109,6 +112,7 @@ class Inspection:
     attrs: Mapping[str, Any]
     notes: tuple[str, ...]
     groups: tuple[int, int] | None = None
+    epoch_requests: int | None = None
 
     @property
     def payload(self) -> int:
@@ -130,6 +134,7 @@ class Inspection:
             "groups": None
             if self.groups is None
             else {"count": self.groups[0], "samples": self.groups[1]},
+            **({} if self.epoch_requests is None else {"epoch_requests": self.epoch_requests}),
         }
 
 
@@ -192,16 +197,19 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
         nbytes = 0 if f.ragged and lengths is None else round(len(source) * rows * f.row_nbytes)
         facts.append(FieldFacts(f, nbytes, lengths, storage.get(f.name)))
     paths = source.files()
+    stored_nbytes, groups = sum(map(tree_nbytes, paths)), _groups(source)
+    units = max(len(paths), groups[0] if groups else -(-stored_nbytes // BUFFER_NBYTES))
     return Inspection(
         path=str(source.path),
         version=source.version,
         files=len(paths),
         samples=len(source),
-        stored_nbytes=sum(map(tree_nbytes, paths)),
+        stored_nbytes=stored_nbytes,
         fields=tuple(facts),
         attrs=source.schema.attrs,
         notes=source.notes,
-        groups=_groups(source),
+        groups=groups,
+        epoch_requests=epoch_requests(paths[0], units, stored_nbytes / units) if units else None,
     )
 
 
