@@ -184,8 +184,9 @@ def _requests(report: AuditReport) -> list[tuple[str, str]]:
 
     if report.requests is None:
         return []
-    text = f"about {report.requests:,} GET requests, {show_nbytes(report.read_nbytes)}, in all"
-    return [("asks", f"{text} {len(report.epochs):,} passes" if len(report.epochs) > 1 else text)]
+    text = f"about {report.requests:,} GET requests, {show_nbytes(report.read_nbytes)}"
+    passes = len(report.epochs)
+    return [("asks", f"{text} in {passes:,} passes" if passes > 1 else text)]
 
 
 def _by_epoch(report: AuditReport) -> dict[int, list[EpochAudit]]:
