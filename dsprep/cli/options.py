@@ -296,12 +296,12 @@ class Executing:
         "KIND",
         "threads of this process, processes of this machine, ranks of an MPI job (mpi), or "
         "dask workers; by default mpi where mpiexec or srun started several processes, else "
-        "threads. Each task is an output file, or 64 MiB or more of a large one.",
+        "threads. A task is a file, or 64 MiB or more of one.",
         panel=MANY,
     )
     scheduler: str | None = value(
         "ADDRESS",
-        "dask: tcp://host:8786, or the scheduler's file; by default workers on this machine.",
+        "dask: tcp://host:8786 or its file; else workers here.",
         panel=MANY,
     )
 
@@ -364,9 +364,7 @@ class Talking:
 class Asking:
     """Which object store is asked for URLs."""
 
-    endpoint: str | None = value(
-        "URL", "The S3 server that s3:// URLs mean, such as https://minio.example.org:9000."
-    )
+    endpoint: str | None = value("URL", "The server that s3:// means, if not Amazon's.")
 
     def apply(self) -> None:
         """Have this process, and those that it starts, ask that server."""
