@@ -79,19 +79,8 @@ SourcesAndTarget: TypeAlias = Annotated[
 DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Show what would be done, and stop.")
 ]
-
-
-def _path(name: str) -> Path:
-    from dsprep.storage.paths import as_path
-
-    return as_path(name)
-
-
 At: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--sidecar", metavar="F", help="The sidecar, if not beside the data.", parser=_path
-    ),
+    Path | None, typer.Option("--sidecar", metavar="F", help="The sidecar, if not beside the data.")
 ]
 Subset: TypeAlias = Annotated[
     str | None,

@@ -121,8 +121,8 @@ def _match(text: str) -> list[Path]:
         return [path for name in names for path in _match(name)]
     if missing and glob.has_magic(text):
         # pathlib's ** does not follow links to directories, which may lead in circles.
-        root = path.parents[-1] if isinstance(path, StorePath) else Path(path.anchor)
-        matching = root.glob(str(Path(*path.parts[1:])))
+        fixed = 2 if isinstance(path, StorePath) else 1  # the bucket, or the root
+        matching = type(path)(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:])))
         hidden = path.name.startswith(".")
         matches = [
             m

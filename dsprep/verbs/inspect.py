@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from dsprep.core.schema import Array, Batch, Field, Ragged, batch_nbytes, encode
 from dsprep.formats.base import Source
 from dsprep.formats.options import not_enough
 from dsprep.layout.describe import FieldStorage
-from dsprep.reader.units import BUFFER_NBYTES, epoch_requests
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import tree_nbytes
 
 SAMPLED = 256
@@ -198,7 +199,6 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
         facts.append(FieldFacts(f, nbytes, lengths, storage.get(f.name)))
     paths = source.files()
     stored_nbytes, groups = sum(map(tree_nbytes, paths)), _groups(source)
-    units = max(len(paths), groups[0] if groups else -(-stored_nbytes // BUFFER_NBYTES))
     return Inspection(
         path=str(source.path),
         version=source.version,
@@ -209,8 +209,20 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
         attrs=source.schema.attrs,
         notes=source.notes,
         groups=groups,
-        epoch_requests=epoch_requests(paths[0], units, stored_nbytes / units) if units else None,
+        epoch_requests=_epoch_requests(paths, stored_nbytes, groups),
     )
+
+
+def _epoch_requests(
+    paths: Sequence[Path], nbytes: int, groups: tuple[int, int] | None
+) -> int | None:
+    """Return about how many requests reading all files by groups takes; None of local ones."""
+    if not isinstance(paths[0], StorePath):
+        return None
+    from dsprep.reader.units import BUFFER_NBYTES, epoch_requests
+
+    units = max(len(paths), groups[0] if groups else -(-nbytes // BUFFER_NBYTES))
+    return epoch_requests(paths[0], units, nbytes / units)
 
 
 def _groups(source: Source) -> tuple[int, int] | None:

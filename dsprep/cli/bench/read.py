@@ -120,7 +120,7 @@ class Chosen:
     timeout: float = opt.value("SECONDS", "Limit of one run.", default=900, min=1, panel=HOW)
     buffer_size: str | None = opt.value(
         "SIZE",
-        "What one read fetches: 128 (samples), 64MiB; or a group.",
+        "What one read fetches: 128 (samples) or 64MiB.",
         "--buffer-size",
         "-b",
         panel=READERS,

@@ -160,7 +160,7 @@ class ObjectFile(Handle):
 
     def _fetch(self, number: int) -> None:
         """Fetch a block, and more after it if blocks have been read in about this order."""
-        self._ahead = min(2 * self._ahead, AHEAD) if 0 <= number - self._last <= AHEAD else 1
+        self._ahead = min(2 * self._ahead, AHEAD) if 0 <= number - self._last <= self._ahead else 1
         stop = number + self._ahead
         self._last = stop
         begin, end = number * BLOCK_NBYTES, min(stop * BLOCK_NBYTES, self.nbytes)
