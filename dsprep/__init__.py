@@ -24,6 +24,8 @@ The public interface, imported when it is first used:
     Transforms that give ragged fields one shape: each sample in a row, or one behind another.
 `stats`, `normalise`
     Minimum, mean, classes and more of every field, kept; and a transform that takes them.
+`mask_and_scale`
+    A transform that unpacks int16 with ``scale_factor`` and the like, missing values as NaN.
 `measure`
     How long a loop waits for its loader, whatever loader it is.
 `Subset`
@@ -40,7 +42,7 @@ The public interface, imported when it is first used:
     Samples that a program makes, as such a dataset; `Writer` takes them one by one.
 `inspect`
     What a source holds and how it is stored.
-`decode`, `errors`, `executors`, `torch`, `lightning`, `transformers`, `tf`, `jax`
+`decode`, `errors`, `executors`, `torch`, `lightning`, `transformers`, `tf`, `jax`, `dlio`
     Modules, imported when they are first used, too; all but the first three need their framework.
 
 >>> import dsprep
@@ -57,6 +59,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dsprep import decode as decode
+    from dsprep import dlio as dlio
     from dsprep import errors as errors
     from dsprep import executors as executors
     from dsprep import jax as jax
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from dsprep.reader.mix import Mix as Mix
     from dsprep.reader.pack import pack as pack
     from dsprep.reader.pack import pad as pad
+    from dsprep.reader.scaling import mask_and_scale as mask_and_scale
     from dsprep.reader.stats import normalise as normalise
     from dsprep.reader.stats import stats as stats
     from dsprep.reader.subset import Subset as Subset
@@ -114,6 +118,7 @@ _WHERE = {
     "each": "dsprep.reader.each:each",
     "pack": "dsprep.reader.pack:pack",
     "pad": "dsprep.reader.pack:pad",
+    "mask_and_scale": "dsprep.reader.scaling:mask_and_scale",
     "stats": "dsprep.reader.stats:stats",
     "normalise": "dsprep.reader.stats:normalise",
     "measure": "dsprep.bench.measure:measure",
@@ -126,6 +131,7 @@ _WHERE = {
     "transformers": "dsprep.transformers",
     "tf": "dsprep.tf",
     "jax": "dsprep.jax",
+    "dlio": "dsprep.dlio",
     "inspect": "dsprep.verbs.inspect:inspect",
     "write": "dsprep.verbs.write:write",
     "Writer": "dsprep.verbs.write:Writer",
@@ -173,6 +179,7 @@ __all__ = [
     "errors",
     "executors",
     "inspect",
+    "mask_and_scale",
     "normalise",
     "open",
     "provenance",

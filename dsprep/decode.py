@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -97,12 +98,10 @@ class image:
         """Fill ``out[name]``; see `dsprep.each`."""
         data = self._encoded(sample)
         draws = rng.random(2 * _TRIES + 3) if self.crop == "random" or self.flip else np.zeros(0)
-        decoded = _by_opencv if self.decoder == "opencv" else _by_pillow
-        pixels = decoded(data, lambda h, w: self.box(h, w, draws), self.size)
-        if self.flip and draws[-1] < 0.5:
-            pixels = pixels[:, ::-1]
-        target = out[self.name]
-        target[:] = pixels if self.layout == "hwc" else pixels.transpose(2, 0, 1)
+        decode = _by_opencv if self.decoder == "opencv" else _by_pillow
+        flipped = bool(self.flip and draws[-1] < 0.5)
+        box = partial(self.box, draws=draws)
+        decode(data, box, self.size, flipped, out[self.name], self.layout == "chw")
 
     def _encoded(self, sample: dict[str, Any]) -> bytes:
         if self.field is not None:
@@ -167,8 +166,10 @@ def _reduction(h: int, w: int, size: tuple[int, int]) -> int:
     return next((n for n in (8, 4, 2) if h >= n * size[0] and w >= n * size[1]), 1)
 
 
-def _by_opencv(data: bytes, box: Box, size: tuple[int, int]) -> Array:
-    """Return the part of an image that is kept, scaled: RGB, shape ``(height, width, 3)``."""
+def _by_opencv(
+    data: bytes, box: Box, size: tuple[int, int], flipped: bool, target: Array, planes: bool
+) -> None:
+    """Fill `target` with the part of an image that is kept, scaled to `size`: RGB."""
     import cv2
 
     known, n = _jpeg_size(data), 1
@@ -187,12 +188,19 @@ def _by_opencv(data: bytes, box: Box, size: tuple[int, int]) -> Array:
     part = pixels[top // n : -(-(top + h) // n), left // n : -(-(left + w) // n)]
     small = part.shape[0] >= 2 * size[0] and part.shape[1] >= 2 * size[1]
     how = cv2.INTER_AREA if small else cv2.INTER_LINEAR  # which takes 1/7 of its time
-    scaled: Array = cv2.resize(part, size[::-1], interpolation=how)
-    return scaled[:, :, ::-1]
+    scaled = cv2.resize(part, size[::-1], interpolation=how)
+    if flipped:
+        cv2.flip(scaled, 1, scaled)
+    if planes:  # in place and several times as quick as assigning a transposed view
+        cv2.split(scaled, [target[2], target[1], target[0]])
+    else:
+        cv2.cvtColor(scaled, cv2.COLOR_BGR2RGB, target)
 
 
-def _by_pillow(data: bytes, box: Box, size: tuple[int, int]) -> Array:
-    """Return the same as `_by_opencv`, but for rounding."""
+def _by_pillow(
+    data: bytes, box: Box, size: tuple[int, int], flipped: bool, target: Array, planes: bool
+) -> None:
+    """Do the same as `_by_opencv`, but for rounding."""
     import io
 
     from PIL import Image
@@ -205,7 +213,9 @@ def _by_pillow(data: bytes, box: Box, size: tuple[int, int]) -> Array:
             opened.draft("RGB", (-(-width // n), -(-height // n)))
         scale = opened.width / width
         area = tuple(edge * scale for edge in (left, top, left + w, top + h))
-        return np.asarray(opened.convert("RGB").resize(size[::-1], Image.Resampling.BILINEAR, area))
+        scaled = opened.convert("RGB").resize(size[::-1], Image.Resampling.BILINEAR, area)
+    pixels = np.asarray(scaled)[:, :: -1 if flipped else 1]
+    target[:] = pixels.transpose(2, 0, 1) if planes else pixels
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:

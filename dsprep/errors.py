@@ -138,6 +138,10 @@ class MissingExtra(DsprepError, ImportError):
     """An optional package is needed for this; the message names it."""
 
 
+class LocatedWarning(UserWarning):
+    """Data had no sidecar, and were located when they were opened."""
+
+
 def layout_mismatch(
     subject: str, where: object, expected: object = None, found: object = None
 ) -> FormatError:

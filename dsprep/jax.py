@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
+from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
 from dsprep.reader.options import ReaderOptions, check_names
 
@@ -81,7 +81,7 @@ class Batches(ReaderLoops):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Paths,
         batch_size: int,
         *,
         sharding: Any = None,
@@ -93,7 +93,7 @@ class Batches(ReaderLoops):
             options["rank"], options["world_size"] = jax.process_index(), jax.process_count()
         self.reader = Reader(path, batch_size, transform=transform, **options)
         self._sharding = sharding
-        if transform is None:
+        if self.reader.function is None:
             check_fields(self.reader.schema, takes, "JAX")
         if self.reader.remainder == "ragged" and self._global():
             raise UsageError(
@@ -140,7 +140,7 @@ class Batches(ReaderLoops):
         return f"<Batches in JAX of {self.reader!r}>"
 
 
-def batches(path: str | Path, batch_size: int, **options: Any) -> Batches:
+def batches(path: Paths, batch_size: int, **options: Any) -> Batches:
     """Return `Batches`."""
     return Batches(path, batch_size, **options)
 

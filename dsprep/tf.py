@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, Column, DType, Field, Ragged, Schema, is_extension
 from dsprep.errors import MissingExtra, UsageError
 from dsprep.reader.adapters import check_fields, native
+from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
 from dsprep.reader.options import ReaderOptions, check_names
 
@@ -41,7 +41,7 @@ except ImportError as error:
 
 
 def dataset(
-    path: str | Path,
+    path: Paths,
     batch_size: int,
     *,
     epoch: int = 0,
@@ -96,15 +96,15 @@ def dataset(
     size = None if reader.remainder == "ragged" else batch_size
     if step and not 0 < step <= steps:
         raise UsageError(f"step is {step}", expected=f"at most {steps}, the steps of an epoch")
-    signature = _signatures(schema, size, transform, output_signature)
+    signature = _signatures(schema, size, reader.function, output_signature)
 
     def batches() -> Iterator[Any]:
         for batch in readers.loop():
-            yield batch if transform is not None else _plain(batch)
+            yield batch if reader.function is not None else _plain(batch)
             del batch
 
     data = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    if transform is None and schema.ragged:
+    if reader.function is None and schema.ragged:
         data = data.map(lambda batch: {f.name: _joined(f, batch[f.name]) for f in schema})
     if not step and reader.mini_epochs is None:
         data = data.apply(tf.data.experimental.assert_cardinality(steps))
@@ -177,8 +177,8 @@ def _signatures(schema: Schema, size: int | None, transform: Any, given: Any) ->
     """Return the kinds of tensors of a batch: those `given` with a transform, or by the fields."""
     if (transform is None) != (given is None):
         raise UsageError(
-            "transform and output_signature belong together",
-            fix="give both: TensorFlow has to know in advance what the transform returns",
+            "transform, or collate, and output_signature belong together",
+            fix="give both: TensorFlow has to know in advance what the function returns",
         )
     if transform is not None:
         return given

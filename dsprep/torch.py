@@ -35,7 +35,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol, Self
 
@@ -44,12 +44,13 @@ import numpy as np
 from dsprep.core.schema import Array, Batch, Column, DType, Ragged, Schema, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
+from dsprep.reader.data import Paths, absolute, names_of, open_data
+from dsprep.reader.each import Collate
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
 from dsprep.reader.options import ReaderOptions, check_names
 from dsprep.reader.subset import Subset, kept_samples
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.paths import as_path
 
 try:
     import torch
@@ -99,6 +100,9 @@ class Batches(ReaderLoops, IterableDataset[Any]):
     transform
         As in `Reader`: gets the batch of numpy arrays, in threads; every array in what it
         returns becomes a tensor.
+    collate
+        As in `Reader`; the values of samples are those of `Samples`: tensors (of no axes for
+        numbers), `bytes` and `str`. So what is written for a DataLoader works as it is.
     **options
         All others of `Reader`. Rank and world size come from ``torch.distributed`` if it is
         initialised when they are first used; else see there.
@@ -123,13 +127,14 @@ class Batches(ReaderLoops, IterableDataset[Any]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Paths,
         batch_size: int,
         *,
         device: str | torch.device = "cpu",
         pin_memory: bool | None = None,
         nested: bool = False,
         transform: Callable[[Batch], Any] | None = None,
+        collate: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -144,12 +149,13 @@ class Batches(ReaderLoops, IterableDataset[Any]):
             "path": path,
             "batch_size": batch_size,
             "transform": transform,
+            "collate": Collate(collate, _tensors) if callable(collate) else collate,
             **options,
         }
         self._is_early = options.get("rank") is None and not _is_initialized()
         alone = {"rank": 0, "world_size": 1} if self._is_early_child() else {}
         self._reader = Reader(**{**self._arguments, **alone})
-        if transform is None:
+        if self._reader.function is None:
             check_fields(self._reader.schema, takes, "PyTorch")
         self._worker: _Worker | None = None
         self._is_placed = False  # whether somebody said at which epoch and step it is
@@ -370,7 +376,7 @@ class Samples(Dataset[Any]):
     Parameters
     ----------
     path
-        A dataset with its sidecar beside it, or a sidecar.
+        The dataset, or its sidecar; as in `Reader`.
     fields
         The fields wanted, or the name of one; all when empty.
     subset
@@ -405,11 +411,11 @@ class Samples(Dataset[Any]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Paths,
         *,
         fields: Sequence[str] = (),
         subset: Any = None,
-        data: str | Path | None = None,
+        data: Paths | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         follow_external: bool = False,
         **others: Any,
@@ -419,8 +425,8 @@ class Samples(Dataset[Any]):
                 f"there is no option {min(others)}", fix="give it to the DataLoader of the samples"
             )
         check_names(others, ("fields", "subset", "data", "transform", "follow_external"))
-        self._path = as_path(path).absolute()
-        self._data = None if data is None else as_path(data).absolute()
+        self._path = [*map(absolute, names_of("path", path))]
+        self._data = None if data is None else [*map(absolute, names_of("data", data))]
         self._follow, self._transform = follow_external, transform
         self._stated: bytes | None = None
         self._opened: tuple[int, Sidecar] | None = None
@@ -471,8 +477,9 @@ class Samples(Dataset[Any]):
     def _sidecar(self) -> Sidecar:
         """Return the dataset, opened by this process."""
         if self._opened is None or self._opened[0] != os.getpid():
-            opened = Sidecar.open(self._path, self._data, follow_external=self._follow)
-            stated = hashlib.blake2b(json.dumps(opened.content.to_json()).encode()).digest()
+            opened = open_data(self._path, self._data, follow_external=self._follow)
+            facts = replace(opened.content, lineage={}).to_json()
+            stated = hashlib.blake2b(json.dumps(facts).encode()).digest()
             if stated != (self._stated or stated):
                 raise UsageError(
                     "the sidecar was written again since these samples were first opened",
@@ -491,7 +498,7 @@ class Samples(Dataset[Any]):
         return {**self.__dict__, "_opened": None}
 
     def __repr__(self) -> str:
-        return f"<Samples of {self._path}: {len(self)} of {self.schema}>"
+        return f"<Samples of {', '.join(self._path[:3])}: {len(self)} of {self.schema}>"
 
 
 def _apart(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

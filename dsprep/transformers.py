@@ -9,6 +9,9 @@
 
 A Trainer that continues skips the steps that were done of the epoch, but does not tell its loader
 which epoch that is. The steps that are skipped are read.
+
+Where TensorFlow is installed, versions of transformers before 5 need ``USE_TF=0`` in the
+environment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write a dataset of samples that your own code makes: three generators, and what is read back.
 
-    python examples/write_samples.py                           # on data that it makes and removes
+    python examples/write_samples.py                           # on data it creates and deletes
     python examples/write_samples.py --images photos out.h5    # photos/CLASS/NAME.png or .jpg
 
 `images` gives the encoded bytes of PNG and JPEG files as they are, with the number of their class;

@@ -41,6 +41,7 @@ FOLDERS = [
         "transformers",
         "tf",
         "jax",
+        "dlio",
         "verbs",
         "bench",
         "cli",
@@ -215,7 +216,7 @@ def test_public_names_exist():
 
 
 NAMES = ["errors", "executors", "repeats", "decode", "torch", "lightning", "transformers"]
-NAMES += ["tf", "jax"]
+NAMES += ["tf", "jax", "dlio"]
 
 
 @pytest.mark.parametrize("name", NAMES)

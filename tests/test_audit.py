@@ -396,7 +396,8 @@ def test_json(root):
     assert told["epochs"][0]["shared_groups"] is None
 
 
-def test_mistakes(root):
+def test_mistakes(root, monkeypatch):
+    monkeypatch.setattr("dsprep.reader.data.QUICK_NBYTES", 0)
     good = ("-P", 2, "-M", 4)
     assert "dsprep provenance" in fails("audit", root / "bare.h5", *good)
     assert "no such dataset" in fails("audit", root / "nothing.h5", *good)
@@ -430,7 +431,8 @@ IMPOSSIBLE = [
 ]
 
 
-def test_impossible_arguments(root):
+def test_impossible_arguments(root, monkeypatch):
+    monkeypatch.setattr("dsprep.reader.data.QUICK_NBYTES", 0)
     for options, said in IMPOSSIBLE:
         with pytest.raises(UsageError, match=said):
             dsprep.audit(root / "plain.h5", **{"ranks": 2, "batch_size": 4, **options})

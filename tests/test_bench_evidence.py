@@ -472,6 +472,23 @@ def ran(task, **facts):
     )
 
 
+def test_what_opening_read_is_dropped_as_well(task, monkeypatch):
+    """As of many small files, whose first pages are most of them."""
+    events = []
+
+    class Opening(Nothing):
+        def prepare(self, held):
+            events.append("open")
+
+        def epoch(self, number):
+            events.append("epoch")
+            return super().epoch(number)
+
+    monkeypatch.setattr(caches, "drop", lambda files: events.append("drop"))
+    child.run(replace(task, epochs=2), Opening(task), lambda: None)
+    assert events == ["drop", "open", "drop", "epoch"] * 2
+
+
 def test_a_mount_that_counts_nothing_gives_figures(task, monkeypatch):
     """As GlusterFS and sshfs: pages can be dropped, and nothing comes from a device."""
     monkeypatch.setattr(caches, "counts", lambda files, look: False)

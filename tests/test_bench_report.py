@@ -419,7 +419,7 @@ MMAP = of_rows(*report(rows=["pread-limit", "h5py", "dsprep"], step=0).rows, row
         (report(cold=False), "warm, from the page cache | the storage itself was not measured"),
         (report(cold=False), "no parallel file system"),
         (replace(report(), machine={"file_system": {"type": "lustre"}}), "one client of lustre"),
-        (full(), "zarr has no figures"),
+        (full(), "zarr was not measured: see its row"),
         (
             replaced(3, replace(report().rows[2], name="tf-prefetch")),
             "Not shown: tf to tf-prefetch is not a difference beyond the spread",

@@ -68,6 +68,17 @@ def test_options_without_effect_are_told(train, tmp_path):
     assert notes(*words, "train=.5,b=.5") == []
 
 
+def test_outputs_are_compared_with_their_samples(train, tmp_path):
+    words = ("--shuffle", "1", "--split", "train=.7,test=.3", "--verify")
+    done = run(train, tmp_path / "out.h5", "-b", "8", *words)
+    assert done.exit_code == 0, done.output
+    assert done.output.count(", bit for bit") == 2
+    done = run(train, tmp_path / "out2.h5", "-b", "8", *words, "--json", "-q")
+    verdicts = json.loads(done.stdout)["verify"]
+    assert sorted(name[-8:] for name in verdicts) == ["-test.h5", "train.h5"]
+    assert all(v["same"] and v["complete"] for v in verdicts.values())
+
+
 def test_a_dry_run_foresees_a_full_disk(train, tmp_path, monkeypatch):
     words = (train, tmp_path / "o.h5", "--split", "train=.5,val=.5")
     assert notes(*words, "--dry-run") == []

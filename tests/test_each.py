@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import dsprep
 from dsprep import decode
 from dsprep.core.schema import Array
 from dsprep.errors import ItemError, MissingExtra, SchemaError, UsageError
+from dsprep.reader.each import generator
+from dsprep.reader.mini_epochs import derive
 
 cv2 = pytest.importorskip("cv2")
 PIL = pytest.importorskip("PIL")
@@ -63,7 +66,9 @@ def test_random_numbers_are_those_of_the_sample(data: Path) -> None:
     with reader() as one:
         expected, second = by_sample(one), by_sample(one)
     assert sorted(expected) == list(range(N))
-    assert all(expected[i][0] != second[i][0] for i in expected)  # another epoch
+    for epoch, found in enumerate((expected, second)):  # of epoch and sample alone
+        for i, (noise, _) in found.items():
+            assert noise == generator(derive(3, "each"), epoch, i).random(4).tolist()
     totals = np.arange(N * 6).reshape(N, 6).sum(1)
     assert all(expected[i][1] == totals[i] + i % 4 + sum(range(i % 5)) for i in range(N))
     with reader(batch_size=7, shuffle="global", io_threads=1) as other:
@@ -103,6 +108,31 @@ def test_batches_that_are_held_stay_as_they_are(data: Path) -> None:
         assert len(addresses) <= 4
 
 
+def test_a_batch_is_divided_among_threads_and_in_the_memory_of_the_reader(data: Path) -> None:
+    both, began, memories = threading.Barrier(2), threading.local(), []
+    first: list[int] = []
+
+    def meeting(sample: dict[str, Any], out: dict[str, Array], rng: object) -> None:
+        if not hasattr(began, "here"):
+            began.here = True
+            first.append(int(sample["i"]))
+            both.wait(60)  # broken if one thread does the whole batch
+        out["noise"][:] = 1
+
+    def allocate(nbytes: int) -> mmap.mmap:
+        memories.append(mmap.mmap(-1, nbytes))
+        return memories[-1]
+
+    transform = dsprep.each(meeting, {"noise": ("f8", (4,))}, threads=2)
+    with dsprep.Reader(data, 64, transform=transform, allocate=allocate) as reader:
+        batch = next(iter(reader))
+        assert set(first) <= set(batch["i"].tolist())
+        at = batch["noise"].ctypes.data
+        starts = [np.frombuffer(m, np.uint8).ctypes.data for m in memories]
+        assert any(s <= at < s + len(m) for s, m in zip(starts, memories, strict=True))
+        assert (batch["noise"] == 1).all()
+
+
 def test_fields_that_are_kept(data: Path) -> None:
     kept = dsprep.each(noisy, OUT, keep=("rows", "i"))
     with dsprep.Reader(data, 16, transform=kept) as reader:
@@ -127,8 +157,6 @@ def test_errors_name_the_sample(data: Path) -> None:
     for out in (None, {}, {"a": "u1"}, {"a": ("u1", (-1,))}, {"a": (object, (1,))}):
         with pytest.raises(UsageError, match="out is"):
             dsprep.each(broken, out)
-    with pytest.raises(UsageError, match="needs the numbers"):
-        dsprep.Reader(data, 16, transform=dsprep.each(noisy, OUT), readers_per_node=1)
 
 
 def test_functions_of_a_batch_may_want_random_numbers(data: Path) -> None:
@@ -162,6 +190,53 @@ def gradient(height: int, width: int) -> Array:
 
 def jpeg(pixels: Array) -> bytes:
     return cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
+
+
+def gathered(samples: list[dict[str, Any]], rng: np.random.Generator) -> dict[str, Any]:
+    assert all(isinstance(sample["word"], str) for sample in samples)
+    rows = max(len(sample["rows"]) for sample in samples)
+    return {
+        "i": [int(sample["i"]) for sample in samples],
+        "word": [sample["word"] for sample in samples],
+        "rows": np.array([np.pad(s["rows"], (0, rows - len(s["rows"]))) for s in samples]),
+        "x": np.stack([sample["x"] for sample in samples]),
+        "noise": rng.random(),
+    }
+
+
+def test_collate_takes_samples(data: Path) -> None:
+    with dsprep.Reader(data, 16, seed=3) as plain:
+        expected = list(plain)
+    noise = []
+    for threads in (1, 4):
+        with dsprep.Reader(data, 16, seed=3, collate=gathered, transform_threads=threads) as reader:
+            found = list(reader)
+        noise.append([batch["noise"] for batch in found])
+        for batch, before in zip(found, expected, strict=True):
+            assert batch["i"] == before["i"].tolist()
+            assert batch["word"] == list(before["word"])
+            assert (batch["x"] == before["x"]).all()
+            for row, rows in zip(batch["rows"], before["rows"], strict=True):
+                assert row.tolist() == [*rows, *[0] * (len(row) - len(rows))]
+    assert noise[0] == noise[1]
+    assert len({*noise[0]}) == len(noise[0])
+    with dsprep.Reader(data, 16, seed=3, collate=gathered) as reader:
+        begun = [batch["noise"] for batch in itertools.islice(reader, 5)]
+        state = reader.state_dict()
+    with dsprep.Reader(data, 16, seed=3, collate=gathered) as reader:
+        reader.load_state_dict(state)
+        assert begun + [batch["noise"] for batch in reader] == noise[0]
+
+
+def test_collate_is_given_alone(data: Path) -> None:
+    for wrong in ({"collate": 3}, {"collate": len, "transform": len}):
+        with pytest.raises(UsageError, match="collate is"):
+            dsprep.Reader(data, 16, **wrong)  # type: ignore[arg-type]
+    a, b = (dsprep.Reader(data, 16, collate=len) for _ in range(2))
+    with pytest.raises(UsageError, match="within=True"):
+        dsprep.Mix({a: 0.5, b: 0.5}, within=True)
+    with dsprep.Mix({a: 0.5, b: 0.5}) as mix:
+        assert {*mix} <= {16, N % 16}
 
 
 @pytest.fixture(params=["opencv", "pillow"])
@@ -202,6 +277,23 @@ def test_crops(decoder: str, size: tuple[int, int], kind: str) -> None:
         assert 0.7 < w / h < 1.4
         assert abs(crop[0].mean() - 255 * (top + h / 2) / size[0]) < 8
         assert abs(crop[1].mean() - 255 * (left + w / 2) / size[1]) < 8
+
+
+def test_smaller_decoding_is_near_to_full(decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (15, 20, 3), dtype=np.uint8)
+    data = jpeg(cv2.resize(noise, (1600, 1200), interpolation=cv2.INTER_CUBIC))
+    reductions: list[int] = []
+    for size, n in ((500, 2), (280, 4), (140, 8)):
+        f = decode.image((size, size), crop=None, layout="hwc")
+        assert decode._reduction(1200, 1600, f.size) == n
+        smaller = decoded(f, data).astype(int)
+        with monkeypatch.context() as patched:
+            patched.setattr(decode, "_reduction", lambda *a: reductions.append(1) or 1)
+            full = decoded(f, data).astype(int)
+        assert (smaller != full).any()
+        assert np.abs(smaller - full).mean() < 1.5
+        assert np.abs(smaller - full).max() < 16
+    assert len(reductions) == 3
 
 
 def test_flips(decoder: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
+import threading
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -162,6 +165,93 @@ def test_batches_of_all_readers(data: list[Path]) -> None:
     assert sorted(itertools.chain(*pairs(batches))) == [
         (s, i) for s, n in ((0, 700), (1, 300)) for i in range(n)
     ]
+
+
+def test_readers_share_threads_and_memory(data: list[Path]) -> None:
+    plain = readers(data, epochs=None)
+    own = dsprep.Reader(data[0], 10, epochs=None, io_threads=3, buffers=7)
+    alone = dsprep.Reader(data[0], 10, epochs=None)
+    iter(alone).__next__()
+    assert alone._pools is not None
+    with Mix({plain[0]: 0.4, plain[1]: 0.4, own: 0.2}, stop="never") as mix, alone:
+        next(batches := iter(mix))
+        pipelines = [reader._running._source for reader in (*plain, own)]  # type: ignore[union-attr]
+        settings_ = [pipeline._settings for pipeline in pipelines]  # type: ignore[attr-defined]
+        assert settings_[0].io is settings_[1].io is mix._io
+        assert mix._io.count == max(r.choice.threads for r in (*plain, own))
+        assert (settings_[2].io, settings_[2].threads, settings_[2].buffers) == (None, 3, 7)
+        whole = alone._settings.buffers
+        assert [s.buffers for s in settings_[:2]] == [max(2, int(whole * 0.4))] * 2
+        assert len(mix._io._threads) == mix._io.count
+        assert sum(len(batch["i"]) for batch in itertools.islice(batches, 200)) == 2000
+    assert not mix._io._threads
+    assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-")]
+
+
+def test_one_that_is_not_asked_does_not_stop_the_other(data: list[Path]) -> None:
+    shares = (0.001, 0.999)
+    with Mix(dict(zip(readers(data, epochs=None), shares, strict=True)), stop="never") as mix:
+        held = list(itertools.islice(mix, 400))  # of the second reader, but for one at most
+        assert mix.counts[0] <= 2
+        assert [len(batch["i"]) for batch in held] == [10] * 400
+
+
+def test_what_is_read_ahead_is_kept_between_epochs(data: list[Path]) -> None:
+    a, b = readers(data, epochs=None)
+    with Mix({a: 0.5, b: 0.5}) as mix:
+        list(mix)
+        source = a._running
+        assert source is not None
+        assert not source.closed
+        state = mix.state_dict()
+        list(mix)
+        assert a._running is source  # it went on with its epoch
+        with pytest.raises(UsageError, match="iterated"):
+            next(iter(a))
+        seen = pairs(mix)
+        mix.load_state_dict(state)
+        list(mix)
+        assert pairs(mix) == seen
+        list(itertools.islice(mix, 1))
+        iter(mix).close()  # left early: nothing is read ahead
+        assert source.closed
+    made = Mix(dict(zip(readers(data), (0.5, 0.5), strict=True)))
+    list(made)
+    left = made.readers[0]
+    del made
+    assert next(iter(left))["source"][0] == 0  # a mix that is gone holds no loop
+
+
+def test_a_forked_child_reads_for_itself(data: list[Path]) -> None:
+    with Mix(dict(zip(readers(data), (0.5, 0.5), strict=True)), stop="all") as mix:
+        list(mix)  # one reader is within an epoch, with threads that a child does not have
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # there are threads
+            child = multiprocessing.get_context("fork").Pool(1, _keep, (mix,))
+        with child:
+            found = child.apply_async(_next_pairs).get(60)
+        assert found == pairs(mix)
+
+
+_kept: list[Mix] = []
+
+
+def _keep(mix: Mix) -> None:
+    _kept.append(mix)
+
+
+def _next_pairs() -> list[list[tuple[int, int]]]:
+    return pairs(_kept[0])
+
+
+def test_what_each_reader_did(data: list[Path]) -> None:
+    with Mix(dict(zip(readers(data), (0.7, 0.3), strict=True))) as mix:
+        assert [each.samples for each in mix.stats] == [0, 0]
+        seen = Counter(source for batch in pairs(mix) for source, _ in batch)
+        stats = mix.stats
+        assert [each.samples for each in stats] == [seen[0], seen[1]]
+        assert [each.batches for each in stats] == mix.counts
+        assert all(each.nbytes > 9 * each.samples and each.exposed_seconds > 0 for each in stats)
 
 
 def test_what_does_not_fit_is_refused(data: list[Path]) -> None:

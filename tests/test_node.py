@@ -119,9 +119,21 @@ def bits(batch):
 # --- the same batches ------------------------------------------------------------------------
 
 
+def drawn(sample, out, rng):
+    out["drawn"][:] = rng.random(2)
+
+
+EACH = dsprep.each(drawn, {"drawn": ("f8", (2,))})
+
+
 @pytest.mark.parametrize(
     ("k", "options"),
-    [(1, {}), (2, {"drop_last": True}), (3, {"pad": True, "shuffle": "global"}), (2, {})],
+    [
+        (1, {}),
+        (2, {"drop_last": True}),
+        (3, {"pad": True, "shuffle": "global"}),
+        (2, {"transform": EACH}),
+    ],
 )
 def test_the_same_batches(k, options, ranks):
     node_ranks = ranks(**options, epochs=2)

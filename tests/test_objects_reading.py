@@ -312,7 +312,9 @@ def test_commands_take_urls(url, local, tmp_path, monkeypatch):
         *("--pfs", "1GB/s", "-E", 2),
     )
     run("audit", url, "-P", 2, "-M", 8, "--sidecar", f"{url}.dsprep.json")
-    assert "not a kind of store" in run("audit", url, "-P", 2, "-M", 8, "--sidecar", "ftp://b", code=2)
+    assert "not a kind of store" in run(
+        "audit", url, "-P", 2, "-M", 8, "--sidecar", "ftp://b", code=2
+    )
     run("stage", url, "-P", 1, "--ranks-per-node", 1, "-M", 8, "--to", "cache", "--node", 0)
     assert "s3://b/g.h5" in run("cache", "list", "cache")
     run("convert", url, "out.zarr")

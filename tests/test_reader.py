@@ -864,8 +864,7 @@ def test_wrong_usage_is_told_at_once(tmp_path):
     [
         ({"num_workers": 4}, "threads read, so no workers are needed"),
         ({"field": "x"}, "did you mean fields=?"),
-        ({"collate_fn": len}, "transform="),
-        ({"collate": len}, "dsprep.pad"),
+        ({"collate_fn": len}, "did you mean collate=?"),
         ({"indices": [1]}, "subset= takes numbers"),
     ],
 )

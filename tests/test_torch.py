@@ -75,6 +75,46 @@ def double(batch):
     return {"x": batch["x"] * 2, "label": batch["label"]}
 
 
+def padded(samples):
+    """Return a batch as a function for a DataLoader does."""
+    tokens = [sample["tokens"] for sample in samples]
+    words = [sample["word"] for sample in samples]
+    return {
+        "tokens": torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True),
+        "label": torch.tensor([sample["label"] for sample in samples]),
+        "rest": torch.utils.data.default_collate(
+            [{"x": s["x"], "word": s["word"]} for s in samples]
+        ),
+        "words": np.array([len(word) for word in words]),
+    }
+
+
+def test_collate_takes_samples_of_tensors(tmp_path):
+    rng = np.random.default_rng(1)
+    tokens = [np.arange(1, 1 + rng.integers(1, 9)) for _ in range(50)]
+    samples = (
+        {"x": np.full(3, i, "f4"), "label": i, "word": f"w{i}", "tokens": tokens[i]}
+        for i in range(50)
+    )
+    schema = {"x": "float32[3]", "label": "int64", "word": "str", "tokens": "int64[None]"}
+    dsprep.write(tmp_path / "a.h5", samples, schema=schema, durable=False)
+    loader = Batches(tmp_path / "a.h5", 8, collate=padded, **ALONE)
+    found = list(pickle.loads(pickle.dumps(loader)))
+    for batch, before in zip(found, Batches(tmp_path / "a.h5", 8, **ALONE), strict=True):
+        labels = before["label"].tolist()
+        assert batch["label"].tolist() == labels
+        assert torch.equal(batch["rest"]["x"], before["x"])
+        assert batch["rest"]["word"] == [f"w{i}" for i in labels]
+        assert isinstance(batch["words"], torch.Tensor)  # as all arrays
+        longest = max(len(tokens[i]) for i in labels)
+        assert batch["tokens"].shape == (len(labels), longest)
+        for row, i in zip(batch["tokens"], labels, strict=True):
+            assert row[: len(tokens[i])].tolist() == tokens[i].tolist()
+    assert sum(len(batch["label"]) for batch in found) == 50
+    with pytest.raises(UsageError, match="did you mean collate="):
+        Batches(tmp_path / "a.h5", 8, collate_fn=padded)
+
+
 # --- tensors -----------------------------------------------------------------------------------
 
 
@@ -300,7 +340,7 @@ def test_samples_that_are_not_those_of_before(tmp_path):
     lacking = made(tmp_path / "other", Schema((Field("t", np.dtype("<U3")),)))[0]
     with pytest.raises(UnsupportedError, match="no dtype for field t"):
         Samples(lacking)
-    with pytest.raises(dsprep.DsprepError, match="no sidecar"):
+    with pytest.raises(dsprep.DsprepError, match="files disagree about their fields"):
         Samples(tmp_path)
 
 

@@ -98,7 +98,7 @@ class Facts:
     """
 
     dataset: str = field(compare=False)  # a path from the root
-    sidecar: str = field(compare=False)
+    sidecar: str = field(compare=False)  # empty: in the memory of the program that copied
     fields: tuple[str, ...]
     key: str  # of `Pieces`
     part: str  # a word for the pieces of it that the copy has; empty: all
@@ -109,8 +109,9 @@ class Facts:
         """Return those of a copy of some pieces, which rise; None: of all."""
         part = "" if numbers is None else digest(numbers.tobytes())
         runs = ((0, len(pieces)),) if numbers is None else _runs(numbers)
-        paths = [str(p.absolute()) for p in (pieces.sidecar.dataset, pieces.sidecar.path)]
-        return cls(paths[0], paths[1], pieces.names, pieces.key, part, runs)
+        opened = pieces.sidecar
+        where = str(opened.path.absolute()) if opened.kept else ""
+        return cls(str(opened.dataset.absolute()), where, pieces.names, pieces.key, part, runs)
 
     @property
     def name(self) -> str:

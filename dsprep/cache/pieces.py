@@ -87,7 +87,7 @@ class Pieces:
     @cached_property
     def key(self) -> str:
         """See the class."""
-        words = (self.sidecar.path.read_bytes(), self.edges.tobytes(), repr(self.names).encode())
+        words = (self.sidecar.stated, self.edges.tobytes(), repr(self.names).encode())
         return digest(b"".join(digest(word).encode() for word in words))[:16]
 
     def of(self, samples: Ints) -> Ints:

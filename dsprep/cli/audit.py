@@ -38,7 +38,7 @@ Exit status: 0 the promise is kept, 1 it is broken, or bad data, 2 wrong usage.
 
 @opt.command(EPILOG)
 def audit(
-    data: Annotated[str, opt.argument("DATA", "A dataset with a sidecar, or the sidecar.")],
+    data: Annotated[list[str], opt.argument("DATA...", "The dataset, or its sidecar.")],
     ranks: Annotated[
         int, typer.Option("--ranks", "-P", metavar="N", min=1, help="Processes that read.")
     ],

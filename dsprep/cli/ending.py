@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsprep.cli.report import Verbosity, current_verbosity, detail, fail, say
-from dsprep.errors import DsprepError
+from dsprep.cli.report import Verbosity, current_verbosity, detail, fail, note, say
+from dsprep.errors import DsprepError, LocatedWarning
 
 INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -42,6 +42,16 @@ def reporting_errors() -> Iterator[None]:
     try:
         with handling_signals(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
+            warnings.simplefilter("always", LocatedWarning)
+            show = warnings.showwarning
+
+            def shown(message: Any, category: Any, *more: Any, **others: Any) -> None:
+                if issubclass(category, LocatedWarning):
+                    note(str(message))
+                else:
+                    show(message, category, *more, **others)
+
+            warnings.showwarning = shown
             yield
     except DsprepError as error:
         _causes(error)

@@ -88,10 +88,12 @@ def _stats(
 def _print(inspection: Inspection, stats: Mapping[str, FieldStats]) -> None:
     from dsprep.core.units import show_nbytes
 
+    files, stored = inspection.files, inspection.stored_files
+    within = f" in {files:,} director{'y' if files == 1 else 'ies'}"
     rows = [
         ("dataset", inspection.path),
         ("format", inspection.version),
-        ("files", f"{inspection.files:,}"),
+        ("files", f"{stored:,}{within * (stored != files)}"),
         ("samples", f"{inspection.samples:,}"),
         ("values", show_nbytes(inspection.payload)),
         ("on disk", show_nbytes(inspection.stored_nbytes)),

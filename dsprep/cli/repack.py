@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import (
@@ -20,11 +22,14 @@ from dsprep.cli.report import (
     say,
 )
 from dsprep.cli.usage import HDF5_ZARR
+from dsprep.cli.verify import report_verdict, verdict_json
 from dsprep.storage.paths import as_path
 
 if TYPE_CHECKING:
+    from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
     from dsprep.verbs.repack import RepackOptions, RepackPlan, RepackReport, SplitPart
+    from dsprep.verbs.verify import Verdict
     from dsprep.writing.job import Job, RunOptions
     from dsprep.writing.stripes import Stripe
 
@@ -101,6 +106,7 @@ def repack(
         "--measure/--no-measure",
         default=True,
     ),
+    check: bool = opt.switch("Compare the outputs with the source.", "--verify"),
     json: opt.Json = False,
 ) -> None:
     """Rewrite a dataset so that one read fetches a whole group of samples.
@@ -136,6 +142,7 @@ def repack(
             return
         with _progress_of_all(plan, not json) as progress:
             report = run_repack(plan, run, measure=measure, progress=progress)
+        verdicts = _verified(source, report, run, not json) if check else {}
     for part in plan.parts:
         files_written(part.job)
     if json:
@@ -145,14 +152,51 @@ def repack(
                 "reports": [vars(r) for _, r in report.parts],
                 "break_even": report.break_even and vars(report.break_even),
                 "unmeasured": report.unmeasured or None,
+                **({"verify": {n: verdict_json(v) for n, v in verdicts.items()}} if check else {}),
             }
         )
-        return
+    else:
+        _say_report(report, verdicts)
+    if not all(verdict.same for verdict in verdicts.values()):
+        raise typer.Exit(1)
+
+
+def _say_report(report: RepackReport, verdicts: Mapping[str, Verdict]) -> None:
+    """Print what was done, and whether the outputs have the samples of the source."""
     for line in dict.fromkeys(line for _, done in report.parts for line in done.notes):
         note(line)
     if report.unmeasured:
         note(f"when the rewrite pays off was not measured: {report.unmeasured}")
     _print_report(report)
+    for target, verdict in verdicts.items():
+        if len(verdicts) > 1:
+            say(target)
+        report_verdict(verdict)
+
+
+def _verified(
+    source: Source, report: RepackReport, run: RunOptions, show: bool
+) -> dict[str, Verdict]:
+    """Compare each output with its samples in the source; `Verdict` by the name of the output."""
+    from dsprep.source.dataset import open_dataset
+    from dsprep.verbs.verify import match_order, verify
+    from dsprep.writing.job import count_workers
+
+    verdicts = {}
+    for part, done in report.parts:
+        with open_dataset(done.target, marked=True) as made:
+            left, right, _ = match_order(source, made)
+            payload = left.schema.fixed_nbytes * len(left)
+            with progress_bar("verify", len(left), payload, show) as update:
+                verdicts[str(done.target)] = verify(
+                    left,
+                    right,
+                    workers=count_workers(part.job, run.workers, None),
+                    memory=run.memory,
+                    progress=update,
+                    executor=run.executor,
+                )
+    return verdicts
 
 
 @contextmanager
@@ -239,12 +283,14 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
         files = f"{len(job.shards):,} file{'s' * (len(job.shards) != 1)}"
         about = "about " * (choice.limit_nbytes is not None)
         aligned = all(p.aligned for p in part.plans)
-        each = f"{about}{_samples(choice.samples)}, {show_nbytes(choice.group_nbytes)}"
+        binary = "iB as asked" in choice.reason
+        size, read = (show_nbytes(n, binary) for n in (choice.group_nbytes, first.group_nbytes))
+        each = f"{about}{_samples(choice.samples)}, {size}"
         disk = f"about {show_nbytes(job.estimate)} in {files}, {share:.1%} of it padding"
         rows += [
             (f"target{name}", f"{job.format.name} {job.target}, {_samples(job.samples)}"),
             ("groups", f"{part.groups:,} of {each}: {choice.reason}"),
-            ("reads", f"{first.reads} per group, of at most {show_nbytes(first.group_nbytes)}"),
+            ("reads", f"{first.reads} per group, of at most {read}"),
             ("aligned", _alignment(stripe if aligned else None, job)),
             ("on disk", f"{disk}, {inodes(job):,} inodes"),
         ]

@@ -73,17 +73,18 @@ def as_nbytes(size: int | str) -> int:
     return parse_nbytes(f"{size}B" if isinstance(size, int) else size)
 
 
-def show_nbytes(nbytes: float) -> str:
-    """Return a size for a person to read: ``19.2 kB``, ``50.3 MB``.
+def show_nbytes(nbytes: float, binary: bool = False) -> str:
+    """Return a size for a person to read: ``19.2 kB``, ``50.3 MB``, or in binary units.
 
-    >>> show_nbytes(19200)
-    '19.2 kB'
+    >>> show_nbytes(19200), show_nbytes(7 << 19, binary=True)
+    ('19.2 kB', '3.5 MiB')
     """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(nbytes) < 1000:
+    step, i = (1024, "i") if binary else (1000, "")
+    for unit in ("B", f"{'K' if i else 'k'}{i}B", f"M{i}B", f"G{i}B", f"T{i}B"):
+        if abs(nbytes) < step:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} PB"
+        nbytes /= step
+    return f"{nbytes:.1f} P{i}B"
 
 
 def show_binary_nbytes(nbytes: float) -> str:

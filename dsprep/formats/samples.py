@@ -310,7 +310,22 @@ def unapplied(fields: Mapping[str, Attrs]) -> list[str]:
         return []
     words = [c for c in CONVENTIONS if any(c in changing[n] for n in names)]
     problem = f"{listed(words)} of {listed(names)}"
-    return [f"values are as stored: {problem} are kept as attributes, not applied"]
+    note = f"values are as stored: {problem} are kept as attributes, not applied"
+    packed = [f"{n}{_formula(fields[n])}" for n in names if CONVENTIONS[0] in changing[n]]
+    more = f" (dsprep.mask_and_scale does: {listed(packed, 2)})" if packed else ""
+    return [note + more]
+
+
+def _formula(attrs: Attrs) -> str:
+    """Return how a packed value is unpacked: `` * 0.01 + 250 K``."""
+    texts = {
+        name: f"{np.asarray(attrs[name]).reshape(-1)[0]:g}"
+        for name in CONVENTIONS[:2]
+        if name in attrs and np.asarray(attrs[name]).dtype.kind in "iuf"
+    }
+    signs = zip((" * ", " + "), CONVENTIONS[:2], strict=True)
+    words = "".join(f"{sign}{texts[name]}" for sign, name in signs if name in texts)
+    return words + (f" {attrs['units']}" if isinstance(attrs.get("units"), str) else "")
 
 
 def _is_nan(value: object) -> bool:

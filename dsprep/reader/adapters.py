@@ -117,7 +117,7 @@ class Ahead(Iterator[Any]):
         state = self.state()
         self._batches.close()
         self._begun.clear()
-        if self.pending:
+        if self.pending and self._reader.on_break == "continue":
             self._reader.load_state_dict(state)
             self._taken = self._given
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ import numpy as np
 
 from dsprep.core.schema import Array, Batch, DType, Ints, Schema
 from dsprep.errors import ItemError, UsageError
-from dsprep.reader.filling import NUMBERS
 from dsprep.reader.memory import Allocate, Pool
 from dsprep.reader.mini_epochs import derive
+from dsprep.reader.order import EpochSegment
 
 _ALIGN = 64  # bytes, for vector instructions
 _BLOCKS = 3  # batches in memory: one used, one ready, one on its way
@@ -60,7 +60,8 @@ def each(
         array, a number, `bytes` or `str`); it fills the arrays of the dict `out`; `rng` is a
         `numpy.random.Generator` that depends on the Reader's seed, the epoch and the number of the
         sample alone: so what is drawn is the same on any number of threads and ranks, in batches
-        of any size, and after a resume. It runs in several threads at a time, which is of use
+        of any size, and after a resume; use it within the call. It runs in several threads at a
+        time, which is of use
         where it releases the GIL, as decoders do.
     out
         Name to dtype and shape of what it fills: ``{"image": ("uint8", (3, 224, 224))}``. None:
@@ -103,6 +104,22 @@ def each(
     if threads is not None and threads < 1:
         raise UsageError(f"threads is {threads!r}", expected="a number, at least 1")
     return Each(function, known, None if keep is None else tuple(keep), threads)
+
+
+@dataclass(frozen=True, eq=False)
+class Collate:
+    """A `transform` that gives a function the samples of a batch: a list of dicts.
+
+    `apart` makes a sequence of the values of the samples of a column.
+    """
+
+    __wrapped__: Callable[..., Any]  # whose signature says whether it takes `rng`
+    apart: Callable[[Any], Sequence[Any]] = list
+
+    def __call__(self, batch: Batch, **more: Any) -> Any:
+        """Return what the function returns."""
+        rows = zip(*map(self.apart, batch.values()), strict=True)
+        return self.__wrapped__([dict(zip(batch, row, strict=True)) for row in rows], **more)
 
 
 class Begun(Protocol):
@@ -155,13 +172,16 @@ class EachRun:
         self._each, self._keep, self._dataset = each, each.kept(schema), dataset
         self._key = derive(seed, "each")
         self._pool = Pool(1, _BLOCKS, allocate)
+        self._numbers: Iterator[Ints] = iter(())
 
     def begin(
-        self, pool: ThreadPoolExecutor, batch: Batch, epoch: int, step: int, threads: int
+        self, pool: ThreadPoolExecutor, batch: Batch, leg: EpochSegment, step: int, threads: int
     ) -> Begun:
-        """Begin to work on a batch."""
-        numbers: Any = batch.pop(NUMBERS)
-        count = len(numbers)
+        """Begin to work on the batch of a step: one after another from the first one on."""
+        if step == leg.first:
+            self._numbers = leg.numbers()
+        numbers = next(self._numbers)
+        count, epoch = len(numbers), leg.number
         out = self._arrays(count)
         each = max(1, -(-count // (threads * _RUNS)))
         runs = [
@@ -185,9 +205,12 @@ class EachRun:
     def _fill(
         self, batch: Batch, out: dict[str, Array], numbers: Ints, epoch: int, run: range
     ) -> None:
+        rng = generator(self._key, epoch, 0)
+        state = rng.bit_generator.state  # to set it takes a twentieth of a new generator's time
+        counter: Array = state["state"]["counter"]
         for i in run:
-            number = int(numbers[i])
-            rng = generator(self._key, epoch, number)
+            counter[1] = number = int(numbers[i])
+            rng.bit_generator.state = state
             sample = {name: column[i] for name, column in batch.items()}
             try:
                 self._each.function(sample, {n: a[i, ...] for n, a in out.items()}, rng)

@@ -62,10 +62,6 @@ class Area:
     nbytes: int
 
 
-NUMBERS = "\0numbers"
-"""What batches have the numbers of their samples under, where a transform wants them."""
-
-
 class Slice(NamedTuple):
     """Samples of a unit that are in one block."""
 
@@ -75,7 +71,6 @@ class Slice(NamedTuple):
     low: int  # which samples of the unit, in the order of delivery
     high: int
     ragged: Mapping[str, Ragged]  # ragged fields of the unit, once it is there
-    numbers: Ints | None = None  # of the samples of the unit, in the order of delivery, if wanted
 
     def cut(self, count: int) -> tuple[Slice, Slice]:
         """Return the first `count` samples, and the others, of which there are some."""
@@ -136,8 +131,6 @@ class Filler:
         Samples of a full batch.
     verify
         Whether samples are compared with their checksums before.
-    numbered
-        Whether batches have the numbers of their samples, as `NUMBERS`.
 
     Attributes
     ----------
@@ -153,10 +146,8 @@ class Filler:
         names: Sequence[str],
         batch_size: int,
         verify: bool = False,
-        numbered: bool = False,
     ) -> None:
         self.sidecar, self.names, self.verify = sidecar, tuple(names), verify
-        self.numbered = numbered
         self.fields = [sidecar.schema[name] for name in names]
         self.areas: dict[str, Area] = {}
         each = sum(f.row_nbytes for f in self.fields if not f.ragged) * batch_size
@@ -530,9 +521,6 @@ class Filler:
                 continue
             parts: list[Batch] = [{name: s.ragged[name][s.low : s.high]} for s in pieces]
             out |= concatenate(Schema((self.sidecar.schema[name],)), parts)
-        if self.numbered:
-            numbers = [s.numbers[s.low : s.high] for s in pieces if s.numbers is not None]
-            out[NUMBERS] = np.concatenate([np.zeros(0, np.int64), *numbers])
         return out
 
     def _deliver(self, fill: Fill, area: Area, values: Array, order: Ints) -> None:

@@ -21,6 +21,7 @@ from dsprep.core.schema import Batch, Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import CacheWarning, ReaderCache, compared
+from dsprep.reader.data import open_data
 from dsprep.reader.defaults import (
     Choice,
     buffers_by_rule,
@@ -32,6 +33,7 @@ from dsprep.reader.defaults import (
 from dsprep.reader.each import Begun, Each, EachRun, generator, takes_rng
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.filling import Filler
+from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.mini_epochs import Pass, Policy, derive
 from dsprep.reader.node import join
@@ -78,7 +80,9 @@ class Reader(ReaderOptions):
     Parameters
     ----------
     path
-        The dataset, or its sidecar.
+        The dataset, or its sidecar: a file, a directory, a glob, ``@list.txt``, or a list of these,
+        which are read as one. Without a sidecar, up to 4 GB in up to 1,000 files are located at
+        once, and it is written if it may be, which a `dsprep.errors.LocatedWarning` says.
     batch_size
         Samples per step of this rank, n.
     buffer_size
@@ -93,6 +97,9 @@ class Reader(ReaderOptions):
         Of the training, counted from epoch 0; None: without end. Up to the last of them, the
         beginning of the next epoch is read while a ``for`` ends and until the next one begins;
         after the last one, and with the default, reading ends with the ``for``.
+    on_break
+        What comes after a ``for`` that was left early: ``"continue"``: the rest of its epoch;
+        ``"restart"``: the next epoch.
     shuffle
         ``"group"`` or True: the groups, and the samples within what is read at a time.
         ``"global"``: all samples, each read by itself. ``"none"`` or False: the order of the files.
@@ -162,6 +169,10 @@ class Reader(ReaderOptions):
         Applied to every batch, in threads. One with a parameter ``rng`` is also given a
         `numpy.random.Generator` that depends on seed, epoch, step and rank. `dsprep.each`: a
         function of a sample in place of a batch.
+    collate
+        In place of `transform`: a function of the samples of a batch, as ``collate_fn`` of a
+        DataLoader is: a list of dicts of field name to value (an array, a number, `bytes` or
+        `str`). What it returns is the batch. It runs in threads, and may have a parameter ``rng``.
     transform_threads
         Batches that a function of a batch works on at a time; None: as `io_threads`.
     readers_per_node
@@ -253,7 +264,8 @@ class Reader(ReaderOptions):
                 weakref.finalize(self, self._node.close)
 
     def _opened(self) -> Sidecar:
-        return Sidecar.open(self.path, self.data, check=False, follow_external=self.follow_external)
+        how = {"check": False, "follow_external": self.follow_external}
+        return open_data(self.path, self.data, **how, note=not self.rank_info.rank)
 
     def _check_data(self) -> None:
         """Raise `StaleError` if the data changed; those that were staged are not opened for it."""
@@ -290,9 +302,9 @@ class Reader(ReaderOptions):
         self._closing: weakref.finalize[Any, Any] | None = None
         largest = self.batch_size if self.remainder == "pad" else max(1, self.samples)
         capacity = min(self.batch_size, largest)
-        how = self.verify, isinstance(self.transform, Each)
-        self._filler = Filler(self._sidecar, self.schema.names, capacity, *how)
+        self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
+        self._shared: tuple[IoThreads, float] | None = None
         self._each: EachRun | None = None
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
@@ -564,11 +576,33 @@ class Reader(ReaderOptions):
         if self._is_looping():
             raise UsageError("the reader is being iterated", fix=f"{action} before the loop")
 
+    def share_threads(self, io: IoThreads, share: float) -> None:
+        """Read by threads of several readers, and with a share of the buffers, from the next loop.
+
+        What was given as `io_threads` or `buffers` holds; so do a reader's own threads with
+        `stagger`, for which they would wait.
+
+        Parameters
+        ----------
+        io
+            The threads.
+        share
+            Of the buffers that this reader would have alone, of which it takes two at least.
+        """
+        self._shared = io, share
+
     def _pipeline(self, legs: Callable[[], Iterator[EpochSegment]]) -> Pipeline:
         """Start reading in this process."""
+        settings = self._settings
+        if self._shared is not None:
+            io, share = self._shared
+            if self.buffers is None:
+                settings = replace(settings, buffers=max(2, int(settings.buffers * share)))
+            if self.io_threads is None and self.stagger is None:
+                settings = replace(settings, threads=io.count, io=io)
         if self._pools is None:
-            self._pools = Pools(self._filler, self._settings)
-        return Pipeline(self._filler, legs, self._settings, self._pools, self._ledger)
+            self._pools = Pools(self._filler, settings)
+        return Pipeline(self._filler, legs, settings, self._pools, self._ledger)
 
     def _begin(self) -> Steps:
         """Start reading from here on, in this process or in another one of this node."""
@@ -629,7 +663,7 @@ class Reader(ReaderOptions):
 
     def _loop(self, running: Steps) -> Generator[Any, None, None]:
         batches = running.batches()
-        loop = batches if self.transform is None else self._transformed(batches)
+        loop = batches if self.function is None else self._transformed(batches)
         for _, _, batch in loop:
             object.__setattr__(self, "_done", self._done + 1)  # quicker than past the options
             yield batch
@@ -645,6 +679,8 @@ class Reader(ReaderOptions):
             self._go_to(self.epoch + 1)
         if running.leg is None or not through:
             self._stop()
+        if not through and self.on_break == "restart":
+            self._go_to(self.epoch + 1)
 
     def _go_to(self, epoch: int) -> None:
         self.epoch, self._stages, self._steps, self._done = epoch, (), 0, 0
@@ -697,15 +733,15 @@ class Reader(ReaderOptions):
         )
 
     def _reopen(self) -> None:
-        self._sidecar = self._opened()
+        self._sidecar = self._sidecar.again()
         self._check_data()
         self._begin_process()
         self._settings = self._reading(None)
 
     def _transformed(self, batches: Iterator[tuple[EpochSegment, int, Batch]]) -> Iterator[Any]:
         """Apply the transform in threads, in order, a few batches ahead."""
-        transform, cores = self.transform, cores_of(self.rank_info, self._part[1])
-        begin: Callable[[ThreadPoolExecutor, Batch, int, int], Begun] = self._of_batch
+        transform, cores = self.function, cores_of(self.rank_info, self._part[1])
+        begin: Callable[[ThreadPoolExecutor, Batch, EpochSegment, int], Begun] = self._of_batch
         if isinstance(transform, Each):
             threads = transform.threads or threads_by_rule(cores, decoded=True)
             begin, most = partial(self._each_run(transform).begin, threads=threads), 1
@@ -715,7 +751,7 @@ class Reader(ReaderOptions):
         with ThreadPoolExecutor(threads, "dsprep-transform") as pool:
             try:
                 for leg, step, batch in batches:
-                    ahead.append((leg, step, begin(pool, batch, leg.number, step)))
+                    ahead.append((leg, step, begin(pool, batch, leg, step)))
                     del batch
                     if len(ahead) > most:
                         leg, step, begun = ahead.popleft()
@@ -734,14 +770,15 @@ class Reader(ReaderOptions):
         return self._each
 
     def _of_batch(
-        self, pool: ThreadPoolExecutor, batch: Batch, epoch: int, step: int
+        self, pool: ThreadPoolExecutor, batch: Batch, leg: EpochSegment, step: int
     ) -> Future[Any]:
         """Begin to transform a batch."""
-        assert callable(self.transform), "it was checked"
-        if not takes_rng(self.transform):
-            return pool.submit(self.transform, batch)
+        function = self.function
+        assert callable(function), "it was checked"
+        if not takes_rng(function):
+            return pool.submit(function, batch)
         key = derive(self.seed, "batch", self.rank_info.rank)
-        return pool.submit(self.transform, batch, rng=generator(key, epoch, step))
+        return pool.submit(function, batch, rng=generator(key, leg.number, step))
 
     # --- resuming ----------------------------------------------------------------------------
 

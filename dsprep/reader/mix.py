@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from dsprep.core.schema import Ints, concatenate, differences
 from dsprep.errors import SchemaError, UsageError
+from dsprep.reader.io_threads import IoThreads
+from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
 from dsprep.reader.mini_epochs import derive
 from dsprep.reader.options import at_least, check_word
@@ -33,6 +37,10 @@ class Loops(Protocol):
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch."""
 
+    @property
+    def stats(self) -> list[EpochStats]:
+        """What it did, epoch by epoch."""
+
     def __iter__(self) -> Any: ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -45,6 +53,16 @@ class Loops(Protocol):
         """Stop reading."""
 
 
+@dataclass(frozen=True)
+class SourceStats:
+    """What one reader of a `Mix` did in this process, over its last 1,000 epochs at most."""
+
+    samples: int  # delivered
+    batches: int
+    nbytes: int  # that read calls asked for
+    exposed_seconds: float  # that the consumer waited for it
+
+
 class Mix:
     """Batches of several readers, each of them as often as its share says.
 
@@ -52,13 +70,18 @@ class Mix:
     on every rank. After n steps each has given its share of n to within a few (the steps are taken
     by multiples of the golden ratio). ``for batch in mix`` is one epoch, ``next`` the next one, or
     the rest of one that was left early, as with a `Reader`; a reader that ended goes on with its
-    next epoch, and one that did not with the rest of its own.
+    next epoch, and one that did not with the rest of its own. It reads ahead of that between two
+    loops, until `close`, or until a loop is left early.
+
+    The readers share threads and memory: those of one reader with default arguments, the buffers
+    divided by the shares, two for each at least. A reader that was given `io_threads` has threads
+    of its own, and one that was given `buffers` has that many.
 
     Parameters
     ----------
     shares
         Reader to share; they are divided by their sum. Readers, or `dsprep.torch.Batches` and its
-        like, of any batch sizes. They read ahead side by side, each with its own `io_threads`.
+        like, of any batch sizes. They read ahead side by side.
     seed
         Which of them begins.
     stop
@@ -67,7 +90,8 @@ class Mix:
         ``"never"``.
     within
         Whether a batch has samples of all readers, in place of one. Their batch sizes are the
-        shares then, and must fit them; fields, which they must have in common, are concatenated.
+        shares then, and must fit them; fields, which they must have in common, are concatenated,
+        which copies every batch.
 
     Attributes
     ----------
@@ -109,11 +133,20 @@ class Mix:
         self._ended = [False] * len(self.readers)  # in this epoch: a step of it was not there
         self._through = list(self._ended)  # all steps of it were delivered
         self._loop: Generator[Any, None, None] | None = None
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        """Reset what is under way, at first and in a forked child."""
+        self._pid = os.getpid()
+        self._loops: dict[int, Iterator[Any]] = {}  # of readers that are within an epoch
+        inner = [getattr(reader, "reader", reader) for reader in self.readers]
+        own = [reader.choice.threads for reader in inner if isinstance(reader, Reader)]
+        self._io = IoThreads(max(own, default=1))
 
     def _check_within(self) -> None:
         """Raise `UsageError` unless readers give the parts of batches that can be joined."""
         readers = [reader for reader in self.readers if isinstance(reader, Reader)]
-        if len(readers) < len(self.readers) or any(r.transform is not None for r in readers):
+        if len(readers) < len(self.readers) or any(r.function is not None for r in readers):
             raise UsageError("within=True joins batches of dsprep.Reader without a transform")
         sizes = [reader.batch_size for reader in readers]
         exact = [share * sum(sizes) for share in self.shares]
@@ -177,8 +210,13 @@ class Mix:
         return self._loop
 
     def _batches(self) -> Generator[Any, None, None]:
-        left, everybody = self._left(), [*range(len(self.readers))]
-        loops = {i: iter(self.readers[i]) for i in everybody if left[i]}
+        if self._pid != os.getpid():
+            self._begin_process()
+        left, everybody, loops = self._left(), [*range(len(self.readers))], self._loops
+        for i in everybody:
+            if left[i] and i not in loops:
+                loops[i] = self._begin(i)
+        is_over = False
         coming: list[int] = []  # which readers give the next steps, backwards
         try:
             while True:
@@ -194,28 +232,37 @@ class Mix:
                 parts = []
                 for i in chosen:
                     if not left[i]:
-                        loops[i] = iter(self.readers[i])
+                        loops[i] = self._begin(i)
                         left[i] = self.readers[i].remaining
-                    parts.append(self._take(i, loops[i], left))
+                    parts.append(self._take(i, left))
                 self.steps += 1
                 yield self._joined(parts) if self.within else parts[0]
                 del parts
             self.epoch += 1
             self._ended = [False] * len(self.readers)
             self._through = list(self._ended)
+            is_over = True
         finally:
-            for loop in loops.values():
-                loop.close()
+            if not is_over:
+                self._end_loops()
 
-    def _take(self, i: int, loop: Iterator[Any], left: list[int]) -> Any:
+    def _begin(self, i: int) -> Iterator[Any]:
+        """Begin a loop of a reader, with the threads of the mix."""
+        reader = getattr(self.readers[i], "reader", self.readers[i])
+        if isinstance(reader, Reader):
+            reader.share_threads(self._io, self.shares[i])
+        loop: Iterator[Any] = iter(self.readers[i])
+        return loop
+
+    def _take(self, i: int, left: list[int]) -> Any:
         """Return the next batch of a reader; after its last one the reader ends its epoch."""
-        batch = next(loop, None)
+        batch = next(self._loops[i], None)
         if batch is None:
             raise UsageError(f"a reader of the mix has no samples: {self.readers[i]!r}")
         left[i] -= 1
         self._through[i] = not left[i]
         if self._through[i]:
-            next(loop, None)
+            next(self._loops.pop(i), None)
         self.counts[i] += 1
         return batch
 
@@ -231,6 +278,18 @@ class Mix:
         if self._loop is not None:
             self._loop.close()
         self._loop = None
+
+    def _end_loops(self) -> None:
+        """End the loops of all readers, and drop what they have read ahead."""
+        while self._loops:
+            self._loops.popitem()[1].close()  # type: ignore[attr-defined]
+
+    @property
+    def stats(self) -> list[SourceStats]:
+        """What each reader did, in the order of `shares`."""
+        names = SourceStats.__dataclass_fields__
+        each = [reader.stats for reader in self.readers]
+        return [SourceStats(*(sum(getattr(s, n) for s in stats) for n in names)) for stats in each]
 
     # --- resuming ----------------------------------------------------------------------------
 
@@ -263,6 +322,7 @@ class Mix:
             If it is not a state of such a mix.
         """
         self._end_loop()
+        self._end_loops()
         mine = [self.seed, self.stop, self.within, list(self.shares)]
         try:
             found, readers = state["mix"], state["readers"]
@@ -289,6 +349,7 @@ class Mix:
     def close(self) -> None:
         """End the loop and close all readers; batches that were delivered stay valid."""
         self._end_loop()
+        self._end_loops()
         for reader in self.readers:
             reader.close()
 

@@ -16,7 +16,8 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
-from dsprep.reader.each import Each
+from dsprep.reader.data import Paths, names_of
+from dsprep.reader.each import Collate, Each
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
@@ -33,7 +34,7 @@ Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
 class OrderOptions:
     """What decides which samples come, and in which order: parameters of a `Reader`, checked."""
 
-    path: str | Path
+    path: Paths
     batch_size: int
     _: KW_ONLY
     buffer_size: int | str | None = None
@@ -49,7 +50,7 @@ class OrderOptions:
     pools: int = 1
     subset: Any = None
     weights: Any = None
-    data: str | Path | None = None
+    data: Paths | None = None
 
     def __new__(cls, *_args: Any, **options: Any) -> Self:
         """Raise `UsageError` for unknown options, before Python raises a `TypeError`."""
@@ -59,13 +60,7 @@ class OrderOptions:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, (str, Path)):
-            raise UsageError(
-                f"path is {self.path!r}",
-                expected="one dataset, or its sidecar",
-                fix="for several files, write one sidecar with dsprep provenance FILE FILE ..., "
-                "and give the directory beside which it is",
-            )
+        names_of("path", self.path)
         if isinstance(self.fields, str):
             object.__setattr__(self, "fields", (self.fields,))
         if isinstance(self.shuffle, bool):
@@ -94,7 +89,7 @@ class OrderOptions:
     @classmethod
     def of(
         cls,
-        path: str | Path,
+        path: Paths,
         batch_size: int,
         *,
         remainder: Remainder,
@@ -123,6 +118,17 @@ def chosen_fields(options: OrderOptions, sidecar: Sidecar) -> Schema:
     return Schema(tuple(sidecar.schema[n] for n in options.fields or sidecar.schema.names))
 
 
+def subset_samples(given: Any, sidecar: Sidecar) -> Ints | None:
+    """Return the samples of a subset as users give it, rising; None: all; `UsageError`: none."""
+    subset = Subset.of(given)
+    if subset is None:
+        return None
+    kept = kept_samples(subset, sidecar)
+    if not len(kept):
+        raise UsageError("the subset has no samples", where=sidecar.dataset)
+    return kept
+
+
 def assign(options: OrderOptions, sidecar: Sidecar, world_size: int) -> Assignment:
     """Return how the samples of a dataset are ordered and assigned to ranks.
 
@@ -133,11 +139,7 @@ def assign(options: OrderOptions, sidecar: Sidecar, world_size: int) -> Assignme
     """
     schema = chosen_fields(options, sidecar)
     shuffle = cast("Shuffle", options.shuffle)
-    subset, kept = Subset.of(options.subset), None
-    if subset is not None:
-        kept = kept_samples(subset, sidecar)
-        if not len(kept):
-            raise UsageError("the subset has no samples", where=sidecar.dataset)
+    kept = subset_samples(options.subset, sidecar)
     weights = None if options.weights is None else read_weights(options.weights, sidecar, kept)
     units = shuffle, options.buffer_size, options.buffers_mixed
     stored, edges, mixed = cut_units(sidecar, schema, *units, kept)
@@ -158,6 +160,7 @@ class ReaderOptions(OrderOptions):
     rank: int | None = None
     world_size: int | None = None
     epochs: int | None = 1
+    on_break: str = "continue"
     buffers: int | None = None
     cache: str | Path | None = None
     cache_size: int | str | None = None
@@ -169,6 +172,7 @@ class ReaderOptions(OrderOptions):
     engine: str = "buffered"
     verify: bool = False
     transform: Callable[..., Any] | Each | None = None
+    collate: Callable[..., Any] | None = None
     transform_threads: int | None = None
     readers_per_node: int | None = None
     stagger: int | None = None
@@ -180,19 +184,25 @@ class ReaderOptions(OrderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.transform is None or callable(self.transform)):
-            if not isinstance(self.transform, Each):
-                expected = "a function of a batch, or dsprep.each"
-                raise UsageError(f"transform is {self.transform!r}", expected=expected)
-            if self.readers_per_node is not None:
-                raise UsageError(
-                    "dsprep.each needs the numbers of samples, which only their reader knows",
-                    fix="leave out readers_per_node, or give a function of a batch",
-                )
+        known = self.transform is None or callable(self.transform)
+        if not known and not isinstance(self.transform, Each):
+            expected = "a function of a batch, or dsprep.each"
+            raise UsageError(f"transform is {self.transform!r}", expected=expected)
+        if self.collate is not None and (self.transform is not None or not callable(self.collate)):
+            found = f"collate is {self.collate!r}, transform is {self.transform!r}"
+            raise UsageError(found, expected="a function of a list of samples, or a transform")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
         check_numbers(self, (), (*optional, "buffers", "transform_threads"))
         self._check_cache()
         check_word("engine", self.engine, NAMES)
+        check_word("on_break", self.on_break, ("continue", "restart"))
+
+    @property
+    def function(self) -> Callable[..., Any] | Each | None:
+        """What is applied to every batch: `transform`, or what calls `collate`."""
+        if self.collate is None or isinstance(self.collate, Collate):
+            return self.collate or self.transform
+        return Collate(self.collate)
 
     def _check_cache(self) -> None:
         """Raise `UsageError` if the options of a cache make no sense."""
@@ -222,17 +232,12 @@ class ReaderOptions(OrderOptions):
 
 
 _NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"
-_COLLATE = (
-    "transform= changes whole batches; dsprep.pad and dsprep.pack give ragged fields one shape"
-)
 _SAMPLERS = "dsprep.torch.Samples takes the samplers of a DataLoader"
 _OF_LOADERS = {
     "num_workers": _NO_WORKERS,
     "workers": _NO_WORKERS,
     "persistent_workers": _NO_WORKERS,
     "prefetch_factor": "batches are read ahead without it; buffers= is how many units",
-    "collate": _COLLATE,
-    "collate_fn": _COLLATE,
     "sampler": _SAMPLERS,
     "indices": "subset= takes numbers, a mask, a condition, or a part of a split",
     "where": "subset= takes a condition, such as subset='label in (3, 5)'",

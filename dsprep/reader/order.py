@@ -445,6 +445,18 @@ class EpochSegment:
     which: Pass | None = None  # of a mini-epoch
     rank: int = 0
 
+    def numbers(self) -> Iterator[Ints]:
+        """Yield the numbers of the samples of each step, as they are delivered: int64, ``(n,)``."""
+        share, sequence = self.share, self.epoch.sequence
+        at, ahead = share.delivered(self.first), np.zeros(0, np.int64)
+        units = self.epoch.units(share, at)
+        for count in share.sizes(self.first, self.stop).tolist():
+            while len(ahead) < count:
+                samples, slots = sequence.slots(next(units))
+                ahead = np.append(ahead, samples[np.argsort(slots)])
+            yield ahead[:count]
+            ahead = ahead[count:]
+
 
 @dataclass(frozen=True)
 class Start:

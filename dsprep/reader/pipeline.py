@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +32,7 @@ from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.cached import ReaderCache, Reading, Staged
 from dsprep.reader.engines import Engine
 from dsprep.reader.filling import SMALL, Fill, Filler, ReadPart, Slice
+from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, EpochSegment
@@ -62,6 +63,7 @@ class Settings:
     cache: ReaderCache | None = None
     drawn: Callable[[int], None] = lambda nbytes: None
     """Called with bytes that were read of the dataset itself, before they are given out."""
+    io: IoThreads | None = None  # that read, for other pipelines too; None: some of its own
 
     @property
     def parts(self) -> int:
@@ -179,29 +181,26 @@ class Pipeline:
             pool.start()
         self._requests: SimpleQueue[bool] = SimpleQueue()  # units that the consumer waits for
         self._fills: SimpleQueue[Fill | None] = SimpleQueue()
-        self._jobs: SimpleQueue[tuple[int, Fill, ReadPart] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, Fill, ReadPart]] = SimpleQueue()
         self._lock, self._ending = threading.Lock(), threading.RLock()
         self._planned = self._taken = 0  # fills
         self._hungry = False
         self._reading: Reading | None = None
         self._ready: deque[Slice] = deque()
         self.closed = False
-        names = ["plan", *(f"read-{i}" for i in range(settings.threads))]
-        works = [self._plan, *[self._read] * settings.threads]
-        self._threads = [
-            threading.Thread(target=work, name=f"dsprep-{name}", daemon=True)
-            for work, name in zip(works, names, strict=True)
-        ]
+        self._io = settings.io or IoThreads(settings.threads)
+        self._active: set[int] = set()  # threads that are at work for this
+        self._left: SimpleQueue[None] = SimpleQueue()  # by each of them, once this is closed
+        self._planner = threading.Thread(target=self._plan, name="dsprep-plan", daemon=True)
         self._pid = os.getpid()
-        for i, thread in enumerate(self._threads):
-            try:
-                thread.start()
-            except RuntimeError as error:
-                self._threads = self._threads[:i]
-                self.close()
-                raise UsageError(
-                    f"{settings.threads} io_threads cannot be started: {error}", fix="take fewer"
-                ) from error
+        try:
+            self._io.begin()
+            self._planner.start()
+        except RuntimeError as error:
+            self.close()
+            raise UsageError(
+                f"{settings.threads} io_threads cannot be started: {error}", fix="take fewer"
+            ) from error
 
     # --- the planner -------------------------------------------------------------------------
 
@@ -228,10 +227,6 @@ class Pipeline:
             if len(unit) > stop - at:
                 unit = unit.part(0, stop - at)
             samples, slots = sequence.slots(unit)
-            numbers = None
-            if filler.numbered:
-                numbers = np.empty_like(samples)
-                numbers[slots] = samples
             ragged: dict[str, Ragged] = {}
             slices = []
             low, count = 0, len(samples)
@@ -242,7 +237,7 @@ class Pipeline:
                     step = min(step + filler.batches, leg.stop)
                     start, end = at, share.delivered(step)
                 high = min(count, low + end - at)
-                slices.append(Slice(*block, at - start, low, high, ragged, numbers))
+                slices.append(Slice(*block, at - start, low, high, ragged))
                 at += high - low
                 low = high
                 if at == end:
@@ -285,6 +280,7 @@ class Pipeline:
             self._finish(fill)
         for job in jobs:
             self._jobs.put(job)
+            self._io.put(self._read)
 
     def _memory(self, name: str, nbytes: int) -> Bytes:
         """Return memory for values of a field that do not go to a block at once."""
@@ -300,15 +296,19 @@ class Pipeline:
 
     # --- the readers -------------------------------------------------------------------------
 
-    def _read(self) -> None:
-        arena = Arena()
-        while (job := self._jobs.get()) is not None:
-            epoch, fill, part = job
+    def _read(self, arena: Arena) -> None:
+        """Read the next part that was handed out, if there is one."""
+        me = threading.get_ident()
+        self._active.add(me)
+        with suppress(Empty):
+            epoch, fill, part = self._jobs.get_nowait()
             if self.closed:
                 fill.fail(closed_within())
             elif fill.error is None:
                 self._do(epoch, fill, part, arena)
-            del job, fill, part
+        self._active.discard(me)
+        if self.closed:
+            self._left.put(None)
 
     def _do(self, epoch: int, fill: Fill, part: ReadPart, arena: Arena) -> None:
         reads = nbytes = copied = 0
@@ -488,17 +488,17 @@ class Pipeline:
         self._requests.put(False)
         for pool in self._pools.each:
             pool.stop()
-        for _ in self._threads[1:]:
-            self._jobs.put(None)
         me, end = threading.current_thread(), time.monotonic() + JOIN_SECONDS
-        for thread in self._threads:
-            if thread is not me:
-                thread.join(max(0.0, end - time.monotonic()))
+        if self._planner is not me and self._planner.ident is not None:
+            self._planner.join(JOIN_SECONDS)
+        while self._active - {me.ident} and (rest := end - time.monotonic()) > 0:
+            with suppress(Empty):
+                self._left.get(timeout=rest)
+        self._io.end(end)
         # Nothing of what is left is read any more; a consumer in another thread may wait for it.
         while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None:
-                job[1].fail(closed_within())
+            with suppress(Empty):
+                self._jobs.get_nowait()[1].fail(closed_within())
         while not self._fills.empty():
             self._fills.get()
         self._fills.put(_failed(closed_within()))

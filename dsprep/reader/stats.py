@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +36,7 @@ from dsprep.core.schema import Arena, Array, Batch, Column, Field, Ints, Ragged,
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.options import not_enough
+from dsprep.reader.scaling import on_values
 from dsprep.reader.subset import Subset, is_trusted, kept_samples
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.dataset import open_dataset
@@ -502,28 +504,16 @@ def normalise(
     if not fields:
         raise UsageError("normalise is given no field", expected='normalise("train.h5", "image")')
     known = of if isinstance(of, Mapping) else stats(of, fields, subset)
-    scales: dict[str, tuple[float, float]] = {}
+    scales: dict[str, Callable[[Array], Array]] = {}
     for name in fields:
         found = known.get(name)
         if found is None or found.mean is None or found.std is None:
             raise UsageError(
                 f"field {name} has no mean", expected="statistics of a field of numbers"
             )
-        scales[name] = found.mean, 1 / found.std if found.std else 0.0
-
-    def normalised(batch: Batch) -> Batch:
-        out = dict(batch)
-        for name, scale in scales.items():
-            column = batch[name]
-            if isinstance(column, Ragged):
-                first = int(column.offsets[0])
-                rows = column.values[first : int(column.offsets[-1])]
-                out[name] = Ragged(_scaled(rows, *scale), column.offsets - first)
-            else:
-                out[name] = _scaled(np.asarray(column), *scale)
-        return out
-
-    return normalised
+        factor = 1 / found.std if found.std else 0.0
+        scales[name] = partial(_scaled, mean=found.mean, factor=factor)
+    return on_values(scales)
 
 
 def _scaled(values: Array, mean: float, factor: float) -> Array:

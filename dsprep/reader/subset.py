@@ -202,13 +202,13 @@ def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
     read = subset.where is not None or subset.group_by is not None
     if not read or subset.indices is not None:
         return subset.samples(count, opened)
-    key = subset.key(sidecar.path.read_bytes())
+    key = subset.key(sidecar.stated)
     path = sidecar.path.with_name(f".{sidecar.path.name}.{key}.npy")
     with suppress(OSError, ValueError, UsageError, EOFError):
         if is_trusted(path, sidecar.path):
             return numbers_of(np.load(path, allow_pickle=False), count)
     samples = subset.samples(count, opened)
-    if not isinstance(path, StorePath):
+    if sidecar.kept and not isinstance(path, StorePath):
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         with suppress(OSError):
             try:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -68,15 +68,16 @@ class StaleError(FormatError):
 class MissingError(DsprepError, FileNotFoundError):
     """A dataset has no sidecar, or is not there at all."""
 
-    def __init__(self, path: Path, dataset: Path) -> None:
+    def __init__(self, path: Path, dataset: Path, command: str = "", size: str = "") -> None:
         if not dataset.exists():
             super().__init__("there is no such dataset", where=dataset)
         else:
+            unasked = f", and {size} are not located unasked" if size else ""
             super().__init__(
-                f"there is no sidecar {path.name}",
+                f"there is no sidecar {path.name}{unasked}",
                 where=dataset,
-                fix=f"write it with dsprep provenance {dataset}; where that cannot be written to, "
-                "add --out F, and name F here",
+                fix=f"write it with {command or f'dsprep provenance {dataset}'}; where that cannot "
+                "be written to, add --out F, and name F here",
             )
 
 
@@ -92,6 +93,7 @@ def changes(
     notes: list[str] | None = None,
     marks: dict[int, Mark] | None = None,
     known: Mapping[int, Mark] | None = None,
+    companion: bytes | None = None,
     *,
     reading: bool = False,
 ) -> list[str]:
@@ -112,6 +114,8 @@ def changes(
         Gets the marks of the files, by their number.
     known
         The marks of files when they were last compared: files that still have them are not opened.
+    companion
+        The companion of the sidecar, if it is not beside that.
     reading
         Leave out objects whose version is recorded, since reading refuses any other one.
 
@@ -143,7 +147,7 @@ def changes(
     if lines or not touched:
         return lines
     if content.layouts:
-        with Sidecar(content, dataset, path or spec.sidecar_path(dataset)) as opened:
+        with Sidecar(content, dataset, path or spec.sidecar_path(dataset), companion) as opened:
             lines = list(opened.wrong_sums(touched, SUMS_NBYTES))
     if notes is not None and not lines:
         notes.append(only_touched([dataset / files[i].path for i in touched], dataset))
@@ -217,6 +221,8 @@ class Sidecar:
         The bytes of its companion, if that is not beside it.
     follow_external
         Whether symbolic links may lead out of the directory of the dataset.
+    kept
+        Whether the file `path` has just this content; else that is in memory alone.
 
     Attributes
     ----------
@@ -241,9 +247,10 @@ class Sidecar:
         path: Path,
         companion: bytes | None = None,
         follow_external: bool = False,
+        kept: bool = True,
     ) -> None:
         self.content, self.dataset, self.path = content, dataset, path
-        self._companion_bytes = companion
+        self._companion_bytes, self._follow, self.kept = companion, follow_external, kept
         self.schema = content.schema
         if not content.layouts:
             raise FormatError(
@@ -320,6 +327,27 @@ class Sidecar:
             opened.check()
         return opened
 
+    def again(self) -> Self:
+        """Return the same dataset with files of its own, such as a forked process needs."""
+        how = self._companion_bytes, self._follow, self.kept
+        return type(self)(self.content, self.dataset, self.path, *how)
+
+    @property
+    def stated(self) -> bytes:
+        """Bytes that are the same wherever the sidecar states the same: in a file, if it is one."""
+        if self.kept:
+            return self.path.read_bytes()
+        return spec.dump(replace(self.content, lineage={})).encode()
+
+    def _stale(self, change: str) -> StaleError:
+        if self.kept:
+            return stale(change, self.path, self.dataset)
+        return StaleError(
+            f"the data changed since they were located: {change}",
+            where=self.dataset,
+            fix="open them again",
+        )
+
     def through(self, open_file: Callable[[int, str], Handle]) -> Self:
         """Return the same dataset with files opened by `open_file`; closing it closes none.
 
@@ -367,10 +395,11 @@ class Sidecar:
             self.path,
             marks=marks,
             known=self._compared,
+            companion=self._companion_bytes,
             reading=True,
         )
         if changed:
-            raise stale(changed[0], self.path, self.dataset)
+            raise self._stale(changed[0])
         self.expect(marks)
 
     def _known(self, file: int, path: str) -> Known | None:
@@ -748,8 +777,7 @@ class Sidecar:
             return
         compared = compare_file(file.path, self.content.format, known)
         if compared.differences:
-            line = f"{file.path.name}: {compared.differences[0]}"
-            raise stale(line, self.path, self.dataset)
+            raise self._stale(f"{file.path.name}: {compared.differences[0]}")
 
     def root(self, number: int) -> Path:
         """Return the path of file number `number`."""

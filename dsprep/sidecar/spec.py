@@ -451,16 +451,17 @@ def write(
     *,
     durable: bool = True,
     within: Path | None = None,
+    replace: bool = True,
 ) -> None:
     """Write a sidecar, and before it its companion, each under a temporary name first.
 
     Without `durable` it is not waited for the disk. Temporary names are in the directory `within`,
-    else beside.
+    else beside. Without `replace` a file that is there is left, which is a `FileExistsError`.
     """
     if companion:
-        _replace(path.with_name(companion_name(path)), companion, durable, within)
-    _replace(path, dump(content).encode(), durable, within)
-    if not companion:
+        _replace(path.with_name(companion_name(path)), companion, durable, within, replace)
+    _replace(path, dump(content).encode(), durable, within, replace)
+    if replace and not companion:
         path.with_name(companion_name(path)).unlink(missing_ok=True)
 
 
@@ -486,13 +487,18 @@ def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) 
     _replace(path, dump_json(content).encode(), durable)
 
 
-def _replace(path: Path, content: bytes, durable: bool, within: Path | None = None) -> None:
-    """Replace a file at once; of several that do so at the same time, the last one wins."""
+def _replace(
+    path: Path, content: bytes, durable: bool, within: Path | None = None, replace: bool = True
+) -> None:
+    """Replace a file at once; of several that do so at the same time, the last one wins.
+
+    Without `replace` the first one wins, and the others raise `FileExistsError`.
+    """
     if isinstance(path, StorePath):
         with tempfile.TemporaryDirectory() as directory:
             local = Path(directory) / "content"
             local.write_bytes(content)
-            path.store.put(path.key, local, overwrite=True)
+            path.store.put(path.key, local, overwrite=replace)
         return
     temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -501,7 +507,11 @@ def _replace(path: Path, content: bytes, durable: bool, within: Path | None = No
             file.flush()
             if durable:
                 sync(file.fileno())
-        temporary.replace(path)
+        if replace:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)
+            temporary.unlink()
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and not error.filename:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.errors import UsageError
+from dsprep.reader.data import Paths, open_data
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.options import OrderOptions, Repeats, assign, at_least, chosen_fields
 from dsprep.reader.order import Assignment, Remainder, Shuffle
 from dsprep.reader.units import epoch_requests, group_edges, sample_nbytes
-from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.counting import Counter, EpochAudit, Parts
 
 
@@ -97,7 +97,7 @@ class AuditReport:
 
 
 def audit(
-    path: str | Path,
+    path: Paths,
     ranks: int,
     batch_size: int,
     *,
@@ -124,7 +124,7 @@ def audit(
     Parameters
     ----------
     path
-        A dataset with a sidecar, or the sidecar.
+        The dataset, or its sidecar; as for `Reader`.
     ranks
         Processes that read.
     batch_size, epochs, buffer_size, shuffle, seed, buffers_mixed, fields
@@ -175,7 +175,7 @@ def audit(
         subset=subset,
         weights=weights,
     )
-    with Sidecar.open(options.path, options.data) as opened:
+    with open_data(options.path, options.data) as opened:
         order = assign(options, opened, ranks)
         grouped = shuffle != "global" and group_edges(opened) is not None
         nbytes, dataset = sample_nbytes(opened, chosen_fields(options, opened)), opened.dataset

@@ -206,6 +206,13 @@ class _Verifying:
         self._stop = threading.Event()
         self._copy = Copy(folder.root, info.path.name)
         self._edges, self._facts = self._copy.edges(), self._copy.facts
+        if not self._facts.sidecar:
+            raise DsprepError(
+                f"it is of files of {self._facts.dataset} that had no sidecar of their own, "
+                "without which it cannot be compared",
+                fix="write one with dsprep provenance FILES --out F, and read through it: "
+                "dsprep.Reader(F, data=FILES)",
+            )
         try:
             self._sidecar = Sidecar.open(self._facts.sidecar, self._facts.dataset, check=False)
             key = Pieces(self._sidecar, self._edges, self._facts.fields).key

@@ -193,7 +193,7 @@ def laws_of(made: Made) -> dict[str, str]:
         else:
             laws[words.field] = words.offsets or words.stored
     if len(content.layouts) > 1:
-        more = f" ({len(content.layouts):,} layouts, this is the first)"
+        more = f" (in the first of {len(content.layouts):,} layouts)"
         laws = {name: law + more for name, law in laws.items()}
     return laws
 
@@ -288,10 +288,12 @@ def _column_words(column: Column, field: Field) -> FieldWords:
     offsets, lengths = grid.blocks.offsets.words(), _bytes(grid.blocks.lengths)
     base = grid.blocks.offsets
     if grid.block_count == 1 and grid.plain and isinstance(base, Affine) and base.base >= 0:
-        rows = 1 if column.first is not None else column.lines
-        of = "row" if column.first is not None else "i"
-        offsets = f"{base.base:,} + {of} * {rows * grid.row_nbytes:,}"
-        lengths = f"{rows * grid.row_nbytes:,} bytes{' a row' if of == 'row' else ''}"
+        nbytes = (1 if column.first is not None else column.lines) * grid.row_nbytes
+        offsets, lengths = f"{base.base:,} + i * {nbytes:,}", f"{nbytes:,} bytes"
+        if column.first is not None:
+            row, lengths = column.first.words(), f"{nbytes:,} bytes a row"
+            plain = (base.base, nbytes) == (0, 1)  # rows are the bytes of the file
+            offsets = row if plain else f"{base.base:,} + row * {nbytes:,}, rows from {row} on"
     return FieldWords(field.name, str(field), stored, offsets, lengths, tuple(steps))
 
 

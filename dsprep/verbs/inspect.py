@@ -17,7 +17,7 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.paths import StorePath
-from dsprep.storage.trees import tree_nbytes
+from dsprep.storage.trees import data_files
 
 SAMPLED = 256
 """Samples read for the statistics of ragged fields in large datasets."""
@@ -85,8 +85,8 @@ class Inspection:
         The dataset, or the directory that holds its files.
     version
         Format and version.
-    files
-        Number of files (or stores).
+    files, stored_files
+        Number of files (or stores), and of the files that are in them.
     samples
         N.
     stored_nbytes
@@ -107,6 +107,7 @@ class Inspection:
     path: str
     version: str
     files: int
+    stored_files: int
     samples: int
     stored_nbytes: int
     fields: tuple[FieldFacts, ...]
@@ -126,6 +127,7 @@ class Inspection:
             "path": self.path,
             "version": self.version,
             "files": self.files,
+            "stored_files": self.stored_files,
             "samples": self.samples,
             "stored_nbytes": self.stored_nbytes,
             "payload_nbytes": self.payload,
@@ -198,11 +200,13 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
         nbytes = 0 if f.ragged and lengths is None else round(len(source) * rows * f.row_nbytes)
         facts.append(FieldFacts(f, nbytes, lengths, storage.get(f.name)))
     paths = source.files()
-    stored_nbytes, groups = sum(map(tree_nbytes, paths)), _groups(source)
+    stored = [p for path in paths for p in data_files(path)]
+    stored_nbytes, groups = sum(p.stat().st_size for p in stored), _groups(source)
     return Inspection(
-        path=str(source.path),
+        path=str(source.path.absolute()),
         version=source.version,
         files=len(paths),
+        stored_files=len(stored),
         samples=len(source),
         stored_nbytes=stored_nbytes,
         fields=tuple(facts),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.core.schema import Schema
-from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.sidecar import identity, spec
@@ -21,7 +21,16 @@ from dsprep.source.joined import refuse_join
 from dsprep.source.many import open_native
 from dsprep.storage.marks import Mark, unchanged
 from dsprep.storage.paths import as_path
-from dsprep.writing.create_sidecar import Looks, Made, Progress, Subject, dataset_of, made_by, make
+from dsprep.writing.create_sidecar import (
+    Looks,
+    Made,
+    Progress,
+    Subject,
+    check_located,
+    dataset_of,
+    made_by,
+    make,
+)
 
 
 def provenance(
@@ -90,7 +99,7 @@ def provenance(
         made = make(source, subject, Looks(law, checksums, progress, executor))
     if old is not None:
         made = replace(made, content=_with_groups(_with_unknown(made.content, old), old, dataset))
-    _check_located(made)
+    check_located(made)
     if write:
         made.save()
     return made
@@ -194,20 +203,6 @@ def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
         raise UsageError(
             "a sidecar cannot be written here: this is another file", where=path
         ) from error
-
-
-def _check_located(made: Made) -> None:
-    """Raise `UnsupportedError` if no field of any file can be located."""
-    layouts, names = made.content.layouts, made.content.schema.names
-    if not names or any(len(layout.get("unlocated", ())) < len(names) for layout in layouts):
-        return
-    for layout in layouts:
-        name, reason = next(iter(layout["unlocated"].items()))
-        raise UnsupportedError(
-            f"no field can be located, {name} since {reason.partition(';')[0]}",
-            where=made.dataset,
-            fix=f"dsprep convert {made.dataset} DST writes them so that they do",
-        )
 
 
 def _old(files: Sequence[Path], format: Format, *, needed: bool) -> Content | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ import numpy as np
 from dsprep.core.schema import Ints
 from dsprep.core.units import show_nbytes
 from dsprep.errors import UsageError
+from dsprep.reader.data import Paths, open_data
+from dsprep.reader.options import subset_samples
 from dsprep.reader.units import cut_units, sample_nbytes
-from dsprep.sidecar.sidecar import Sidecar
 from dsprep.writing.buffers import slow_convergence
 
 SHARE = 0.5
@@ -299,7 +300,9 @@ def drawn(consumed: float, pfs: float, repeats: Sequence[float]) -> float:
     return math.fsum(rates) / len(rates)
 
 
-def plan_tiers(path: str | Path, tiers: Tiers, *, sidecar: str | Path | None = None) -> TierPlan:
+def plan_tiers(
+    path: Paths, tiers: Tiers, *, sidecar: str | Path | None = None, subset: Any = None
+) -> TierPlan:
     """Return how a dataset is trained on with a fast tier that is too small for it.
 
     Nothing but the sidecar is read.
@@ -307,11 +310,13 @@ def plan_tiers(path: str | Path, tiers: Tiers, *, sidecar: str | Path | None = N
     Parameters
     ----------
     path
-        A dataset with a sidecar, or the sidecar.
+        The dataset, or its sidecar; as for `Reader`.
     tiers
         The storage of the job, and what its training consumes.
     sidecar
         The sidecar, where it is not beside the dataset.
+    subset
+        Which samples are used, as for `Reader`. Groups are copied whole.
 
     Raises
     ------
@@ -319,11 +324,16 @@ def plan_tiers(path: str | Path, tiers: Tiers, *, sidecar: str | Path | None = N
         If numbers are not possible, or no number of mini-epochs is small enough.
     """
     _check(tiers)
-    with Sidecar.open(path) if sidecar is None else Sidecar.open(sidecar, path) as opened:
-        edges, _, _ = cut_units(opened, opened.schema, "group", None, None)
+    with open_data(*((path,) if sidecar is None else (sidecar, path))) as opened:
+        kept = subset_samples(subset, opened)
+        edges, inside, _ = cut_units(opened, opened.schema, "group", None, None, kept)
         stored = sum(f.identity.nbytes for f in opened.content.files) / max(1, len(opened))
         nbytes = min(sample_nbytes(opened, opened.schema), stored)  # less where compressed
-    return fitted(edges, nbytes, tiers)
+    if kept is None:
+        return fitted(edges, nbytes, tiers)
+    sizes = np.diff(edges)[np.diff(inside) > 0]  # of groups with any sample
+    plan = fitted(np.append(0, np.cumsum(sizes)), nbytes, tiers)
+    return replace(plan, samples=len(kept), sample_nbytes=plan.nbytes / len(kept))
 
 
 def fitted(edges: Ints, sample_nbytes: float, tiers: Tiers) -> TierPlan:

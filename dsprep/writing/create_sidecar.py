@@ -76,16 +76,18 @@ class Made:
         """Bytes of the sidecar and its companion."""
         return len(spec.dump(self.content).encode()) + len(self.companion)
 
-    def save(self, *, durable: bool = True) -> None:
+    def save(self, *, durable: bool = True, replace: bool = True) -> None:
         """Write it; what was there is replaced at once.
 
         Raises
         ------
         ReadOnlyError
             If this process may not write there.
+        FileExistsError
+            If there is one, or a companion, and `replace` is False.
         """
         try:
-            spec.write(self.content, self.path, self.companion, durable=durable)
+            spec.write(self.content, self.path, self.companion, durable=durable, replace=replace)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
@@ -211,6 +213,44 @@ class Looks:
     checksums: bool = False
     progress: Progress | None = None
     executor: Executor | None = None
+
+
+def locate(format: Format, files: Sequence[Path], notes: Sequence[str]) -> Made:
+    """Return the sidecar of files that have none and are read as by default; nothing is written.
+
+    Parameters
+    ----------
+    format, files, notes
+        As `dsprep.source.files.find_dataset` gives them; paths are absolute.
+
+    Raises
+    ------
+    UnsupportedError
+        If the samples have no offsets.
+    DsprepError, OSError
+        If the data are damaged, or have no directory in common.
+    """
+    dataset, marks = dataset_of(files), tuple(map(Mark.of, files))
+    options, path = OpenOptions(), spec.sidecar_path(dataset)
+    with open_native(format, files, options, None, notes, marks=marks) as source:
+        lineage = made_by("dsprep.Reader")
+        made = make(source, Subject(format, files, dataset, path, source.schema, lineage), Looks())
+    check_located(made)
+    return made
+
+
+def check_located(made: Made) -> None:
+    """Raise `UnsupportedError` if no field of any file can be located."""
+    layouts, names = made.content.layouts, made.content.schema.names
+    if not names or any(len(layout.get("unlocated", ())) < len(names) for layout in layouts):
+        return
+    for layout in layouts:
+        name, reason = next(iter(layout["unlocated"].items()))
+        raise UnsupportedError(
+            f"no field can be located, {name} since {reason.partition(';')[0]}",
+            where=made.dataset,
+            fix=f"dsprep convert {made.dataset} DST writes them so that they do",
+        )
 
 
 def make(source: Source, subject: Subject, looks: Looks) -> Made:

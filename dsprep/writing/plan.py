@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -237,7 +237,10 @@ def group_pieces(
 
 @dataclass(frozen=True)
 class Cast:
-    """A change of one field's dtype that refuses values which the new dtype cannot hold."""
+    """A change of one field's dtype that refuses values which the new dtype cannot hold.
+
+    Text, such as the digits of a label in WebDataset, becomes the number that it states.
+    """
 
     field: Field
     dtype: DType
@@ -245,7 +248,8 @@ class Cast:
     @property
     def result(self) -> Field:
         """The field after the cast."""
-        return replace(self.field, dtype=self.dtype)
+        shape = self.field.shape if self.field.kind == "array" else ()
+        return Field(self.field.name, self.dtype, shape, attrs=self.field.attrs)
 
     def apply(self, column: Array | Ragged, start: int) -> Array | Ragged:
         """Return `column` with the new dtype.
@@ -253,12 +257,30 @@ class Cast:
         Raises
         ------
         SchemaError
-            If a finite value would become infinite or wrap around, or if a value that is no
-            whole number would become an integer. Floats are rounded to floats.
+            If a finite value would become infinite or wrap around, if a value that is no
+            whole number would become an integer, or if text states no number. Floats are rounded
+            to floats.
         """
+        if self.field.kind != "array":
+            return self._cast(self._numbers(column, start), start, None)
         if isinstance(column, Ragged):
             return Ragged(self._cast(column.values, start, column.offsets), column.offsets)
         return self._cast(column, start, None)
+
+    def _numbers(self, texts: Array | Ragged, start: int) -> Array:
+        """Return the numbers that texts state: int64, or float64 for a float dtype."""
+        kind, numbers = (float, "<f8") if _is_float(self.dtype) else (int, "<i8")
+        out = np.empty(len(texts), numbers)
+        for i in range(len(texts)):
+            try:
+                out[i] = kind(texts[i])
+            except (ValueError, OverflowError) as error:
+                raise SchemaError(
+                    f"{str(texts[i])[:40]} is not a number that fits {show_dtype(self.dtype)}",
+                    where=f"sample {start + i}, field {self.field.name}",
+                    fix="leave the field out of --cast",
+                ) from error
+        return out
 
     def _cast(self, values: Array, start: int, offsets: Array | None) -> Array:
         with np.errstate(all="ignore"):
@@ -304,9 +326,10 @@ def make_casts(schema: Schema, dtypes: Mapping[str, DType]) -> dict[str, Cast]:
         numeric = all(
             d.names is None and (d.kind in "biufc" or _is_float(d)) for d in (f.dtype, dtype)
         )
-        if f.kind != "array" or not numeric or (f.dtype.kind == "c") > (dtype.kind == "c"):
+        if not numeric or (f.dtype.kind == "c") > (dtype.kind == "c"):
             raise UsageError(
-                f"--cast cannot turn {f} into {show_dtype(dtype)}", expected="numbers into numbers"
+                f"--cast cannot turn {f} into {show_dtype(dtype)}",
+                expected="numbers, or text that states them, into numbers",
             )
         casts[name] = Cast(f, dtype)
     return casts

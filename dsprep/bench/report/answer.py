@@ -392,8 +392,8 @@ def _limits(findings: _Findings) -> str:
     words += _unseen(report)
     bad = list(dict.fromkeys(r.name for r in report.all_rows if r.problems))
     if bad:
-        have = "has" if len(bad) == 1 else "have"
-        words.append(f"{', '.join(bad)} {have} no figures (each row says why)")
+        were, rows = ("was", "its row") if len(bad) == 1 else ("were", "their rows")
+        words.append(f"{', '.join(bad)} {were} not measured: see {rows}")
     return "; ".join(words) + "."
 
 

@@ -180,7 +180,12 @@ def _cell(measure: Measure | None, name: str) -> str:
 
 
 def _facts(report: BenchReport) -> str:
-    parts = [f"<h3>Command</h3>\n<pre><code>{text(report.command)}</code></pre>"]
+    words = " ".join(f"<span>{text(word)}</span>" for word in report.command.split(" "))
+    parts = [f"<h3>Command</h3>\n<pre><code>{words}</code></pre>"]
+    ways = {row.name: row.words for row in report.all_rows if row.words}
+    items = "".join(_fact(name, text) for name, text in ways.items())
+    if items:
+        parts.append(f'<h3>Strategies</h3>\n<dl class="grid">{items}</dl>')
     for heading in ("machine", "dataset", "settings"):
         facts: Mapping[str, Any] = getattr(report, heading)
         items = "".join(_fact(key, value) for key, value in facts.items())
@@ -203,8 +208,18 @@ def _fact(key: str, value: object) -> str:
     return f"<div{wide}><dt>{text(_words(key))}</dt><dd>{text(words)}</dd></div>"
 
 
+_KEYS = {
+    "of": "samples in all",
+    "matters": "alignment matters",
+    "storage_gb_per_second": "storage GB/s",
+    "in_place": "read as stored",
+    "check": "values checked",
+}
+"""Facts whose own names say too little."""
+
+
 def _words(key: str) -> str:
-    return re.sub("[_.]", " ", key)
+    return _KEYS.get(key) or re.sub("[_.]", " ", key.replace("nbytes", "bytes"))
 
 
 def _value(key: str, value: str) -> str:
@@ -212,4 +227,8 @@ def _value(key: str, value: str) -> str:
     sizes = key.endswith(("bytes", "buffer_size"))
     if sizes and value.isascii() and value.isdigit() and len(value) < 20:
         return show_nbytes(int(value))
+    if re.fullmatch(r"\d+\.\d+", value):
+        return f"{float(value):,.4g}"
+    if re.fullmatch(r"\d{4,19}", value, re.ASCII):
+        return f"{int(value):,}"
     return {"True": "yes", "False": "no"}.get(value, value)

@@ -138,8 +138,9 @@ def show_value(name: str, value: float) -> str:
     unit = MEASURES[name].unit
     if unit == "1":
         return f"{value:,.0f}" if abs(value) < 1e7 else f"{value / 1e6:,.1f} M"
-    show = {"s": show_seconds, "B": show_nbytes, "%": show_percent}.get(unit, digits)
-    return show(value)
+    if unit == "B":
+        return show_nbytes(value)
+    return {"s": show_seconds, "%": show_percent}.get(unit, digits)(value)
 
 
 def show_spread(measure: Measure) -> str:

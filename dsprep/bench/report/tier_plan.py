@@ -46,8 +46,8 @@ def html(plan: TierPlan, name: str, facts: Mapping[str, str]) -> str:
     parts = [
         head,
         section("Plan", f'<dl class="grid">{rows}</dl>'),
-        section("Warnings", warnings and f'<ul class="problems">{warnings}</ul>'),
-        section("Bandwidth over the repeating factor", _figure(plan)),
+        section("Warnings", warnings and f'<ul class="notes">{warnings}</ul>'),
+        section("Bytes per second of all nodes, by repeating factor", _figure(plan)),
         section("Figures", _table(plan)),
     ]
     return document(f"{title} - dsprep plan", parts, f"dsprep {__version__}")
@@ -113,8 +113,7 @@ def _axes(plan: TierPlan, top: float) -> list[str]:
         parts.append(stroke("grid", at, at, BASE, BASE + 5))
         parts.append(_tick(at, BASE + 20, f"{1 << power:,}"))
     title = "repeating factor rf: passes of each mini-epoch in turn"
-    parts.append(_tick(f"{(LEFT + RIGHT) / 2}%", HEIGHT - 6, title))
-    return [*parts, _tick("0", ABOVE - 12, "bytes per second of all nodes", "start")]
+    return [*parts, _tick(f"{(LEFT + RIGHT) / 2}%", HEIGHT - 6, title)]
 
 
 def _tick(x: str, y: float, words: str, anchor: str = "middle") -> str:

@@ -362,6 +362,7 @@ class _Deciding:
         entry = find(strategy)
         if entry.missing:
             raise UnsupportedError(entry.missing)
+        getattr(entry.load(), "check")(self.source.schema)  # noqa: B009
 
         def write(source: Source, target: Path) -> None:
             try:

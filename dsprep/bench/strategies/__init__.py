@@ -142,7 +142,12 @@ SETS: dict[str, tuple[str, ...]] = {
     ),
     "samples": ("h5py", "zarr", "lmdb-get", "mmap", "torch", "tf", "tf-prefetch"),
     "cache": ("dsprep", "cache-first", "cache-next"),
-    "peers": ("h5py", "dsprep", *(name for name, entry in STRATEGIES.items() if entry.optional)),
+    "peers": (
+        IN_PLACE,
+        "h5py",
+        "dsprep",
+        *(name for name, entry in STRATEGIES.items() if entry.optional),
+    ),
     "all": tuple(name for name, e in STRATEGIES.items() if not (e.optional or e.tier)),
 }
 """Names for several strategies at once: the papers' tables, and others."""

@@ -27,7 +27,7 @@ Exit status: 0 done, 1 bad data, 2 wrong usage.
 
 @opt.command(EPILOG)
 def tiers(
-    data: Annotated[str, opt.argument("DATA", "A dataset with a sidecar, or the sidecar.")],
+    data: Annotated[list[str], opt.argument("DATA...", "The dataset, or its sidecar.")],
     capacity: Annotated[
         str, typer.Option(metavar="SIZE", help="Of a node's fast tier that the job may use.")
     ],
@@ -49,6 +49,7 @@ def tiers(
     nodes: int = opt.value("N", "How many there are.", default=1, min=1),
     ranks_per_node: int = opt.value("N", "Processes that read.", default=1, min=1),
     fast: str | None = opt.value("RATE", "Bandwidth of the fast tiers of all nodes together."),
+    subset: opt.Subset = None,
     sidecar: opt.At = None,
     json: opt.Json = False,
     html: Path | None = opt.value("FILE", "Write a page for a browser, with a plot."),
@@ -76,7 +77,7 @@ def tiers(
         check_target("--html", html)
         if html.is_file() and not overwrite:
             raise TargetError("it exists already", where=html, fix="add --overwrite to replace it")
-    plan = verb.plan_tiers(data, settings, sidecar=sidecar)
+    plan = verb.plan_tiers(data, settings, sidecar=sidecar, subset=subset)
     if json:
         print_json(plan_json(plan))
     else:
@@ -86,7 +87,7 @@ def tiers(
     if html is not None:
         from dsprep.bench.report.tier_plan import html as page
 
-        write(html, page(plan, Path(data).name, dict(rows(plan))))
+        write(html, page(plan, Path(data[0]).name, dict(rows(plan))))
 
 
 def rows(plan: TierPlan) -> list[tuple[str, str]]:

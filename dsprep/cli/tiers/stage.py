@@ -37,7 +37,7 @@ Exit status: 0 done, 1 bad data or no room, 2 wrong usage.
 
 @opt.command(EPILOG)
 def stage(
-    data: Annotated[str, opt.argument("DATA", "A dataset with a sidecar, or the sidecar.")],
+    data: Annotated[list[str], opt.argument("DATA...", "The dataset, or its sidecar.")],
     ranks: Annotated[
         int, typer.Option("--ranks", "-P", metavar="N", min=1, help="Processes that will read.")
     ],

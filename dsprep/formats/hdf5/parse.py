@@ -60,10 +60,11 @@ class Hdf5Source(Source):
         except BaseException:
             self.close()
             raise
-        if "_NCProperties" in fields.attrs:  # by netCDF-C since 4.4.1, and by h5netcdf
+        attrs = dict(fields.attrs)
+        if attrs.pop("_NCProperties", None) is not None:  # by netCDF-C since 4.4.1, by h5netcdf
             self.version += " (netCDF-4)"
         self._columns, self._count, self.notes = fields.columns, fields.count, tuple(fields.notes)
-        self.schema = Schema(tuple(field for _, field in fields.columns.values()), fields.attrs)
+        self.schema = Schema(tuple(field for _, field in fields.columns.values()), attrs)
 
     def __len__(self) -> int:
         return self._count

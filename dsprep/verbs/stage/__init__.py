@@ -18,9 +18,9 @@ import numpy as np
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
+from dsprep.reader.data import Paths, open_data
 from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
 from dsprep.reader.order import Assignment, Remainder, Shuffle
-from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import sorting_field
 from dsprep.verbs.stage.copying import Outcome, PiecesNeeded, copy_all, look
 from dsprep.verbs.stage.manifest import write
@@ -65,7 +65,7 @@ class StageReport:
 
 
 def stage(
-    path: str | Path,
+    path: Paths,
     ranks: int,
     batch_size: int,
     to: str | Path | None = None,
@@ -102,7 +102,7 @@ def stage(
     Parameters
     ----------
     path
-        A dataset with a sidecar, or the sidecar.
+        The dataset, or its sidecar; as for `Reader`.
     ranks
         Processes that will read.
     batch_size, buffer_size, shuffle, seed, buffers_mixed, fields, mini_epochs, recompose, pools
@@ -179,7 +179,7 @@ def stage(
     nodes = _nodes(ranks, ranks_per_node, node, mini_epochs)
     first = at_least("first_epoch", first_epoch, 0)
     span = range(first, first + at_least("epochs", epochs, 1))
-    with Sidecar.open(settings.path, settings.data) as opened:
+    with open_data(settings.path, settings.data) as opened:
         order = assign(settings, opened, ranks)
         pieces = Pieces(opened, order.stored, chosen_fields(settings, opened).names)
         chosen = range(nodes[0].start, nodes[-1].stop)

@@ -166,6 +166,9 @@ def _names(sample: object, number: object) -> list[str]:
             where=sample_label(number),
             expected="a dict of field name to value",
             found=_kind(sample),
+            fix="name the parts: ({'image': x, 'label': y} for x, y in samples)"
+            if isinstance(sample, tuple)
+            else None,
         )
     for name in sample:
         if not isinstance(name, str):

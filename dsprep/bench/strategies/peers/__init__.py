@@ -93,7 +93,7 @@ class Peer(Loader):
     @classmethod
     def write(cls, source: Source, target: Path) -> None:
         """Write the dataset in the project's form."""
-        cls._check(source.schema)
+        cls.check(source.schema)
         cls.save(source, target)
 
     @classmethod
@@ -102,7 +102,8 @@ class Peer(Loader):
         """Write the dataset in the project's form."""
 
     @classmethod
-    def _check(cls, schema: Schema) -> None:
+    def check(cls, schema: Schema) -> None:
+        """Raise `UnsupportedError` if not all fields have a fixed shape."""
         for f in schema:
             if f.ragged or not f.row_nbytes:
                 raise UnsupportedError(
@@ -117,7 +118,7 @@ class Peer(Loader):
         It ends with its iterator, to which there may be cycles: what is collected before `made`'s
         own cleanup.
         """
-        self._check(self.task.schema)
+        self.check(self.task.schema)
         if self.alone and self.task.world_size > 1:
             raise UnsupportedError(
                 f"{self.project} cannot share samples between {self.task.world_size} processes "

@@ -1,0 +1,191 @@
+"""The dataset that a program names: its sidecar, which is made where there is none.
+
+Data without a sidecar are located as `dsprep.provenance` does it, if that is quick: up to
+`QUICK_NBYTES` in up to `QUICK_FILES` files. The sidecar is written beside them, if it may be, none
+is there, and it means the same to whoever names what it is beside; of several processes that do so
+the first one writes it, and all read that. Otherwise it stays in memory.
+"""
+
+from __future__ import annotations
+
+import glob
+import shlex
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dsprep.core.units import show_nbytes
+from dsprep.errors import DsprepError, LocatedWarning, UsageError
+from dsprep.formats.base import Format
+from dsprep.sidecar import spec
+from dsprep.sidecar.join import join
+from dsprep.sidecar.sidecar import MissingError, Sidecar
+from dsprep.source.files import find_dataset, find_files
+from dsprep.storage.marks import Mark
+from dsprep.storage.paths import as_path, common_path, scan
+from dsprep.writing.create_sidecar import locate
+
+Paths: TypeAlias = str | Path | Sequence[str | Path]
+"""A file, a directory, a glob, ``@list.txt``, or a sequence of these."""
+
+QUICK_NBYTES, QUICK_FILES = 4 * 10**9, 1000
+
+_noted: set[str] = set()
+
+
+def names_of(name: str, given: Any) -> list[str]:
+    """Return the paths that a parameter names; raise `UsageError` if it is something else."""
+    several = [given] if isinstance(given, (str, Path)) else given
+    if not (isinstance(several, (list, tuple)) and several) or not all(
+        isinstance(each, (str, Path)) for each in several
+    ):
+        raise UsageError(f"{name} is {given!r}", expected="a path, or a list of paths")
+    return [*map(str, several)]
+
+
+def absolute(path: str) -> str:
+    """Return a path, or ``@list.txt``, that means the same in every directory."""
+    at = "@" if path.startswith("@") else ""
+    return f"{at}{as_path(path.removeprefix(at)).absolute()}"
+
+
+def open_data(
+    path: Paths,
+    data: Paths | None = None,
+    *,
+    check: bool = True,
+    follow_external: bool = False,
+    note: bool = True,
+) -> Sidecar:
+    """Open a dataset through its sidecar.
+
+    Parameters
+    ----------
+    path
+        The dataset, or its sidecar.
+    data
+        The dataset, where it is not the one beside the sidecar.
+    check
+        Whether to check that the data have not changed.
+    follow_external
+        Whether symbolic links may lead out of the directory of the dataset.
+    note
+        Whether to warn of what has no sidecar.
+
+    Returns
+    -------
+    Sidecar
+        To be closed.
+
+    Raises
+    ------
+    MissingError
+        If there is no sidecar, and it is not made without being asked for.
+    UsageError, StaleError, FormatError, UnsupportedError
+        If files do not go together, changed, are damaged, or cannot be located.
+    """
+    named, of = names_of("path", path), data if data is None else names_of("data", data)
+    if len(named) == 1 and (of is None or (len(of) == 1 and as_path(of[0]).exists())):
+        try:
+            where = None if of is None else of[0]
+            return Sidecar.open(named[0], where, check=check, follow_external=follow_external)
+        except MissingError:
+            several = named[0].startswith("@") or "{" in named[0] or glob.has_magic(named[0])
+            exists = as_path(named[0]).exists()
+            if of is not None or named[0].endswith(spec.SUFFIX) or not (several or exists):
+                raise
+    format, files, notes = find_dataset(named if of is None else of)
+    files = [file.absolute() for file in files]
+    if of is not None:
+        if len(named) > 1:
+            raise UsageError("data= belongs to one sidecar", found=", ".join(named[:3]))
+        at = spec.find_path(files, as_path(named[0]))
+        assert at is not None  # or it raises
+        opened = _reduced(at, files, follow_external)
+    else:
+        found = _find(format, files, follow_external)
+        if found is None:
+            found = _located(named, (format, files, notes), follow_external, note)
+        opened = found
+    if check:
+        opened.check()
+    return opened
+
+
+def _reduced(located: tuple[Path, Path], files: Sequence[Path], follow: bool) -> Sidecar:
+    """Return a dataset that has a sidecar, reduced to some files in their order."""
+    dataset, where = located
+    content = spec.read(where)
+    part = spec.reduced(content, dataset, files, where)
+    return Sidecar(part, dataset, where, None, follow, kept=part.files == content.files)
+
+
+def _find(format: Format, files: Sequence[Path], follow: bool) -> Sidecar | None:
+    """Return the sidecar of some files, or the sidecars of all of them as one."""
+    located = spec.find_path(files)
+    if located is not None:
+        listed = {located[0] / entry.path for entry in spec.read(located[1]).files}
+        if listed.issuperset(files) or not (format.keeps_types or listed.isdisjoint(files)):
+            return _reduced(located, files, follow)
+    dataset = common_path(files)
+    joined = join(files, dataset)
+    if joined is None:
+        return None
+    content, companion = joined
+    return Sidecar(content, dataset, spec.sidecar_path(dataset), companion, follow, kept=False)
+
+
+def _located(
+    named: Sequence[str],
+    found: tuple[Format, list[Path], list[str]],
+    follow: bool,
+    note: bool,
+) -> Sidecar:
+    """Return the sidecar of files that have none: written, or else in memory."""
+    format, files, _ = found
+    command = "dsprep provenance " + shlex.join(named[:3]) + " ..." * (len(named) > 3)
+    count = nbytes = 0
+    for file in files[: QUICK_FILES + 1]:
+        mark = Mark.with_files(file)[0]
+        count, nbytes = count + mark.files, nbytes + mark.status.nbytes
+    size = f"{show_nbytes(nbytes)} in {count:,} file{'s' * (count != 1)}"
+    if count > QUICK_FILES or nbytes > QUICK_NBYTES:
+        raise MissingError(spec.sidecar_path(common_path(files)), common_path(files), command, size)
+    made = locate(*found)
+    where, why = made.path, "they are not all of its files in their order"
+    if _is_whole(made.dataset, files):
+        try:
+            made.save(durable=False, replace=False)
+        except FileExistsError:  # another process was first
+            why = f"{where.name} or its companion is of others"
+        except OSError as error:
+            why = error.what if isinstance(error, DsprepError) else str(error)
+        opened = _find(format, files, follow)
+        if opened is not None:
+            _note(f"{made.dataset}: there was no sidecar; wrote {where.name} of {size}", note)
+            return opened
+    text = f"{made.dataset}: {size} have no sidecar, and are located in memory each time ({why}); "
+    _note(f"{text}{command} --out F writes one, for path=F with data= these files", note)
+    how = made.companion or None, follow
+    return Sidecar(made.content, made.dataset, where, *how, kept=False)
+
+
+def _is_whole(dataset: Path, files: Sequence[Path]) -> bool:
+    """Whether some files are what the path `dataset` means by itself."""
+    if [*files] == [dataset]:
+        return True
+    directories = [dataset / entry.name for entry in scan(dataset) if entry.is_dir()]
+    inside = {above for file in files for above in (file, *file.parents)}
+    with suppress(DsprepError, OSError):
+        if inside.issuperset(directories):  # else to look through them may take long
+            return [file.absolute() for file, _ in find_files([dataset])[0]] == [*files]
+    return False
+
+
+def _note(text: str, note: bool) -> None:
+    """Warn, once in this process."""
+    if note and text not in _noted:
+        _noted.add(text)
+        warnings.warn(text, LocatedWarning, stacklevel=6)

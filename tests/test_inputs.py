@@ -1,0 +1,477 @@
+"""What the Reader and its like take as a dataset: lists, globs, files that have no sidecar."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import warnings
+
+import h5py
+import numpy as np
+import pytest
+from test_cli import fails, run
+
+import dsprep
+from dsprep.errors import FormatError, LocatedWarning, SchemaError, UsageError
+from dsprep.reader import data
+from dsprep.sidecar.sidecar import MissingError, Sidecar, StaleError
+from dsprep.verbs.cache import verify_copies
+from dsprep.verbs.tiers import Tiers, plan_tiers
+
+EACH = 10
+
+pytestmark = pytest.mark.filterwarnings("ignore::dsprep.errors.LocatedWarning")
+
+
+@pytest.fixture(autouse=True)
+def notes(monkeypatch):
+    """Notes appear once in a process."""
+    monkeypatch.setattr(data, "_noted", set())
+
+
+def numbered(path, i, values=EACH):
+    """Write file number i: samples i * 10 .. i * 10 + values."""
+    x = np.arange(i * EACH, i * EACH + values, dtype=np.int64)
+    y = np.repeat(x.astype(np.float32)[:, None], 3, axis=1)
+    if path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file["x"], file["y"] = x, y
+    else:
+        dsprep.write(path, ({"x": a, "y": b} for a, b in zip(x, y, strict=True)), overwrite=True)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "d").mkdir()
+    return [numbered(tmp_path / f"d/f{i}.h5", i) for i in range(4)]
+
+
+def values(reader):
+    """Return x of all samples of an epoch, of which y has to be the same."""
+    found = []
+    for batch in reader:
+        x, y = (np.asarray(batch[name]) for name in ("x", "y"))
+        assert (y == x[:, None]).all()
+        found += x.tolist()
+    return found
+
+
+def expected(*files):
+    return [i * EACH + k for i in files for k in range(EACH)]
+
+
+# --- lists -----------------------------------------------------------------------------------
+
+
+def test_a_list_a_glob_and_a_listing_are_read_in_their_order(folder, tmp_path):
+    dsprep.provenance(tmp_path / "d")
+    listing = tmp_path / "some.txt"
+    listing.write_text("d/f3.h5\nd/f0.h5\n")
+    directory = tmp_path / "d"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given, files in (
+            ([folder[2], str(folder[0])], (2, 0)),
+            (f"{directory}/f[13].h5", (1, 3)),
+            (f"{directory}/f{{3..1}}.h5", (3, 2, 1)),
+            (f"@{listing}", (3, 0)),
+            ([f"{directory}/f[01].h5", folder[3]], (0, 1, 3)),
+            (folder[1], (1,)),
+            ([directory], (0, 1, 2, 3)),
+        ):
+            with dsprep.Reader(given, 4, shuffle="none") as reader:
+                assert values(reader) == expected(*files)
+                assert values(pickle.loads(pickle.dumps(reader))) == expected(*files)
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".tfrecord", ".lmdb", ".zarr"])
+def test_files_with_sidecars_of_their_own_are_joined(tmp_path, suffix):
+    rng, files, ragged = np.random.default_rng(1), [], []
+    for i in range(3):
+        ragged.append([rng.integers(0, 99, (int(n), 2)) for n in rng.integers(1, 9, 700)])
+        files.append(tmp_path / f"part{i}{suffix}")
+        samples = ({"x": np.uint16(k), "r": row} for k, row in enumerate(ragged[-1]))
+        schema = {"x": "uint16", "r": "int64[None,2]"}
+        dsprep.write(files[-1], samples, schema=schema, buffer_size="100")
+    with dsprep.Reader([files[2], files[0]], 64, shuffle="none", verify=True) as reader:
+        assert reader._sidecar.schema["x"].dtype == np.uint16
+        rows = [row for batch in reader for row in batch["r"]]
+    assert all(map(np.array_equal, rows, ragged[2] + ragged[0]))
+    assert len(rows) == 1400
+
+
+def test_companions_are_joined(tmp_path):
+    rng, files, rows = np.random.default_rng(1), [], []
+    for i in range(2):
+        rows.append([rng.bytes(int(n)) for n in rng.integers(1, 99, 30_000)])
+        files.append(tmp_path / f"part{i}.tfrecord")
+        dsprep.write(files[-1], ({"r": row} for row in rows[-1]))
+    assert len([*tmp_path.glob("*.dsprep.bin")]) == 2
+    with dsprep.Reader(files[::-1], 1000, shuffle="none") as reader:
+        assert [row for batch in reader for row in batch["r"]] == rows[1] + rows[0]
+
+
+def test_files_that_do_not_go_together(tmp_path):
+    a, b = (numbered(tmp_path / f"{i}.h5", i) for i in range(2))
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["z"] = np.zeros(5)
+    dsprep.provenance(a)
+    with pytest.raises(UsageError, match=r"1\.h5: it has no sidecar, and 1 of .*provenance"):
+        dsprep.Reader([a, b], 4)
+    dsprep.provenance(tmp_path / "c.h5")
+    with pytest.raises(SchemaError, match="files disagree about their fields"):
+        dsprep.Reader([a, tmp_path / "c.h5"], 4)
+    with pytest.raises(FormatError, match="mixes formats"):
+        dsprep.Reader([a, numbered(tmp_path / "d.tfrecord", 3)], 4)
+    dsprep.provenance(b, dsprep.OpenOptions(fields=(dsprep.FieldSpec("x", "x"),)))
+    with pytest.raises(SchemaError, match="disagree"):
+        dsprep.Reader([a, b], 4)
+    for wrong in ([], None, [1], 3):
+        with pytest.raises(UsageError, match="expected a path, or a list of paths"):
+            dsprep.Reader(wrong, 4)
+    with pytest.raises(UsageError, match="nothing matches"):
+        dsprep.Reader(f"{tmp_path}/*.none", 4)
+    with pytest.raises(MissingError, match="no such dataset"):
+        dsprep.Reader(tmp_path / "none.h5", 4)
+
+
+def test_types_that_only_a_sidecar_knows_are_not_lost(tmp_path):
+    (tmp_path / "d").mkdir()
+    files = [numbered(tmp_path / f"d/f{i}.tfrecord", i) for i in range(3)]
+    dsprep.provenance(files[:2])  # of the types that those of each have
+    for file in files:
+        file.with_name(f"{file.name}.dsprep.json").unlink()
+    with pytest.raises(FormatError, match="it does not list this file"):
+        dsprep.Reader(files[1:], 4)
+
+
+def test_a_sidecar_elsewhere_and_a_list(folder, tmp_path):
+    dsprep.provenance(folder[:3], out=tmp_path / "F.dsprep.json")
+    at = tmp_path / "F.dsprep.json"
+    for given, files in ((folder[:3], (0, 1, 2)), (folder[1:2] + folder[:1], (1, 0))):
+        with dsprep.Reader(at, 4, data=given, shuffle="none") as reader:
+            assert values(reader) == expected(*files)
+    with pytest.raises(FormatError, match="does not list this file"):
+        dsprep.Reader(at, 4, data=folder)
+    assert dsprep.audit(folder[:3], 2, 4, sidecar=at).kept
+
+
+def test_other_apis_take_lists_and_the_same_subset(folder, tmp_path):
+    some, subset = folder[1:3], "x % 2 == 0"
+    want = [v for v in expected(1, 2) if v % 2 == 0]
+    dsprep.provenance(tmp_path / "d")
+    assert values(dsprep.Reader(some, 4, subset=subset, shuffle="none")) == want
+    report = dsprep.audit(some, 2, 4, subset=subset)
+    assert (report.samples, report.kept) == (10, True)
+    staged = dsprep.stage(some, 2, 4, tmp_path / "tier", ranks_per_node=2, subset=subset)
+    assert staged.outcome.copied > 0
+    dsprep.repack(some, tmp_path / "out.h5", subset=subset, buffer_size="4")
+    assert values(dsprep.Reader(tmp_path / "out.h5", 4, shuffle="none")) == want
+    assert "kept" in run("audit", *some, "-P", 2, "-M", 4, "--subset", subset, "--json").out
+    torch = pytest.importorskip("torch")
+    from dsprep.torch import Batches, Samples
+
+    assert values(Batches(some, 4, subset=subset, shuffle="none")) == want
+    samples = Samples(some, subset=subset)
+    assert [int(samples[i]["x"]) for i in range(len(samples))] == want
+    loader = torch.utils.data.DataLoader(samples, 4, num_workers=1, multiprocessing_context="spawn")
+    assert values(loader) == want
+
+
+def test_jax_takes_lists_and_a_subset(folder, tmp_path):
+    pytest.importorskip("jax")
+    dsprep.provenance(tmp_path / "d")
+    got = values(dsprep.jax.batches(folder[:2], 4, subset="x > 14", shuffle="none"))
+    assert got == [15, 16, 17, 18, 19]
+
+
+# --- caches and states -----------------------------------------------------------------------
+
+
+def test_copies_and_states_of_other_lists_are_never_taken(folder, tmp_path):
+    dsprep.provenance(tmp_path / "d")
+    lists = (folder[:2], folder[1:3], folder[1::-1], folder, folder[::-1])
+    states, cache = [], tmp_path / "cache"
+    for _ in range(2):
+        for given, files in zip(
+            lists, ((0, 1), (1, 2), (1, 0), (0, 1, 2, 3), (3, 2, 1, 0)), strict=True
+        ):
+            with dsprep.Reader(given, 4, cache=cache, shuffle="none") as reader:
+                states.append(reader.state_dict())
+                assert values(reader) == expected(*files)
+    assert len([*cache.rglob("copy.json")]) == 5
+    assert states[:5] == states[5:]
+    for i, given in enumerate(lists):
+        for k, state in enumerate(states[:5]):
+            with dsprep.Reader(given, 4, shuffle="none") as reader:
+                if i == k:
+                    reader.load_state_dict(state)
+                    continue
+                with pytest.raises(UsageError):
+                    reader.load_state_dict(state)
+    verdicts = [verdict.problem for verdict in verify_copies(cache)]
+    assert sum(problem is None for problem in verdicts) == 1
+    assert sum("no sidecar of their own" in (problem or "") for problem in verdicts) == 4
+
+
+def test_a_condition_is_computed_for_each_list(folder, tmp_path):
+    dsprep.provenance(tmp_path / "d")
+    for _ in range(2):
+        for given, files in (("d", (0, 1, 2, 3)), (["d/f1.h5", "d/f0.h5"], (1, 0))):
+            given = [tmp_path / path for path in ([given] if isinstance(given, str) else given)]
+            reader = dsprep.Reader(given, 4, subset="x % 5 == 0", shuffle="none")
+            assert values(reader) == [v for v in expected(*files) if v % 5 == 0]
+
+
+# --- no sidecar ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".tfrecord"])
+def test_a_sidecar_is_written_where_there_is_none(tmp_path, suffix):
+    path = numbered(tmp_path / f"a{suffix}", 0)
+    beside = tmp_path / f"a{suffix}.dsprep.json"
+    beside.unlink(missing_ok=True)
+    with pytest.warns(LocatedWarning, match="there was no sidecar; wrote") as noted:
+        reader = dsprep.Reader(path, 4)
+    assert len(noted) == 1
+    assert reader._sidecar.kept
+    assert len(reader) == 3
+    assert [f["samples"] for f in json.loads(beside.read_text())["files"]] == [EACH]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dsprep.Reader(path, 4)
+
+
+def test_a_directory_and_a_glob_of_all_of_it_get_a_sidecar_and_some_of_it_do_not(folder, tmp_path):
+    beside, directory = tmp_path / "d.dsprep.json", tmp_path / "d"
+    for given, files in ((f"{directory}/f[12].h5", (1, 2)), (folder[::-1], (3, 2, 1, 0))):
+        with pytest.warns(LocatedWarning, match=r"in memory each time .*dsprep provenance .*--out"):
+            reader = dsprep.Reader(given, 4, shuffle="none")
+        assert not beside.exists()
+        assert values(reader) == expected(*files)
+        assert values(pickle.loads(pickle.dumps(reader))) == values(
+            dsprep.Reader(given, 4, **PLAIN)
+        )
+    for given in (f"{directory}/*.h5", directory):
+        with pytest.warns(LocatedWarning, match="wrote"):
+            reader = dsprep.Reader(given, 4, shuffle="none")
+        assert values(reader) == expected(0, 1, 2, 3)
+        beside.unlink()
+        data._noted.clear()
+
+
+PLAIN = {"shuffle": "none"}
+
+
+def test_where_no_sidecar_may_be_written(folder, tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("dsprep.sidecar.spec.write", refused)
+    with pytest.warns(LocatedWarning, match=r"in memory each time \(.*Permission denied\)"):
+        reader = dsprep.Reader(tmp_path / "d", 4, cache=tmp_path / "cache", **PLAIN)
+    assert values(reader) == expected(0, 1, 2, 3)
+    reader.set_epoch(0)
+    child = multiprocessing.get_context("fork").Process(target=_read, args=(reader,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert not (tmp_path / "d.dsprep.json").exists()
+    before = reader.state_dict()
+    monkeypatch.undo()
+    dsprep.provenance(tmp_path / "d")
+    dsprep.Reader(tmp_path / "d", 4, **PLAIN).load_state_dict(before)  # the same data
+
+
+def _read(reader):
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(data, "locate", None)  # a fork has what its parent located
+    assert values(reader) == expected(0, 1, 2, 3)
+
+
+def test_what_is_not_quick_names_the_command(folder, monkeypatch):
+    monkeypatch.setattr(data, "QUICK_FILES", 3)
+    assert len(dsprep.Reader(folder[:3], 4)) == 8
+    with pytest.raises(MissingError, match=r"in 4 files are not located .*dsprep provenance .*f0"):
+        dsprep.Reader(folder, 4)
+    assert "not located unasked" in fails("audit", *folder, "-P", 1, "-M", 4)
+
+
+def test_data_that_change_after_they_were_located_are_refused(folder):
+    reader = dsprep.Reader(folder[:2], 4)
+    numbered(folder[1], 7, values=12)
+    with pytest.raises(StaleError, match=r"changed since they were located: f1\.h5"):
+        values(reader)
+    assert len(dsprep.Reader(folder[:2], 4)) == 6
+
+
+def test_a_companion_of_others_is_never_replaced(folder, tmp_path, monkeypatch):
+    there = tmp_path / "d.dsprep.json"
+    found = data._find
+
+    def late(*arguments):  # another process writes a sidecar of other files meanwhile
+        opened = found(*arguments)
+        if not there.exists():
+            dsprep.provenance(folder[:1], out=there)
+        return opened
+
+    monkeypatch.setattr(data, "_find", late)
+    with pytest.warns(LocatedWarning, match=r"d\.dsprep\.json or its companion is of others"):
+        reader = dsprep.Reader(tmp_path / "d", 4, **PLAIN)
+    assert values(reader) == expected(0, 1, 2, 3)
+    assert len(Sidecar.open(there, tmp_path / "d/f0.h5", check=False)) == EACH
+
+
+def _rank(rank, path, barrier, queue):
+    warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as noted:
+        barrier.wait(60)
+        reader = dsprep.Reader(path, 4, rank=rank, world_size=2)
+        both = reader._sidecar.kept, reader._sidecar.stated
+        notes = sum(issubclass(w.category, LocatedWarning) for w in noted)
+        queue.put((rank, values(reader), both, notes))
+
+
+def test_two_ranks_have_one_sidecar(tmp_path):
+    (tmp_path / "d").mkdir()
+    for i in range(4):
+        numbered(tmp_path / f"d/f{i}.h5", i)
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(2), context.Queue()
+    arguments = tmp_path / "d", barrier, queue
+    ranks = [context.Process(target=_rank, args=(r, *arguments)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    results = sorted(queue.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    assert sorted(results[0][1] + results[1][1]) == expected(0, 1, 2, 3)
+    assert results[0][2] == results[1][2] == (True, (tmp_path / "d.dsprep.json").read_bytes())
+    assert results[1][3] == 0  # the notes are those of rank 0
+    assert [p.name for p in tmp_path.iterdir() if ".tmp" in p.name] == []
+
+
+def test_readers_of_a_node_without_a_sidecar(folder):
+    with dsprep.Reader(
+        folder[1:3],
+        4,
+        rank=0,
+        world_size=1,
+        readers_per_node=1,
+        node_key=f"n{os.getpid()}",
+        **PLAIN,
+    ) as reader:
+        assert values(reader) == expected(1, 2)
+
+
+# --- the command line ------------------------------------------------------------------------
+
+
+def test_commands_note_that_they_wrote_a_sidecar(folder, tmp_path):
+    done = run("audit", tmp_path / "d", "-P", 2, "-M", 4)
+    assert "note: " in done.err
+    assert "there was no sidecar; wrote d.dsprep.json" in done.err
+    assert run("audit", tmp_path / "d", "-P", 2, "-M", 4).err == ""
+
+
+def test_plan_tiers_of_a_subset(tmp_path):
+    samples = ({"x": np.full(1024, i, np.int32), "label": np.int32(i // 50)} for i in range(100))
+    dsprep.write(tmp_path / "g.h5", samples, buffer_size="10")
+    job = {"nodes": 1, "ranks_per_node": 1, "batch_size": 4, "compute": 0.01, "pfs": 1e6}
+    tiers = Tiers(capacity=400 << 10, epochs=4, **job)
+    whole = plan_tiers(tmp_path / "g.h5", tiers)
+    half = plan_tiers(tmp_path / "g.h5", tiers, subset="label == 1")
+    few = plan_tiers(tmp_path / "g.h5", tiers, subset=[0, 99])
+    assert (whole.groups, half.groups, few.groups) == (10, 5, 2)
+    assert (half.samples, few.samples) == (50, 2)
+    assert half.nbytes == pytest.approx(whole.nbytes / 2)
+    assert few.nbytes == pytest.approx(whole.nbytes / 5)  # groups are copied whole
+    assert (whole.fits, half.fits) == (False, True)
+    words = ("--capacity", "400KiB", "-M", 4, "--compute", "10ms", "--pfs", "1MB/s", "-E", 4)
+    done = run("plan", "tiers", tmp_path / "g.h5", *words, "--subset", "label == 1")
+    assert "50 samples in 5 groups" in done.out, done.err
+    with pytest.raises(UsageError, match="no samples"):
+        plan_tiers(tmp_path / "g.h5", tiers, subset="label == 5")
+
+
+# --- loops that are left early ---------------------------------------------------------------
+
+
+def left_early(batches, steps):
+    loop = iter(batches)
+    taken = [x for _ in range(steps) for x in np.asarray(next(loop)["x"]).tolist()]
+    loop.close()
+    return taken
+
+
+def test_on_break(folder):
+    make = {"seed": 3, "epochs": None}
+    with dsprep.Reader(folder, 4, **make) as reader:
+        orders = [values(reader) for _ in range(3)]
+    with dsprep.Reader(folder, 4, on_break="restart", **make) as reader:
+        for epoch in range(3):
+            assert left_early(reader, 3) == orders[epoch][:12]
+            state = json.loads(json.dumps(reader.state_dict()))
+            assert reader.epoch == epoch + 1
+    with dsprep.Reader(folder, 4, on_break="restart", **make) as reader:
+        loop = iter(reader)
+        next(loop), next(loop)
+        within = reader.state_dict()
+        loop.close()
+        reader.load_state_dict(within)  # exact, to the batch
+        assert values(reader) == orders[0][8:]
+        assert values(reader) == orders[1]
+        reader.load_state_dict(state)
+        assert reader.epoch == 3
+    with dsprep.Reader(folder, 4, **make) as reader:
+        assert left_early(reader, 3) + values(reader) == orders[0]
+    with pytest.raises(UsageError, match="on_break is 'stop'"):
+        dsprep.Reader(folder, 4, on_break="stop")
+
+
+def test_on_break_of_adapters(folder):
+    pytest.importorskip("jax")
+    with dsprep.Reader(folder, 4, epochs=None) as reader:
+        orders = [values(reader) for _ in range(2)]
+    for how, second in (("restart", orders[1]), ("continue", orders[0][8:])):
+        batches = dsprep.jax.batches(folder, 4, epochs=None, on_break=how)
+        assert left_early(batches, 2) == orders[0][:8]
+        assert values(batches) == second
+
+
+def test_lightning_takes_some_steps_of_each_epoch(folder):
+    lightning, torch = pytest.importorskip("lightning"), pytest.importorskip("torch")
+    from dsprep.torch import Batches
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(3, 1), []
+
+        def training_step(self, batch, _):
+            self.seen += batch["x"].tolist()
+            return self.layer(batch["y"]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    with dsprep.Reader(folder, 4, epochs=None) as reader:
+        orders = [values(reader) for _ in range(2)]
+    for how, seen in (
+        ("restart", orders[0][:8] + orders[1][:8]),
+        ("continue", orders[0][:16]),
+    ):
+        model = Model()
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            limit_train_batches=2,
+            accelerator="cpu",
+            logger=False,
+            barebones=True,
+        )
+        trainer.fit(model, Batches(folder, 4, epochs=None, on_break=how))
+        assert model.seen == seen

@@ -1,0 +1,90 @@
+"""`dsprep.mask_and_scale`: packed values become what netCDF4 makes of them."""
+
+import numpy as np
+import pytest
+
+import dsprep
+from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.errors import UsageError
+
+netCDF4 = pytest.importorskip("netCDF4")
+
+PACKED = [
+    ("i2", {"scale_factor": 0.01, "add_offset": 250.0}, -32768, "f8"),
+    ("i2", {"scale_factor": np.float32(0.5), "add_offset": np.float32(3)}, -1, "f4"),
+    ("i2", {"scale_factor": np.float32(0.5)}, None, "f4"),
+    ("i4", {"add_offset": np.float32(0.1)}, 7, "f4"),
+    ("u1", {"scale_factor": 2.0, "valid_range": np.array([3, 200], "u1")}, 255, "f8"),
+    ("i1", {"scale_factor": 0.1, "_Unsigned": "true"}, -1, "f8"),
+    ("i1", {"valid_min": np.int8(-100), "valid_max": np.int8(100)}, 0, "f4"),
+    ("i4", {"missing_value": np.int32(9)}, None, "f8"),
+    ("f4", {"missing_value": np.array([1e20, 4], "f4")}, np.float32(-999), "f4"),
+    ("f8", {"scale_factor": 2.0}, np.nan, "f8"),
+    ("i2", {"scale_factor": np.int16(3)}, None, "i2"),
+]
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """Return a file with a variable of 40 samples, and what netCDF4 reads, NaN where masked."""
+
+    def write(dtype, attrs, fill):
+        with netCDF4.Dataset(tmp_path / "x.nc", "w") as file:
+            file.createDimension("time", 40)
+            file.createDimension("lat", 25)
+            x = file.createVariable("x", dtype, ("time", "lat"), fill_value=fill)
+            x.setncatts(attrs)
+            x.set_auto_maskandscale(False)
+            stored = np.random.default_rng(1).integers(-128, 128, (40, 25)).astype(dtype)
+            stored[3] = attrs.get("missing_value", np.array([5])).reshape(-1)[0]
+            stored[4, :3] = 5 if fill is None else fill
+            x[:] = stored
+        with netCDF4.Dataset(tmp_path / "x.nc") as file:
+            x = np.ma.asarray(file["x"][:])
+        floats = x.data.astype(np.result_type(x.dtype, np.float32))
+        masked = np.ma.getmaskarray(x)
+        return tmp_path / "x.nc", np.where(masked, np.nan, floats) if masked.any() else x.data
+
+    return write
+
+
+@pytest.mark.parametrize(("dtype", "attrs", "fill", "result"), PACKED)
+def test_values_and_dtypes(packed, dtype, attrs, fill, result):
+    path, expected = packed(dtype, attrs, fill)
+    with dsprep.open(path) as source:
+        batch = dsprep.mask_and_scale(path, "x")(source[0:40])
+        same = dsprep.mask_and_scale(source, "x", dtype="float32")(source[3:5])
+    assert batch["x"].dtype == np.dtype(result)
+    np.testing.assert_array_equal(batch["x"], expected.astype(result))
+    assert same["x"].dtype == np.float32
+    np.testing.assert_allclose(same["x"], expected[3:5].astype("f4"), rtol=1e-6)
+
+
+def test_a_reader_delivers_it_and_the_note_has_the_formula(packed):
+    attrs = {"scale_factor": 0.01, "add_offset": 250.0, "units": "K"}
+    path, expected = packed("i2", attrs, -32768)
+    dsprep.provenance(path)
+    with dsprep.open(path) as source:
+        assert any("dsprep.mask_and_scale does: x * 0.01 + 250 K" in n for n in source.notes)
+    transform = dsprep.mask_and_scale(path)
+    with dsprep.Reader(path, 8, shuffle="none", transform=transform) as reader:
+        delivered = np.concatenate([batch["x"] for batch in reader])
+    np.testing.assert_array_equal(delivered, expected)
+
+
+def test_ragged_fields():
+    schema = Schema((Field("x", np.dtype(">i2"), (None,), attrs={"scale_factor": 0.5}),))
+    column = Ragged(np.arange(10, dtype=">i2"), np.array([2, 5, 9]))
+    out = dsprep.mask_and_scale(schema)({"x": column})["x"]
+    assert [out[i].tolist() for i in range(2)] == [[1.0, 1.5, 2.0], [2.5, 3.0, 3.5, 4.0]]
+
+
+def test_what_is_not_packed_is_refused():
+    x, b = Field("x", np.dtype("f4"), (3,)), Field.opaque("b")
+    with pytest.raises(UsageError, match="no field is packed"):
+        dsprep.mask_and_scale(Schema((x, b)))
+    with pytest.raises(UsageError, match="not a field of numbers"):
+        dsprep.mask_and_scale(Schema((x, b)), "b")
+    text = Field("x", np.dtype("i2"), (), attrs={"scale_factor": "0.1"})
+    with pytest.raises(UsageError, match="scale_factor of x is not a number"):
+        dsprep.mask_and_scale(Schema((text,)))
