@@ -21,7 +21,7 @@ import urllib.request
 from contextlib import suppress
 from xml.sax.saxutils import escape, unescape
 
-SETTINGS = ("latency", "bandwidth", "slow", "500", "503", "reset", "short", "etag", "moved")
+SETTINGS = ("latency", "bandwidth", "slow", "500", "503", "reset", "short", "lost", "etag", "moved")
 
 
 class Server:
@@ -29,7 +29,8 @@ class Server:
 
     `latency` in seconds, `bandwidth` in bytes per second of a stream (0: no limit), `slow` in
     seconds for one of 50 requests; the probabilities of 500, 503, a reset before the answer, a body
-    cut short, another ETag in an answer (`etag`), and of ignoring If-Match (`moved`).
+    cut short, a reset after an object or part was put (`lost`), another ETag in an answer (`etag`),
+    and of ignoring If-Match (`moved`).
     """
 
     def __init__(self, **settings):
@@ -81,7 +82,8 @@ class Server:
     async def _answer(self, writer, verb, path, query, headers, body):
         chance = self.random.random
         slow = self.set["slow"] if self.set["slow"] and chance() < 0.02 else 0
-        await asyncio.sleep(self.set["latency"] + slow)
+        sent = len(body) / self.set["bandwidth"] if self.set["bandwidth"] else 0
+        await asyncio.sleep(self.set["latency"] + slow + sent)
         if chance() < self.set["reset"]:
             self.stat["faults"] += 1
             writer.transport.abort()
@@ -97,6 +99,10 @@ class Server:
                 return True
             return await self._get(writer, verb, path, headers)
         code, more, answer = self._write(verb, path, query, headers, body)
+        if verb == "PUT" and chance() < self.set["lost"]:
+            self.stat["faults"] += 1
+            writer.transport.abort()
+            return False
         await self._send(writer, code, answer, more)
         return True
 

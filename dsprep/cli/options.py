@@ -448,10 +448,11 @@ def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple
     is not to be replaced: it is one of them where a pattern was not quoted and no output was named.
     """
     from dsprep.storage.atomic import partial_path
+    from dsprep.storage.paths import as_path
 
     if len(paths) < 2:
         fail(f"a source and a target are needed: dsprep {command} SRC... DST", 2)
-    *_, source, last = map(Path, paths)
+    *_, source, last = map(as_path, paths)
     alike = source.suffix == last.suffix and source.parent.resolve() == last.parent.resolve()
     alike &= source.name != last.name  # which is refused for what it is
     if not replacing and alike and last.exists() and not partial_path(last).exists():

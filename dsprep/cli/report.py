@@ -119,6 +119,20 @@ def files_written(job: Job) -> None:
         detail(f"wrote {path}: {len(shard):,} samples, {show_nbytes(tree_nbytes(path))}")
 
 
+def scratch_rows(jobs: Sequence[Job]) -> list[tuple[str, str]]:
+    """Return the row that states what an output in a store takes on this machine meanwhile."""
+    from dsprep.core.units import show_nbytes
+    from dsprep.storage.atomic import scratch
+    from dsprep.storage.paths import StorePath
+    from dsprep.writing.job import staged_nbytes
+
+    target = jobs[0].target
+    if not isinstance(target, StorePath):
+        return []
+    nbytes = sum(map(staged_nbytes, jobs)) + max(job.scratch for job in jobs)
+    return [("scratch", f"about {show_nbytes(nbytes)} at a time in {scratch(target)} (TMPDIR)")]
+
+
 def print_json(content: Any) -> None:
     """Print a result for other programs; numbers that JSON lacks, such as NaN, become text."""
     from dsprep.sidecar.spec import dump_json

@@ -37,7 +37,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, compare_file
 from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content, Identity
-from dsprep.storage.atomic import restore
+from dsprep.storage.atomic import refuse_partial, restore, written_as
 from dsprep.storage.base import Handle, Known
 from dsprep.storage.identity import same_time
 from dsprep.storage.local import DirectoryGuard
@@ -321,6 +321,7 @@ class Sidecar:
         try:
             content = spec.read(path)
         except FileNotFoundError as error:
+            refuse_partial(written_as([dataset]))
             raise MissingError(path, dataset) from error
         opened = cls(content, dataset, path, follow_external=follow_external)
         if check:

@@ -96,7 +96,6 @@ import json
 import os
 import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -495,10 +494,7 @@ def _replace(
     Without `replace` the first one wins, and the others raise `FileExistsError`.
     """
     if isinstance(path, StorePath):
-        with tempfile.TemporaryDirectory() as directory:
-            local = Path(directory) / "content"
-            local.write_bytes(content)
-            path.store.put(path.key, local, overwrite=replace)
+        path.store.put(path.key, content, overwrite=replace)
         return
     temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:

@@ -21,7 +21,7 @@ from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import HINT, by_part
 from dsprep.sidecar import spec
 from dsprep.source.braces import expand
-from dsprep.storage.atomic import restore
+from dsprep.storage.atomic import refuse_partial, restore
 from dsprep.storage.paths import StorePath, as_path, common_path, scan
 
 MAX_LIST_NBYTES = 256 << 20
@@ -136,6 +136,7 @@ def _match(text: str) -> list[Path]:
         return sorted(matches, key=natural_key)
     if missing:
         restore(path)
+        refuse_partial([path])
         if not os.path.lexists(path) and (proposal := near(path.name, _siblings(path))):
             raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}; {proposal}", text)
     mode = path.stat().st_mode

@@ -251,14 +251,30 @@ class Store(ABC):
     def listing(self, directory: str) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the names directly in a directory, and what they are; raises as `stat`."""
 
+    def forget(self, name: str) -> None:  # noqa: B027 (not every store keeps answers)
+        """Ask anew what a file is, whatever was answered before."""
+
+    def check_writable(self, name: str) -> None:  # noqa: B027 (most stores are)
+        """Raise `UsageError` if no file can be written under a name."""
+
     @abstractmethod
-    def put(self, name: str, path: Path, *, overwrite: bool) -> None:
-        """Publish a local file under a name, at once or not at all.
+    def put(self, name: str, data: Path | bytes, *, overwrite: bool | str) -> str:
+        """Publish a local file, or some bytes, under a name, at once or not at all.
+
+        Parameters
+        ----------
+        overwrite
+            Whether it may replace what has the name; or which version that has to be, as `etag`
+            gives it.
+
+        Returns
+        -------
+        The version that was written, as `etag` gives it.
 
         Raises
         ------
         FileExistsError
-            If there is one of this name, and it is not to be overwritten.
+            If the name is that of a file, or of another version, that is not to be replaced.
         """
 
     @abstractmethod

@@ -55,7 +55,7 @@ def unregister(scheme: str) -> None:
 class StorePath(PosixPath):
     """The path of a file or directory in a `Store`: ``scheme://name``.
 
-    It is absolute, has no links, and is only read.
+    It is absolute, has no links, and is only read; its store puts whole files.
     """
 
     @property

@@ -19,6 +19,7 @@ from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.joined import refuse_join
 from dsprep.source.many import open_native
+from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.marks import Mark, unchanged
 from dsprep.storage.paths import as_path
 from dsprep.writing.create_sidecar import (
@@ -85,6 +86,7 @@ def provenance(
     refuse_join(options.join, "provenance")
     format, files, notes = find_dataset(paths)
     names = [path.absolute() for path in files]
+    refuse_partial(written_as(names))
     check_options(options, format.open_options, format.name)
     dataset = dataset_of(names)
     path = as_path(out) if out is not None else spec.sidecar_path(dataset)

@@ -661,7 +661,8 @@ def repack(
     source
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     target
-        The file or directory to make; of HDF5 if neither its suffix nor `to` says otherwise.
+        The file or directory to make, also a URL; of HDF5 if neither its suffix nor `to` says
+        otherwise.
     buffer_size
         Samples per group (128), bytes (``"256MiB"``), or ``"auto"``.
     stripe_size

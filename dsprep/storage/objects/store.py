@@ -344,8 +344,8 @@ class ObjectStore(Store):
             self._answers.clear()
         self._answers[name] = time.monotonic(), answer
 
+    @override
     def forget(self, name: str) -> None:
-        """Ask anew for an object, and for what is in directories."""
         self._answers.pop(name, None)
         self._listings.clear()
 
@@ -441,29 +441,56 @@ class ObjectStore(Store):
     # --- writing -----------------------------------------------------------------------------
 
     @override
-    def put(self, name: str, path: Path, *, overwrite: bool) -> None:
+    def check_writable(self, name: str) -> None:
+        url = self._url(name)
         if self.scheme in _PLAIN:
-            raise UnsupportedError("HTTP servers are only read", where=self._url(name))
+            raise UsageError(
+                "HTTP servers are only read", where=url, fix="write to s3://, gs:// or az://"
+            )
+        if not name.partition("/")[2]:
+            raise UsageError("this names no object", where=url, expected="scheme://bucket/name")
+
+    @override
+    def put(self, name: str, data: Path | bytes, *, overwrite: bool | str) -> str:
+        self.check_writable(name)
         (_, other), key = self._split(name)
-        size = path.stat().st_size
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
         part = max(UPLOAD_NBYTES, -(-size // 9000))
+        taken = FileExistsError(17, os.strerror(17), self._url(name))
         try:
+            mode: Any = "overwrite" if overwrite else "create"
+            if isinstance(overwrite, str) or (size > part and not overwrite):
+                there = self._meta(other, key)
+                if (there or {}).get("e_tag") != (overwrite or None):
+                    raise taken
+                known = ("e_tag", "version")
+                mode = {name: there[name] for name in known if there[name]} if there else mode
             if size <= part:
-                mode: Any = "overwrite" if overwrite else "create"
-                obstore.put(other, key, path.read_bytes(), mode=mode, use_multipart=False)
-            else:
-                self.forget(name)
-                if not overwrite and self._answer(name, True, False)[0] is not None:
-                    raise FileExistsError(17, os.strerror(17), self._url(name))
-                obstore.put(other, key, path, chunk_size=part, max_concurrency=UPLOADS)
-        except exceptions.AlreadyExistsError as error:
-            raise FileExistsError(17, os.strerror(17), self._url(name)) from error
+                data = data if isinstance(data, bytes) else data.read_bytes()
+                made = obstore.put(other, key, data, mode=mode, use_multipart=False)
+            else:  # uploads in several parts know no condition
+                made = obstore.put(other, key, data, chunk_size=part, max_concurrency=UPLOADS)
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            # The answer to a request that succeeded may have been lost, and it was made again.
+            there = self._meta(other, key)
+            if there is None or obstore.get(other, key).bytes() != data:
+                raise taken from error
+            made = there
         except exceptions.BaseError as error:
             raise refused(self._url(name), error) from error
         finally:
             self.forget(name)
         counters.other += 1
         counters.sent += size
+        return made["e_tag"] or ""
+
+    def _meta(self, other: Any, key: str) -> Any:
+        """Return what the server says of an object now, None if there is none."""
+        counters.other += 1
+        try:
+            return obstore.head(other, key)
+        except (FileNotFoundError, exceptions.NotFoundError):
+            return None
 
     @override
     def remove(self, name: str) -> None:
