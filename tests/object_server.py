@@ -241,7 +241,8 @@ class Running:
                 self._loop.run_until_complete(self._task)
             for task in (rest := asyncio.all_tasks(self._loop)):
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
+            if rest:
+                self._loop.run_until_complete(asyncio.wait(rest))
             self._loop.close()
 
         self._thread = threading.Thread(target=run, daemon=True)

@@ -71,7 +71,7 @@ def repack(
     ),
     shuffle: str = opt.value(
         "SEED",
-        "Shuffle all samples once with this seed; none keeps their order.",
+        "Shuffle all samples by this seed, or none.",
         default="none",
         panel=ORDER,
     ),

@@ -275,14 +275,14 @@ class DataFiles(Sequence[tuple[Path, int]]):
         return self._root / os.fsdecode(bytes(name)), self.sizes[number]
 
 
-def sample(files: Sequence[tuple[Path, int]]) -> str:
+def sample(files: Sequence[tuple[Path, int]], blocks: int = BLOCKS) -> str:
     """Return the digest of blocks spread over files: the first, the last, and those between."""
     files = files if isinstance(files, DataFiles) else sorted(files)
     sizes = files.sizes if isinstance(files, DataFiles) else [size for _, size in files]
     total = sum(sizes)
     state = hashlib.blake2b(digest_size=8)
     last = max(0, total - BLOCK_NBYTES)
-    positions = sorted({last * k // (BLOCKS - 1) for k in range(BLOCKS)})
+    positions = sorted({last * k // (blocks - 1) for k in range(blocks)})
     number = begin = 0
     offsets: dict[int, list[int]] = {}
     for position in positions if files else ():

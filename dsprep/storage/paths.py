@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from glob import has_magic
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path, PosixPath
@@ -136,8 +137,16 @@ class StorePath(PosixPath):
     @override
     def glob(self, pattern: str, **_: Any) -> Generator[Self, None, None]:
         first, _slash, rest = pattern.partition("/")
-        for path in self.iterdir() if self.is_dir() else ():
-            if fnmatchcase(path.name, first):
+        if rest and not has_magic(first):
+            yield from (self / first).glob(rest)
+            return
+        if first == "**" and rest:
+            yield from self.glob(rest)
+        for entry in list(scan(self)):
+            path = self / entry.name
+            if first == "**":
+                yield from path.glob(pattern) if entry.is_dir() else ()
+            elif fnmatchcase(path.name, first):
                 yield from path.glob(rest) if rest else [path]
 
     @override

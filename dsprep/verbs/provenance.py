@@ -185,6 +185,8 @@ def refresh(
         files = list(content.files)
         for i in other:
             recorded = identity.identify(dataset / files[i].path, content.format)
+            if sampled := files[i].identity.sampled:  # it was compared, and saved states name it
+                recorded = replace(recorded, sampled=sampled)
             files[i] = replace(files[i], identity=recorded)
     if other:
         spec.write(replace(content, files=tuple(files)), path, companion)

@@ -35,7 +35,7 @@ from dsprep.source.derived import DerivedSource, DuplicatedSource, SelectedSourc
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.identity import sole_writer
-from dsprep.storage.paths import as_path
+from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.trees import tree_nbytes
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
@@ -604,6 +604,8 @@ def run_repack(
             for part, report, output in zip(plan.parts, reports, outputs, strict=True)
         ]
     report = RepackReport(plan=plan, parts=tuple(done))
+    if any(isinstance(path, StorePath) for path in plan.source.files()):
+        measure = False  # there is no page cache, from which samples would be dropped before
     if not measure or not any(part.job.samples for part in plan.parts):
         return report
     try:  # the outputs are there, whatever becomes of this

@@ -12,10 +12,12 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,12 @@ BLOCKS = 64
 AHEAD = 16
 """Blocks that are fetched together at most, where an object is read from front to back."""
 
+TREE_NAMES = 20_000
+"""Names below a directory that are listed together, once directories within are looked into."""
+
+LISTINGS = 64
+"""Listings that are kept."""
+
 SECONDS = 2.0
 """For how long an answer on what an object is holds, within one process: opening a dataset asks
 several times. Nothing is ever mixed: each request names the version."""
@@ -72,12 +80,15 @@ _PLAIN = ("http", "https")
 class ObjectFile(Handle):
     """One version of an object."""
 
-    def __init__(self, version: Version, head: bytes = b"") -> None:
+    def __init__(
+        self, version: Version, head: bytes = b"", keep: Callable[[bytes], None] | None = None
+    ) -> None:
         self.name, self.nbytes, self.version = version.name, version.nbytes, version
         self.status = _status(version)
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._edges = {0: head} if head else dict[int, bytes]()
         self._last, self._ahead = -1, 1
+        self._keep = keep
         self._lock = threading.Lock()
 
     @override
@@ -103,11 +114,15 @@ class ObjectFile(Handle):
     def pread_blocks(self, nbytes: int, offsets: Sequence[int]) -> list[bytes]:
         blocks: dict[int, bytes] = {}
         ends = [min(offset + nbytes, self.nbytes) for offset in offsets]
+        for begin, data in self._edges.items():
+            for at, end in zip(offsets, ends, strict=True):
+                if begin <= at < end <= begin + len(data):
+                    blocks[at] = data[at - begin : end - begin]
         requests().read(
             [
                 Part(self.version, at, end, partial(_keep, blocks, at))
                 for at, end in zip(offsets, ends, strict=True)
-                if at < end
+                if at < end and at not in blocks
             ]
         )
         return [blocks.get(offset, b"") for offset in offsets]
@@ -122,7 +137,11 @@ class ObjectFile(Handle):
     def _edge(self, start: int, stop: int) -> bytes | None:
         """Return bytes of the beginning or the end, None for others."""
         tail = max(0, self.nbytes - EDGE_NBYTES)
-        if 0 < tail <= start and tail not in self._edges:
+        if self._keep is not None and stop <= EDGE_NBYTES and 0 not in self._edges:
+            head = requests().fetch(self.version, 0, min(self.nbytes, EDGE_NBYTES))
+            self._edges[0] = head
+            self._keep(head)
+        elif 0 < tail <= start and tail not in self._edges:
             self._edges[tail] = requests().fetch(self.version, tail, self.nbytes)
         for at, data in self._edges.items():
             if at <= start and stop <= at + len(data):
@@ -141,7 +160,7 @@ class ObjectFile(Handle):
 
     def _fetch(self, number: int) -> None:
         """Fetch a block, and more after it if blocks have been read in about this order."""
-        self._ahead = min(2 * self._ahead, AHEAD) if 0 <= number - self._last <= AHEAD else 1
+        self._ahead = min(2 * self._ahead, AHEAD) if 0 <= number - self._last <= self._ahead else 1
         stop = number + self._ahead
         self._last = stop
         begin, end = number * BLOCK_NBYTES, min(stop * BLOCK_NBYTES, self.nbytes)
@@ -197,6 +216,24 @@ def _number(version: Version) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little") | 1
 
 
+@dataclass
+class _Listing:
+    """What is in a directory, or in all below it (`is_tree`): by directory, what is in it."""
+
+    is_tree: bool
+    is_large: bool = False  # so all below it are not listed together
+    folders: dict[str, dict[str, os.stat_result]] = field(default_factory=dict)
+
+    def add(self, name: str, status: os.stat_result, root: str) -> None:
+        """Add a file, or directory, and the directories in which it is."""
+        while len(name) > len(root):
+            name, _, last = name.rpartition("/")
+            inside = self.folders.setdefault(name, {})
+            if last in inside:
+                return
+            inside[last], status = status, made_status(None)
+
+
 class ObjectStore(Store):
     """All buckets, containers or hosts of one scheme of URLs."""
 
@@ -204,6 +241,7 @@ class ObjectStore(Store):
         self.scheme = scheme
         self._roots: dict[str, tuple[Any, Any]] = {}
         self._answers: dict[str, tuple[float, tuple[Version | None, bytes]]] = {}
+        self._listings: OrderedDict[str, tuple[float, _Listing]] = OrderedDict()
         self._lock = threading.Lock()
 
     def _root(self, bucket: str) -> tuple[Any, Any]:
@@ -245,11 +283,11 @@ class ObjectStore(Store):
         return version, data
 
     def _answer(self, name: str, fresh: bool, head: bool) -> tuple[Version | None, bytes]:
-        known = self._answers.get(name)
-        if known is not None and not fresh and time.monotonic() - known[0] < SECONDS:
-            version, data = known[1]
+        known = None if fresh else self._kept(name)
+        if known is not None:
+            version, data = known
             if not head or data or version is None or not version.nbytes:
-                return version, data
+                return known
         (reading, other), key = self._split(name)
         answer: tuple[Version | None, bytes] = None, b""
         if key:
@@ -291,6 +329,16 @@ class ObjectStore(Store):
             reading, key, self._url(name), meta["size"], meta["e_tag"] or "", modified_ns(meta)
         )
 
+    def _kept(self, name: str) -> tuple[Version | None, bytes] | None:
+        """Return the last answer on an object, as long as it holds; also that a list lacks it."""
+        kept = self._answers.get(name)
+        if kept is not None and time.monotonic() - kept[0] < SECONDS:
+            return kept[1]
+        directory, _, last = name.rpartition("/")
+        inside = self._listed(directory)
+        missing = inside is not None and (last not in inside or S_ISDIR(inside[last].st_mode))
+        return (None, b"") if missing else None
+
     def _note(self, name: str, answer: tuple[Version | None, bytes]) -> None:
         if len(self._answers) > 4096:
             self._answers.clear()
@@ -299,14 +347,18 @@ class ObjectStore(Store):
     @override
     def forget(self, name: str) -> None:
         self._answers.pop(name, None)
+        self._listings.clear()
 
     @override
     def open(self, name: str, path: str, known: Known | None = None) -> Handle:
         if known is not None and known.etag:
             (reading, _), key = self._split(name)
             return ObjectFile(Version(reading, key, path, known.nbytes, known.etag))
-        version, head = self.look(path, head=True)
-        return ObjectFile(version, head)
+        kept = self._kept(name)
+        if kept is None or kept[0] is None:
+            return ObjectFile(*self.look(path, head=True))
+        version, head = kept[0], kept[1]
+        return ObjectFile(version, head, lambda data: self._note(name, (version, data)))
 
     @override
     def etag(self, name: str) -> str:
@@ -317,20 +369,10 @@ class ObjectStore(Store):
         try:
             version, _ = self.look(self._url(name))
         except FileNotFoundError:
-            if self.scheme in _PLAIN or name.endswith(SIDECARS) or not self._has_below(name):
+            if self.scheme in _PLAIN or name.endswith(SIDECARS) or not self._inside(name):
                 raise
             return made_status(None)
         return made_status(version.nbytes, _number(version))
-
-    def _has_below(self, name: str) -> bool:
-        (_, other), key = self._split(name)
-        counters.other += 1
-        try:
-            for objects in obstore.list(other, prefix=key or None, chunk_size=2):
-                return len(objects) > 0
-        except exceptions.BaseError as error:
-            raise refused(self._url(name), error) from error
-        return False
 
     @override
     def listing(self, directory: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -340,20 +382,61 @@ class ObjectStore(Store):
                 where=self._url(directory),
                 fix="name the files, or a list of them as @list.txt",
             )
+        yield from self._inside(directory).items()
+
+    def _inside(self, directory: str) -> dict[str, os.stat_result]:
+        """Return what is in a directory; empty where there is nothing of this name."""
+        found, above = self._listed(directory), directory.rpartition("/")[0]
+        if found is None and self._listed(above) is not None:
+            listing = self._listings.get(above)
+            if listing is not None and not listing[1].is_large:  # a tree is being walked
+                self._list(above, below=True)
+                found = self._listed(directory)
+        if found is None:
+            self._list(directory)
+            found = self._listed(directory)
+        return found or {}
+
+    def _listed(self, directory: str) -> dict[str, os.stat_result] | None:
+        """Return what is in a directory that was listed in the last `SECONDS`."""
+        at = directory
+        while at:
+            when, kept = self._listings.get(at, (0.0, None))
+            whole = kept is not None and (at == directory or kept.is_tree)
+            if kept is not None and whole and time.monotonic() - when < SECONDS:
+                return kept.folders.get(directory, {})
+            at = at.rpartition("/")[0]
+        return None
+
+    def _list(self, directory: str, *, below: bool = False) -> None:
+        """List a directory, or all that is below it if that is not too much."""
         (reading, other), key = self._split(directory)
-        counters.other += 1
+        bucket, made, names = directory.partition("/")[0], _Listing(below), 0
         try:
-            found = obstore.list_with_delimiter(other, prefix=key or None)
+            if below:
+                pages: Iterable[Any] = obstore.list(other, prefix=key or None, chunk_size=1000)
+            else:
+                counters.other += 1
+                found = obstore.list_with_delimiter(other, prefix=key or None)
+                pages = [found["objects"]]
+                for prefix in found["common_prefixes"]:
+                    made.add(f"{bucket}/{prefix.rstrip('/')}", made_status(None), directory)
+            for page in pages:
+                counters.other += below
+                names += len(page)
+                if below and names > TREE_NAMES:
+                    self._listings[directory][1].is_large = True
+                    return
+                for meta in page:
+                    name = f"{bucket}/{meta['path']}"
+                    version = self._version(reading, meta["path"], name, meta)
+                    self._note(name, (version, b""))
+                    made.add(name, made_status(version.nbytes, _number(version)), directory)
         except exceptions.BaseError as error:
             raise refused(self._url(directory), error) from error
-        begin = f"{directory}/" if directory else ""
-        for meta in found["objects"]:
-            name = meta["path"].rpartition("/")[2]
-            version = self._version(reading, meta["path"], begin + name, meta)
-            self._note(begin + name, (version, b""))
-            yield name, made_status(version.nbytes, _number(version))
-        for prefix in found["common_prefixes"]:
-            yield prefix.rstrip("/").rpartition("/")[2], made_status(None)
+        self._listings[directory] = time.monotonic(), made
+        while len(self._listings) > LISTINGS:
+            self._listings.popitem(last=False)
 
     # --- writing -----------------------------------------------------------------------------
 
