@@ -18,7 +18,8 @@ import sys
 import threading
 import urllib.parse
 import urllib.request
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from xml.sax.saxutils import escape, unescape
 
 SETTINGS = ("latency", "bandwidth", "slow", "500", "503", "reset", "short", "lost", "etag", "moved")
@@ -253,6 +254,17 @@ class Running:
     def close(self):
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
+
+
+@contextmanager
+def fresh_forkserver(*preloaded):
+    """Have a forkserver of the environment as it is now: one keeps that in which it started."""
+    forkserver._forkserver._stop()
+    forkserver.set_forkserver_preload(["__main__", *preloaded])
+    forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()
+    forkserver.set_forkserver_preload(["__main__"])
 
 
 if __name__ == "__main__":

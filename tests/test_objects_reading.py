@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("obstore")
 
-from object_server import Running
+from object_server import Running, fresh_forkserver
 from support import MPIEXEC
 
 import dsprep
@@ -53,13 +53,13 @@ def local(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def running():
-    """One for all tests: a forkserver keeps the environment in which it was started."""
     made = Running()
     made.server.endpoint = made.endpoint
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**KEYS, "AWS_ENDPOINT_URL": made.endpoint, "AWS_REGION": "r"}.items():
             patch.setenv(name, value)
-        yield made.server
+        with fresh_forkserver():
+            yield made.server
     made.close()
 
 
