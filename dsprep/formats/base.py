@@ -236,18 +236,20 @@ class Source(ABC):
             return None
         return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
 
-    def rows(self, name: str) -> NDArray[np.int64] | None:
-        """Return the rows of a ragged field in every sample; None where that takes reading them.
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the rows of a ragged field in each sample; None where that takes reading them.
 
         Parameters
         ----------
         name
             The field.
+        start, stop
+            Half-open range of samples.
 
         Returns
         -------
         array or None
-            int64, shape ``(len(self),)``.
+            int64, shape ``(stop - start,)``.
         """
         return None
 
@@ -651,8 +653,9 @@ class WritableFormat(Format):
         schema
             The fields of every sample.
         samples
-            How many samples; or the groups in which they are laid out. An output in groups is an
-            ordinary file of the format, and holds the same values as one without.
+            How many samples, as `Samples` with their rows if these are known; or the groups in
+            which they are laid out. An output in groups is an ordinary file of the format, and
+            holds the same values as one without.
         options
             Only those in `write_options` are set.
         state

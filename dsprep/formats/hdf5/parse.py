@@ -97,6 +97,15 @@ class Hdf5Source(Source):
             total += sizes
         return total
 
+    @override
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
+        # Only tables give them for sure: of strings in a heap the library may drop some bytes.
+        column, field = self._columns[name]
+        if not isinstance(column, Indexed) or not field.row_nbytes:
+            return None
+        rows: Ints = column.sizes(start, stop) // field.row_nbytes
+        return rows
+
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
         used = {dataset for column, _ in self._columns.values() for dataset in column.datasets()}
