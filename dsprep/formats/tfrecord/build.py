@@ -124,11 +124,10 @@ class Assembly:
         self._fields = [(f, f.name.encode(), types[f.name]) for f in schema]
         self._opaque = opaque
 
-    def blocks(self, batch: Batch, start: int, arena: Arena) -> tuple[Ints, Iterator[Payload]]:
-        """Return the bytes of the records of `batch`, samples ``start ..``, and the records.
+    def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Payload, int]:
+        """Return the records of `batch`, samples ``start ..``, and the bytes of the last one.
 
-        These are yielded some at a time, as of `Template.blocks`. Raises `UnsupportedError` if a
-        sample is too large for ``tf.train.Example``.
+        Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
         """
         spans: list[tuple[Payload, Ints, Ints]] = []  # bytes, where those of each record begin, end
         for f, name, type_ in self._fields:
@@ -143,28 +142,16 @@ class Assembly:
             nbytes = nbytes + (ends - begins)
             if len(nbytes):
                 check_size(int(nbytes.max()), start + int(nbytes.argmax()))
-        return nbytes + framing.FRAME, _filled(spans, nbytes, arena)
-
-
-def _filled(
-    spans: list[tuple[Payload, Ints, Ints]], nbytes: Ints, arena: Arena
-) -> Iterator[Payload]:
-    """Yield records whose payloads of `nbytes` are made of these spans, some at a time."""
-    offsets, i = offsets_of(nbytes + framing.FRAME), 0
-    while i < len(nbytes):
-        j = max(i + 1, int(np.searchsorted(offsets, offsets[i] + BLOCK, "right")) - 1)
-        own = offsets[i : j + 1] - offsets[i]
-        out: Payload = arena.empty("write", (int(own[-1]),), U8)
-        starts = at = own[:-1] + framing.HEADER
+        offsets = offsets_of(nbytes + framing.FRAME)
+        out: Payload = arena.empty("write", (int(offsets[-1]),), U8)
+        starts = at = offsets[:-1] + framing.HEADER
         for data, begins, ends in spans:
-            lengths = ends[i:j] - begins[i:j]
-            move_spans(data, begins[i:j], lengths, out, at)
-            at = at + lengths
-        out[own[:-1, None] + np.arange(framing.HEADER)] = framing.headers(nbytes[i:j])
-        crcs = framing.payload_crcs(out, starts, nbytes[i:j])
+            move_spans(data, begins, ends - begins, out, at)
+            at = at + (ends - begins)
+        out[offsets[:-1, None] + np.arange(framing.HEADER)] = framing.headers(nbytes)
+        crcs = framing.payload_crcs(out, starts, nbytes)
         out[at[:, None] + np.arange(framing.FOOTER)] = _bytes_of(crcs)
-        yield out
-        i = j
+        return out, int(nbytes[-1]) + framing.FRAME if len(nbytes) else 0
 
 
 def _heads(nbytes: Ints, head: Callable[[int], bytes]) -> tuple[Payload, Ints, Ints]:

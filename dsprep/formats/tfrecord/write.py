@@ -83,8 +83,8 @@ class TFRecordWriter(RecordWriter):
             nbytes, last = count * builder.nbytes, builder.nbytes
             blocks = builder.blocks(batch, arena)
         else:
-            sizes, blocks = builder.blocks(batch, start, arena)
-            nbytes, last = int(sizes.sum()), int(sizes[-1]) if count else 0
+            records, last = builder.records(batch, start, arena)
+            nbytes, blocks = len(records), [records]
         if level is None or not count:
             return Piece(start, start + count, nbytes, blocks, last)
         parts = self._compressed(level, blocks, start + count)
