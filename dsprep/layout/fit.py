@@ -197,7 +197,9 @@ def _fit_column(column: Column, name: str, law: str | None) -> Column:
     first = _all(column.first)
     fitted_first: Law | None = laws.affine.fit(first)
     if fitted_first is None:
-        fitted_first = min(follow.fit(first, count, 0, 1), laws.fit(first), key=laws.packed_nbytes)
+        fitted_first = behind = follow.fit(first, count, 0, 1)
+        if not isinstance(behind.rest, Affine):
+            fitted_first = min(behind, laws.fit(first), key=laws.packed_nbytes)
     return replace(column, grid=grid, first=fitted_first, count=count)
 
 

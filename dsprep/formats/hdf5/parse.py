@@ -101,10 +101,9 @@ class Hdf5Source(Source):
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
         # Only tables give them for sure: of strings in a heap the library may drop some bytes.
         column, field = self._columns[name]
-        if not isinstance(column, Indexed) or not field.row_nbytes:
-            return None
-        rows: Ints = column.sizes(start, stop) // field.row_nbytes
-        return rows
+        known = isinstance(column, Indexed) and field.row_nbytes
+        sizes = column.sizes(start, stop) if known else None
+        return None if sizes is None else sizes // field.row_nbytes
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""

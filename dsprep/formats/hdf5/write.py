@@ -8,10 +8,10 @@ was, and a killed run never leaves the library's metadata half-written.
 
 `SpoolWriter`: sizes are known only at the end: those of compressed chunks, and of ragged fields of
 which the source does not give the rows beforehand. Until then the pieces are appended to streams,
-each a file in the folder ``PATH.spool``. A fixed field is one stream, its rows; if its chunks are encoded as they come, these, and a second stream has their
-sizes. A ragged field is two: its rows, and their numbers per sample. In groups there are two in
-all: the chunks, group after group, and for each group their sizes and the CRC-32C of them all.
-Numbers are little-endian int64.
+each a file in the folder ``PATH.spool``. A fixed field is one stream, its rows; if its chunks are
+encoded as they come, these, and a second stream has their sizes. A ragged field is two: its rows,
+and their numbers per sample. In groups there are two in all: the chunks, group after group, and for
+each group their sizes and the CRC-32C of them all. Numbers are little-endian int64.
 
 `SpoolWriter.finish` makes the HDF5 file and moves the bytes to their offsets, within the kernel
 where they need no change. It reads the folder only, so it can be killed and repeated.
@@ -522,9 +522,7 @@ def _rows_of(file: FilePlan, batch: Batch, start: int, arena: Arena) -> list[Arr
     return [_rows(file, part, batch, group, arena) for part in file.parts]
 
 
-def _rows(
-    file: FilePlan, part: AllocatedDataset, batch: Batch, group: int, arena: Arena
-) -> Array:
+def _rows(file: FilePlan, part: AllocatedDataset, batch: Batch, group: int, arena: Arena) -> Array:
     field = part.plan.field
     column = batch[field.name]
     if not isinstance(column, Ragged):

@@ -135,8 +135,8 @@ def _starts(values: Ints) -> Ints:
     # stretch that holds e + 1 -> e + 2; the stretches that end at or before e + 1 are passed over.
     following = np.searchsorted(ends, ends + 1, "right")
     jump = np.append(following, len(ends))
-    reached = np.zeros(1, np.int64)  # the stretches that are passed through, twice as many each time
-    while reached[-1] < len(ends):
+    reached = np.zeros(1, np.int64)
+    while reached[-1] < len(ends):  # each time twice as far
         reached = np.concatenate([reached, jump[reached]])
         jump = jump[jump]
     starts = np.append(0, ends[reached[reached < len(ends)]] + 1)
