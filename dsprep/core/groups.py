@@ -56,10 +56,10 @@ class Samples(int):
 
     rows: Mapping[str, int]
 
-    def __new__(cls, count: int, rows: Mapping[str, int]) -> Samples:
+    def __new__(cls, count: int, rows: Mapping[str, int] | None = None) -> Samples:
         """Return `count` with its rows."""
         samples = super().__new__(cls, count)
-        samples.rows = rows
+        samples.rows = rows or {}
         return samples
 
 

@@ -423,6 +423,13 @@ class Writer(ABC):
         """
         return None
 
+    def lengths(self) -> NDArray[np.int64] | None:
+        """Return the bytes of each record, of payload alone: int64, shape ``(samples,)``.
+
+        None if they are of no use to `WritePlan.layout`, or another run has written some.
+        """
+        return None
+
     def clean(self) -> None:  # noqa: B027  (most writers have no working files)
         """Remove working files. Called when it has been recorded that the output is complete."""
 
@@ -453,9 +460,10 @@ class WritePlan:
     groups
         How the groups are laid out; None if the output is not written in groups.
     layout
-        Returns the layout of the complete output at a path, as `Source.extents` would find it, and
-        compares some samples of the file with it; raises `FormatError` if they differ. None where
-        only looking through the whole file gives the layout.
+        Takes the path of the complete output, and what `Writer.lengths` returned. Returns its
+        layout, as `Source.extents` would find it, and compares some samples of the file with it;
+        raises `FormatError` if they differ. None, also as its result, where only looking through
+        the whole file gives the layout.
     """
 
     stored: Mapping[str, str]
@@ -465,7 +473,7 @@ class WritePlan:
     unit: int = 1
     files: int = 1
     groups: GroupPlan | None = None
-    layout: Callable[[Path], FileLayout] | None = None
+    layout: Callable[[Path, NDArray[np.int64] | None], FileLayout | None] | None = None
 
 
 @dataclass(frozen=True)

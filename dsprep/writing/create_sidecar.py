@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy as np
 from dsprep import __version__, executors, formats
 from dsprep.core.groups import Grouping
 from dsprep.core.packing import Tables, digest, to_planes
-from dsprep.core.schema import Schema
+from dsprep.core.schema import Ints, Schema
 from dsprep.errors import TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -110,6 +111,7 @@ def describe(
     lineage: Mapping[str, Any],
     groups: Sequence[Groups] = (),
     executor: Executor | None = None,
+    lengths: Mapping[int, Ints] = MappingProxyType({}),
 ) -> Made:
     """Return the sidecar of a dataset that has just been written.
 
@@ -126,6 +128,8 @@ def describe(
         The groups of each file, if it was written in groups.
     executor
         Who looks at the files, if there are several; None: threads of this process.
+    lengths
+        What `Writer.lengths` returned, by the number of the file.
     """
     paths, path = [p for p, _ in files], spec.sidecar_path(dataset)
     marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
@@ -135,10 +139,14 @@ def describe(
     known = [layout for layout in planned if layout is not None]
     if len(known) == len(files) and all(counts):
         looked: list[Looked] = []
-        for p, mark, layout in zip(paths, marks, known, strict=True):
+        for i, (p, mark, layout) in enumerate(zip(paths, marks, known, strict=True)):
             with unchanged((mark,)):
-                looked.append((fit.fit(layout(p)), identity.identify(p, format.name), None))
-        return _made(subject, looked)
+                found = layout(p, lengths.get(i))
+                if found is None:
+                    break
+                looked.append((fit.fit(found), identity.identify(p, format.name), None))
+        else:
+            return _made(subject, looked)
     try:
         with open_native(format, paths, OpenOptions(), schema, marks=marks) as source:
             return _made(subject, _look(source, subject, Looks(executor=executor)))

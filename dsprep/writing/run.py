@@ -165,6 +165,7 @@ def _described(job: Job, source: Source, staging: Staging, executor: Executor | 
         {**lineage(job, source), **job.recipe},
         [saved_groups(staging, i) for i in range(len(job.groupings))],
         executor,
+        staging.lengths,
     )
     spec.write(made.content, staging.sidecar, made.companion, durable=staging.durable)
     return made
@@ -326,6 +327,8 @@ def _write_here(
             with while_written(path.name):
                 yield from copying(job, source, writer, index, ranges, threads, saved)
                 complete(writer, staging.root / f"groups-{index}.json", staging.durable)
+                if (lengths := writer.lengths()) is not None:
+                    staging.lengths[index] = lengths
                 if staging.durable:
                     staging.save({"shard": index + 1, "samples": 0, "writer": None})
                     source.release(job.shards[index].stop)

@@ -33,6 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, FormatError, TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, write_json
@@ -133,6 +134,7 @@ class Staging:
         self._stack = ExitStack()
         self._is_discarded = False
         self.notes: tuple[str, ...] = ()
+        self.lengths: dict[int, Ints] = {}
         try:
             self._take_lock()
             self.put_sidecar()
