@@ -51,7 +51,7 @@ def typed(request, tmp_path):
 def made(format: str, folder: Path, count: int = COUNT) -> Path:
     path = folder / f"set{SUFFIX[format]}"
     write_batch(formats.load(format), path, SCHEMA, random_batch(SCHEMA, count, seed=1))
-    describe(formats.load(format), SCHEMA, WriteOptions(), [(path, count)], path, {}).save(
+    describe(formats.load(format), SCHEMA, WriteOptions(), [(path, count, None)], path, {}).save(
         durable=False
     )
     return path

@@ -44,9 +44,9 @@ def written(format, directory, schema, batch, count, **options):
     """A dataset of one file and its sidecar."""
     path = directory / f"set{SUFFIX[format]}"
     write_batch(formats.load(format), path, schema, batch, WriteOptions(**options))
-    describe(formats.load(format), schema, WriteOptions(**options), [(path, count)], path, {}).save(
-        durable=False
-    )
+    describe(
+        formats.load(format), schema, WriteOptions(**options), [(path, count, None)], path, {}
+    ).save(durable=False)
     return path
 
 

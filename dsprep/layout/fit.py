@@ -94,10 +94,11 @@ def _fit_records(records: Records, candidates: tuple[Law, ...], law: str | None)
     offsets = _all(records.blocks.offsets)
     if bool((offsets[1:] >= offsets[:-1]).all()):
         return fitted
-    if nbytes(fitted) <= 4 * SMALL:
+    size = nbytes(fitted)
+    if size <= 4 * SMALL:
         return fitted
     sorted_ = _in_file_order(records, offsets, align)
-    return min(fitted, sorted_, key=nbytes)
+    return fitted if size <= nbytes(sorted_) else sorted_
 
 
 def _in_file_order(records: Records, offsets: Ints, align: int) -> Records:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -106,12 +105,11 @@ def describe(
     format: WritableFormat,
     schema: Schema,
     options: WriteOptions,
-    files: Sequence[tuple[Path, int | Grouping]],
+    files: Sequence[tuple[Path, int | Grouping, Ints | None]],
     dataset: Path,
     lineage: Mapping[str, Any],
     groups: Sequence[Groups] = (),
     executor: Executor | None = None,
-    lengths: Mapping[int, Ints] = MappingProxyType({}),
 ) -> Made:
     """Return the sidecar of a dataset that has just been written.
 
@@ -123,25 +121,23 @@ def describe(
     options
         With which they were written.
     files
-        Path and samples of each file, or their groups.
+        Path and samples of each file, or their groups; and what `Writer.lengths` returned.
     groups
         The groups of each file, if it was written in groups.
     executor
         Who looks at the files, if there are several; None: threads of this process.
-    lengths
-        What `Writer.lengths` returned, by the number of the file.
     """
-    paths, path = [p for p, _ in files], spec.sidecar_path(dataset)
+    paths, path = [p for p, _, _ in files], spec.sidecar_path(dataset)
     marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
     subject = Subject(format, paths, dataset, path, schema, lineage, groups=groups)
-    counts = [n if isinstance(n, int) else int(n.edges[-1]) for _, n in files]
-    planned = [format.plan(schema, options, n).layout for _, n in files]
+    counts = [n if isinstance(n, int) else int(n.edges[-1]) for _, n, _ in files]
+    planned = [format.plan(schema, options, n).layout for _, n, _ in files]
     known = [layout for layout in planned if layout is not None]
     if len(known) == len(files) and all(counts):
         looked: list[Looked] = []
-        for i, (p, mark, layout) in enumerate(zip(paths, marks, known, strict=True)):
+        for (p, _, lengths), mark, layout in zip(files, marks, known, strict=True):
             with unchanged((mark,)):
-                found = layout(p, lengths.get(i))
+                found = layout(p, lengths)
                 if found is None:
                     break
                 looked.append((fit.fit(found), identity.identify(p, format.name), None))

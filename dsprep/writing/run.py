@@ -160,12 +160,14 @@ def _described(job: Job, source: Source, staging: Staging, executor: Executor | 
         job.format,
         job.schema,
         job.options,
-        [(shard_path(job, staging.data, i), samples_of(job, i)) for i in range(len(job.shards))],
+        [
+            (shard_path(job, staging.data, i), samples_of(job, i), staging.lengths.get(i))
+            for i in range(len(job.shards))
+        ],
         staging.made,
         {**lineage(job, source), **job.recipe},
         [saved_groups(staging, i) for i in range(len(job.groupings))],
         executor,
-        staging.lengths,
     )
     spec.write(made.content, staging.sidecar, made.companion, durable=staging.durable)
     return made
