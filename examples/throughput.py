@@ -158,12 +158,13 @@ class Lab:
 
         return self.made(f"database-{sample}-{self.nbytes}", "data.lmdb", make)
 
-    def ragged(self) -> Path:
+    def ragged(self, sample: int = 0) -> Path:
         """Return an HDF5 file of rows of float32[3] of another number for each sample."""
+        size = sample or self.sample
 
         def make(path: Path) -> None:
             rng = np.random.default_rng(0)
-            most = max(2, self.sample // 6)
+            most = max(2, size // 6)
             counts = rng.integers(1, most, max(8, self.nbytes // (6 * most)))
             first = np.concatenate([[0], np.cumsum(counts)[:-1]])
             with h5py.File(path, "w") as out:
@@ -171,7 +172,7 @@ class Lab:
                 x["first"], x["count"] = first, counts
                 x["values"] = rng.random((int(counts.sum()), 3), np.float32)
 
-        return self.made(f"ragged-{self.sample}-{self.nbytes}", "data.h5", make)
+        return self.made(f"ragged-{size}-{self.nbytes}", "data.h5", make)
 
 
 def sync(path: Path) -> None:
@@ -631,8 +632,9 @@ def against_cp(lab: Lab, source: Path, suffix: str, write: Callable[[Path], obje
     return Figure(found, rates(nbytes, *best, name="cp"))
 
 
-def convert(lab: Lab, to: str, format: str = "hdf5") -> Figure:
-    source = lab.source(format=format) if format else lab.ragged()
+def convert(lab: Lab, to: str, format: str = "hdf5", ragged: int | None = None) -> Figure:
+    """Convert samples of one size; or `ragged` ones of so many bytes, 0: as the others."""
+    source = lab.source(format=format) if ragged is None else lab.ragged(ragged)
     return against_cp(lab, source, SUFFIXES[to], partial(dsprep.convert, source, to=to))
 
 
@@ -777,7 +779,11 @@ def rows() -> Iterator[Row]:
         given = {"to": to, "format": "tfrecord"}
         yield Row(f"tfrecord-{to}", convert, ">= 0.8", "from TFRecord, of cp", given)
     for to in SUFFIXES:
-        yield Row(f"ragged-{to}", convert, ">= 0.6", "HDF5, of cp", {"to": to, "format": ""})
+        goal = ">= 0.8" if to == "hdf5" else ">= 0.85"
+        yield Row(f"ragged-{to}", convert, goal, "HDF5, of cp", {"to": to, "ragged": 0})
+    for to in SUFFIXES:
+        given = {"to": to, "ragged": 2000}
+        yield Row(f"ragged-{to}-2k", convert, ">= 0.5", "samples of 2 kB, of cp", given)
     for to in SEVERAL:
         yield Row(f"repack-{to}", repack, ">= 0.95", "19 kB samples, of cp", {"to": to})
     for to in SEVERAL:

@@ -421,7 +421,7 @@ def all_rows(source: Source) -> dict[str, Ints]:
     From a sidecar or a source that has them; else all samples are read for it, once.
     """
     names = [f.name for f in source.schema if f.ragged]
-    known = {name: source.rows(name) for name in names}
+    known = {name: source.rows(name, 0, len(source)) for name in names}
     if all(rows is not None for rows in known.values()):
         return {name: rows for name, rows in known.items() if rows is not None}
     parts: dict[str, list[Ints]] = {name: [np.zeros(0, np.int64)] for name in names}
