@@ -33,6 +33,7 @@ from dsprep.reading.files import KEPT, Files
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
+from dsprep.reading.single import Single
 from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, compare_file
 from dsprep.sidecar.proofs import BadGroup, Proofs
@@ -262,6 +263,7 @@ class Sidecar:
             lambda number, n: as_json.from_json(layouts[number], n, self.schema, self.tables())
         )
         self._reader = lru_cache(maxsize=256)(self._make_reader)
+        self._single = lru_cache(maxsize=256)(self._make_single)
         self._chosen = lru_cache(maxsize=64)(self._choose)
         self.proofs = Proofs(self)
 
@@ -343,6 +345,7 @@ class Sidecar:
         other = copy(self)
         other._open_file = open_file
         other._reader = lru_cache(maxsize=256)(other._make_reader)
+        other._single = lru_cache(maxsize=256)(other._make_single)
         other.proofs = Proofs(other)
         return other
 
@@ -653,10 +656,9 @@ class Sidecar:
         UsageError
             If only the format's library can read a field.
         """
-        if verify not in (None, "header", "full"):
+        if verify is not None and verify not in ("header", "full"):
             raise UsageError(f"verify is {verify!r}", expected="None, 'header' or 'full'")
-        schema = self._chosen(tuple(fields))
-        names = schema.names
+        fields = tuple(fields)
         one = chosen[0] if isinstance(chosen, list) and len(chosen) == 1 else chosen
         indices: Ints | None = None
         if type(one) is not int or not 0 <= one < self._count:
@@ -664,9 +666,11 @@ class Sidecar:
             one = int(indices[0]) if len(indices) == 1 else -1
         if one >= 0:
             number, index = self.file_of(one)
-            batch = self._reader(number).read_one(index, names, verify)
-            if batch is not None:
+            single = self._single(number, fields, verify)
+            if single is not None and (batch := single.read(index)) is not None:
                 return batch
+        schema = self._chosen(fields)
+        names = schema.names
         if indices is None:
             indices = np.array([one], np.int64)
         groups = self.by_file(indices)
@@ -739,6 +743,13 @@ class Sidecar:
         opened = partial(self.open_file, number)
         root = self.root(number)
         return LayoutReader(self.layout(number), self.schema, opened, root, formats.decoders)
+
+    def _make_single(self, number: int, fields: tuple[str, ...], verify: Verify) -> Single | None:
+        """Return what reads one sample of a file; None where that takes more, see `Single`."""
+        reader, names = self._reader(number), self._chosen(fields).names
+        if verify == "full" or (verify is not None and reader.records is not None):
+            return None
+        return reader.single(names)
 
     def open_file(self, number: int, path: str) -> Handle:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""
@@ -842,6 +853,7 @@ class Sidecar:
         if self._open_file is None:
             self._files.close()
         self._reader.cache_clear()
+        self._single.cache_clear()
 
     def __enter__(self) -> Self:
         return self

@@ -63,8 +63,10 @@ class LocalFile(Handle):
     @override
     def check_same(self, offset: int | None = None) -> None:
         facts = fstat(self.fd, offset)
+        if (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns) == self.status:
+            return  # nearly always, and without an object of its own
         now = status(facts)
-        if now != self.status and not same_file(self.name, self.status, now):
+        if not same_file(self.name, self.status, now):
             # Another name, or one less when another file takes its place, changes its change time.
             renamed = same_file(self.name, self.status, now._replace(ctime_ns=self.status.ctime_ns))
             if not renamed or facts.st_nlink == self._links:

@@ -47,13 +47,16 @@ def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
     FormatError
         If the file ends first.
     """
-    view = as_bytes(out)
-    done = got = preadv_once(fd, view, offset)
-    while got and done < len(view):
-        got = preadv_once(fd, view[done:], offset + done)
-        done += got
-    if done < len(view):
-        raise ends_early(where, offset, len(view), done)
+    view: Any = out if out.dtype.kind in "biufc" else as_bytes(out)  # others are no buffers
+    try:
+        done = os.preadv(fd, [view], offset)
+    except OSError:
+        done = 0  # it is tried again, and named
+    if done != out.nbytes:
+        view = as_bytes(out)
+        done += preadv_most(fd, view[done:], offset + done)
+        if done < len(view):
+            raise ends_early(where, offset, len(view), done)
 
 
 def pread_exact(fd: int, nbytes: int, offset: int, where: object) -> bytes:
