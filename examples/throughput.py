@@ -400,6 +400,39 @@ def reader_tiny(lab: Lab) -> Figure:
         return Figure(found, rates(groups.nbytes, *best))
 
 
+def images(lab: Lab, threads: int) -> Figure:
+    """Compare with open, read and close, each thread into one of as many buffers as it needs."""
+    count, each, batch = max(64, lab.nbytes // 90_000), 90_000, 64
+
+    def make(folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        for i in range(count):
+            path = folder / f"c{i * 10 // count}" / f"{i:07d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + rng.bytes(each - 10))
+        dsprep.provenance(folder)
+
+    path = lab.made("images", "data", make)
+    paths = [os.fspath(file) for file in files_of(path)]
+    rooms = [memory(max(64, (64 << 20) // each) * each).reshape(-1, each) for _ in range(threads)]
+
+    def limit(run: int) -> float:
+        def work(k: int, shared: Iterator[str]) -> None:
+            for i, name in enumerate(shared):
+                fd = os.open(name, os.O_RDONLY)
+                assert os.readv(fd, [rooms[k][i % len(rooms[k])]]) == each
+                os.close(fd)
+
+        order = np.random.default_rng(run).permutation(len(paths)).tolist()
+        return by_threads(threads, [paths[i] for i in order], work)
+
+    warm(path)
+    arguments = {"rank": 0, "world_size": 1, "io_threads": threads, "check_order": False}
+    with dsprep.Reader(path, batch, **arguments) as opened:
+        found, *best = paired(lab, limit, lambda run: epoch(opened))
+    return Figure(found, rates(count * each, *best))
+
+
 def exposed(lab: Lab) -> Figure:
     groups = lab.grouped(lab.plain(), 40_000_000)
     warm(groups.path)
@@ -759,6 +792,9 @@ def rows() -> Iterator[Row]:
         given = {"threads": n, "small": True}
         yield Row(f"reader-3k-{n}", reader, ">= 0.9", "of as many threads of preadv", given)
     yield Row("reader-tiny", reader_tiny, ">= 0.8", "104 B samples, of one read and take")
+    for n in (1, 2):
+        words = "90 kB files in place, of open, read and close by as many threads"
+        yield Row(f"image-folder-{n}", images, ">= 0.8", words, {"threads": n})
     for name in PEERS:
         goal = ">= 2" if name == "ffcv" else ">= 8"
         yield Row(f"peer-{name}", peer, goal, "dsprep / it, warm, two threads", {"name": name})

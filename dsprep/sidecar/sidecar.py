@@ -24,7 +24,7 @@ import numpy as np
 from dsprep import formats
 from dsprep.core.gather import take
 from dsprep.core.packing import Tables, digest
-from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, concatenate, new_array
+from dsprep.core.schema import Arena, Array, Batch, Bytes, Ints, Schema, concatenate, new_array
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
 from dsprep.layout.locate import Extents, locate, stored
@@ -756,6 +756,13 @@ class Sidecar:
         if self._open_file is not None:
             return self._open_file(number, path)
         return self._files.get(number, path, self.root)
+
+    def read_file(self, number: int, path: str, out: Bytes) -> None:
+        """Fill `out` with a file of just as many bytes, see `open_file`; it is not kept open."""
+        if self._open_file is not None:
+            self._open_file(number, path).read_whole(out)
+        else:
+            self._files.read_whole(number, path, self.root, out)
 
     def _check_first(self, number: int, path: str, file: Handle) -> None:
         """Raise `StaleError` if a file that `check` skipped, of very many, has changed."""
