@@ -734,6 +734,23 @@ def sidecar_lookups(lab: Lab) -> Figure:
     return Figure([len(indices) / seconds / 1e6 for seconds in found[1:]])
 
 
+FIRST = """
+import resource, sys, time, dsprep
+began = time.perf_counter()
+with dsprep.Reader(sys.argv[1], 256, rank=0, world_size=1) as reader:
+    next(iter(reader))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(time.perf_counter() - began, peak)
+"""
+
+
+def billion_reader(lab: Lab) -> Figure:
+    """Seconds from nothing to the first batch of 1e9 samples, in a process of its own."""
+    command = [sys.executable, "-c", FIRST, str(billion(lab))]
+    printed = [subprocess.check_output(command, text=True).split() for _ in range(3)]
+    return Figure([float(words[0]) for words in printed], f"{float(printed[-1][1]):.0f} MB in all")
+
+
 CHILD = """
 import sys, dsprep
 def peak():
@@ -825,6 +842,7 @@ def rows() -> Iterator[Row]:
     yield Row("sidecar-bytes", sidecar_bytes, "<= 1024 B", "of 1e9 regular samples")
     yield Row("sidecar-open", sidecar_open, "<= 10 ms", "the same")
     yield Row("sidecar-lookups", sidecar_lookups, ">= 10 M/s", "random samples of 1e9")
+    yield Row("reader-1e9", billion_reader, "<= 1 s", "opened, and the first batch of 1e9 samples")
     for what in ("convert", "repack", "reader"):
         yield Row(f"memory-{what}", peak, "<= 16 MB", "more for 4 times the data", {"what": what})
     for word in ("help", "version"):
