@@ -184,17 +184,20 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         self._reader = reader
 
     @property
-    def dataset(self) -> Self:
+    def dataset(self) -> Self | range:
         """The object itself, but none for Lightning, which warns of an iterable one with a length.
+
+        The Trainer of Hugging Face gets the numbers of the samples, which it counts for its report.
 
         Raises
         ------
         AttributeError
             If Lightning asks.
         """
-        if "lightning" in sys._getframe(1).f_globals.get("__name__", ""):
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if "lightning" in caller:
             raise AttributeError("dataset")
-        return self
+        return range(self.reader.samples) if caller == "transformers.trainer" else self
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, also of one that is resumed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsprep.storage.base import Handle, Store, made_status
-from dsprep.storage.identity import status
+from dsprep.storage.identity import ChangedError, status
 
 
 class MemoryFile(Handle):
@@ -30,14 +30,16 @@ class MemoryStore(Store):
     """Files by names: their bytes, and how often they were written."""
 
     def __init__(self):
-        self.files, self.reads = {}, 0
+        self.files, self.reads, self.versions = {}, 0, 0
 
     def add(self, path, prefix=""):
         """Take a file, or all in a directory."""
         for file in sorted(p for p in [path, *path.rglob("*")] if p.is_file()):
             self.put(f"{prefix}{file.relative_to(path.parent)}", file, overwrite=True)
 
-    def open(self, name, path):
+    def open(self, name, path, known=None):
+        if known is not None and known.etag and known.etag != self.etag(name):
+            raise ChangedError("the file is of another version", where=path)
         return MemoryFile(self, name, path)
 
     def stat(self, name):
@@ -57,11 +59,19 @@ class MemoryStore(Store):
         for name in sorted(names, reverse=True):
             yield name, self.stat(f"{start}{name}")
 
-    def put(self, name, path, *, overwrite):
-        if name in self.files and not overwrite:
+    def etag(self, name):
+        if name not in self.files:
+            raise FileNotFoundError(2, "No such file or directory", name)
+        return str(self.files[name][1])
+
+    def put(self, name, data, *, overwrite):
+        there = name in self.files and str(self.files[name][1])
+        if overwrite not in (True, there):
             raise FileExistsError(17, "File exists", name)
-        version = self.files[name][1] + 1 if name in self.files else 1
-        self.files[name] = Path(path).read_bytes(), version * 10**9 + 1
+        self.versions += 1
+        data = data if isinstance(data, bytes) else Path(data).read_bytes()
+        self.files[name] = data, self.versions * 10**9 + 1
+        return self.etag(name)
 
     def remove(self, name):
         self.files.pop(name, None)

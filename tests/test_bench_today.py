@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,19 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import zarr
 from typer.testing import CliRunner
 
 from dsprep.bench.reading import Settings, Work, bench_read, plan_read
 from dsprep.bench.strategies import SETS
+from dsprep.bench.strategies.in_place import InPlace
 from dsprep.bench.strategies.own_loader import count_samples
+from dsprep.bench.task import Task
 from dsprep.cli import app
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import UsageError
+from dsprep.formats.options import OpenOptions
+from dsprep.source.dataset import open_dataset
 
 WARM = Settings(cold=False, warmup=0, repeat=1, batch_size=8)
 
@@ -69,7 +77,7 @@ def test_compressed_files_are_read_as_they_are(compressed: list[Path]) -> None:
     assert set(work.plans[0].not_copied) == {"files", "source"}
     report = measured(work)
     assert report.dataset["in_place"] == ["files", "source"]
-    assert "Read as it is today (in-place)" in " ".join(report.answer)
+    assert "Read as it is today (in-place: sample by sample)" in " ".join(report.answer)
 
 
 def test_a_plain_file_is_read_by_h5py(tmp_path: Path) -> None:
@@ -134,7 +142,51 @@ def test_folders_of_images(tmp_path: Path) -> None:
             Image.fromarray(pixels).save(tmp_path / "images" / label / f"{i}.png")
     work = plan_read([tmp_path / "images"], settings=WARM, limit=600)
     assert work.plans[0].samples < 12
-    assert "Read as it is today (in-place)" in " ".join(measured(work).answer)
+    answer = " ".join(measured(work).answer)
+    assert "Read as it is today (in-place: files opened and read one by one" in answer
+
+
+def test_tar_shards_are_read_one_after_another(tmp_path: Path) -> None:
+    number = 0
+    (tmp_path / "shards").mkdir()
+    for shard in range(3):
+        with tarfile.open(tmp_path / "shards" / f"train-{shard}.tar", "w") as archive:
+            for _ in range(5):
+                for name, data in (("txt", b"x" * number), ("cls", b"%d" % (number % 10))):
+                    info = tarfile.TarInfo(f"a/{number:04}.{name}")
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+                number += 1
+    work = plan_read([tmp_path / "shards"], settings=WARM)
+    answer = " ".join(measured(work).answer)
+    assert "Read as it is today (in-place: tar shards read one after another)" in answer
+    measured(plan_read([tmp_path / "shards"], ["in-place"], replace(WARM, ranks=2, batch_size=2)))
+    reading = OpenOptions(fields=(FieldSpec("n", "cls"), FieldSpec("key", "key")), keys_as="key")
+    measured(plan_read([tmp_path / "shards"], ["in-place"], WARM, reading=reading))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.zarr"])
+def test_other_arrays_are_read_by_their_library(name: str, tmp_path: Path) -> None:
+    values = np.arange(120.0).reshape(20, 6)
+    if name == "x.npy":
+        np.save(tmp_path / name, values)
+    else:
+        zarr.open_group(tmp_path / name, mode="w").create_array("x", data=values)
+    with open_dataset(tmp_path / name) as source:
+        task = Task(
+            strategy="in-place",
+            path=tmp_path / name,
+            schema=source.schema,
+            samples=20,
+            files=(tmp_path / name,),
+            batch_size=8,
+        )
+    strategy = InPlace(task)
+    strategy.open()
+    assert strategy._loop == strategy._from_arrays
+    rows = np.concatenate([batch["x"] for batch in strategy.epoch(0)])
+    assert (rows[np.argsort(rows[:, 0])] == values).all()
+    strategy.close()
 
 
 @pytest.fixture

@@ -591,6 +591,7 @@ def test_demo(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "SAMPLES", 8)
     monkeypatch.setattr(demo, "READ", 256)
     done = run("demo", "--json", "--keep", tmp_path / "kept")
+    assert done.code == 0, done.err
     result = json.loads(done.out)
     assert result["same"]
     assert {s["target"] for s in result["steps"]} == {"h5", "lmdb", "tfrecord", "zarr", "groups"}

@@ -121,7 +121,7 @@ def test_no_arguments_are_answered_by_help():
         ("repack a b --order nummeric", "--order 'nummeric' is not understood (expected key"),
         ("repack a b --order nummeric", "did you mean numeric?"),
         ("audit a --ranks 2", "--batch-size is missing"),
-        ("audit", "DATA is missing"),
+        ("audit", "DATA... is missing"),
         ("convert", "SRC... DST is missing"),
         ("convert a b --to", "--to needs a value"),
         ("verify a b c", "unexpected extra argument"),

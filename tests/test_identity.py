@@ -304,16 +304,16 @@ def test_short_reads_while_a_sidecar_is_examined(data, monkeypatch):
     calls_of_open(data, monkeypatch, lambda k, real, fd, n, at: real(fd, (n + 1) // 2, at))
 
 
-@pytest.mark.parametrize("what", ["stat", "read_bytes"])
-def test_errors_of_the_sidecar_itself_are_told(what, typed, monkeypatch):
-    real = getattr(Path, what)
+@pytest.mark.parametrize(("where", "what"), [(Path, "stat"), (spec, "open_file")])
+def test_errors_of_the_sidecar_itself_are_told(where, what, typed, monkeypatch):
+    real = getattr(where, what)
 
-    def fail(self, *args, **options):
-        if self.name.endswith(spec.SUFFIX):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
-        return real(self, *args, **options)
+    def fail(path, *args, **options):
+        if path.name.endswith(spec.SUFFIX):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *args, **options)
 
-    monkeypatch.setattr(Path, what, fail)
+    monkeypatch.setattr(where, what, fail)
     for use in (dsprep.open, provenance):
         with pytest.raises(OSError, match="Input/output error") as caught:
             use(typed)

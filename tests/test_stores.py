@@ -148,8 +148,8 @@ def test_names_that_no_store_has(store, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError):
         dsprep.open("memory://missing.h5")
     np.save(tmp_path / "x.npy", X)
-    with pytest.raises(UsageError, match="outputs are local files"):
-        dsprep.convert(tmp_path / "x.npy", "memory://out.h5")
+    with pytest.raises(UsageError, match="HTTP servers are only read"):
+        dsprep.convert(tmp_path / "x.npy", "https://host/out.h5")
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 

@@ -68,6 +68,7 @@ def train(path, directory, *, callbacks, checkpoint=None, batches=None):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", category=UserWarning, module="torch.utils.data")
         trainer.train(resume_from_checkpoint=checkpoint)
+    assert trainer.num_examples(batches) == COUNT  # samples, of which the report tells the rate
     return model
 
 

@@ -24,7 +24,7 @@ from dsprep.bench.evidence import Seen
 from dsprep.bench.received import Received, mount_under, node, received, remote
 from dsprep.errors import UsageError
 from dsprep.storage.base import Handle
-from dsprep.storage.paths import open_file
+from dsprep.storage.paths import StorePath, open_file
 from dsprep.storage.ranges import is_cached, preadv_most, preadv_once
 from dsprep.storage.trees import data_files
 
@@ -203,7 +203,9 @@ def _largest(files: Sequence[Path]) -> Handle | None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files with the data of a dataset, in order."""
+    """Return the files with the data of a dataset, in order; none of a store: no page has them."""
+    if isinstance(path, StorePath):
+        return []
     return sorted(p for p in data_files(path) if p.is_file())
 
 

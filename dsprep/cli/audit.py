@@ -165,6 +165,7 @@ def print_report(report: AuditReport) -> None:
                 "largest unit",
                 f"{largest:,} samples, {show_nbytes(report.largest_unit_nbytes)}",
             ),
+            *_requests(report),
         ]
     )
     for number, passes in _by_epoch(report).items():
@@ -175,6 +176,17 @@ def print_report(report: AuditReport) -> None:
         for problem in epoch.problems:
             say(f"broken: {_name(epoch)}: {problem}")
     say(_verdict(report) if not broken else "The promise is broken.")
+
+
+def _requests(report: AuditReport) -> list[tuple[str, str]]:
+    """Return what all epochs together ask of an object store, if the data are in one."""
+    from dsprep.core.units import show_nbytes
+
+    if report.requests is None:
+        return []
+    text = f"about {report.requests:,} GET requests, {show_nbytes(report.read_nbytes)}"
+    passes = len(report.epochs)
+    return [("asks", f"{text} in {passes:,} passes" if passes > 1 else text)]
 
 
 def _by_epoch(report: AuditReport) -> dict[int, list[EpochAudit]]:
@@ -265,6 +277,8 @@ def report_json(report: AuditReport) -> dict[str, Any]:
 
     content = {**vars(report), "kept": report.kept}
     content["largest_unit_nbytes"] = report.largest_unit_nbytes
+    if report.requests is not None:
+        content["requests"], content["read_nbytes"] = report.requests, report.read_nbytes
     content["epochs"] = [asdict(e) for e in report.epochs]
     if report.resume:
         content["resume"] = {"step": report.resume[0], "ranks": report.resume[1]}

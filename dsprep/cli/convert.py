@@ -18,6 +18,7 @@ from dsprep.cli.report import (
     print_rows,
     progress_bar,
     say,
+    scratch_rows,
 )
 from dsprep.cli.usage import HDF5_ZARR, LMDB, TFRECORD
 from dsprep.cli.verify import report_verdict, verdict_json
@@ -153,6 +154,7 @@ def _features(texts: list[str]) -> dict[str, str]:
 
 def _print_plan(job: Job, source: Source, json: bool) -> None:
     from dsprep.core.units import show_nbytes
+    from dsprep.storage.atomic import scratch
 
     if json:
         print_json(
@@ -165,6 +167,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
                 "payload_nbytes": job.payload,
                 "estimated_nbytes": job.estimate,
                 "scratch_nbytes": job.scratch,
+                "scratch_directory": scratch(job.target),
                 "notes": [*source.notes, *job.losses],
             }
         )
@@ -177,6 +180,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
             ("files", _files(job)),
             ("values", show_nbytes(job.payload)),
             ("on disk", _space(job)),
+            *scratch_rows([job]),
             *((f"  {job.schema[n]}", how) for n, how in job.stored.items()),
         ]
     )

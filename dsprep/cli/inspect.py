@@ -98,6 +98,7 @@ def _print(inspection: Inspection, stats: Mapping[str, FieldStats]) -> None:
         ("values", show_nbytes(inspection.payload)),
         ("on disk", show_nbytes(inspection.stored_nbytes)),
         *(("groups", text) for text in _groups(inspection)),
+        *(("an epoch", text) for text in _epoch(inspection)),
         *((f"attribute {k}", _short(v)) for k, v in inspection.attrs.items()),
     ]
     print_rows(rows)
@@ -120,6 +121,17 @@ def _groups(inspection: Inspection) -> list[str]:
     count, largest = inspection.groups
     each = inspection.payload / max(1, inspection.samples) * min(largest, inspection.samples)
     return [f"{count:,} of {largest:,} samples, about {show_nbytes(each)} each, by dsprep repack"]
+
+
+def _epoch(inspection: Inspection) -> list[str]:
+    """Return what reading all of it asks of an object store, if it is in one."""
+    if inspection.epoch_requests is None:
+        return []
+    from dsprep.core.units import show_nbytes
+
+    return [
+        f"about {inspection.epoch_requests:,} GET requests, {show_nbytes(inspection.stored_nbytes)}"
+    ]
 
 
 def _facts(facts: FieldFacts) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ the options of that class, of which the command gets the library's value.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, 
 import typer
 
 from dsprep.cli.ending import reporting_errors
-from dsprep.cli.report import Verbosity, count_bar, fail, note, verbosity
+from dsprep.cli.report import Verbosity, count_bar, fail, note, say_asked, verbosity
 from dsprep.cli.usage import HDF5_ZARR, IMAGES, LMDB, PARQUET, TFRECORD, Command
 
 if TYPE_CHECKING:
@@ -284,12 +285,12 @@ class Executing:
         "KIND",
         "threads of this process, processes of this machine, ranks of an MPI job (mpi), or "
         "dask workers; by default mpi where mpiexec or srun started several processes, else "
-        "threads. Each task is an output file, or 64 MiB or more of a large one.",
+        "threads. A task is a file, or 64 MiB or more of one.",
         panel=MANY,
     )
     scheduler: str | None = value(
         "ADDRESS",
-        "dask: tcp://host:8786, or the scheduler's file; by default workers on this machine.",
+        "dask: tcp://host:8786 or its file; else workers here.",
         panel=MANY,
     )
 
@@ -348,6 +349,22 @@ class Talking:
     )
 
 
+@dataclass
+class Asking:
+    """Which object store is asked for URLs."""
+
+    endpoint: str | None = value("URL", "The server that s3:// means, if not Amazon's.")
+
+    def apply(self) -> None:
+        """Have this process, and those that it starts, ask that server."""
+        if self.endpoint is not None:
+            for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+                os.environ[name] = self.endpoint
+
+
+DATASETS = frozenset({"paths", "data", "a"})
+"""Parameters that name datasets: their commands have the options `Asking`, too."""
+
 SHARED: dict[str, Callable[..., Options]] = {
     "writing": Writing,
     "reading": Reading,
@@ -391,7 +408,8 @@ def _runner(
     types = dict.fromkeys(("OpenOptions", "RunOptions", "Executor"), object)
     hints = get_type_hints(command, localns=types, include_extras=True)
     taken = [p.replace(annotation=hints[n]) for n, p in plain.items() if n not in groups]
-    kinds: list[Callable[..., object]] = [*groups.values(), Talking]
+    asks = not DATASETS.isdisjoint(plain)
+    kinds: list[Callable[..., object]] = [*groups.values(), *[Asking] * asks, Talking]
     for kind in kinds:
         hints = get_type_hints(kind, include_extras=True)
         taken += [
@@ -412,8 +430,11 @@ def _runner(
             reporting_errors(),
             ExitStack() as stack,
         ):
+            if asks:
+                pick(Asking).apply()
             values = {n: pick(kind).made(given, stack) for n, kind in groups.items()}
             command(**{n: values[n] if n in values else given[n] for n in plain})
+            say_asked()
 
     run.__annotations__ = {p.name: p.annotation for p in taken}
     run.__signature__ = signature(command).replace(parameters=taken)  # type: ignore[attr-defined]
@@ -427,10 +448,11 @@ def sources_and_target(command: str, paths: list[str], replacing: bool) -> tuple
     is not to be replaced: it is one of them where a pattern was not quoted and no output was named.
     """
     from dsprep.storage.atomic import partial_path
+    from dsprep.storage.paths import as_path
 
     if len(paths) < 2:
         fail(f"a source and a target are needed: dsprep {command} SRC... DST", 2)
-    *_, source, last = map(Path, paths)
+    *_, source, last = map(as_path, paths)
     alike = source.suffix == last.suffix and source.parent.resolve() == last.parent.resolve()
     alike &= source.name != last.name  # which is refused for what it is
     if not replacing and alike and last.exists() and not partial_path(last).exists():

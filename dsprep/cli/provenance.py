@@ -24,6 +24,7 @@ from dsprep.cli.report import (
     say_json,
 )
 from dsprep.core.escaping import printable
+from dsprep.storage.paths import as_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -76,7 +77,7 @@ def provenance(
     paths: opt.Dataset,
     reading: OpenOptions,
     executor: Executor | None,
-    out: Path | None = opt.value(
+    out: str | None = opt.value(
         "F", "Where the sidecar is, if not beside the dataset; with --export: what is written."
     ),
     law: str | None = opt.value(
@@ -120,15 +121,16 @@ def provenance(
         fail(f"{' and '.join(chosen)} do not go together", 2)
     if chosen and (law is not None or checksums or dry_run):
         fail(f"--law, --checksums and --dry-run are for writing a sidecar, not for {chosen[0]}", 2)
+    at = None if out is None else as_path(out)
     if refresh:
         if chosen or law is not None or checksums or dry_run:
             fail("--refresh goes with no other option than --out and --json", 2)
-        _refresh(paths, out, json)
+        _refresh(paths, at, json)
         return
     if export is not None:
         _check_kind(export, reading)
     if check is not None:
-        _check(paths, out, check, json)
+        _check(paths, at, check, json)
         return
     if not chosen:
         from dsprep.verbs.provenance import provenance as make
@@ -137,7 +139,7 @@ def provenance(
             made = make(
                 paths,
                 reading,
-                out=out,
+                out=at,
                 law=law,
                 checksums=checksums,
                 write=not dry_run,
@@ -146,14 +148,14 @@ def provenance(
             )
         _report_made(made, dry_run, json)
         return
-    with _existing(paths, reading, None if export is not None else out, json) as opened:
+    with _existing(paths, reading, None if export is not None else at, json) as opened:
         names = _fields(opened, reading)
         if show:
             _show(opened, json)
         elif locate is not None:
             _locate(opened, locate, names, json)
         elif export is not None:
-            _export(opened, export, out, json)
+            _export(opened, export, at, json)
 
 
 def _check_kind(kind: str, reading: OpenOptions) -> None:

@@ -20,6 +20,7 @@ from dsprep.cli.report import (
     print_rows,
     progress_bar,
     say,
+    scratch_rows,
 )
 from dsprep.cli.usage import HDF5_ZARR
 from dsprep.cli.verify import report_verdict, verdict_json
@@ -70,7 +71,7 @@ def repack(
     ),
     shuffle: str = opt.value(
         "SEED",
-        "Shuffle all samples once with this seed; none keeps their order.",
+        "Shuffle all samples by this seed, or none.",
         default="none",
         panel=ORDER,
     ),
@@ -251,11 +252,13 @@ def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
 def _lacking(plan: RepackPlan) -> list[str]:
     """Return whether there is too little space for all outputs."""
     from dsprep.core.units import show_nbytes
+    from dsprep.storage.atomic import scratch
     from dsprep.storage.trees import free_nbytes
+    from dsprep.writing.job import staged_nbytes
 
-    at = plan.parts[0].job.target.parent
+    at = scratch(plan.parts[0].job.target)
     free = free_nbytes(at)
-    needed = sum(p.job.estimate for p in plan.parts) + max(p.job.scratch for p in plan.parts)
+    needed = sum(staged_nbytes(p.job) for p in plan.parts) + max(p.job.scratch for p in plan.parts)
     if needed <= free:
         return []
     available, expected = show_nbytes(free), show_nbytes(needed)
@@ -296,6 +299,7 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
         ]
         if job.scratch:
             rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
+    rows += scratch_rows([part.job for part in plan.parts])
     if stripe.file_system.startswith("lustre"):
         advice = hint(
             stripe,

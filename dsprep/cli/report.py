@@ -119,11 +119,46 @@ def files_written(job: Job) -> None:
         detail(f"wrote {path}: {len(shard):,} samples, {show_nbytes(tree_nbytes(path))}")
 
 
+def scratch_rows(jobs: Sequence[Job]) -> list[tuple[str, str]]:
+    """Return the row that states what an output in a store takes on this machine meanwhile."""
+    from dsprep.core.units import show_nbytes
+    from dsprep.storage.atomic import scratch
+    from dsprep.storage.paths import StorePath
+    from dsprep.writing.job import staged_nbytes
+
+    target = jobs[0].target
+    if not isinstance(target, StorePath):
+        return []
+    nbytes = sum(map(staged_nbytes, jobs)) + max(job.scratch for job in jobs)
+    return [("scratch", f"about {show_nbytes(nbytes)} at a time in {scratch(target)} (TMPDIR)")]
+
+
 def print_json(content: Any) -> None:
     """Print a result for other programs; numbers that JSON lacks, such as NaN, become text."""
     from dsprep.sidecar.spec import dump_json
 
+    if isinstance(content, dict) and (asked := _asked()) is not None:
+        content = {**content, "asked": asked}
     say_json(dump_json(_finite(content)).rstrip("\n"))
+
+
+def _asked() -> dict[str, int] | None:
+    """Return what this process asked of object stores, None if nothing."""
+    module = sys.modules.get("dsprep.storage.objects.requests")
+    counters = {} if module is None else dict(vars(module.counters))
+    return counters if any(counters.values()) else None
+
+
+def say_asked() -> None:
+    """Print how many requests this process made to object stores, and the bytes that came."""
+    from dsprep.core.units import show_nbytes
+
+    if (asked := _asked()) is not None:
+        again = f", {asked['retries']:,} of them again" if asked["retries"] else ""
+        remark(
+            f"asked the store: {asked['requests']:,} GET requests{again}, "
+            f"{show_nbytes(asked['nbytes'])}; {asked['other']:,} others (HEAD, LIST, PUT)"
+        )
 
 
 def _finite(content: Any) -> Any:

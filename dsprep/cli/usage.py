@@ -175,12 +175,24 @@ def _process_value(param: Any, process: Any, ctx: Any, value: Any) -> Any:
     return converted if param.callback is None else param.callback(ctx, param, converted)
 
 
+def _url(value: str) -> Path:
+    from dsprep.errors import UsageError
+    from dsprep.storage.paths import as_path
+
+    try:
+        return as_path(value)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def _plain(kind: Any, value: Any, settings: Any) -> Any:
     """Return a value of a simple type if its text is a plain one, else `_FOREIGN`."""
     if kind is bool and type(value) is bool:
         return value
     if kind is str and type(value) is str and value.isprintable():
         return value
+    if kind is Path and isinstance(value, str) and "://" in value:
+        return _url(value)
     if kind is Path and isinstance(value, str | Path):
         readable = os.access(value, os.R_OK) or not os.path.lexists(value)
         return Path(value) if readable else _FOREIGN

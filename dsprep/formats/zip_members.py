@@ -33,8 +33,10 @@ ZIP_ERRORS = (
 """What `zipfile` raises for files that are damaged or encrypted."""
 
 
-def begin(file: Handle, info: zipfile.ZipInfo, where: str) -> int:
+def begin(file: Handle, info: zipfile.ZipInfo, where: str, known: bytes = b"") -> int:
     """Return the offset of a member's bytes, which only its local header says.
+
+    `known`: the bytes from there on, if they were read already.
 
     Raises
     ------
@@ -44,7 +46,7 @@ def begin(file: Handle, info: zipfile.ZipInfo, where: str) -> int:
     at = info.header_offset
     own = info.orig_filename.encode("utf-8" if info.flag_bits & UTF8 else "cp437")
     size = LOCAL_HEADER + len(own)
-    header = file.pread(size, at) if at >= 0 else b""
+    header = known[:size] if len(known) >= size else (file.pread(size, at) if at >= 0 else b"")
     name, extra = struct.unpack("<2H", header[26:LOCAL_HEADER]) if len(header) == size else (0, 0)
     if header[:4] != b"PK\3\4" or header[LOCAL_HEADER:] != own or name != len(own):
         raise FormatError("the local header of a ZIP member is wrong", where=where)

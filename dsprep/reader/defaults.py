@@ -1,8 +1,10 @@
 """How many threads read by default: a rule whose outcome a person can predict.
 
 ``min(4, cores of this process / ranks of this node that share them)``, at least 1; where values are
-decoded all of that share, since decoding is work of the processor. Nothing is measured here:
-``dsprep bench read --sweep threads=1..8`` (or ``engine=buffered,direct``) measures.
+decoded all of that share, since decoding is work of the processor. From an object store, where
+threads only wait for answers, as many as it takes to have 128 MiB on the way, a unit each, at least
+1 and at most 31. Nothing is measured here: ``dsprep bench read --sweep threads=1..8`` (or
+``engine=buffered,direct``) measures.
 """
 
 from __future__ import annotations
@@ -18,6 +20,12 @@ SMALL_NBYTES = 32 << 20
 
 MOST = 4
 """Threads that copy from the page cache as fast as memory allows, and keep a device busy."""
+
+AHEAD_NBYTES = 128 << 20
+"""Bytes of units that are on the way from an object store at a time: what 2 GB/s bring in 60 ms."""
+
+AHEAD_MOST = 31
+"""Units on the way at a time, at most."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,28 @@ def buffers_by_rule(unit_nbytes: float, threads: int) -> int:
     return max(2, min(threads + 1, int(SMALL_NBYTES // max(1.0, unit_nbytes))))
 
 
-def choose(engine: str, threads: int | None, cores: Cores, decoded: bool = False) -> Choice:
-    """Return how to read: with as many `threads` as asked, or by the rule."""
+def units_ahead(unit_nbytes: float, parts: int = 1) -> int:
+    """Return the units that are on the way from an object store, each by a thread that waits.
+
+    `parts`: workers of a rank that read at a time.
+
+    >>> [units_ahead(mib << 20) for mib in (1, 5, 64, 512)]
+    [31, 26, 2, 1]
+    """
+    return int(min(AHEAD_MOST, max(1, -(-AHEAD_NBYTES // (parts * max(1.0, unit_nbytes))))))
+
+
+def choose(
+    engine: str, threads: int | None, cores: Cores, decoded: bool = False, ahead: int | None = None
+) -> Choice:
+    """Return how to read: with as many `threads` as asked, or by the rule.
+
+    `ahead`: the units that are read ahead from an object store; None: from files.
+    """
     if threads is not None:
         return Choice(engine, threads, "as asked")
+    if ahead is not None:
+        return Choice(engine, ahead, f"rule: {AHEAD_NBYTES >> 20} MiB on the way from the store")
     count = threads_by_rule(cores, decoded)
     reason = f"rule: {count} of {cores.count} core{'s' * (cores.count > 1)}, {cores.whose}"
     return Choice(engine, count, reason + ("; values are decoded" if decoded else ""))

@@ -22,7 +22,14 @@ from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import CacheWarning, ReaderCache, compared
 from dsprep.reader.data import open_data
-from dsprep.reader.defaults import Choice, buffers_by_rule, choose, cores_of, threads_by_rule
+from dsprep.reader.defaults import (
+    Choice,
+    buffers_by_rule,
+    choose,
+    cores_of,
+    threads_by_rule,
+    units_ahead,
+)
 from dsprep.reader.each import Begun, Each, EachRun, generator, takes_rng
 from dsprep.reader.engines import Engine, Fallback, make
 from dsprep.reader.filling import Filler
@@ -42,6 +49,7 @@ from dsprep.sidecar.proofs import WORDS, summarize
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorting_field
 from dsprep.storage.marks import Mark
+from dsprep.storage.paths import StorePath
 
 STATE_VERSION = 2
 """The version of states that name their data. Version 1 did not, and drew another order in
@@ -104,7 +112,7 @@ class Reader(ReaderOptions):
         The fields wanted, or the name of one; all if empty.
     buffers
         Units in memory at a time: one is read while another one is used. None: 2, or within 32 MiB
-        one more than `io_threads`, so that each thread reads one.
+        (from an object store always) one more than `io_threads`, so that each thread reads one.
     buffers_mixed
         Groups whose samples are shuffled together. None: one; of a subset as many as have about as
         many samples as one group, at most 1,024.
@@ -144,7 +152,7 @@ class Reader(ReaderOptions):
     io_threads
         Threads that read; None: as many as the cores of this process, divided among the ranks of
         this node that share them, at least 1 and at most 4; all of that share where values are
-        decoded. See `dsprep.reader.defaults`.
+        decoded; from an object store as many as read 128 MiB ahead. See `dsprep.reader.defaults`.
     transfer_size
         Bytes of one read call at most; None: all of a group by one.
     engine
@@ -336,14 +344,12 @@ class Reader(ReaderOptions):
 
     def _reading(self, comm: Any) -> Settings:
         """Return how a pipeline works."""
-        threads, order = self._choice.threads, self._order
-        samples = order.most * order.mixed
-        nbytes = samples * sample_nbytes(self._sidecar, self.schema)
+        threads = self._choice.threads
         return Settings(
             engine=self._engine(),
             threads=threads,
-            buffers=self.buffers or buffers_by_rule(nbytes, threads),
-            unit_samples=samples,
+            buffers=self._buffers_chosen(),
+            unit_samples=self._order.most * self._order.mixed,
             transfer=self.transfer_size,
             allocate=self.allocate,
             cache=self._cache,
@@ -358,7 +364,27 @@ class Reader(ReaderOptions):
             is_decoded(self._sidecar, self.schema.names),
             cores_of(self.rank_info, parts),
         )
-        return choose(self.engine, self.io_threads, cores, decoded)
+        ahead = units_ahead(self._unit_nbytes, parts) if self._is_stored else None
+        if ahead is not None and self.buffers is not None:
+            ahead = max(1, self.buffers - 1)
+        return choose(self.engine, self.io_threads, cores, decoded, ahead)
+
+    def _buffers_chosen(self) -> int:
+        """Return the units in memory at a time: as asked, or by the rule."""
+        threads = self._choice.threads
+        by_rule = threads + 1 if self._is_stored else buffers_by_rule(self._unit_nbytes, threads)
+        return self.buffers or by_rule
+
+    @property
+    def _is_stored(self) -> bool:
+        """Whether the data are in a store, where reading is waiting for answers."""
+        return isinstance(self._sidecar.dataset, StorePath)
+
+    @property
+    def _unit_nbytes(self) -> float:
+        """Bytes that are read at a time, about."""
+        order = self._order
+        return order.most * order.mixed * sample_nbytes(self._sidecar, self.schema)
 
     def _engine(self) -> Engine:
         """Return what reads; of an engine that may be refused, what opening the data shows."""
@@ -702,7 +728,9 @@ class Reader(ReaderOptions):
             raise UsageError("another process reads for this Reader, which has no parts then")
         self._part, self._done = (number, parts), 0
         self._choice = self._chosen(parts)  # workers share the cores
-        self._settings = replace(self._settings, threads=self._choice.threads)
+        self._settings = replace(
+            self._settings, threads=self._choice.threads, buffers=self._buffers_chosen()
+        )
 
     def _reopen(self) -> None:
         self._sidecar = self._sidecar.again()

@@ -36,9 +36,8 @@ from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, EpochSegment
-from dsprep.reading.read_plan import stepped
 from dsprep.storage.base import Handle
-from dsprep.storage.scatter import SEVERAL, Runs
+from dsprep.storage.scatter import SEVERAL, Runs, stepped
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from dsprep.layout.locate import locate
 from dsprep.reader.order import Shuffle
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.base import Handle
+from dsprep.storage.paths import StorePath
 from dsprep.writing.buffers import InBytes, InSamples, parse_buffer
 
 BUFFER_NBYTES = 64 << 20
@@ -90,6 +92,15 @@ def is_decoded(sidecar: Sidecar, names: Sequence[str]) -> bool:
     columns = sidecar.layout(0).columns
     grids = [columns[n].grid for n in names if n in columns]
     return any(grid is not None and not grid.plain for grid in grids)
+
+
+def epoch_requests(dataset: Path, units: int, unit_nbytes: float) -> int | None:
+    """Return about how many requests reading so many units takes; None of local files."""
+    if not isinstance(dataset, StorePath):
+        return None
+    from dsprep.storage.objects.requests import requests
+
+    return units * max(1, -int(-unit_nbytes // requests().pace.part_nbytes))
 
 
 def first_file(sidecar: Sidecar, names: Sequence[str]) -> Handle:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsprep.core.schema import Bytes
-from dsprep.storage.base import Handle
+from dsprep.storage.base import Handle, Known
 from dsprep.storage.identity import Status, changed, is_coarse, same_file
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.marks import Mark
@@ -38,6 +38,8 @@ class Files:
     first
         Called with entry, path and file when one is opened for the first time of an entry of which
         `expect` was told nothing, though of others; raises if it is not the one that is meant.
+    known
+        Returns what is known of a file by entry and path: see `dsprep.storage.base.Known`.
     most
         Files that stay open at most; None: `KEPT`.
     """
@@ -46,9 +48,10 @@ class Files:
         self,
         inside: DirectoryGuard,
         first: Callable[[int, str, Handle], None] | None = None,
+        known: Callable[[int, str], Known | None] | None = None,
         kept_open: int | None = None,
     ) -> None:
-        self._inside, self._first = inside, first
+        self._inside, self._first, self._recorded = inside, first, known
         self._open: OrderedDict[tuple[int, str], Handle] = OrderedDict()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         kept = KEPT if kept_open is None else kept_open
@@ -92,7 +95,8 @@ class Files:
             if known is not None:
                 self._open.move_to_end(key)
                 return known
-        made = open_file(self._name(entry, path, root))
+        recorded = None if self._recorded is None else self._recorded(entry, path)
+        made = open_file(self._name(entry, path, root), recorded)
         self._inside.check(made)
         if self._first and self._marks and entry not in self._marks and key not in self._known:
             self._first(entry, path, made)

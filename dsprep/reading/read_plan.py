@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from dsprep.layout.laws import Affine
 from dsprep.layout.locate import Extents, Stored, rows_at
 from dsprep.layout.model import Column, FileLayout, Records
 from dsprep.storage.base import Handle, read_all
-from dsprep.storage.scatter import APART_NEAR, DROPPED, NEAR, Runs, runs, together
+from dsprep.storage.scatter import APART_NEAR, DROPPED, NEAR, Runs, cut, runs, together
 
 LEAST = 2 << 20
 """Bytes of a part below which another thread would not pay."""
@@ -310,24 +309,6 @@ def _band(fields: Sequence[Strided], addresses: Sequence[Ints | int], count: int
 # --- ranges cut for threads and calls ----------------------------------------------------------
 
 
-def cut(start: int, iovecs: Ints, at: Sequence[int]) -> list[tuple[int, Ints]]:
-    """Cut a range of a file, and its places, at some rising offsets within it."""
-    ends = np.cumsum(iovecs[:, 1])
-    edges = [start, *at, start + int(ends[-1])]
-    if edges[0] == edges[-1]:
-        return [(start, iovecs)]
-    out = []
-    for begin, end in pairwise(edges):
-        low = int(np.searchsorted(ends, begin - start, "right"))
-        high = int(np.searchsorted(ends, end - start, "left"))
-        part = iovecs[low : high + 1].copy()
-        part[-1, 1] -= int(ends[high]) - (end - start)
-        before = begin - start - int(ends[low] - iovecs[low, 1])
-        part[0] += before, -before
-        out.append((begin, part))
-    return out
-
-
 def shared(start: int, iovecs: Ints, limit: int, align: int) -> list[tuple[int, Ints]]:
     """Cut a range of a file into at most `limit` parts of like size, at multiples of `align`."""
     total = int(iovecs[:, 1].sum())
@@ -336,11 +317,3 @@ def shared(start: int, iovecs: Ints, limit: int, align: int) -> list[tuple[int, 
         return [(start, iovecs)]
     at = {(start + total * k // count) // align * align for k in range(1, count)}
     return cut(start, iovecs, sorted(a for a in at if start < a < start + total))
-
-
-def stepped(start: int, iovecs: Ints, nbytes: int | None) -> list[tuple[int, Ints]]:
-    """Cut a range of a file at all multiples of `nbytes`; None: not at all."""
-    if nbytes is None:
-        return [(start, iovecs)]
-    end = start + int(iovecs[:, 1].sum())
-    return cut(start, iovecs, range((start // nbytes + 1) * nbytes, end, nbytes))

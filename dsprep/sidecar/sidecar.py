@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -37,13 +37,13 @@ from dsprep.reading.single import Single
 from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, compare_file
 from dsprep.sidecar.proofs import BadGroup, Proofs
-from dsprep.sidecar.spec import Content
-from dsprep.storage.atomic import restore
-from dsprep.storage.base import Handle
+from dsprep.sidecar.spec import Content, Identity
+from dsprep.storage.atomic import refuse_partial, restore, written_as
+from dsprep.storage.base import Handle, Known
 from dsprep.storage.identity import same_time
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.marks import Mark
-from dsprep.storage.paths import as_path
+from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.scatter import APART_NEAR
 
 Indices: TypeAlias = int | slice | Sequence[int] | Array
@@ -89,7 +89,7 @@ class StaleWarning(UserWarning):
 def changes(
     content: Content,
     dataset: Path,
-    max_files: int | None = None,
+    which: Literal["all", "some", "unnamed"] = "all",
     path: Path | None = None,
     notes: list[str] | None = None,
     marks: dict[int, Mark] | None = None,
@@ -103,8 +103,9 @@ def changes(
 
     Parameters
     ----------
-    max_files
-        Look only at so many of the files, spread evenly; None: at all.
+    which
+        Which files to look at: ``"all"``; ``"some"``, at most `CHECKED`, spread evenly; or, of
+        those, ``"unnamed"`` ones: not objects whose version is recorded, since reading names it.
     path
         The sidecar, if it is not beside the dataset.
     notes
@@ -123,8 +124,8 @@ def changes(
     """
     files = content.files
     chosen: Iterable[int] = range(len(files))
-    if max_files is not None and len(files) > max_files:
-        chosen = np.unique(np.linspace(0, len(files) - 1, max_files).astype(int)).tolist()
+    if which != "all" and len(files) > CHECKED:
+        chosen = np.unique(np.linspace(0, len(files) - 1, CHECKED).astype(int)).tolist()
     lines, touched = [], []
     for i in chosen:
         before = None if known is None else known.get(i)
@@ -133,6 +134,8 @@ def changes(
                 marks[i] = before
             continue
         file = dataset / files[i].path
+        if which == "unnamed" and _is_named(file, files[i].identity):
+            continue
         compared = compare_file(file, content.format, files[i].identity)
         lines += [f"{file.name}: {line}" for line in compared.differences]
         if compared.written:
@@ -147,6 +150,11 @@ def changes(
     if notes is not None and not lines:
         notes.append(only_touched([dataset / files[i].path for i in touched], dataset))
     return lines
+
+
+def _is_named(file: Path, recorded: Identity) -> bool:
+    """Whether every read of a file names the version that was recorded."""
+    return bool(recorded.etag) and recorded.files == 1 and isinstance(file, StorePath)
 
 
 def only_touched(files: Sequence[Path], dataset: Path) -> str:
@@ -251,7 +259,8 @@ class Sidecar:
             )
         self.marks: Mapping[int, Mark] = {}
         self._compared: Mapping[int, Mark] | None = None
-        self._files = Files(DirectoryGuard(dataset, follow_external), self._check_first)
+        guard = DirectoryGuard(dataset, follow_external)
+        self._files = Files(guard, self._check_first, self._known)
         self._open_file: Callable[[int, str], Handle] | None = None
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -308,9 +317,12 @@ class Sidecar:
             restore(path)
             data, path = path, spec.beside(path)
         dataset = as_path(data) if data is not None else path.with_name(_stem(path))
-        if not path.exists():
-            raise MissingError(path, dataset)
-        opened = cls(spec.read(path), dataset, path, follow_external=follow_external)
+        try:
+            content = spec.read(path)
+        except FileNotFoundError as error:
+            refuse_partial(written_as([dataset]))
+            raise MissingError(path, dataset) from error
+        opened = cls(content, dataset, path, follow_external=follow_external)
         if check:
             opened.check()
         return opened
@@ -380,7 +392,7 @@ class Sidecar:
         changed = changes(
             self.content,
             self.dataset,
-            CHECKED,
+            "unnamed",
             self.path,
             marks=marks,
             known=self._compared,
@@ -389,6 +401,12 @@ class Sidecar:
         if changed:
             raise self._stale(changed[0])
         self.expect(marks)
+
+    def _known(self, file: int, path: str) -> Known | None:
+        """Return the version of an object that was recorded, which is opened without asking."""
+        recorded = self.content.files[file].identity
+        named = not path and _is_named(self.dataset, recorded)
+        return Known(recorded.nbytes, recorded.etag) if named else None
 
     @property
     def is_known(self) -> bool:

@@ -18,8 +18,10 @@ Numbers are JSON integers; offsets and sizes count bytes.
                    relative to the dataset's directory), ``samples``, ``nbytes``; the rest of its
                    identity: ``mtime_ns``, ``inode``, ``files`` (data files in a directory, 1 if
                    left out), ``facts`` (what the format states about itself), ``sampled``
-                   (digest of sampled blocks); ``layout`` (which one of ``layouts``, 0 if left
-                   out); ``crc32c`` (optional: see below)
+                   (digest of sampled blocks), ``etag`` (of an object: its version, which
+                   every read names; of a directory in a store: a digest of those);
+                   ``layout`` (which one of ``layouts``, 0 if left out); ``crc32c`` (optional: see
+                   below)
 ``layouts``        how the samples of a file are stored; files that are alike share one
 ``reading``        how samples are made from the file, where that is not the default: the
                    options of `OpenOptions`
@@ -94,10 +96,9 @@ import json
 import os
 import secrets
 import stat
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -111,7 +112,7 @@ from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.identity import same_time
 from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import revalidate
-from dsprep.storage.paths import StorePath, common_path
+from dsprep.storage.paths import StorePath, common_path, open_file
 from dsprep.storage.trees import SIDECARS
 
 VERSION = 1
@@ -147,6 +148,9 @@ class Identity:
         What the format states about the file, see `Format.identity`.
     sampled
         Digest of the sampled blocks; empty: not recorded.
+    etag
+        Of an object, or a digest of those of a directory: what the store says changes with every
+        other content. Empty: not recorded.
     """
 
     nbytes: int
@@ -155,6 +159,7 @@ class Identity:
     files: int = 1
     facts: Mapping[str, Any] = field(default_factory=dict)
     sampled: str = ""
+    etag: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, without what is not recorded."""
@@ -179,6 +184,7 @@ class Identity:
             json.get("files", 1),
             facts,
             str(json.get("sampled", "")),
+            str(json.get("etag", "")),
         )
 
 
@@ -353,7 +359,9 @@ class Content:
 
 
 _KNOWN = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "layouts"}
-_KNOWN_OF_FILES = {"path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled"}
+_KNOWN_OF_FILES = {
+    *("path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled", "etag"),
+}
 _KNOWN_OF_FILES |= {"layout", "crc32c"}
 _KNOWN |= {"reading", "notes", "companion", "lineage"}
 
@@ -375,7 +383,7 @@ def beside(dataset: Path) -> Path:
     its sidecar, it is still in the directory in which the run worked.
     """
     where, staged = sidecar_path(dataset), staged_path(dataset)
-    if not staged.is_file():
+    if isinstance(dataset, StorePath) or not staged.is_file():
         return where
     numbered = []
     for path in (where, staged):
@@ -425,12 +433,10 @@ def _read_complete(path: Path) -> bytes:
     data = b""
     for pause in PAUSES:
         time.sleep(pause)
-        if path.stat().st_size > MAX_NBYTES:
-            raise FormatError("the sidecar is too large", where=path)
-        try:
-            data = path.read_bytes()
-        except OSError as error:  # an error of reading does not name the file
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        with closing(open_file(path)) as file:
+            if file.nbytes > MAX_NBYTES:
+                raise FormatError("the sidecar is too large", where=path)
+            data = file.pread(file.nbytes, 0)
         if data.rstrip().endswith(b"}"):
             break
         revalidate(path)
@@ -488,10 +494,7 @@ def _replace(
     Without `replace` the first one wins, and the others raise `FileExistsError`.
     """
     if isinstance(path, StorePath):
-        with tempfile.TemporaryDirectory() as directory:
-            local = Path(directory) / "content"
-            local.write_bytes(content)
-            path.store.put(path.key, local, overwrite=replace)
+        path.store.put(path.key, content, overwrite=replace)
         return
     temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:

@@ -25,6 +25,7 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.joined import JoinedSource, assign_fields, check_lengths, joined_names
 from dsprep.source.many import open_native
 from dsprep.source.numbered import without
+from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.marks import Mark
 from dsprep.storage.paths import as_path
 
@@ -85,6 +86,8 @@ def open_dataset(
     files = _Files(format, names, None if at is None else as_path(at), notes)
     marks = tuple(Mark.of(path.absolute()) for path in names) if marked else ()
     known, lost = _find_usable(files, options, through)
+    if known is None:
+        refuse_partial(written_as(names))
     options = _choose_options(options, known)
     source: Source | None = None
     if known is not None and through != "library":
@@ -310,7 +313,7 @@ def _find_valid(files: _Files, trusted: bool = False) -> ValidSidecar | None:
             fix=f"write it again with dsprep provenance {dataset}",
         )
     if not trusted:
-        changed = sidecar.changes(content, dataset, sidecar.CHECKED, path, files.notes, marks)
+        changed = sidecar.changes(content, dataset, "unnamed", path, files.notes, marks)
         if changed:
             raise sidecar.stale(changed[0], path, dataset)
     return known

@@ -21,8 +21,8 @@ from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import HINT, by_part
 from dsprep.sidecar import spec
 from dsprep.source.braces import expand
-from dsprep.storage.atomic import restore
-from dsprep.storage.paths import as_path, common_path, scan
+from dsprep.storage.atomic import refuse_partial, restore
+from dsprep.storage.paths import StorePath, as_path, common_path, scan
 
 MAX_LIST_NBYTES = 256 << 20
 
@@ -96,7 +96,9 @@ def _expand(text: str) -> list[Path]:
     names = [w for w in lines if w and not w.startswith("#")]
     if not names:
         raise UsageError("the list names no file", where=listing)
-    return [path for name in names for path in _match(os.path.join(listing.parent, name))]  # noqa: PTH118 (keeps names as they are)
+    above = str(listing.parent)
+    where = [name if "://" in name else os.path.join(above, name) for name in names]  # noqa: PTH118 (keeps names as they are)
+    return [path for name in where for path in _match(name)]
 
 
 def _siblings(path: Path) -> list[str]:
@@ -119,7 +121,8 @@ def _match(text: str) -> list[Path]:
         return [path for name in names for path in _match(name)]
     if missing and glob.has_magic(text):
         # pathlib's ** does not follow links to directories, which may lead in circles.
-        matching = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        fixed = 2 if isinstance(path, StorePath) else 1  # the bucket, or the root
+        matching = type(path)(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:])))
         hidden = path.name.startswith(".")
         matches = [
             m
@@ -133,6 +136,7 @@ def _match(text: str) -> list[Path]:
         return sorted(matches, key=natural_key)
     if missing:
         restore(path)
+        refuse_partial([path])
         if not os.path.lexists(path) and (proposal := near(path.name, _siblings(path))):
             raise FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}; {proposal}", text)
     mode = path.stat().st_mode

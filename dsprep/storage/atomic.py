@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import os
 import stat
+import tempfile
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from dsprep.errors import TargetError
 from dsprep.storage.directory import Directory
 from dsprep.storage.locking import OWNER, Lock, take
 from dsprep.storage.paths import StorePath
-from dsprep.storage.trees import HIDDEN, WORKING
+from dsprep.storage.trees import HIDDEN, SIDECARS, WORKING
 
 LOCK = "dsprep.lock"
 """The lock of a working directory, and what shows that it is one: see `working`."""
@@ -37,8 +40,66 @@ _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPE
 
 
 def partial_path(target: Path) -> Path:
-    """Return the directory in which `target` is made."""
+    """Return the directory in which `target` is made: beside it, or for a store on this machine."""
+    if isinstance(target, StorePath):
+        word = hashlib.blake2b(str(target).encode(), digest_size=6).hexdigest()
+        return scratch(target) / f".{target.name}-{word}{WORKING}"
     return target.with_name(f".{target.name}{WORKING}")
+
+
+def scratch(target: Path) -> Path:
+    """Return where files that making `target` takes lie: its directory, ``TMPDIR`` for a store."""
+    if isinstance(target, StorePath):
+        return Path(tempfile.gettempdir()) / f"dsprep-{os.geteuid()}"
+    return target.parent
+
+
+def make_scratch(target: Path) -> Path:
+    """Return `scratch`, made if it is this user's own and not there.
+
+    Raises
+    ------
+    TargetError
+        If others can write to it.
+    """
+    directory = scratch(target)
+    if isinstance(target, StorePath):
+        with suppress(FileExistsError):
+            directory.mkdir(0o700)
+        opened = Directory.open(directory, os.O_NOFOLLOW)
+        if not opened.is_trusted(opened.status):
+            raise TargetError(
+                "others may write to this directory, or have made it",
+                where=directory,
+                fix="set TMPDIR to another directory",
+            )
+    return directory
+
+
+def marker_path(target: Path) -> Path:
+    """Return the object that is there while a store is written to; see `dsprep.writing.remote`."""
+    return target.with_name(f".{target.name}{WORKING}") / f"job{SIDECARS[0]}"
+
+
+def written_as(names: Sequence[Path]) -> Iterator[Path]:
+    """Yield what files in stores may be parts of that is written as a whole: a file, or above."""
+    stored = [path for path in names if isinstance(path, StorePath)]
+    yield from {path.parent for path in stored}
+    yield from (path for path in stored if len(stored) == 1 or path.is_dir())
+
+
+def refuse_partial(paths: Iterable[Path]) -> None:
+    """Raise `TargetError` if what is at one of some paths in stores is not there as a whole.
+
+    To be asked of datasets without a sidecar: where there is one, the dataset is complete.
+    """
+    for path in dict.fromkeys(paths):
+        if isinstance(path, StorePath) and len(path.parts) > 2 and marker_path(path).exists():
+            raise TargetError(
+                "it is not complete: it is being written, or the run that wrote it was killed",
+                where=path,
+                fix="wait, or repeat the command that was killed",
+            )
 
 
 def working(target: Path) -> Directory | None:

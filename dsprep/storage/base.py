@@ -12,7 +12,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from typing_extensions import override
@@ -22,7 +22,22 @@ from dsprep.errors import layout_mismatch
 from dsprep.storage import copying
 from dsprep.storage.identity import ChangedError, Status, changed, same_file
 from dsprep.storage.ranges import as_bytes, ends_early
-from dsprep.storage.scatter import NEAR, Runs, read_files, runs
+from dsprep.storage.scatter import NEAR, Runs, runs
+
+
+class Known(NamedTuple):
+    """What was recorded of a file in a store: `open` then needs not ask, and refuses another one.
+
+    Attributes
+    ----------
+    nbytes
+        Its size.
+    etag
+        Its version, as the store names it.
+    """
+
+    nbytes: int
+    etag: str
 
 
 class Handle(ABC):
@@ -91,6 +106,10 @@ class Handle(ABC):
             raise ends_early(self.name, offset, nbytes, len(data))
         return data
 
+    def pread_blocks(self, nbytes: int, offsets: Sequence[int]) -> list[bytes]:
+        """Return `nbytes` bytes from each of some offsets on, fewer where the file ends first."""
+        return [self.pread(nbytes, offset) for offset in offsets]
+
     def pread_into(self, out: Array, offset: int) -> None:
         """Fill the C-contiguous array `out` from `offset` on; raises as `pread_exact`."""
         view = as_bytes(out)
@@ -143,6 +162,12 @@ class Handle(ABC):
     def read_runs(self, ranges: Runs) -> tuple[int, int]:
         """Read many ranges to their places; returns and raises as `read_range`."""
         done = [self.read_range(start, iovecs) for start, iovecs in ranges]
+        return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
+
+    @classmethod
+    def read_many(cls, parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:
+        """Read ranges of files of this class to places; returns and raises as `read_range`."""
+        done = [file.read_runs(ranges) for file, ranges in parts]
         return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
 
     def read_spans(
@@ -207,8 +232,16 @@ class Store(ABC):
     """
 
     @abstractmethod
-    def open(self, name: str, path: str) -> Handle:
-        """Open a file, which messages call `path`; `OSError` if that fails."""
+    def open(self, name: str, path: str, known: Known | None = None) -> Handle:
+        """Open a file, which messages call `path`; `OSError` if that fails.
+
+        `known`: reading fails with `ChangedError` unless it is this version.
+        """
+
+    def etag(self, name: str) -> str:
+        """Return the version of a file, which another content never has; empty without one."""
+        del name
+        return ""
 
     @abstractmethod
     def stat(self, name: str) -> os.stat_result:
@@ -224,14 +257,30 @@ class Store(ABC):
     def listing(self, directory: str) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the names directly in a directory, and what they are; raises as `stat`."""
 
+    def forget(self, name: str) -> None:  # noqa: B027 (not every store keeps answers)
+        """Ask anew what a file is, whatever was answered before."""
+
+    def check_writable(self, name: str) -> None:  # noqa: B027 (most stores are)
+        """Raise `UsageError` if no file can be written under a name."""
+
     @abstractmethod
-    def put(self, name: str, path: Path, *, overwrite: bool) -> None:
-        """Publish a local file under a name, at once or not at all.
+    def put(self, name: str, data: Path | bytes, *, overwrite: bool | str) -> str:
+        """Publish a local file, or some bytes, under a name, at once or not at all.
+
+        Parameters
+        ----------
+        overwrite
+            Whether it may replace what has the name; or which version that has to be, as `etag`
+            gives it.
+
+        Returns
+        -------
+        The version that was written, as `etag` gives it.
 
         Raises
         ------
         FileExistsError
-            If there is one of this name, and it is not to be overwritten.
+            If the name is that of a file, or of another version, that is not to be replaced.
         """
 
     @abstractmethod
@@ -251,17 +300,17 @@ def made_status(nbytes: int | None, version: int = 0) -> os.stat_result:
 
 
 def read_all(parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:
-    """Read ranges of files to their places: those of local files together, see `read_files`.
+    """Read ranges of files to their places, those of one kind of files together.
 
     Returns
     -------
     calls, nbytes
         Read calls made, and the bytes that they asked for.
     """
-    local = [(file.fd, ranges, file.name) for file, ranges in parts if file.fd >= 0]
-    done = [file.read_runs(ranges) for file, ranges in parts if file.fd < 0]
-    if local:
-        done.append(read_files(local))
+    kinds: dict[type[Handle], list[tuple[Handle, Runs]]] = {}
+    for part in parts:
+        kinds.setdefault(type(part[0]), []).append(part)
+    done = [kind.read_many(own) for kind, own in kinds.items()]
     return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
 
 

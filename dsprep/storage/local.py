@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from typing_extensions import override
@@ -56,6 +57,11 @@ class LocalFile(Handle):
     @override
     def read_runs(self, ranges: Runs) -> tuple[int, int]:
         return read_files([(self.fd, ranges, self.name)])
+
+    @classmethod
+    @override
+    def read_many(cls, parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:
+        return read_files([(file.fd, ranges, file.name) for file, ranges in parts])
 
     @override
     def identify(self, offset: int | None = None) -> Status:

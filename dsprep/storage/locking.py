@@ -148,6 +148,11 @@ class Lock:
         self._thread = threading.Thread(target=self._beat, name="dsprep-lock", daemon=True)
         self._thread.start()
 
+    @property
+    def owner(self) -> Owner:
+        """Who holds it."""
+        return self._owner
+
     def _beat(self) -> None:
         """Raise the count until the lock is released or lost."""
         while not self._done.wait(BEAT):

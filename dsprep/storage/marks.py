@@ -29,13 +29,12 @@ import stat
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, overload
 
 from dsprep.errors import DsprepError
-from dsprep.storage.base import Handle
 from dsprep.storage.identity import (
     UNITS,
     ChangedError,
@@ -276,31 +275,25 @@ class DataFiles(Sequence[tuple[Path, int]]):
         return self._root / os.fsdecode(bytes(name)), self.sizes[number]
 
 
-def sample(files: Sequence[tuple[Path, int]]) -> str:
+def sample(files: Sequence[tuple[Path, int]], blocks: int = BLOCKS) -> str:
     """Return the digest of blocks spread over files: the first, the last, and those between."""
     files = files if isinstance(files, DataFiles) else sorted(files)
     sizes = files.sizes if isinstance(files, DataFiles) else [size for _, size in files]
     total = sum(sizes)
     state = hashlib.blake2b(digest_size=8)
     last = max(0, total - BLOCK_NBYTES)
-    positions = sorted({last * k // (BLOCKS - 1) for k in range(BLOCKS)})
+    positions = sorted({last * k // (blocks - 1) for k in range(blocks)})
     number = begin = 0
-    opened: tuple[int, Handle] | None = None
-    try:
-        for position in positions:
-            while number < len(files) - 1 and position >= begin + sizes[number]:
-                begin += sizes[number]
-                number += 1
-            if not files:
-                break
-            if opened is None or opened[0] != number:
-                if opened is not None:
-                    opened[1].close()
-                opened = number, open_file(files[number][0])
-            state.update(opened[1].pread(BLOCK_NBYTES, position - begin))
-    finally:
-        if opened is not None:
-            opened[1].close()
+    offsets: dict[int, list[int]] = {}
+    for position in positions if files else ():
+        while number < len(files) - 1 and position >= begin + sizes[number]:
+            begin += sizes[number]
+            number += 1
+        offsets.setdefault(number, []).append(position - begin)
+    for number, within in offsets.items():
+        with closing(open_file(files[number][0])) as file:
+            for block in file.pread_blocks(BLOCK_NBYTES, within):
+                state.update(block)
     return state.hexdigest()
 
 

@@ -13,6 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from glob import has_magic
+from importlib import import_module
 from itertools import takewhile
 from pathlib import Path, PosixPath
 from typing import Any, Self, TypeAlias
@@ -20,7 +22,7 @@ from typing import Any, Self, TypeAlias
 from typing_extensions import override
 
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.storage.base import Handle, Store, stream
+from dsprep.storage.base import Handle, Known, Store, stream
 from dsprep.storage.local import LocalFile
 
 _stores: dict[str, Store] = {}
@@ -34,6 +36,17 @@ def register(scheme: str, store: Store) -> None:
     _stores[scheme] = store
 
 
+SCHEMES = dict.fromkeys(("s3", "gs", "az", "https", "http"), "dsprep.storage.objects.store")
+"""Schemes of stores that are not registered at first, and the modules that do so for one."""
+
+
+def _store(scheme: str) -> Store:
+    """Return the store of a scheme, registered when it is first named."""
+    if scheme not in _stores:
+        register(scheme, import_module(SCHEMES[scheme]).store(scheme))
+    return _stores[scheme]
+
+
 def unregister(scheme: str) -> None:
     """Forget a store."""
     del _stores[scheme]
@@ -42,13 +55,13 @@ def unregister(scheme: str) -> None:
 class StorePath(PosixPath):
     """The path of a file or directory in a `Store`: ``scheme://name``.
 
-    It is absolute, has no links, and is only read.
+    It is absolute, has no links, and is only read; its store puts whole files.
     """
 
     @property
     def store(self) -> Store:
         """The store that it is in."""
-        return _stores[self.parts[0].removesuffix(":")]
+        return _store(self.parts[0].removesuffix(":"))
 
     @property
     def key(self) -> str:
@@ -124,8 +137,16 @@ class StorePath(PosixPath):
     @override
     def glob(self, pattern: str, **_: Any) -> Generator[Self, None, None]:
         first, _slash, rest = pattern.partition("/")
-        for path in self.iterdir() if self.is_dir() else ():
-            if fnmatchcase(path.name, first):
+        if rest and not has_magic(first):
+            yield from (self / first).glob(rest)
+            return
+        if first == "**" and rest:
+            yield from self.glob(rest)
+        for entry in list(scan(self)):
+            path = self / entry.name
+            if first == "**":
+                yield from path.glob(pattern) if entry.is_dir() else ()
+            elif fnmatchcase(path.name, first):
                 yield from path.glob(rest) if rest else [path]
 
     @override
@@ -159,8 +180,16 @@ def as_path(name: str | Path) -> Path:
     if "://" not in name:
         return Path(name)
     scheme = name.partition("://")[0]
-    if scheme in _stores:
-        return StorePath(name)
+    if scheme in _stores or scheme in SCHEMES:
+        bucket = name.partition("://")[2].partition("/")[0]
+        if scheme in SCHEMES and (not bucket or "@" in bucket):
+            raise UsageError(
+                f"this {scheme}:// URL names no bucket or host, or has a user in it",
+                expected=f"{scheme}://bucket/name, and credentials in the environment",
+            )
+        path = StorePath(name)
+        _store(scheme)
+        return path
     if not scheme.isalnum():
         return Path(name)
     raise UsageError(
@@ -193,12 +222,15 @@ def common_path(paths: Sequence[Path]) -> Path:
     return type(first)(*(names[0] for names in takewhile(lambda n: len({*n}) == 1, levels)))
 
 
-def open_file(path: str | Path) -> Handle:
-    """Return a file of a dataset, open for reading; `OSError` if it cannot be opened."""
+def open_file(path: str | Path, known: Known | None = None) -> Handle:
+    """Return a file of a dataset, open for reading; `OSError` if it cannot be opened.
+
+    `known`: what is known of a file in a store; see `Store.open`.
+    """
     if isinstance(path, str) and "://" in path:
         path = as_path(path)
     if isinstance(path, StorePath):
-        return path.store.open(path.key, str(path))
+        return path.store.open(path.key, str(path), known)
     return LocalFile(path)
 
 

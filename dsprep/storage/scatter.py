@@ -235,6 +235,32 @@ def one_range(start: int, iovecs: Ints) -> Runs:
     return Runs(np.array([start]), np.array([0, len(iovecs)]), iovecs)
 
 
+def cut(start: int, iovecs: Ints, at: Sequence[int]) -> list[tuple[int, Ints]]:
+    """Cut a range of a file, and its places, at some rising offsets within it."""
+    ends = np.cumsum(iovecs[:, 1])
+    edges = [start, *at, start + int(ends[-1])]
+    if edges[0] == edges[-1]:
+        return [(start, iovecs)]
+    out = []
+    for begin, end in pairwise(edges):
+        low = int(np.searchsorted(ends, begin - start, "right"))
+        high = int(np.searchsorted(ends, end - start, "left"))
+        part = iovecs[low : high + 1].copy()
+        part[-1, 1] -= int(ends[high]) - (end - start)
+        before = begin - start - int(ends[low] - iovecs[low, 1])
+        part[0] += before, -before
+        out.append((begin, part))
+    return out
+
+
+def stepped(start: int, iovecs: Ints, nbytes: int | None) -> list[tuple[int, Ints]]:
+    """Cut a range of a file at all multiples of `nbytes`; None: not at all."""
+    if nbytes is None:
+        return [(start, iovecs)]
+    end = start + int(iovecs[:, 1].sum())
+    return cut(start, iovecs, range((start // nbytes + 1) * nbytes, end, nbytes))
+
+
 def read_runs(fd: int, runs: Runs, where: object) -> tuple[int, int]:
     """Read ranges of a file to their places; returns and raises as `scatter` does."""
     return read_files([(fd, runs, where)])

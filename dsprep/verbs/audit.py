@@ -22,7 +22,7 @@ from dsprep.reader.data import Paths, open_data
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.options import OrderOptions, Repeats, assign, at_least, chosen_fields
 from dsprep.reader.order import Assignment, Remainder, Shuffle
-from dsprep.reader.units import group_edges, sample_nbytes
+from dsprep.reader.units import epoch_requests, group_edges, sample_nbytes
 from dsprep.verbs.counting import Counter, EpochAudit, Parts
 
 
@@ -84,6 +84,17 @@ class AuditReport:
     def largest_unit_nbytes(self) -> int:
         """Bytes of the largest unit; of ragged samples about how many."""
         return round(max((e.largest_unit for e in self.epochs), default=0) * self.sample_nbytes)
+
+    @property
+    def requests(self) -> int | None:
+        """Requests to an object store that all epochs take, about; None of local files."""
+        units = sum(e.units for e in self.epochs)
+        return epoch_requests(self.path, units, self.read_nbytes / max(1, units))
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes that all ranks read in all epochs, about."""
+        return round(sum(e.once + e.more for e in self.epochs) * self.sample_nbytes)
 
 
 def audit(

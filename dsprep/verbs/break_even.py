@@ -16,6 +16,7 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.reader.units import group_edges
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import data_files
 
 SECONDS = 1.0
@@ -103,6 +104,8 @@ def _seconds_per_sample(read: Callable[[int], int], count: int, seed: int) -> fl
 def drop(paths: Sequence[Path]) -> None:
     """Drop files from the page cache, as far as they are written back."""
     for path in paths:
+        if isinstance(path, StorePath):
+            continue  # nothing is in that cache
         for file in data_files(path):
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             try:

@@ -128,7 +128,8 @@ def named_target(target: Path) -> Path:
         If it has none.
     """
     if isinstance(target, StorePath):
-        raise UsageError("outputs are local files", where=target, fix="write one, and upload it")
+        target.store.check_writable(target.key)
+        return target
     if "\0" in str(target) or not str(target):
         raise UsageError(f"{str(target)!r} is not a path")
     if target.name in ("", ".."):
@@ -194,7 +195,8 @@ def convert(
     source
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     target
-        The file or directory to make. With `samples_per_file` or `shard_size` a directory.
+        The file or directory to make, also a URL (``s3://``, ``gs://``, ``az://``). With
+        `samples_per_file` or `shard_size` a directory.
     to
         ``"hdf5"``, ``"lmdb"``, ``"tfrecord"`` or ``"zarr"``; by the suffix of `target` if None.
     fields

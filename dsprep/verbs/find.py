@@ -50,7 +50,7 @@ def find(
     content, dataset, path = existing
     if not content.layouts:
         return None
-    changed = sidecar.changes(content, dataset, sidecar.CHECKED, path)
+    changed = sidecar.changes(content, dataset, "some", path)
     if changed:
         raise sidecar.stale(changed[0], path, dataset)
     recorded = OpenOptions.from_json(content.reading)

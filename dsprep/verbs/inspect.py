@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dsprep.formats.options import not_enough
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import data_files
 
 SAMPLED = 256
@@ -98,6 +100,8 @@ class Inspection:
     groups
         Of a repacked dataset that is read through its sidecar: how many groups, and how many
         samples each of them has at most; else None.
+    epoch_requests
+        Of a dataset in a store: about how many requests a Reader makes in an epoch.
     """
 
     path: str
@@ -110,6 +114,7 @@ class Inspection:
     attrs: Mapping[str, Any]
     notes: tuple[str, ...]
     groups: tuple[int, int] | None = None
+    epoch_requests: int | None = None
 
     @property
     def payload(self) -> int:
@@ -132,6 +137,7 @@ class Inspection:
             "groups": None
             if self.groups is None
             else {"count": self.groups[0], "samples": self.groups[1]},
+            **({} if self.epoch_requests is None else {"epoch_requests": self.epoch_requests}),
         }
 
 
@@ -195,18 +201,32 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
         facts.append(FieldFacts(f, nbytes, lengths, storage.get(f.name)))
     paths = source.files()
     stored = [p for path in paths for p in data_files(path)]
+    stored_nbytes, groups = sum(p.stat().st_size for p in stored), _groups(source)
     return Inspection(
         path=str(source.path.absolute()),
         version=source.version,
         files=len(paths),
         stored_files=len(stored),
         samples=len(source),
-        stored_nbytes=sum(p.stat().st_size for p in stored),
+        stored_nbytes=stored_nbytes,
         fields=tuple(facts),
         attrs=source.schema.attrs,
         notes=source.notes,
-        groups=_groups(source),
+        groups=groups,
+        epoch_requests=_epoch_requests(paths, stored_nbytes, groups),
     )
+
+
+def _epoch_requests(
+    paths: Sequence[Path], nbytes: int, groups: tuple[int, int] | None
+) -> int | None:
+    """Return about how many requests reading all files by groups takes; None of local ones."""
+    if not isinstance(paths[0], StorePath):
+        return None
+    from dsprep.reader.units import BUFFER_NBYTES, epoch_requests
+
+    units = max(len(paths), groups[0] if groups else -(-nbytes // BUFFER_NBYTES))
+    return epoch_requests(paths[0], units, nbytes / units)
 
 
 def _groups(source: Source) -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.joined import refuse_join
 from dsprep.source.many import open_native
+from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.marks import Mark, unchanged
 from dsprep.storage.paths import as_path
 from dsprep.writing.create_sidecar import (
@@ -85,6 +86,7 @@ def provenance(
     refuse_join(options.join, "provenance")
     format, files, notes = find_dataset(paths)
     names = [path.absolute() for path in files]
+    refuse_partial(written_as(names))
     check_options(options, format.open_options, format.name)
     dataset = dataset_of(names)
     path = as_path(out) if out is not None else spec.sidecar_path(dataset)
@@ -168,10 +170,13 @@ def refresh(
             for i, (mark, f) in enumerate(zip(marks, content.files, strict=True))
             if (mark.status.inode, mark.status.mtime_ns) != (f.identity.inode, f.identity.mtime_ns)
         ]
-        changed = changes(content, dataset, path=path)
+        # Objects that were uploaded again have other ETags, and perhaps the same content.
+        bare = tuple(replace(f, identity=replace(f.identity, etag="")) for f in content.files)
+        unnamed = replace(content, files=bare)
+        changed = changes(unnamed, dataset, path=path)
         companion, sums = b"", False
         if content.layouts:
-            with Sidecar(content, dataset, path) as opened:
+            with Sidecar(unnamed, dataset, path) as opened:
                 companion = opened.companion() or b""
                 changed = changed or list(opened.wrong_sums(other))
                 sums = all(opened.has_sums(i) for i in other)
@@ -180,6 +185,8 @@ def refresh(
         files = list(content.files)
         for i in other:
             recorded = identity.identify(dataset / files[i].path, content.format)
+            if sampled := files[i].identity.sampled:  # it was compared, and saved states name it
+                recorded = replace(recorded, sampled=sampled)
             files[i] = replace(files[i], identity=recorded)
     if other:
         spec.write(replace(content, files=tuple(files)), path, companion)

@@ -35,7 +35,7 @@ from dsprep.source.derived import DerivedSource, DuplicatedSource, SelectedSourc
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.identity import sole_writer
-from dsprep.storage.paths import as_path
+from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.trees import tree_nbytes
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
@@ -604,6 +604,8 @@ def run_repack(
             for part, report, output in zip(plan.parts, reports, outputs, strict=True)
         ]
     report = RepackReport(plan=plan, parts=tuple(done))
+    if any(isinstance(path, StorePath) for path in plan.source.files()):
+        measure = False  # there is no page cache, from which samples would be dropped before
     if not measure or not any(part.job.samples for part in plan.parts):
         return report
     try:  # the outputs are there, whatever becomes of this
@@ -659,7 +661,8 @@ def repack(
     source
         A file, a directory, a glob, ``@list.txt``, or a sequence of these.
     target
-        The file or directory to make; of HDF5 if neither its suffix nor `to` says otherwise.
+        The file or directory to make, also a URL; of HDF5 if neither its suffix nor `to` says
+        otherwise.
     buffer_size
         Samples per group (128), bytes (``"256MiB"``), or ``"auto"``.
     stripe_size

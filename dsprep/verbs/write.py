@@ -68,7 +68,8 @@ class Writer:
     Parameters
     ----------
     target
-        The file or directory to make; of HDF5 if neither its suffix nor `to` says otherwise.
+        The file or directory to make, also a URL; of HDF5 if neither its suffix nor `to` says
+        otherwise.
     schema
         The fields: a `Schema`, or a mapping of field name to what it is, such as
         ``{"points": "float32[None,3]"}``; fields that a mapping leaves out, and all if it is None,

@@ -47,6 +47,7 @@ from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
 from dsprep.writing.run import Output, make_in
 from dsprep.writing.shards import START
 from dsprep.writing.staging import Staging, published
+from dsprep.writing.upload import open_staging
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ def write_items(
         check_replaceable(target)
     with (
         _opened(how.executor, run.workers) as executor,
-        Staging(
+        open_staging(
             target,
             identity,
             overwrite=run.overwrite,
@@ -263,6 +264,7 @@ def _reset(staging: Staging) -> None:
     for left in (*staging.root.iterdir(), *staging.data.iterdir()):
         if left.name not in _KEPT and not left.name.startswith(HIDDEN):
             remove(left)
+    staging.reset()
     staging.save(START)
     staging.state = dict(START)
 

@@ -36,6 +36,7 @@ from dsprep.sidecar import identity, spec
 from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content, FileEntry, Identity
 from dsprep.source.many import MultiSource, NativeOpening, open_native
+from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.base import Handle
 from dsprep.storage.marks import Mark, unchanged
 from dsprep.storage.paths import common_path, open_file
@@ -150,6 +151,32 @@ def describe(
         return Made(Content(format.name, schema, entries, lineage), b"", dataset, path)
 
 
+def joined(
+    format: WritableFormat,
+    schema: Schema,
+    dataset: Path,
+    files: Sequence[Path],
+    parts: Sequence[tuple[Content, bytes]],
+    lineage: Mapping[str, Any],
+) -> Made:
+    """Return the sidecar of a dataset whose files have one each, in `parts`, with its companion."""
+    path = spec.sidecar_path(dataset)
+    looked: list[Looked] = []
+    for content, companion in parts:
+        entry = content.files[0]
+        if content.layouts:
+            json, tables = content.layouts[entry.layout], Tables(companion or None, dataset)
+            layout = as_json.from_json(json, entry.samples, content.schema, tables)
+            looked.append((layout, entry.identity, None))
+    if len(looked) == len(parts):
+        return _made(Subject(format, files, dataset, path, schema, lineage), looked)
+    entries = tuple(
+        FileEntry(os.path.relpath(file, dataset), content.samples, content.files[0].identity)
+        for file, (content, _) in zip(files, parts, strict=True)
+    )
+    return Made(Content(format.name, schema, entries, lineage), b"", dataset, path)
+
+
 def dataset_of(files: Sequence[Path]) -> Path:
     """Return what a sidecar of `files` lies beside: the only file, or their common directory."""
     common = common_path(files)
@@ -230,6 +257,7 @@ def locate(format: Format, files: Sequence[Path], notes: Sequence[str]) -> Made:
     DsprepError, OSError
         If the data are damaged, or have no directory in common.
     """
+    refuse_partial(written_as(files))
     dataset, marks = dataset_of(files), tuple(map(Mark.of, files))
     options, path = OpenOptions(), spec.sidecar_path(dataset)
     with open_native(format, files, options, None, notes, marks=marks) as source:

@@ -24,8 +24,9 @@ from dsprep.core.units import as_nbytes, show_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import WriteOptions, not_enough
-from dsprep.storage.atomic import partial_path
+from dsprep.storage.atomic import partial_path, scratch
 from dsprep.storage.marks import Mark, sample
+from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.trees import data_files, free_nbytes, tree_nbytes
 from dsprep.writing.create_sidecar import made_by
 from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard
@@ -34,6 +35,9 @@ from dsprep.writing.staging import STATUS
 
 COPIES_PER_WORKER = 4
 """A worker holds a piece as read, as encoded, and what compression needs besides."""
+
+AT_ONCE = 2
+"""Shards that are uploaded to a store at a time, while the next one is written."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (samples, payload bytes) done so far."""
@@ -240,9 +244,11 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
         complete = recorded_state(root).get("complete") and not restart
         if job.options.compress is not None or complete:
             continue  # the estimate is an upper bound, or all has been written
-        needed += job.estimate - (tree_nbytes(root) if root.is_dir() else 0)
+        is_local = not isinstance(job.target, StorePath)
+        needed += staged_nbytes(job)
+        needed -= tree_nbytes(root) if is_local and root.is_dir() else 0
         largest = max(largest, needed + job.scratch)
-    at = jobs[0].target.parent
+    at = scratch(jobs[0].target)
     free = free_nbytes(at)
     if largest > free:
         raise TargetError(
@@ -250,7 +256,18 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
             where=at,
             expected=f"about {show_nbytes(largest)}",
             found=f"{show_nbytes(free)} free",
+            fix=None
+            if at == jobs[0].target.parent
+            else "set TMPDIR to a directory with more, or cut the output with --shard-size",
         )
+
+
+def staged_nbytes(job: Job) -> int:
+    """Return about how many bytes of an output are on this machine at a time."""
+    if not isinstance(job.target, StorePath):
+        return job.estimate
+    largest = max(map(len, job.shards)) / max(1, job.samples)
+    return min(job.estimate, round((2 * AT_ONCE + 1) * largest * job.estimate))
 
 
 def recorded_state(root: Path) -> dict[str, Any]:
@@ -263,7 +280,9 @@ def recorded_state(root: Path) -> dict[str, Any]:
 
 
 def _check_not_source(target: Path, source: Source) -> None:
-    final = Path(os.path.realpath(target))  # allows links that lead in circles
+    final = target
+    if not isinstance(target, StorePath):
+        final = Path(os.path.realpath(target))  # allows links that lead in circles
     for path in source.files():
         used = path.resolve()
         if used == final or final in used.parents or used in final.parents:
@@ -281,9 +300,10 @@ def _check_not_source(target: Path, source: Source) -> None:
 
 def _would_name(name: str, path: Path) -> bool:
     """Whether a directory or pattern would include `path` if it existed."""
-    if Path(name).is_dir():
-        return Path(name).resolve() in path.parents
-    parts, pattern = path.parts, (Path(name).parent.resolve() / Path(name).name).parts
+    named = as_path(name)
+    if named.is_dir():
+        return named.resolve() in path.parents
+    parts, pattern = path.parts, (named.parent.resolve() / named.name).parts
     recursive = "**" in pattern
     if not glob.has_magic(name) or (len(parts) != len(pattern) and not recursive):
         return False

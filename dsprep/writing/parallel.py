@@ -137,6 +137,7 @@ def write_apart(
         wait_for(done.path, written.node, written.nbytes)
         if job.groupings:
             wait_for(staging.root / f"groups-{done.number}.json", written.node)
+        staging.completed(job, done.number)
         yield written.done
 
 
@@ -454,3 +455,4 @@ def write_parts(
     parts.made.rename(staging.made)
     if staging.durable:
         sync_directory(staging.data)
+    staging.completed(job, 0)

@@ -40,6 +40,7 @@ from dsprep.writing.shards import (
     create_writer,
     need,
     ranges_of,
+    remove_leftovers,
     samples_of,
     saved_groups,
     shard_path,
@@ -48,6 +49,7 @@ from dsprep.writing.shards import (
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import Staging, check_target, discard, published
 from dsprep.writing.transfer import Done
+from dsprep.writing.upload import UploadStaging, open_staging
 
 
 def run_job(
@@ -87,7 +89,7 @@ def making(
     before = source.marks() or tuple(Mark.of(p.absolute()) for p in source.files())
     if options.overwrite:
         check_replaceable(job.target)
-    with Staging(
+    with open_staging(
         job.target,
         fingerprint(job, source, before),
         overwrite=options.overwrite,
@@ -134,7 +136,9 @@ def make_in(
         pieces = _write(job, source, staging, executor, threads)
         resumed, copied = _count(job, staging, pieces, progress)
     made = None
-    if not published(job.target):
+    if isinstance(staging, UploadStaging):
+        made = staging.described(job, {**lineage(job, source), **job.recipe})
+    elif not published(job.target):
         made = _described(job, source, staging, executor)
     if shuffled is not None:
         shuffled.clean()
@@ -245,7 +249,8 @@ def _write(
     Yields what earlier runs have written, then every piece or part.
     """
     if len(job.shards) == 1:
-        parts = parts_of(job, source, staging, executor)
+        is_kept = bool(staging.keep(job, set()))
+        parts = None if is_kept else parts_of(job, source, staging, executor)
         if parts is not None:
             return write_parts(job, source, staging, parts, (executor, threads))
         executor = None
@@ -258,6 +263,7 @@ def _write(
     done = set(range(first))
     if job.sharded:
         done |= clean_apart(job, staging, continued)
+    done = staging.keep(job, done)
     missing = [i for i in range(len(job.shards)) if i not in done]
     if job.sharded and missing:
         (staging.data / job.target.name).mkdir(exist_ok=True)
@@ -267,6 +273,8 @@ def _write(
     begin = (0, None)
     if missing[:1] == [continued]:
         begin = int(state["samples"]), state["writer"]
+    elif continued in missing:
+        remove_leftovers(shard_path(job, staging.data, continued))
     return _write_here(job, source, staging, (before, missing), threads, begin)
 
 
@@ -330,6 +338,7 @@ def _write_here(
                     staging.save({"shard": index + 1, "samples": 0, "writer": None})
                     source.release(job.shards[index].stop)
                 writer.clean()
+            staging.completed(job, index)
         if not missing:
             yield Done(before, 0)
     finally:

@@ -17,6 +17,8 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
     What is replaced, where two names cannot be exchanged.
 ``NAME.dsprep.json``, ``NAME.dsprep.bin``
     Its sidecar, there before the output gets its name: so nobody sees the one without the other.
+
+What is to be in a store is made on this machine: see `dsprep.writing.upload`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dsprep.errors import DsprepError, FormatError, TargetError
 from dsprep.sidecar import spec
@@ -44,7 +46,12 @@ from dsprep.storage.identity import ChangedError, is_coarse, sole_writer
 from dsprep.storage.locking import Lock
 from dsprep.storage.marks import Mark, mount_of, sample
 from dsprep.storage.nodes import revalidate
+from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import HIDDEN, soon
+from dsprep.writing import remote
+
+if TYPE_CHECKING:
+    from dsprep.writing.job import Job
 
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run starts over."""
@@ -249,6 +256,17 @@ class Staging:
         if self._lock is not None:
             self._lock.check()
 
+    def keep(self, job: Job, done: set[int]) -> set[int]:
+        """Return of the shards that were complete those that still are, wherever they lie."""
+        del job
+        return done
+
+    def completed(self, job: Job, number: int) -> None:
+        """Take note that a shard is complete."""
+
+    def reset(self) -> None:
+        """Take note that no shard counts that was complete."""
+
     @property
     def sidecar(self) -> Path:
         """Where the output's sidecar is before the output has its name."""
@@ -335,6 +353,8 @@ class Staging:
 
 def published(target: Path) -> bool:
     """Whether a run has given its complete output the name `target`, and left the record of it."""
+    if isinstance(target, StorePath):
+        return remote.published(target)
     mark, made = _complete(target), made_path(target)
     if mark is None:
         return False
@@ -377,6 +397,8 @@ def _is_renamed(path: Path, mark: Mark) -> bool:
 
 def discard(target: Path) -> None:
     """Remove the working directory of `target`, which this process has not locked."""
+    if isinstance(target, StorePath):
+        remote.discard(target)
     directory = atomic.working(target)
     if directory is not None and _clear(directory):
         _remove_empty(target)
@@ -430,6 +452,9 @@ def _same_place(before: Any, now: Any) -> bool:
 
 def check_target(target: Path, overwrite: bool) -> None:
     """Raise `TargetError` if `target` exists and may not be replaced, or has no directory."""
+    if isinstance(target, StorePath):
+        remote.check_target(target, overwrite)
+        return
     revalidate(target)  # a client may not have seen what another node has made
     if not target.parent.is_dir():
         raise TargetError("there is no such directory", where=target.parent, fix="create it first")

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from dsprep.core.units import parse_nbytes
 from dsprep.errors import UsageError
+from dsprep.storage.paths import StorePath
 
 SMALLEST, LARGEST = 4 << 10, 4 << 30
 """Stripe sizes that are accepted, in bytes: a page, and the largest that Lustre has."""
@@ -75,6 +76,17 @@ class Stripe:
     targets: int | None
     matters: bool | None
     advice: str
+
+
+STORE = Stripe(
+    nbytes=SMALLEST,
+    source="an object store",
+    file_system="objects",
+    targets=None,
+    matters=False,
+    advice="a store has no stripes: alignment is not expected to matter",
+)
+"""Of objects, wherever they are."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,7 @@ def requested_stripe(text: str, path: Path) -> Stripe:
             expected="a power of two from 4KiB to 4GiB",
             fix="give the largest power of two that divides the stripe size of the storage",
         )
-    kind = file_system(_existing(path))
+    kind = STORE.file_system if isinstance(path, StorePath) else file_system(_existing(path))
     advice = "alignment is as asked; whether it matters here was not looked up"
     return Stripe(
         nbytes=nbytes,
@@ -161,6 +173,8 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
     expected_nbytes
         Bytes that the file will have, by which the part of a composite layout is chosen.
     """
+    if isinstance(path, StorePath):
+        return STORE
     at = _existing(path)
     kind = file_system(at)
     if kind.startswith("lustre"):

@@ -24,7 +24,7 @@ from dsprep.bench.report import sweeping, tiering
 from dsprep.bench.report.comparing import apart, flat
 from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
-from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, SETS, TIERED, TODAY, find
+from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, PLAINLY, SETS, TIERED, TODAY, find
 from dsprep.core.units import show_nbytes
 
 NO_PRODUCT = ("group", "group-db", *SETS["lmdbio"])
@@ -263,7 +263,9 @@ def _bottleneck(findings: _Findings, row: Row) -> str:
 
 def _as_read(findings: _Findings, row: Row) -> str:
     if findings.is_in_place(row.name):
-        return f"Read as it is today ({row.name})"
+        format = str(findings.report.dataset.get("format"))
+        how = f": {PLAINLY.get(format, 'sample by sample')}" if row.name == IN_PLACE else ""
+        return f"Read as it is today ({row.name}{how})"
     return f"Read by {row.name}, after a conversion to {find(row.name).container}"
 
 

@@ -25,6 +25,7 @@ from dsprep.sidecar.spec import write_json
 from dsprep.storage.durable import sync_directory
 from dsprep.storage.locking import take
 from dsprep.storage.marks import Mark, sample
+from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import free_nbytes, remove
 
 MADE = "made.json"
@@ -114,7 +115,7 @@ def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -
         return next((p for p in parts if p in (path.resolve(), *path.resolve().parents)), None)
 
     if folder is None:
-        beside = dataset.parent
+        beside = Path.cwd() if isinstance(dataset, StorePath) else dataset.parent
         while (part := holding(beside)) is not None:
             beside = part.parent
         if not os.access(beside, os.W_OK | os.X_OK):

@@ -68,6 +68,12 @@ DUMMY = "dummy"
 MET = "met"
 IN_PLACE = "in-place"
 
+PLAINLY = {
+    "webdataset": "tar shards read one after another",
+    "images": "files opened and read one by one, not decoded",
+}
+"""How `IN_PLACE` reads a format, where that is not sample by sample in a shuffled order."""
+
 ABSENT = "not installed"
 """What begins the words for a strategy whose packages are missing; that is no failure."""
 
@@ -75,7 +81,7 @@ STRATEGIES: dict[str, Entry] = {
     LIMIT: Entry("limit:Limit", "groups", "plain preadv of whole groups, nothing decoded: 100 %"),
     DUMMY: Entry("limit:Dummy", "groups", "no reading: the step alone, on a batch in memory"),
     IN_PLACE: Entry(
-        "in_place:InPlace", "files", "the files as they are, by their library, sample by sample"
+        "in_place:InPlace", "files", "the files as they are, as a plain script reads them"
     ),
     "h5py": Entry("samples:H5pySamples", "hdf5", "h5py, sample by sample, shuffled"),
     "zarr": Entry("samples:ZarrSamples", "zarr", "zarr, sample by sample, shuffled"),

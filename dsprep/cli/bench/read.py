@@ -120,8 +120,7 @@ class Chosen:
     timeout: float = opt.value("SECONDS", "Limit of one run.", default=900, min=1, panel=HOW)
     buffer_size: str | None = opt.value(
         "SIZE",
-        "What one read fetches: samples (128) or bytes (64MiB); by default as the data are "
-        "grouped.",
+        "What one read fetches: 128 (samples) or 64MiB.",
         "--buffer-size",
         "-b",
         panel=READERS,

@@ -12,6 +12,7 @@ file; nothing rests on this order but speed.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,6 +90,10 @@ def check(schema: Schema, plans: Sequence[FieldPlan]) -> list[str]:
     return lost
 
 
+_numbers = itertools.count()
+"""Of files in memory: no two that are open may have one name."""
+
+
 def _new_file(path: Path | None, metadata: int = 0) -> Any:
     """Return an empty file, in memory if there is no path.
 
@@ -115,7 +120,7 @@ def _new_file(path: Path | None, metadata: int = 0) -> Any:
     create.set_obj_track_times(False)
     if metadata:
         create.set_file_space_strategy(h5f.FSPACE_STRATEGY_AGGR, False, 1)
-    name = b"memory" if path is None else os.fsencode(path)
+    name = b"memory-%d" % next(_numbers) if path is None else os.fsencode(path)
     return h5py.File(h5f.create(name, h5f.ACC_TRUNC, create, access))
 
 

@@ -151,14 +151,18 @@ def open_hdf5(path: Path) -> Any:
 # --- the superblock ---------------------------------------------------------------------------
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_FARTHEST = 256 << 10
 _SIZES = (2, 4, 8, 16, 32)
 _LONGEST = 28 + 4 * max(_SIZES)
 
 
 def signature(file: Handle) -> int | None:
-    """Return where the signature is: at 0, or behind a user block at 512, 1024, 2048, ..."""
-    at = 0
-    while at + len(SIGNATURE) <= file.nbytes:
+    """Return where the signature is: at 0, or behind a user block at 512, 1024, 2048, ...
+
+    Of files without a descriptor, which may be objects, only the first 256 KiB are looked at.
+    """
+    at, end = 0, file.nbytes if file.fd >= 0 else min(file.nbytes, _FARTHEST)
+    while at + len(SIGNATURE) <= end:
         if file.pread(len(SIGNATURE), at) == SIGNATURE:
             return at
         at = max(512, 2 * at)

@@ -26,6 +26,7 @@ import numpy as np
 
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, FormatError
+from dsprep.storage.ranges import ends_early
 
 if TYPE_CHECKING:
     from dsprep.formats.zarr.metadata import ArrayMeta
@@ -168,7 +169,9 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
             fix="the file is truncated or still being written",
         )
     at = 0 if meta.sharding.at_start else shard.nbytes - nbytes
-    data = shard.file.pread_exact(nbytes, shard.offset + at)
+    data = shard.file.pread_blocks(nbytes, [shard.offset + at])[0]  # no more than that of objects
+    if len(data) < nbytes:
+        raise ends_early(shard.where, shard.offset + at, nbytes, len(data))
     body = data[: ENTRY * chunks]
     if meta.sharding.crc and data != body + _crc(body):
         raise FormatError("the CRC of the shard index is wrong", where=shard.where)

@@ -26,6 +26,7 @@ from dsprep.formats.zarr.store import Store, Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
 from dsprep.layout.laws import LARGEST, Explicit, Law, affine
 from dsprep.layout.model import Blocks, Grid
+from dsprep.storage.paths import StorePath
 
 MAX_BLOCKS = 1 << 27
 """Chunks of an array whose offsets are kept in memory, 16 bytes each."""
@@ -346,9 +347,12 @@ def _read_shards(
 ) -> None:
     """Put what the indexes of shards give into offsets and bytes of chunks."""
     numbers, starts, _ = files
+    threads, count = min(8, 2 * len(os.sched_getaffinity(0))), AT_ONCE
+    if isinstance(array.store.path, StorePath):  # they wait for answers
+        threads, count = 64, 1
 
     def read(first: int) -> int:
-        some = slice(first, first + AT_ONCE)
+        some = slice(first, first + count)
         for number, start in zip(numbers[some].tolist(), starts[some].tolist(), strict=True):
             key = _key(array.meta, frame, number)
             with array.store.chunk(key) as shard:
@@ -358,12 +362,12 @@ def _read_shards(
             out[0][number], out[1][number] = np.where(at < 0, -1, at + start), nbytes
         return len(numbers[some])
 
-    firsts = range(0, len(numbers), AT_ONCE)
+    firsts = range(0, len(numbers), count)
     if len(firsts) < 2:
         for first in firsts:
             step(read(first))
         return
-    with ThreadPoolExecutor(min(8, 2 * len(os.sched_getaffinity(0)))) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for done in pool.map(read, firsts):
             step(done)
 

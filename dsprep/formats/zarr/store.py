@@ -282,6 +282,10 @@ class Directory(Store):
         self._files.close()
 
 
+HEAD_NBYTES = 512
+"""Bytes of a local header that are read of each member of an object: few names are longer."""
+
+
 class Zip(Store):
     """Every key is a member of the ZIP file `path`, below the folder that holds the root."""
 
@@ -299,6 +303,7 @@ class Zip(Store):
         self._size = self._file.nbytes
         self._library: Any = None
         self._starts: dict[str, int] = {}
+        self._heads: dict[int, bytes] = {}
         self._verified: set[str] = set()
         self._verifying: dict[str, threading.Lock] = {}
         self._check_members()
@@ -443,8 +448,13 @@ class Zip(Store):
         """Return where the bytes of a member begin, which only its local header says."""
         if info.filename in self._starts:
             return self._starts[info.filename]
+        if self._file.fd < 0 and not self._heads:  # all at once: each is a request
+            offsets = [each.header_offset for each in self._zip.infolist()]
+            heads = self._file.pread_blocks(HEAD_NBYTES, offsets)
+            self._heads = dict(zip(offsets, heads, strict=True))
         where = f"{self.path}, {info.filename}"
-        start = self._starts[info.filename] = begin(self._file, info, where)
+        known = self._heads.get(info.header_offset, b"")
+        start = self._starts[info.filename] = begin(self._file, info, where, known)
         return start
 
     @override

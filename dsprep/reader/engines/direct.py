@@ -25,7 +25,6 @@ from dsprep.core.schema import Bytes, Ints
 from dsprep.core.spans import offsets_of
 from dsprep.reader.engines import Unavailable
 from dsprep.reader.memory import HUGE, PAGE, anonymous
-from dsprep.reading.read_plan import stepped
 from dsprep.storage import copying
 from dsprep.storage.base import Handle
 from dsprep.storage.ranges import (
@@ -36,7 +35,7 @@ from dsprep.storage.ranges import (
     preadv_once,
 )
 from dsprep.storage.ring import READ, Ring, ring
-from dsprep.storage.scatter import Runs, one_range, read_files
+from dsprep.storage.scatter import Runs, one_range, read_files, stepped
 
 WINDOW = 4 << 20
 """Bytes read at a time, where the kernel refuses io_uring, and of memory of each thread."""

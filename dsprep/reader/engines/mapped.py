@@ -17,11 +17,10 @@ import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.reader.engines import Unavailable
-from dsprep.reading.read_plan import stepped
 from dsprep.storage import copying
 from dsprep.storage.base import Handle
 from dsprep.storage.ranges import ends_early
-from dsprep.storage.scatter import Runs
+from dsprep.storage.scatter import Runs, stepped
 
 STEP = 8 << 20
 """Bytes that the kernel is asked to read ahead, and then copied."""

@@ -19,6 +19,7 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage
+from dsprep.storage.atomic import make_scratch
 from dsprep.storage.durable import punch, write_error
 from dsprep.storage.ranges import pread_into, pwrite_all
 from dsprep.writing.samples.feed import GIVEN
@@ -43,7 +44,7 @@ class Spool(Source):
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self.path, self.schema, self.version = path, schema, GIVEN
-        self._file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 (`close`)
+        self._file = tempfile.TemporaryFile(dir=make_scratch(path), buffering=0)  # noqa: SIM115 (`close`)
         self._fd, self._end, self._released = self._file.fileno(), 0, 0
         self._pool = ThreadPoolExecutor(1, "dsprep-spool")
         self._writing: deque[Future[int]] = deque()

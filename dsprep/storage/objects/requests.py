@@ -1,0 +1,531 @@
+"""Requests for ranges of objects: how many at a time, what is tried again, and what is refused.
+
+One event loop in a thread of this process makes all requests. `Requests.read` takes ranges of any
+objects, joins near ones, cuts long ones, and copies each body to its places as it arrives. Every
+request names the version of the object that was opened (If-Match), and the version that the answer
+states is compared, too: bytes of another version are never delivered.
+
+What is in flight is bounded by bytes, which is what memory and bandwidth know of, and by requests.
+A store that asks to slow down (503, 429) halves the latter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import obstore
+from obstore import exceptions
+
+from dsprep.core.schema import Ints
+from dsprep.errors import UsageError
+from dsprep.storage import copying
+from dsprep.storage.identity import ChangedError
+from dsprep.storage.ranges import ends_early
+from dsprep.storage.scatter import RangeError, Runs, stepped
+
+Result = TypeVar("Result")
+
+BUDGET_NBYTES = 256 << 20
+"""Bytes in flight at most."""
+
+CEILING = 256
+"""Requests in flight at most."""
+
+FLOOR = 4
+"""Requests in flight that a store which asks to slow down is still sent."""
+
+NEAR = 64 << 10
+"""Bytes between two ranges that are read along: fewer than what comes in the time that a request of
+its own would take."""
+
+PART_NBYTES = (1 << 20, 8 << 20)
+"""Least and most bytes of a part of a long range. In between, a part has as many as a stream brings
+in the time to the first byte, so that half of the time of a request is waiting."""
+
+SMALL_NBYTES = 256 << 10
+"""Up to so many bytes of a body are copied by the thread of the event loop without the kernel."""
+
+TRIES = 7
+"""Times that a request is made before its error is raised."""
+
+PAUSE = 0.05
+"""Seconds before the second try; twice as many before each further one, with jitter."""
+
+DEADLINE = 60.0
+"""Seconds after which a request that has not ended fails, and is made again."""
+
+LATE = 3.0
+"""Times the expected time after which one of the last requests of a read is sent a second time."""
+
+LEAST_LATE = 0.25
+"""Seconds before which that is never done."""
+
+HEDGED = 16
+"""One of so many requests of a read, and one in any case, may be sent a second time."""
+
+_FINAL = (
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.NotSupportedError,
+    exceptions.InvalidPathError,
+    exceptions.UnknownConfigurationKeyError,
+)
+
+
+@dataclass
+class Counters:
+    """What this process asked of object stores.
+
+    Attributes
+    ----------
+    requests, nbytes
+        Requests for ranges that were answered, and bytes that came.
+    other
+        Requests for what objects are (HEAD, LIST), and to write them.
+    retries, hedges
+        Requests that were made again, after an error or since they took long.
+    sent
+        Bytes that were written.
+    """
+
+    requests: int = 0
+    nbytes: int = 0
+    other: int = 0
+    retries: int = 0
+    hedges: int = 0
+    sent: int = 0
+
+
+counters = Counters()
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of an object, and where it is.
+
+    Attributes
+    ----------
+    store, key
+        The store, as obstore has it, and the name of the object in it.
+    name
+        How users call it.
+    nbytes
+        Its size.
+    etag
+        Its ETag, which changes with its content; empty where the server has none.
+    modified
+        When it was last written, in ns since 1970, which takes the place of an ETag.
+    """
+
+    store: Any
+    key: str
+    name: str
+    nbytes: int
+    etag: str
+    modified: int = 0
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """What a request says so that it is answered of this version alone."""
+        # A weak ETag never matches (RFC 9110, section 13.1.1).
+        return {} if not self.etag or self.etag.startswith("W/") else {"if_match": self.etag}
+
+    def check(self, meta: Any) -> None:
+        """Raise `ChangedError` if an answer states another version."""
+        etag = meta["e_tag"] or ""
+        same = etag == self.etag if self.etag else modified_ns(meta) == self.modified
+        if not same or meta["size"] != self.nbytes:
+            raise self.changed(f"{etag or modified_ns(meta)}, {meta['size']:,} bytes")
+
+    def changed(self, found: str) -> ChangedError:
+        """Return the error for an object that was written again, or removed."""
+        return ChangedError(
+            "the object changed since it was opened",
+            where=self.name,
+            expected=f"{self.etag or self.modified}, {self.nbytes:,} bytes",
+            found=found,
+            fix="open it again; where a sidecar describes it, write that again with dsprep "
+            "provenance, or, if the content is the same, with dsprep provenance --refresh",
+        )
+
+
+def modified_ns(meta: Any) -> int:
+    """Return when an object was last written, in ns; as exact as the store keeps it."""
+    milliseconds: int = round(meta["last_modified"].timestamp() * 1000)
+    return milliseconds * 10**6
+
+
+@dataclass
+class _Flight:
+    """What is under way, bounded by bytes and requests; used in the event loop alone."""
+
+    nbytes: int = 0
+    requests: int = 0
+    ceiling: float = CEILING
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    def has_entered(self, nbytes: int) -> bool:
+        """Count a request of so many bytes, if it may be made at once; return whether it may."""
+        if self.requests and (
+            self.requests >= self.ceiling or self.nbytes + nbytes > BUDGET_NBYTES
+        ):
+            return False
+        self.requests, self.nbytes = self.requests + 1, self.nbytes + nbytes
+        return True
+
+    async def enter(self, nbytes: int) -> None:
+        """Wait until a request of so many bytes may be made; those that wait longest go first."""
+        while not self.has_entered(nbytes):
+            turn = asyncio.get_running_loop().create_future()
+            self.waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._wake()  # it may have been this one's turn
+                raise
+        if self.nbytes < BUDGET_NBYTES and self.requests < self.ceiling:
+            self._wake()
+
+    def leave(self, nbytes: int) -> None:
+        """Note that a request has ended."""
+        self.requests, self.nbytes = self.requests - 1, self.nbytes - nbytes
+        self._wake()
+
+    def _wake(self) -> None:
+        while self.waiting:
+            turn = self.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+
+class _Pace:
+    """How long requests take: moving averages of the time to the first byte, and of bytes a second.
+
+    Only what decides how ranges are cut, and when a request is late, depends on it.
+    """
+
+    def __init__(self) -> None:
+        self.latency, self.bandwidth = 0.03, 100e6
+
+    def note(self, latency: float, nbytes: int, seconds: float) -> None:
+        """Note a request that brought so many bytes in so many seconds after its first one."""
+        self.latency += 0.1 * (latency - self.latency)
+        if nbytes >= PART_NBYTES[0] // 4:
+            self.bandwidth += 0.1 * (nbytes / max(seconds, 1e-3) - self.bandwidth)
+
+    @property
+    def part_nbytes(self) -> int:
+        """Bytes of a part of a long range."""
+        least, most = PART_NBYTES
+        fitting: int = int(min(max(self.latency * self.bandwidth, least), most))
+        return fitting >> 16 << 16
+
+    def late(self, nbytes: int) -> float:
+        """Return after how many seconds a request is late."""
+        return max(LEAST_LATE, LATE * (self.latency + nbytes / self.bandwidth))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One request: a half-open range of an object, and what takes its body."""
+
+    version: Version
+    start: int
+    stop: int
+    place: Callable[[Any], None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the range."""
+        return self.stop - self.start
+
+
+class Requests:
+    """The requests of this process: an event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._flight, self.pace = _Flight(), _Pace()
+        thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="dsprep-objects")
+        thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return what a coroutine returns; whoever waits for it may be interrupted."""
+        done: Future[Result] = Future()
+        tasks = []
+
+        def finish(task: asyncio.Task[Result]) -> None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            done.set_result(task.result()) if error is None else done.set_exception(error)
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(finish)
+
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            return done.result()
+        except BaseException:
+            # Nothing may be copied to memory that the caller gives up.
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            with suppress(asyncio.CancelledError):
+                done.exception()
+            raise
+
+    def read(self, parts: Sequence[Part]) -> None:
+        """Read ranges; each body is given to its `Part.place` in the event loop's thread.
+
+        Raises
+        ------
+        ChangedError
+            If an object is no longer the version that was opened.
+        OSError
+            If a range cannot be read, after `TRIES` tries.
+        """
+        if parts:
+            self.run(self._read(parts))
+
+    def fetch(self, version: Version, start: int, stop: int) -> bytes:
+        """Return a range of an object, in parts if it is long; raises as `read`."""
+        step = self.pace.part_nbytes
+        if stop - start <= step + step // 2:
+            return bytes(self.run(self._one(version, start, stop)))
+        out = bytearray(stop - start)
+        cuts = [*range(start, stop, step), stop]
+
+        def put(at: int, body: Any) -> None:
+            out[at - start : at - start + len(body)] = memoryview(body)
+
+        self.read([Part(version, a, b, partial(put, a)) for a, b in pairwise(cuts)])
+        return bytes(out)
+
+    async def _read(self, parts: Sequence[Part]) -> None:
+        began: dict[int, float] = {}
+        left = set(range(len(parts)))
+
+        async def make(number: int) -> None:
+            part = parts[number]
+            body = await self._one(part.version, part.start, part.stop, began, number)
+            if number in left:  # else its twin was quicker
+                left.discard(number)
+                part.place(body)
+
+        pending = {self._loop.create_task(make(i)) for i in range(len(parts))}
+        spare, hedged = len(parts) // HEDGED + 1, set[int]()
+        try:
+            while left:
+                patience = self.pace.late(0)
+                done, pending = await asyncio.wait(
+                    pending, timeout=patience, return_when=_until(left, spare)
+                )
+                for task in done:
+                    task.result()
+                if len(left) > spare:
+                    continue
+                for number in left - hedged:
+                    since = _now() - began.get(number, _now())
+                    if since > self.pace.late(parts[number].nbytes):
+                        hedged.add(number)
+                        counters.hedges += 1
+                        pending.add(self._loop.create_task(make(number)))
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _one(
+        self,
+        version: Version,
+        start: int,
+        stop: int,
+        began: dict[int, float] | None = None,
+        number: int = 0,
+    ) -> Any:
+        """Return the body of one range, tried again as long as that makes sense.
+
+        `began` gets the time of the first try, under `number`.
+        """
+        nbytes, pause, problem = stop - start, PAUSE, ""
+        for attempt in range(TRIES):
+            if attempt:
+                counters.retries += 1
+                await asyncio.sleep(pause * (0.5 + random.random()))
+                pause *= 2
+            if not self._flight.has_entered(nbytes):
+                await self._flight.enter(nbytes)
+            try:
+                if began is not None:
+                    began.setdefault(number, _now())
+                return await self._get(version, start, stop)
+            except exceptions.PreconditionError as error:
+                raise version.changed("another version") from error
+            except (FileNotFoundError, exceptions.NotFoundError) as error:
+                raise version.changed("nothing there") from error
+            except _FINAL as error:
+                raise refused(version.name, error) from error
+            except (exceptions.BaseError, TimeoutError, OSError) as error:
+                problem = brief(error)
+                if any(word in problem for word in ("503", "429", "SlowDown")):
+                    self._flight.ceiling = max(FLOOR, self._flight.ceiling / 2)
+            finally:
+                self._flight.leave(nbytes)
+        text = f"cannot be read at offset {start} after {TRIES} tries: {problem}"
+        raise RangeError(errno.EIO, text, version.name).at(start)
+
+    async def _get(self, version: Version, start: int, stop: int) -> Any:
+        began = _now()
+        options: Any = {"range": (start, stop), **version.condition}
+        answer = await obstore.get_async(version.store, version.key, options=options)
+        first = _now()
+        version.check(answer.meta)
+        body = await answer.bytes_async()
+        if len(body) != stop - start:
+            raise OSError(errno.EIO, f"{len(body)} bytes came of {stop - start}")
+        counters.requests += 1
+        counters.nbytes += len(body)
+        self.pace.note(first - began, len(body), _now() - first)
+        flight = self._flight
+        flight.ceiling = min(CEILING, flight.ceiling + 1 / flight.ceiling)
+        return body
+
+
+def _until(left: set[int], spare: int) -> str:
+    """Return until when is waited: the last requests of a read are looked at as each ends."""
+    return asyncio.FIRST_COMPLETED if len(left) <= spare else asyncio.FIRST_EXCEPTION
+
+
+_now = time.monotonic
+
+
+def brief(error: BaseException) -> str:
+    """Return the first line of an error of a request, without the address that it went to."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def refused(name: str, error: BaseException) -> OSError:
+    """Return the error for a request that the store refuses, whatever it is tried."""
+    number = errno.EOPNOTSUPP
+    if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+        number = errno.EACCES
+    return OSError(number, f"{os.strerror(number)}: {brief(error)}", name)
+
+
+# --- one for each process ----------------------------------------------------------------------
+
+_lock = threading.Lock()
+_made: Requests | None = None
+_is_used = _is_forked = False
+
+
+def _after_fork() -> None:
+    global _is_forked
+    _is_forked = _is_used
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Raise `UsageError` in a child of a process that made requests.
+
+    The runtime of obstore does not survive a fork: a request there would never end.
+    """
+    global _is_used
+    _is_used = True
+    if _is_forked:
+        raise UsageError(
+            "this process was forked from one that read from an object store, which cannot be "
+            "done again here",
+            fix="start workers by multiprocessing's forkserver or spawn (a DataLoader: "
+            "multiprocessing_context='forkserver'), or leave them out: Batches reads by threads",
+        )
+
+
+def requests() -> Requests:
+    """Return the requests of this process; raises as `check_process`."""
+    global _made
+    check_process()
+    with _lock:
+        if _made is None:
+            _made = Requests()
+        return _made
+
+
+# --- ranges to parts ---------------------------------------------------------------------------
+
+
+def parts_of(version: Version, ranges: Runs, part_nbytes: int) -> list[Part]:
+    """Return the requests for ranges: near ones together, long ones in parts.
+
+    Raises
+    ------
+    FormatError
+        If a range is not within the object.
+    """
+    starts, sizes = ranges.starts, ranges.sizes
+    stops = starts + sizes
+    outside = (stops > version.nbytes) & (sizes > 0)
+    if outside.any():
+        i = int(outside.argmax())
+        available = max(0, version.nbytes - int(starts[i]))
+        raise ends_early(version.name, int(starts[i]), int(sizes[i]), available)
+    order = np.argsort(starts, kind="stable")
+    order = order[sizes[order] > 0]
+    if not len(order):
+        return []
+    each = list(ranges)
+    sorted_starts, reached = starts[order], np.maximum.accumulate(stops[order])
+    first = np.flatnonzero(np.append(True, sorted_starts[1:] - reached[:-1] > NEAR))
+    parts = []
+    for low, high in zip(first.tolist(), [*first[1:].tolist(), len(order)], strict=True):
+        start, stop = int(sorted_starts[low]), int(reached[high - 1])
+        members = [each[k] for k in order[low:high].tolist()]
+        if len(members) == 1 and stop - start > part_nbytes:
+            for at, iovecs in stepped(start, members[0][1], part_nbytes):
+                nbytes = int(iovecs[:, 1].sum())
+                parts.append(Part(version, at, at + nbytes, partial(_put, at, [(at, iovecs)])))
+        else:
+            parts += [Part(version, *cut) for cut in _joined(start, stop, members, part_nbytes)]
+    return parts
+
+
+def _joined(
+    start: int, stop: int, members: list[tuple[int, Ints]], part_nbytes: int
+) -> list[tuple[int, int, partial[None]]]:
+    """Return near ranges as few requests, none of which is much longer than a part."""
+    begin, end, inside = start, start, list[tuple[int, Ints]]()
+    cuts: list[tuple[int, int, partial[None]]] = []
+    for at, iovecs in members:
+        if inside and at >= end and max(end, at) - begin >= part_nbytes:
+            cuts.append((begin, end, partial(_put, begin, inside)))
+            begin, end, inside = at, at, []
+        inside.append((at, iovecs))
+        end = max(end, at + int(iovecs[:, 1].sum()))
+    cuts.append((begin, stop, partial(_put, begin, inside)))
+    return cuts
+
+
+def _put(start: int, members: list[tuple[int, Ints]], body: Any) -> None:
+    """Copy ranges out of a body, which begins at `start` of the object, to their places."""
+    address = np.frombuffer(body, np.uint8).ctypes.data - start
+    few = len(body) <= SMALL_NBYTES
+    for at, iovecs in members:
+        if few and len(iovecs) <= len(members) + 4:
+            copying.move(address + at, iovecs)  # shorter than letting other threads run meanwhile
+        else:
+            copying.copy(address + at, iovecs)

@@ -1,0 +1,552 @@
+"""Objects as files: `ObjectStore` for each scheme of URLs, and `ObjectFile`.
+
+Names are ``bucket/key`` for ``s3://`` and ``gs://``, ``container/key`` for ``az://``, and
+``host/key`` for ``https://``. Credentials, endpoint and region are those that obstore finds in the
+environment, or boto3 in a profile; dsprep neither reads nor shows them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from stat import S_ISDIR
+from typing import Any
+
+import numpy as np
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+from typing_extensions import override
+
+from dsprep.core.schema import Array, Ints
+from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.storage.base import Handle, Known, Store, made_status
+from dsprep.storage.identity import Status
+from dsprep.storage.objects.requests import (
+    DEADLINE,
+    Part,
+    Requests,
+    Version,
+    check_process,
+    counters,
+    modified_ns,
+    parts_of,
+    refused,
+    requests,
+)
+from dsprep.storage.scatter import Runs, one_range
+from dsprep.storage.trees import SIDECARS
+
+EDGE_NBYTES = 256 << 10
+"""Bytes that are fetched of an object at once when it is opened, and of its end when that is read:
+where formats have their structure."""
+
+BLOCK_NBYTES = 1 << 20
+"""Bytes that are fetched at a time of what lies between, for reads of fewer."""
+
+BLOCKS = 64
+"""Blocks of an object that are kept."""
+
+AHEAD = 16
+"""Blocks that are fetched together at most, where an object is read from front to back."""
+
+TREE_NAMES = 20_000
+"""Names below a directory that are listed together, once directories within are looked into."""
+
+LISTINGS = 64
+"""Listings that are kept."""
+
+SECONDS = 2.0
+"""For how long an answer on what an object is holds, within one process: opening a dataset asks
+several times. Nothing is ever mixed: each request names the version."""
+
+UPLOAD_NBYTES = 16 << 20
+"""Bytes of a part of an upload, at least; stores take 10,000 parts at most."""
+
+UPLOADS = 8
+"""Parts of an object that are uploaded at a time."""
+
+_PLAIN = ("http", "https")
+
+
+class ObjectFile(Handle):
+    """One version of an object."""
+
+    def __init__(
+        self, version: Version, head: bytes = b"", keep: Callable[[bytes], None] | None = None
+    ) -> None:
+        self.name, self.nbytes, self.version = version.name, version.nbytes, version
+        self.status = _status(version)
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._edges = {0: head} if head else dict[int, bytes]()
+        self._last, self._ahead = -1, 1
+        self._keep = keep
+        self._lock = threading.Lock()
+
+    @override
+    def identify(self, offset: int | None = None) -> Status:
+        """Return what it is: a version never becomes another one."""
+        return self.status
+
+    @override
+    def check_same(self, offset: int | None = None) -> None:
+        """Do nothing: every request names the version, and every answer was compared with it."""
+
+    @override
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        stop = min(offset + nbytes, self.nbytes)
+        if stop <= offset:
+            return b""
+        if stop - offset > BLOCK_NBYTES:
+            return requests().fetch(self.version, offset, stop)
+        with self._lock:
+            return self._edge(offset, stop) or self._between(offset, stop)
+
+    @override
+    def pread_blocks(self, nbytes: int, offsets: Sequence[int]) -> list[bytes]:
+        blocks: dict[int, bytes] = {}
+        ends = [min(offset + nbytes, self.nbytes) for offset in offsets]
+        for begin, data in self._edges.items():
+            for at, end in zip(offsets, ends, strict=True):
+                if begin <= at < end <= begin + len(data):
+                    blocks[at] = data[at - begin : end - begin]
+        requests().read(
+            [
+                Part(self.version, at, end, partial(_keep, blocks, at))
+                for at, end in zip(offsets, ends, strict=True)
+                if at < end and at not in blocks
+            ]
+        )
+        return [blocks.get(offset, b"") for offset in offsets]
+
+    @override
+    def pread_into(self, out: Array, offset: int) -> None:
+        """Fill `out` by requests for just that: these are values, of which no others are near."""
+        nbytes = out.nbytes
+        if nbytes:
+            self.read_range(offset, np.array([[out.ctypes.data, nbytes]], np.int64))
+
+    def _edge(self, start: int, stop: int) -> bytes | None:
+        """Return bytes of the beginning or the end, None for others."""
+        tail = max(0, self.nbytes - EDGE_NBYTES)
+        if self._keep is not None and stop <= EDGE_NBYTES and 0 not in self._edges:
+            head = requests().fetch(self.version, 0, min(self.nbytes, EDGE_NBYTES))
+            self._edges[0] = head
+            self._keep(head)
+        elif 0 < tail <= start and tail not in self._edges:
+            self._edges[tail] = requests().fetch(self.version, tail, self.nbytes)
+        for at, data in self._edges.items():
+            if at <= start and stop <= at + len(data):
+                return data[start - at : stop - at]
+        return None
+
+    def _between(self, start: int, stop: int) -> bytes:
+        numbers = range(start // BLOCK_NBYTES, (stop - 1) // BLOCK_NBYTES + 1)
+        for number in numbers:
+            if number not in self._blocks:
+                self._fetch(number)
+            self._blocks.move_to_end(number)
+        data = b"".join(self._blocks[number] for number in numbers)
+        at = start - numbers[0] * BLOCK_NBYTES
+        return data[at : at + stop - start]
+
+    def _fetch(self, number: int) -> None:
+        """Fetch a block, and more after it if blocks have been read in about this order."""
+        self._ahead = min(2 * self._ahead, AHEAD) if 0 <= number - self._last <= self._ahead else 1
+        stop = number + self._ahead
+        self._last = stop
+        begin, end = number * BLOCK_NBYTES, min(stop * BLOCK_NBYTES, self.nbytes)
+        data = requests().fetch(self.version, begin, end)
+        for k in range(number, stop):
+            if k * BLOCK_NBYTES < end:
+                at = (k - number) * BLOCK_NBYTES
+                self._blocks[k] = data[at : at + BLOCK_NBYTES]
+        while len(self._blocks) > BLOCKS:
+            self._blocks.popitem(last=False)
+
+    @override
+    def read_range(self, start: int, iovecs: Ints) -> tuple[int, int]:
+        return self.read_runs(one_range(start, iovecs))
+
+    @override
+    def read_runs(self, ranges: Runs) -> tuple[int, int]:
+        return self.read_many([(self, ranges)])
+
+    @classmethod
+    @override
+    def read_many(cls, parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:
+        made: Requests = requests()
+        step = made.pace.part_nbytes
+        asked = [
+            part
+            for file, ranges in parts
+            if isinstance(file, cls)
+            for part in parts_of(file.version, ranges, step)
+        ]
+        made.read(asked)
+        return len(asked), sum(part.nbytes for part in asked)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("an object that is open is not sent to other processes")
+
+
+def _keep(blocks: dict[int, bytes], at: int, body: Any) -> None:
+    blocks[at] = bytes(body)
+
+
+def _status(version: Version) -> Status:
+    number = _number(version)
+    return Status(0, version.nbytes, number, number)
+
+
+def _number(version: Version) -> int:
+    """Return a number for a version, which takes the place of times.
+
+    It is odd, so that it is never taken for a time that was cut to coarser units.
+    """
+    text = f"{version.etag or version.modified} {version.nbytes}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little") | 1
+
+
+@dataclass
+class _Listing:
+    """What is in a directory, or in all below it (`is_tree`): by directory, what is in it."""
+
+    is_tree: bool
+    is_large: bool = False  # so all below it are not listed together
+    folders: dict[str, dict[str, os.stat_result]] = field(default_factory=dict)
+
+    def add(self, name: str, status: os.stat_result, root: str) -> None:
+        """Add a file, or directory, and the directories in which it is."""
+        while len(name) > len(root):
+            name, _, last = name.rpartition("/")
+            inside = self.folders.setdefault(name, {})
+            if last in inside:
+                return
+            inside[last], status = status, made_status(None)
+
+
+class ObjectStore(Store):
+    """All buckets, containers or hosts of one scheme of URLs."""
+
+    def __init__(self, scheme: str) -> None:
+        self.scheme = scheme
+        self._roots: dict[str, tuple[Any, Any]] = {}
+        self._answers: dict[str, tuple[float, tuple[Version | None, bytes]]] = {}
+        self._listings: OrderedDict[str, tuple[float, _Listing]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _root(self, bucket: str) -> tuple[Any, Any]:
+        """Return the store of a bucket for reading and for all else, which obstore tries again."""
+        check_process()
+        with self._lock:
+            if bucket not in self._roots:
+                url = f"{self.scheme}://{bucket}"
+                self._roots[bucket] = _connect(url, tries=0), _connect(url, tries=5)
+            return self._roots[bucket]
+
+    def _split(self, name: str) -> tuple[tuple[Any, Any], str]:
+        bucket, _, key = name.partition("/")
+        if self.scheme in _PLAIN and ("?" in key or "#" in key):
+            raise UsageError(
+                "a URL with a query, such as one that is signed, names no file that stays",
+                where=f"{self.scheme}://{name.partition('?')[0]}",
+                fix="give credentials in the environment, and s3://, gs:// or az://",
+            )
+        return self._root(bucket), key
+
+    def _url(self, name: str) -> str:
+        return f"{self.scheme}://{name}"
+
+    # --- what objects are --------------------------------------------------------------------
+
+    def look(self, url: str, *, fresh: bool = False, head: bool = False) -> tuple[Version, bytes]:
+        """Return the version of an object now, and, with `head`, its first bytes.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none.
+        """
+        name = url.partition("://")[2]
+        version, data = self._answer(name, fresh, head)
+        if version is None:
+            raise FileNotFoundError(2, os.strerror(2), url)
+        return version, data
+
+    def _answer(self, name: str, fresh: bool, head: bool) -> tuple[Version | None, bytes]:
+        known = None if fresh else self._kept(name)
+        if known is not None:
+            version, data = known
+            if not head or data or version is None or not version.nbytes:
+                return known
+        (reading, other), key = self._split(name)
+        answer: tuple[Version | None, bytes] = None, b""
+        if key:
+            try:
+                if head:
+                    answer = self._first(reading, other, key, name)
+                else:
+                    counters.other += 1
+                    answer = self._version(reading, key, name, obstore.head(other, key)), b""
+            except (FileNotFoundError, exceptions.NotFoundError):
+                pass
+            except exceptions.BaseError as error:
+                raise refused(self._url(name), error) from error
+        self._note(name, answer)
+        return answer
+
+    def _first(self, reading: Any, other: Any, key: str, name: str) -> tuple[Version, bytes]:
+        """Return a version and its first bytes, by one request unless it is empty."""
+        try:
+            answer = obstore.get(other, key, options={"range": (0, EDGE_NBYTES)})
+            data = bytes(answer.bytes())
+        except (FileNotFoundError, exceptions.NotFoundError):
+            raise
+        except exceptions.BaseError:  # of no bytes there is no range
+            counters.other += 1
+            meta = obstore.head(other, key)
+            if meta["size"]:
+                raise
+            return self._version(reading, key, name, meta), b""
+        counters.requests += 1
+        counters.nbytes += len(data)
+        version = self._version(reading, key, name, answer.meta)
+        if len(data) != min(EDGE_NBYTES, version.nbytes):
+            raise OSError(5, "the answer is shorter than the object", version.name)
+        return version, data
+
+    def _version(self, reading: Any, key: str, name: str, meta: Any) -> Version:
+        return Version(
+            reading, key, self._url(name), meta["size"], meta["e_tag"] or "", modified_ns(meta)
+        )
+
+    def _kept(self, name: str) -> tuple[Version | None, bytes] | None:
+        """Return the last answer on an object, as long as it holds; also that a list lacks it."""
+        kept = self._answers.get(name)
+        if kept is not None and time.monotonic() - kept[0] < SECONDS:
+            return kept[1]
+        directory, _, last = name.rpartition("/")
+        inside = self._listed(directory)
+        missing = inside is not None and (last not in inside or S_ISDIR(inside[last].st_mode))
+        return (None, b"") if missing else None
+
+    def _note(self, name: str, answer: tuple[Version | None, bytes]) -> None:
+        if len(self._answers) > 4096:
+            self._answers.clear()
+        self._answers[name] = time.monotonic(), answer
+
+    @override
+    def forget(self, name: str) -> None:
+        self._answers.pop(name, None)
+        self._listings.clear()
+
+    @override
+    def open(self, name: str, path: str, known: Known | None = None) -> Handle:
+        if known is not None and known.etag:
+            (reading, _), key = self._split(name)
+            return ObjectFile(Version(reading, key, path, known.nbytes, known.etag))
+        kept = self._kept(name)
+        if kept is None or kept[0] is None:
+            return ObjectFile(*self.look(path, head=True))
+        version, head = kept[0], kept[1]
+        return ObjectFile(version, head, lambda data: self._note(name, (version, data)))
+
+    @override
+    def etag(self, name: str) -> str:
+        return self.look(self._url(name))[0].etag
+
+    @override
+    def stat(self, name: str) -> os.stat_result:
+        try:
+            version, _ = self.look(self._url(name))
+        except FileNotFoundError:
+            if self.scheme in _PLAIN or name.endswith(SIDECARS) or not self._inside(name):
+                raise
+            return made_status(None)
+        return made_status(version.nbytes, _number(version))
+
+    @override
+    def listing(self, directory: str) -> Iterator[tuple[str, os.stat_result]]:
+        if self.scheme in _PLAIN:
+            raise UnsupportedError(
+                "an HTTP server gives no list of files",
+                where=self._url(directory),
+                fix="name the files, or a list of them as @list.txt",
+            )
+        yield from self._inside(directory).items()
+
+    def _inside(self, directory: str) -> dict[str, os.stat_result]:
+        """Return what is in a directory; empty where there is nothing of this name."""
+        found, above = self._listed(directory), directory.rpartition("/")[0]
+        if found is None and self._listed(above) is not None:
+            listing = self._listings.get(above)
+            if listing is not None and not listing[1].is_large:  # a tree is being walked
+                self._list(above, below=True)
+                found = self._listed(directory)
+        if found is None:
+            self._list(directory)
+            found = self._listed(directory)
+        return found or {}
+
+    def _listed(self, directory: str) -> dict[str, os.stat_result] | None:
+        """Return what is in a directory that was listed in the last `SECONDS`."""
+        at = directory
+        while at:
+            when, kept = self._listings.get(at, (0.0, None))
+            whole = kept is not None and (at == directory or kept.is_tree)
+            if kept is not None and whole and time.monotonic() - when < SECONDS:
+                return kept.folders.get(directory, {})
+            at = at.rpartition("/")[0]
+        return None
+
+    def _list(self, directory: str, *, below: bool = False) -> None:
+        """List a directory, or all that is below it if that is not too much."""
+        (reading, other), key = self._split(directory)
+        bucket, made, names = directory.partition("/")[0], _Listing(below), 0
+        try:
+            if below:
+                pages: Iterable[Any] = obstore.list(other, prefix=key or None, chunk_size=1000)
+            else:
+                counters.other += 1
+                found = obstore.list_with_delimiter(other, prefix=key or None)
+                pages = [found["objects"]]
+                for prefix in found["common_prefixes"]:
+                    made.add(f"{bucket}/{prefix.rstrip('/')}", made_status(None), directory)
+            for page in pages:
+                counters.other += below
+                names += len(page)
+                if below and names > TREE_NAMES:
+                    self._listings[directory][1].is_large = True
+                    return
+                for meta in page:
+                    name = f"{bucket}/{meta['path']}"
+                    version = self._version(reading, meta["path"], name, meta)
+                    self._note(name, (version, b""))
+                    made.add(name, made_status(version.nbytes, _number(version)), directory)
+        except exceptions.BaseError as error:
+            raise refused(self._url(directory), error) from error
+        self._listings[directory] = time.monotonic(), made
+        while len(self._listings) > LISTINGS:
+            self._listings.popitem(last=False)
+
+    # --- writing -----------------------------------------------------------------------------
+
+    @override
+    def check_writable(self, name: str) -> None:
+        url = self._url(name)
+        if self.scheme in _PLAIN:
+            raise UsageError(
+                "HTTP servers are only read", where=url, fix="write to s3://, gs:// or az://"
+            )
+        if not name.partition("/")[2]:
+            raise UsageError("this names no object", where=url, expected="scheme://bucket/name")
+
+    @override
+    def put(self, name: str, data: Path | bytes, *, overwrite: bool | str) -> str:
+        self.check_writable(name)
+        (_, other), key = self._split(name)
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        part = max(UPLOAD_NBYTES, -(-size // 9000))
+        taken = FileExistsError(17, os.strerror(17), self._url(name))
+        try:
+            mode: Any = "overwrite" if overwrite else "create"
+            if isinstance(overwrite, str) or (size > part and not overwrite):
+                there = self._meta(other, key)
+                if (there or {}).get("e_tag") != (overwrite or None):
+                    raise taken
+                known = ("e_tag", "version")
+                mode = {name: there[name] for name in known if there[name]} if there else mode
+            if size <= part:
+                data = data if isinstance(data, bytes) else data.read_bytes()
+                made = obstore.put(other, key, data, mode=mode, use_multipart=False)
+            else:  # uploads in several parts know no condition
+                made = obstore.put(other, key, data, chunk_size=part, max_concurrency=UPLOADS)
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            # The answer to a request that succeeded may have been lost, and it was made again.
+            there = self._meta(other, key)
+            if there is None or obstore.get(other, key).bytes() != data:
+                raise taken from error
+            made = there
+        except exceptions.BaseError as error:
+            raise refused(self._url(name), error) from error
+        finally:
+            self.forget(name)
+        counters.other += 1
+        counters.sent += size
+        return made["e_tag"] or ""
+
+    def _meta(self, other: Any, key: str) -> Any:
+        """Return what the server says of an object now, None if there is none."""
+        counters.other += 1
+        try:
+            return obstore.head(other, key)
+        except (FileNotFoundError, exceptions.NotFoundError):
+            return None
+
+    @override
+    def remove(self, name: str) -> None:
+        (_, other), key = self._split(name)
+        counters.other += 1
+        self.forget(name)
+        try:
+            obstore.delete(other, key)
+        except (FileNotFoundError, exceptions.NotFoundError):
+            return
+        except exceptions.BaseError as error:
+            raise refused(self._url(name), error) from error
+
+
+def store(scheme: str) -> ObjectStore:
+    """Return the store of a scheme of URLs."""
+    return ObjectStore(scheme)
+
+
+def _connect(url: str, tries: int) -> Any:
+    """Return obstore's store of a bucket, which tries requests again so many times.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be reached as the environment says.
+    """
+    scheme = url.partition(":")[0]
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=DEADLINE),
+        "connect_timeout": timedelta(seconds=10),
+        "pool_max_idle_per_host": "256",
+    }
+    endpoint = next((os.environ[n] for n in _ENDPOINTS if os.environ.get(n)), "")
+    if url.startswith("http://") or (scheme == "s3" and endpoint.startswith("http://")):
+        options["allow_http"] = True
+    more: dict[str, Any] = {}
+    if scheme == "s3" and (provider := _profile()) is not None:
+        more["credential_provider"] = provider
+    retry: Any = {"max_retries": tries, "retry_timeout": timedelta(seconds=60)}
+    try:
+        return from_url(url, client_options=options, retry_config=retry, **more)
+    except (exceptions.BaseError, ValueError) as error:
+        text = str(error).strip().splitlines()[0]
+        raise UsageError(f"there is no way to this store: {text}", where=url) from error
+
+
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+def _profile() -> Any:
+    """Return what gives the credentials of a profile (boto3); None: the environment does."""
+    if os.environ.get("AWS_ACCESS_KEY_ID") or not os.environ.get("AWS_PROFILE"):
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        raise MissingExtra("AWS_PROFILE is read by boto3", fix="pip install boto3") from error
+    return Boto3CredentialProvider()

@@ -1,0 +1,334 @@
+"""Writing to a store: what is made on this machine is uploaded, shard by shard, as it is complete.
+
+The directory for temporary files (``TMPDIR``) has the shards that are being written and uploaded,
+no more. The sidecar is uploaded last: until then, a claim in the store shows that the dataset is
+not there as a whole (`dsprep.writing.remote`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import override
+
+from dsprep.core.packing import digest
+from dsprep.errors import TargetError
+from dsprep.sidecar import spec
+from dsprep.sidecar.spec import Content
+from dsprep.storage import trees
+from dsprep.storage.atomic import make_scratch
+from dsprep.storage.locking import Owner
+from dsprep.storage.paths import StorePath
+from dsprep.writing import remote
+from dsprep.writing.create_sidecar import Made, describe, joined
+from dsprep.writing.job import AT_ONCE, Job
+from dsprep.writing.remote import Claim, as_object
+from dsprep.writing.shards import START, samples_of, saved_groups, shard_path
+from dsprep.writing.staging import Staging
+
+
+def open_staging(target: Path, job: Mapping[str, Any], **options: bool) -> Staging:
+    """Return the directory in which `target` is made; see `Staging`."""
+    made = UploadStaging if isinstance(target, StorePath) else Staging
+    return made(target, job, **options)
+
+
+class UploadStaging(Staging):
+    """The directory in which shards of `target`, which is in a store, are made and uploaded from.
+
+    Attributes
+    ----------
+    uploaded
+        Sidecar and companion of each shard that is complete in the store, by number.
+    """
+
+    def __init__(self, target: Path, job: Mapping[str, Any], **options: bool) -> None:
+        self._remote = as_object(target)
+        self._claim: Claim | None = None
+        self._version = self._sidecar = ""
+        self._is_held = self._is_published = False
+        self._before: dict[StorePath, int] = {}  # what was there, and its version as a number
+        self._begun = set[StorePath]()  # the shards that have been uploaded, perhaps in part
+        self.uploaded: dict[int, tuple[Content, bytes]] = {}
+        self._clearing = Lock()
+        self._pool = ThreadPoolExecutor(AT_ONCE, "dsprep-upload")
+        self._small = ThreadPoolExecutor(remote.THREADS, "dsprep-upload")
+        self._waiting: deque[Future[None]] = deque()
+        make_scratch(target)
+        super().__init__(target, job, **options)
+
+    # --- the claim -----------------------------------------------------------------------------
+
+    @override
+    def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
+        self._claim, self._version = remote.read_claim(self._remote)
+        if self._claim is not None and not restart:
+            self._check_owner(self._claim)
+        state = super()._continue(job, restart)
+        assert self._claim is not None  # or it has begun
+        if not self._is_held:
+            self._hold(self._claim)
+        self._look()
+        there = remote.sidecar_digest(self._remote)
+        self._is_published = bool(there) and there == self._claim.sidecar
+        if self._is_published:
+            return {**(state or START), "complete": True}
+        if there:
+            beside = as_object(spec.sidecar_path(self._remote))
+            self._sidecar = beside.store.etag(beside.key)
+        if state is not None:
+            state = {k: v for k, v in state.items() if k != "complete" or not self._is_lost(state)}
+        return state
+
+    def _is_lost(self, state: Mapping[str, Any]) -> bool:
+        """Whether a shard that was complete is neither here nor in the store."""
+        names = {content.files[0].path for content, _ in self.uploaded.values()}
+        here = self.made.iterdir() if self.made.is_dir() else [self.made]
+        names.update(path.name for path in here if path.exists())
+        return len(names) < int(state["shard"])
+
+    def _check_owner(self, claim: Claim) -> None:
+        """Raise `TargetError` if another process may be making it."""
+        owner = Owner.parse(claim.owner.encode())
+        if owner is None:
+            return
+        if owner.lives() is not False:
+            raise TargetError(
+                "another process is writing it, or was killed",
+                where=self.target,
+                found=f"{owner}, since {claim.since}",
+                fix="wait for it to end; if it was killed, repeat the command on that machine to "
+                "continue it, or add --restart to discard what it left",
+            )
+        self.notes += (f"continued what {owner} left, which was killed",)
+
+    def _hold(self, claim: Claim) -> None:
+        """Make the claim this process's, unless another one has changed it meanwhile."""
+        assert self._lock is not None
+        owner = self._lock.owner.dump().decode().strip()
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        claim = replace(claim, owner=owner, since=since)
+        self._version = remote.write_claim(self._remote, claim, self._version)
+        self._claim, self._is_held = claim, True
+
+    @override
+    def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
+        """Return what was recorded; of the job, what the claim says, which is all that counts."""
+        claim, found = self._claim, super()._load(name, ignore)
+        if ignore or claim is None:
+            return None
+        if name == "job.json":
+            return dict(claim.job)
+        if super()._load("job.json") == claim.job and self.data.is_dir():
+            return found or dict(START)
+        super()._begin(claim.job)  # what lies here is of another run
+        return dict(START)
+
+    @override
+    def _begin(self, job: Mapping[str, Any]) -> None:
+        super()._begin(job)
+        before = self._claim
+        if before is None:
+            replaces = remote.exists(self._remote)
+        else:
+            replaces = before.replaces or remote.published(self._remote)
+        self._hold(Claim(job=job, run=secrets.token_hex(8), replaces=replaces))
+        if before is not None and not replaces:
+            remote.remove(self._remote)  # all that is there was uploaded by runs that are given up
+
+    def _look(self) -> None:
+        """See what is in the store: what other runs of this job have uploaded, and what else."""
+        assert self._claim is not None
+        for path in remote.objects(self._remote):
+            self._before[path] = path.stat().st_mtime_ns
+        for number, (content, companion) in remote.read_records(
+            self._remote, self._claim.run
+        ).items():
+            entry = content.files[0]
+            path, who = self._remote / entry.path, entry.identity
+            with suppress(FileNotFoundError):
+                if remote.version_of(path) == (who.files, who.nbytes, who.etag):
+                    self.uploaded[number] = content, companion
+                    self._begun.add(path)
+
+    # --- uploading -----------------------------------------------------------------------------
+
+    @override
+    def keep(self, job: Job, done: set[int]) -> set[int]:
+        if self._is_published:
+            return set(range(len(job.shards)))
+        here = {i for i in done if shard_path(job, self.data, i).exists()}
+        for number in sorted(here):
+            self.completed(job, number)
+        return here | set(self.uploaded)
+
+    @override
+    def completed(self, job: Job, number: int) -> None:
+        path = shard_path(job, self.data, number)
+        if number in self.uploaded:
+            trees.remove(path)
+            return
+        while len(self._waiting) >= AT_ONCE:
+            self._waiting.popleft().result()
+        self._waiting.append(self._pool.submit(self._upload, job, number, path))
+
+    @override
+    def reset(self) -> None:
+        self._drain()
+        self.uploaded.clear()
+        for path in self._begun:
+            remote.remove(path)
+
+    def _drain(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def _upload(self, job: Job, number: int, path: Path) -> None:
+        """Upload a shard, record that, and remove it here."""
+        assert self._claim is not None
+        name = job.shards[number].name if job.sharded else ""
+        target = self._remote / name
+        groups = [saved_groups(self, number)] if job.groupings else []
+        shard = path, samples_of(job, number)
+        made = describe(job.format, job.schema, job.options, [shard], path, {}, groups)
+        self._begun.add(target)
+        if path.is_dir() or job.sharded:
+            self._remove_sidecar()
+        etag = self._put_all(path, target) if path.is_dir() else self._put(path, target)
+        entry = made.content.files[0]
+        who = replace(entry.identity, etag=etag, mtime_ns=None, inode=None)
+        content = replace(made.content, files=(replace(entry, path=name or ".", identity=who),))
+        remote.write_record(self._remote, number, self._claim.run, (content, made.companion))
+        self.uploaded[number] = content, made.companion
+        trees.remove(path)
+
+    def _put_all(self, directory: Path, target: StorePath) -> str:
+        """Upload a directory, return its version; what else is below `target` is removed."""
+        files = {target / p.relative_to(directory): p for p in directory.rglob("*") if p.is_file()}
+        list(self._small.map(self._put, files.values(), files))
+        for path in list(remote.objects(target)):
+            if path not in files:
+                path.unlink(missing_ok=True)
+        return remote.version_of(target)[2]
+
+    def _put(self, path: Path, target: StorePath) -> str:
+        """Upload a file, in place of what was there when this run began; return its version."""
+        store, key, before = target.store, target.key, self._before.get(target)
+        condition: bool | str = False
+        store.forget(key)
+        try:
+            if before is not None and store.stat(key).st_mtime_ns == before:
+                condition = store.etag(key) or True
+        except FileNotFoundError:
+            pass  # it was removed meanwhile
+        try:
+            return store.put(key, path, overwrite=condition)
+        except FileExistsError as error:
+            raise self._meanwhile(target) from error
+
+    def _meanwhile(self, path: Path) -> TargetError:
+        return TargetError(
+            "another program has written it meanwhile",
+            where=path,
+            fix="look at it; to replace it, repeat the command with --restart --overwrite",
+        )
+
+    def _remove_sidecar(self) -> None:
+        """Remove the sidecar of what is replaced: from now on no reader takes it for complete."""
+        with self._clearing:
+            if self._sidecar:
+                spec.sidecar_path(self._remote).unlink(missing_ok=True)
+                self._sidecar = ""
+
+    # --- the end -------------------------------------------------------------------------------
+
+    @override
+    def save(self, state: Mapping[str, Any]) -> None:
+        if not self._is_published and (self._lasting or state.get("complete")):
+            self._check_lock()
+            spec.write_json(state, self.root / "state.json", durable=self.durable)
+
+    def described(self, job: Job, lineage: Mapping[str, Any]) -> Made | None:
+        """Return the sidecar, when all shards are in the store; None if it is there."""
+        if self._is_published:
+            return None
+        self._drain()
+        parts = [self.uploaded[i] for i in range(len(job.shards))]
+        paths = [self._remote / (s.name if job.sharded else "") for s in job.shards]
+        return joined(job.format, job.schema, self.target, paths, parts, lineage)
+
+    @override
+    def put_sidecar(self) -> None:
+        """Do nothing: what makes a dataset published is its sidecar."""
+
+    @override
+    def publish(self) -> None:
+        """Remove what was there and is no part of the new dataset."""
+        if self._is_published:
+            return
+        for path in self._before:
+            above = self._begun.intersection(path.parents)
+            if path not in self._begun and not any(shard.is_dir() for shard in above):
+                self._remove_sidecar()
+                path.unlink(missing_ok=True)
+
+    @override
+    def write_sidecar(self, content: Content, companion: bytes) -> None:
+        assert self._claim is not None
+        path, data = as_object(spec.sidecar_path(self._remote)), spec.dump(content).encode()
+        self._hold(replace(self._claim, sidecar=digest(data)))  # it is still this process's
+        beside = as_object(path.with_name(spec.companion_name(path)))
+        if companion:
+            beside.store.put(beside.key, companion, overwrite=True)
+        else:
+            beside.unlink(missing_ok=True)
+        try:
+            path.store.put(path.key, data, overwrite=self._sidecar or False)
+        except FileExistsError as error:
+            raise self._meanwhile(path) from error
+        self._is_published = True
+
+    @override
+    def discard(self) -> None:
+        self._stop()
+        if self._is_held:
+            if not self._is_published:
+                for path in self._begun:
+                    remote.remove(path)
+            remote.discard(self._remote)
+        self._claim, self._is_held = None, False
+        super().discard()
+
+    def _stop(self) -> None:
+        """Wait for uploads that are under way, and begin no more."""
+        self._pool.shutdown(cancel_futures=True)
+        self._small.shutdown()
+
+    @override
+    def close(self) -> None:
+        self._stop()
+        if self._is_held and self._claim is not None:
+            self._is_held = False
+            with suppress(OSError):  # then others see that this process has ended
+                remote.write_claim(self._remote, replace(self._claim, owner=""), self._version)
+        super().close()
+
+    @override
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+        super().__exit__(kind, error, trace)

@@ -1,0 +1,301 @@
+"""Ranges of objects: every byte is right whatever the store does, or an error says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("obstore")
+
+from object_server import Running
+from support import assert_same_batch
+
+import dsprep
+from dsprep.errors import FormatError, MissingExtra, ReadError, UnsupportedError, UsageError
+from dsprep.sidecar.sidecar import Sidecar, StaleError
+from dsprep.storage import paths
+from dsprep.storage.identity import ChangedError
+from dsprep.storage.objects import requests
+from dsprep.storage.objects import store as objects
+from dsprep.storage.scatter import runs
+from dsprep.verbs.provenance import refresh
+
+NBYTES = 3_000_000
+DATA = np.random.default_rng(3).integers(0, 256, NBYTES).astype(np.uint8)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    running = Running()
+    for name, value in {
+        "AWS_ENDPOINT_URL": running.endpoint,
+        "AWS_ACCESS_KEY_ID": "none",
+        "AWS_SECRET_ACCESS_KEY": "secret-secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for scheme in paths.SCHEMES:
+        monkeypatch.delitem(paths._stores, scheme, raising=False)
+    monkeypatch.setattr(requests, "PAUSE", 0.001)
+    running.server.put("/b/data", DATA)
+    yield running.server
+    running.close()
+
+
+def read(file, offsets, lengths):
+    """The bytes of ranges, by one call."""
+    offsets, lengths = np.array(offsets, np.int64), np.array(lengths, np.int64)
+    places = np.concatenate([[0], np.cumsum(lengths)])
+    out = np.zeros(max(1, int(places[-1])), np.uint8)
+    file.read_spans(offsets, lengths, out, places[:-1], 0)
+    return [out[a:b] for a, b in pairwise(places)]
+
+
+@given(
+    ranges=st.lists(
+        st.tuples(st.integers(0, NBYTES - 1), st.integers(0, 400_000)), min_size=1, max_size=40
+    ),
+    part=st.sampled_from([70_001, 1 << 20]),
+)
+@settings(max_examples=200, deadline=None)
+def test_requests_cover_ranges_exactly(ranges, part):
+    """Every wanted byte is in one request, and what nobody wants is near, and little."""
+    version = requests.Version(None, "k", "s3://b/k", NBYTES, '"1"')
+    offsets = np.array([a for a, _ in ranges], np.int64)
+    lengths = np.array([min(n, NBYTES - a) for a, n in ranges], np.int64)
+    order = np.argsort(offsets, kind="stable")
+    places = np.concatenate([[0], np.cumsum(lengths[order])])
+    out = np.zeros(max(1, int(places[-1])), np.uint8)
+    made = requests.parts_of(
+        version, runs(offsets[order], lengths[order], places[:-1] + out.ctypes.data, 0), part
+    )
+    for each in made:
+        assert 0 <= each.start < each.stop <= NBYTES
+        each.place(DATA[each.start : each.stop].tobytes())
+    for k, i in enumerate(order):
+        got = out[places[k] : places[k + 1]]
+        assert np.array_equal(got, DATA[offsets[i] : offsets[i] + lengths[i]])
+    union = np.zeros(NBYTES, bool)
+    for a, n in zip(offsets, lengths, strict=True):
+        union[a : a + n] = True
+    assert sum(each.nbytes for each in made) <= 2 * int(lengths.sum()) + requests.NEAR * len(made)
+
+
+def test_ranges_are_read_by_few_requests(server):
+    file = paths.open_file("s3://b/data")
+    server.stat["gets"] = 0
+    got = read(file, [10, 5000, 1_000_000, 1_030_000], [100, 10, 20_000, 5])
+    for at, data in zip([10, 5000, 1_000_000, 1_030_000], got, strict=True):
+        assert np.array_equal(data, DATA[at : at + len(data)])
+    assert server.stat["gets"] == 2
+    assert file.pread(100, NBYTES - 7) == DATA[-7:].tobytes()
+    assert file.pread(10, NBYTES) == b""
+    assert file.pread(NBYTES, 0) == DATA.tobytes()
+    with pytest.raises(FormatError, match="ends too early"):
+        read(file, [NBYTES - 5], [6])
+
+
+def test_small_reads_come_from_few_blocks(server):
+    file = paths.open_file("s3://b/data")
+    assert server.stat["requests"] == 1
+    for at in range(0, NBYTES - 12, 20_011):
+        assert file.pread(12, at) == DATA[at : at + 12].tobytes()
+    assert server.stat["requests"] <= 5
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "reset", "short"])
+def test_faults_are_tried_again(server, fault):
+    file = paths.open_file("s3://b/data")
+    server.set[fault] = 0.2
+    before = requests.counters.retries
+    at = np.arange(0, NBYTES - 1000, 100_003)
+    for _ in range(5):
+        for start, data in zip(at, read(file, at, np.full(len(at), 1000)), strict=True):
+            assert np.array_equal(data, DATA[start : start + 1000])
+    assert server.stat["faults"] > 5
+    assert requests.counters.retries - before >= server.stat["faults"]
+
+
+def test_the_last_try_is_an_error(server):
+    file = paths.open_file("s3://b/data")
+    server.set["500"] = 1.0
+    with pytest.raises(OSError, match=r"offset 9 after 7 tries.*500.*s3://b/data") as caught:
+        read(file, [9], [10])
+    assert "secret-secret" not in str(caught.value)
+    server.set["500"] = 0.0
+    assert np.array_equal(read(file, [9], [10])[0], DATA[9:19])
+
+
+def test_a_store_that_asks_to_slow_down_gets_fewer_requests(server):
+    file = paths.open_file("s3://b/data")
+    server.set["503"] = 0.5
+    flight = requests.requests()._flight
+    at = np.arange(0, NBYTES - 1000, 100_003)
+    read(file, at, np.full(len(at), 10))
+    assert flight.ceiling < requests.CEILING
+    server.set["503"] = 0.0
+    flight.ceiling = requests.CEILING
+
+
+@pytest.mark.parametrize("ignores", [0.0, 1.0], ids=["412", "another ETag in the answer"])
+def test_a_changed_object_is_refused(server, ignores):
+    file = paths.open_file("s3://b/data")
+    server.set["moved"] = ignores
+    server.put("/b/data", DATA[::-1])
+    with pytest.raises(ChangedError, match=r"changed since it was opened.*--refresh"):
+        read(file, [9], [10])
+    del server.objects["/b/data"]
+    with pytest.raises(ChangedError, match="nothing there"):
+        read(file, [9], [10])
+
+
+def test_a_slow_request_is_made_twice(server, monkeypatch):
+    monkeypatch.setattr(requests, "LEAST_LATE", 0.05)
+    file, slow = paths.open_file("s3://b/data"), threading.Event()
+    send, stuck = server._send, []
+
+    async def once(*args, **options):
+        if not stuck and args[1] == 206:
+            stuck.append(True)
+            for _ in range(1000):  # until the twin has answered
+                await asyncio.sleep(0.01)
+                if slow.is_set():
+                    break
+        elif args[1] == 206:
+            slow.set()
+        return await send(*args, **options)
+
+    monkeypatch.setattr(server, "_send", once)
+    before = requests.counters.hedges
+    assert np.array_equal(read(file, [9], [10])[0], DATA[9:19])
+    assert requests.counters.hedges == before + 1
+
+
+def test_what_is_in_flight_is_bounded(server, monkeypatch):
+    monkeypatch.setattr(requests, "BUDGET_NBYTES", 50_000)
+    file = paths.open_file("s3://b/data")
+    server.set["latency"] = 0.01
+    at = np.arange(0, NBYTES - 10_000, 100_003)
+    server.stat["most"] = 0
+    read(file, at, np.full(len(at), 10_000))
+    assert 2 <= server.stat["most"] <= 5
+
+
+def test_errors_of_names(server, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        dsprep.open("s3://b/missing.h5")
+    with pytest.raises(UsageError, match="names no bucket"):
+        dsprep.open("s3:///x.h5")
+    with pytest.raises(UsageError, match="a query") as caught:
+        dsprep.open("https://host/x.h5?X-Amz-Signature=secret-secret")
+    assert "secret-secret" not in str(caught.value)
+    with pytest.raises(UsageError, match="names no bucket") as caught:
+        dsprep.open("https://user:secret-secret@host/x.h5")
+    assert "secret-secret" not in str(caught.value)
+    with pytest.raises(UnsupportedError, match="no list"):
+        list(paths.scan("http://127.0.0.1:9/d"))
+
+
+def test_without_obstore(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for name in ("", ".store", ".requests"):
+        monkeypatch.delitem(sys.modules, f"dsprep.storage.objects{name}")
+    monkeypatch.delitem(paths._stores, "gs", raising=False)
+    with pytest.raises(MissingExtra, match=r"dsprep\[objects\]"):
+        dsprep.open("gs://b/x.h5")
+
+
+def test_a_forked_child_is_refused_at_once(server):
+    file = paths.open_file("s3://b/data")
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            read(file, [0], [10])
+        except UsageError as error:
+            os.write(write_end, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"forkserver" in os.read(read_end, 10_000)
+    os.close(read_end)
+    os.close(write_end)
+    code = "import sys, pickle; path = pickle.load(sys.stdin.buffer); print(path.stat().st_size)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps(paths.as_path("s3://b/data")),
+        capture_output=True,
+        check=True,
+    )
+    assert int(done.stdout) == NBYTES
+
+
+@pytest.fixture
+def dataset(server, tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(40_000).reshape(4000, 10))
+    server.put("/b/d/x.npy", path.read_bytes())
+    return path
+
+
+def test_a_sidecar_names_the_version(server, dataset):
+    dsprep.provenance("s3://b/d/x.npy")
+    server.stat["requests"] = 0
+    with Sidecar.open("s3://b/d/x.npy") as sidecar:
+        assert server.stat["requests"] == 1
+        values = sidecar.read([3, 1])["x"]
+    assert np.array_equal(values, np.load(dataset)[[3, 1]])
+    server.put("/b/d/x.npy", dataset.read_bytes() + b"")
+    server.objects["/b/d/x.npy"] = dataset.read_bytes(), '"uploaded again"'
+    with Sidecar.open("s3://b/d/x.npy") as sidecar, pytest.raises(ChangedError, match="--refresh"):
+        sidecar.read([3])
+    objects.ObjectStore.forget(paths.as_path("s3://b/d/x.npy").store, "b/d/x.npy")
+    assert refresh("s3://b/d/x.npy").renewed == 1
+    with Sidecar.open("s3://b/d/x.npy") as sidecar:
+        assert np.array_equal(sidecar.read([3])["x"], np.load(dataset)[[3]])
+
+
+def test_sidecars_move_between_disks_and_stores(server, dataset, tmp_path):
+    dsprep.provenance("s3://b/d/x.npy")
+    for name in ("x.npy", "x.npy.dsprep.json"):
+        (tmp_path / "copy" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(server.objects[f"/b/d/{name}"][0])
+    with Sidecar.open(tmp_path / "copy" / "x.npy") as copied:
+        assert np.array_equal(copied.read([3])["x"], np.load(dataset)[[3]])
+    dsprep.provenance(dataset)
+    for path in tmp_path.glob("x.npy*"):
+        server.put(f"/b/up/{path.name}", path.read_bytes())
+    with Sidecar.open("s3://b/up/x.npy") as uploaded:
+        assert np.array_equal(uploaded.read([3])["x"], np.load(dataset)[[3]])
+    server.put("/b/up/x.npy", dataset.read_bytes()[:-1] + b"x")
+    objects.ObjectStore.forget(paths.as_path("s3://b/up/x.npy").store, "b/up/x.npy")
+    with pytest.raises(StaleError):
+        Sidecar.open("s3://b/up/x.npy")
+
+
+def test_epochs_under_faults(server, dataset):
+    """Thousands of faults of all kinds: no wrong sample, and no hang."""
+    dsprep.provenance("s3://b/d/x.npy")
+    expected = np.load(dataset)
+    for fault in ("500", "503", "reset", "short"):
+        server.set[fault] = 0.05
+    with dsprep.Reader("s3://b/d/x.npy", 100, buffer_size=100, seed=2, epochs=None) as reader:
+        for _ in range(3):
+            rows = np.concatenate([batch["x"] for batch in reader])
+            assert_same_batch({"x": rows[np.argsort(rows[:, 0])]}, {"x": expected}, reader.schema)
+    assert server.stat["faults"] > 10
+    server.set["etag"] = 1.0
+    with (
+        dsprep.Reader("s3://b/d/x.npy", 100, buffer_size=100) as reader,
+        pytest.raises(ReadError, match=r"sample \d+ .*changed since it was opened"),
+    ):
+        list(reader)

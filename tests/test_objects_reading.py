@@ -1,0 +1,442 @@
+"""Datasets in object stores: Readers, caches, processes and commands, and what they ask for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("obstore")
+
+from object_server import Running, fresh_forkserver
+from support import MPIEXEC
+
+import dsprep
+from dsprep.cli import app
+from dsprep.errors import UnsupportedError, UsageError
+from dsprep.reader.defaults import Cores, choose, units_ahead
+from dsprep.reader.engines import EngineWarning
+from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage import paths
+from dsprep.storage.objects import store as objects
+from dsprep.storage.objects.requests import counters
+from dsprep.verbs.provenance import refresh
+
+COUNT = 640
+IDS = np.arange(COUNT)
+X = np.random.default_rng(7).integers(0, 1 << 30, (COUNT, 125)).astype("<i4")
+X[:, 0] = IDS
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIANOBODY", "AWS_SECRET_ACCESS_KEY": "secret-secret"}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """One dataset, contiguous and in groups, on the disk."""
+    folder = tmp_path_factory.mktemp("local")
+    with h5py.File(folder / "plain.h5", "w") as file:
+        file["x"], file["id"] = X, IDS
+    dsprep.repack(folder / "plain.h5", folder / "g.h5", buffer_size=32, durable=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running():
+    made = Running()
+    made.server.endpoint = made.endpoint
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL": made.endpoint, "AWS_REGION": "r"}.items():
+            patch.setenv(name, value)
+        with fresh_forkserver():
+            yield made.server
+    made.close()
+
+
+@pytest.fixture
+def server(running, local, monkeypatch):
+    for scheme in paths.SCHEMES:
+        monkeypatch.delitem(paths._stores, scheme, raising=False)
+    running.objects.clear()
+    for name in ("plain.h5", "g.h5"):
+        running.put(f"/b/{name}", (local / name).read_bytes())
+    return running
+
+
+@pytest.fixture
+def url(server, local):
+    """The dataset in groups, with a sidecar that names its ETag."""
+    server.put("/b/g.h5.dsprep.json", (local / "g.h5.dsprep.json").read_bytes())
+    assert refresh("s3://b/g.h5").renewed == 1
+    return "s3://b/g.h5"
+
+
+class Asked:
+    """Counts what is asked of the store within a block, from a store that knows nothing yet."""
+
+    def __enter__(self):
+        paths._stores.pop("s3", None)
+        self._before = dict(vars(counters))
+        return self
+
+    def __getattr__(self, name):
+        return getattr(counters, name) - self._before[name]
+
+    def __exit__(self, *_):
+        self.__dict__.update({name: getattr(self, name) for name in self._before})
+
+
+def ids_of(reader):
+    return sorted(int(i) for batch in reader for i in batch["id"])
+
+
+# --- the Reader ----------------------------------------------------------------------------------
+
+
+def test_units_are_read_ahead_by_bytes(url, local):
+    assert [units_ahead(mib << 20) for mib in (1, 5, 64, 512)] == [31, 26, 2, 1]
+    assert units_ahead(5 << 20, parts=4) == 7
+    cores = Cores(64, 1, "")
+    assert choose("buffered", None, cores, True, 26).threads == 26
+    assert choose("buffered", 3, cores, True, 26).threads == 3
+    with dsprep.Reader(url, 32) as reader:
+        assert (reader.choice.threads, reader._settings.buffers) == (31, 32)
+    with dsprep.Reader(url, 32, buffers=4) as reader:
+        assert (reader.choice.threads, reader._settings.buffers) == (3, 4)
+    with dsprep.Reader(url, 32, io_threads=2) as reader:
+        assert (reader.choice.threads, reader._settings.buffers) == (2, 3)
+    with dsprep.Reader(local / "g.h5", 32) as reader:
+        assert reader.choice.threads <= 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": "global"}, {"subset": "id < 100"}, {"verify": True}, {"transform": dict}],
+    ids=str,
+)
+def test_batches_are_those_of_the_file(url, local, options):
+    def taken(path):
+        with dsprep.Reader(path, 32, seed=5, epochs=1, **options) as reader:
+            return [{name: np.asarray(v).copy() for name, v in b.items()} for b in reader]
+
+    found, expected = taken(url), taken(local / "g.h5")
+    assert len(found) == len(expected) > 1
+    for a, b in zip(found, expected, strict=True):
+        assert all((a[name] == b[name]).all() for name in ("x", "id"))
+
+
+def test_an_engine_that_needs_a_file_gives_way(url):
+    with (
+        pytest.warns(EngineWarning, match="no file of a file system"),
+        dsprep.Reader(url, 32, engine="direct", epochs=1) as reader,
+    ):
+        assert ids_of(reader) == [*range(COUNT)]
+
+
+def test_jax_takes_urls(url):
+    pytest.importorskip("jax")
+    from dsprep.jax import batches
+
+    assert sorted(int(i) for b in batches(url, 32, epochs=1) for i in b["id"]) == [*range(COUNT)]
+
+
+# --- caches --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [{}, {"mini_epochs": 4, "repeats": 2}], ids=["epoch", "mini"])
+def test_what_is_in_the_cache_is_not_asked_for_again(url, tmp_path, parts):
+    with dsprep.Reader(url, 32, cache=tmp_path / "c", epochs=3, **parts) as reader:
+        passes = 8 if parts else 1
+        with Asked() as first:
+            for _ in range(passes):
+                for _ in reader:
+                    pass
+        assert COUNT * 508 <= first.nbytes < 1.3 * COUNT * 508
+        if not parts:
+            with Asked() as second:
+                assert ids_of(reader) == [*range(COUNT)]
+            assert (second.requests, second.nbytes, second.other) == (0, 0, 0)
+    with Asked() as third, dsprep.Reader(url, 32, cache=tmp_path / "c", epochs=1) as reader:
+        if not parts:
+            assert ids_of(reader) == [*range(COUNT)]
+    assert third.nbytes < 5000  # of the sidecar
+
+
+def test_another_version_is_not_read_from_the_cache(url, server, local, tmp_path):
+    with dsprep.Reader(url, 32, cache=tmp_path / "c", epochs=1) as reader:
+        assert ids_of(reader) == [*range(COUNT)]
+    data = bytearray((local / "g.h5").read_bytes())
+    at = data.index(X[0].tobytes())
+    data[at] ^= 1
+    server.put("/b/g.h5", data)
+    with Asked():
+        dsprep.provenance(url)
+    with dsprep.Reader(url, 32, cache=tmp_path / "c", epochs=1) as reader:
+        found = next(b["x"][b["id"] == 0] for b in reader if (b["id"] == 0).any())
+    assert found[0][0] == X[0][0] ^ 1
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def _count(url):
+    with dsprep.Reader(url, 32, epochs=1) as reader:
+        return len(ids_of(reader))
+
+
+def _in_child(pipe, url):
+    try:
+        pipe.send(_count(url))
+    except UsageError as error:
+        pipe.send(str(error))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_fork_is_told_and_other_children_read(url, method):
+    _count(url)
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context(method)
+    child = context.Process(target=_in_child, args=(theirs, url))
+    child.start()
+    assert ours.poll(60), "it hangs"
+    answer = ours.recv()
+    child.join(60)
+    if method == "fork":
+        assert "multiprocessing_context='forkserver'" in answer
+        assert "changed" not in answer
+    else:
+        assert answer == COUNT
+
+
+def test_workers_of_a_data_loader(url):
+    pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    from dsprep.torch import Batches, Samples
+
+    assert sorted(int(i) for b in Batches(url, 32, epochs=1) for i in b["id"]) == [*range(COUNT)]
+    for loader in (
+        DataLoader(Batches(url, 32), batch_size=None, num_workers=1, timeout=60),
+        DataLoader(Samples(url), 32, num_workers=1, timeout=60),
+    ):
+        with pytest.raises(UsageError, match="forkserver"):
+            next(iter(loader))
+    loader = DataLoader(
+        Samples(url), 320, num_workers=1, timeout=60, multiprocessing_context="forkserver"
+    )
+    assert sorted(int(i) for batch in loader for i in batch["id"]) == [*range(COUNT)]
+
+
+def test_processes_write_what_threads_write(server, tmp_path):
+    done = dsprep.convert("s3://b/plain.h5", tmp_path / "a.h5", durable=False)
+    run("convert", "s3://b/plain.h5", tmp_path / "b.h5", "--executor", "processes", "-j", "1")
+    assert done.samples == COUNT
+    run("verify", tmp_path / "a.h5", tmp_path / "b.h5")
+    run("verify", "s3://b/plain.h5", tmp_path / "b.h5", "--executor", "processes", "-j", "1")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or MPIEXEC is None, reason="no MPI here"
+)
+def test_ranks_of_an_mpi_job(url):
+    script = Path(__file__).with_name("mpi_reader.py")
+    command = [MPIEXEC, "-n", "2", sys.executable, str(script), url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "right with 2 ranks", done.stderr
+
+
+def test_readers_of_a_node_read_for_other_processes(url):
+    """One of two ranks reads for both, into memory that they share."""
+    program = """
+import os, sys, dsprep
+rank, url, key = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+how = {"rank": rank, "world_size": 2, "readers_per_node": 1, "node_key": key}
+with dsprep.Reader(url, 32, epochs=1, **how) as reader:
+    print(*(int(i) for batch in reader for i in batch["id"]), flush=True)
+    sys.stdin.read()
+from dsprep.storage.objects.requests import counters
+print(counters.requests, flush=True)
+"""
+    env = {**os.environ, "LOCAL_WORLD_SIZE": "2"}
+    ranks = []
+    for rank in "01":
+        command = [sys.executable, "-c", program, rank, url, f"objects-{os.getpid()}"]
+        how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        ranks.append(subprocess.Popen(command, env={**env, "LOCAL_RANK": rank}, **how))
+    lines = [rank.stdout.readline() for rank in ranks]
+    made = [int(rank.communicate(timeout=60)[0]) for rank in ranks]
+    assert sorted(int(i) for line in lines for i in line.split()) == [*range(COUNT)]
+    assert max(made) >= 20
+    assert min(made) <= 3  # the sidecar alone
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+def run(*words, code=0):
+    done = CliRunner().invoke(app, [str(w) for w in words])
+    assert done.exit_code == code, done.output
+    assert not any(secret in done.output for secret in KEYS.values())
+    return json.loads(done.stdout) if "--json" in words else done.output
+
+
+def test_commands_take_urls(url, local, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(r"an epoch +about 20 GET requests", run("inspect", url))
+    assert run("inspect", url, "--json")["epoch_requests"] == 20
+    assert run("inspect", url, "--json")["asked"]["requests"] > 0
+    assert "asks          about 20 GET requests" in run("audit", url, "-P", 2, "-M", 8)
+    assert run("audit", url, "-P", 2, "-M", 8, "--json")["requests"] == 20
+    rows = run("provenance", url, "--locate", "3", "--json")
+    with Sidecar.open(local / "g.h5") as sidecar:
+        assert [(r["offset"], r["length"]) for r in rows] == [
+            (e.offset, e.length) for e in sidecar.extents([3])
+        ]
+    assert "affine" in run("provenance", url, "--show") or "i *" in run("provenance", url, "--show")
+    assert "valid" in run("provenance", url, "--check")
+    assert "valid" in run("provenance", url, "--check", "full")
+    run("provenance", url, "--checksums", "--out", "x.dsprep.json")
+    assert "valid" in run("provenance", url, "--out", "x.dsprep.json", "--check")
+    assert "20 groups" in run(
+        *("plan", "tiers", url, "--capacity", "1MB", "-M", 8, "--compute", "1ms"),
+        *("--pfs", "1GB/s", "-E", 2),
+    )
+    run("audit", url, "-P", 2, "-M", 8, "--sidecar", f"{url}.dsprep.json")
+    assert "not a kind of store" in run(
+        "audit", url, "-P", 2, "-M", 8, "--sidecar", "ftp://b", code=2
+    )
+    run("stage", url, "-P", 1, "--ranks-per-node", 1, "-M", 8, "--to", "cache", "--node", 0)
+    assert "s3://b/g.h5" in run("cache", "list", "cache")
+    run("convert", url, "out.zarr")
+    assert "same" in run("verify", url, "out.zarr")
+    run("repack", "s3://b/plain.h5", "out.h5", "--buffer-size", 8)
+    assert "same" in run("verify", "out.h5", local / "plain.h5")
+
+
+def test_a_bench_reads_from_the_store(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = run("bench", "read", url, "-r", 1, "-s", "dsprep", "--warm", "--csv", "r.csv")
+    assert "failed" not in output
+    assert "dsprep" in Path("r.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["s3://b/p*.h5", "s3://b/{plain,none}.h5", "s3://*/x/plain.h5", "s3://b/**/pl*.h5"]
+)
+def test_names_that_mean_several_objects(server, local, name, tmp_path):
+    server.put("/b/d/plain.h5", (local / "plain.h5").read_bytes())
+    if "none" in name:
+        assert "No such file" in run("inspect", name, code=1)
+    elif "*/x" in name:
+        assert "nothing matches" in run("inspect", name, code=2)
+    else:
+        with dsprep.open(name) as source:
+            assert len(source) == COUNT * (2 if "**" in name else 1)
+
+
+def test_lists_and_directories(server, local, tmp_path):
+    data = (local / "plain.h5").read_bytes()
+    for name in ("/b/d/1.h5", "/b/d/2.h5"):
+        server.put(name, data)
+    (tmp_path / "list.txt").write_text("s3://b/d/1.h5\ns3://b/d/2.h5\ns3://b/plain.h5\n")
+    server.put("/b/d/list.txt", b"1.h5\n2.h5\ns3://b/plain.h5\n")
+    for name, files in (
+        ("s3://b/d", 2),
+        (f"@{tmp_path}/list.txt", 3),
+        ("@s3://b/d/list.txt", 3),
+        (f"{server.endpoint}/b/plain.h5", 1),
+    ):
+        with dsprep.open(name) as source:
+            assert len(source) == files * COUNT
+            assert (source[5:7]["id"] == [5, 6]).all()
+
+
+def test_what_a_web_server_cannot_do(server):
+    with pytest.raises(UnsupportedError, match="gives no list of files"):
+        dsprep.open(f"{server.endpoint}/b/*.h5")
+
+
+def test_the_endpoint_is_an_option(server, monkeypatch):
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    assert "640" in run("inspect", "s3://b/plain.h5", "--endpoint", endpoint)
+
+
+# --- what is asked for ---------------------------------------------------------------------------
+
+
+def test_hdf5_is_located_by_few_requests(server):
+    for name in ("plain.h5", "g.h5"):
+        with Asked() as made:
+            dsprep.provenance(f"s3://b/{name}")
+        assert made.requests <= 3
+        assert made.nbytes < 1 << 20
+        assert made.other <= 5
+        with Asked() as made, Sidecar.open(f"s3://b/{name}") as sidecar:
+            assert len(sidecar) == COUNT
+        assert (made.requests, made.other) == (1, 0)
+
+
+def test_a_tree_is_listed_at_once(server, tmp_path):
+    run("convert", "s3://b/plain.h5", tmp_path / "t.zarr")
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(str(tmp_path / "z.zarr"), mode="w", zarr_format=3)
+    group.create_array("x", data=X, chunks=(8, 125), shards=(32, 125))
+    group.create_array("id", data=IDS, chunks=(32,))
+    files = [p for p in (tmp_path / "z.zarr").rglob("*") if p.is_file()]
+    assert len(files) > 40
+    for file in files:
+        server.put(f"/b/{file.relative_to(tmp_path)}", file.read_bytes())
+    with Asked() as made:
+        dsprep.provenance("s3://b/z.zarr")
+    assert made.other <= 8  # two of them list it
+    assert made.requests <= 20 + 8  # the index of each shard
+    assert made.nbytes < 40_000
+    with Sidecar.open("s3://b/z.zarr") as sidecar:
+        assert (sidecar.read([1, 639])["x"] == X[[1, 639]]).all()
+
+
+def test_large_trees_are_listed_directory_by_directory(server, monkeypatch):
+    monkeypatch.setattr(objects, "TREE_NAMES", 5)
+    for k in range(4):
+        for name in ("a", "b", "c"):
+            server.put(f"/b/t/{k}/{name}", b"1")
+    root = paths.as_path("s3://b/t")
+    assert sorted(str(p) for p in root.glob("*/a")) == [f"s3://b/t/{k}/a" for k in range(4)]
+    assert len([*root.glob("**/*")]) == 4 + 12
+
+
+def test_listings_do_not_outlive_what_is_written(server, tmp_path):
+    (tmp_path / "x").write_bytes(b"2")
+    server.put("/b/t/a", b"1")
+    root = paths.as_path("s3://b/t")
+    assert [p.name for p in root.iterdir()] == ["a"]
+    assert not (root / "x").exists()
+    root.store.put("b/t/x", tmp_path / "x", overwrite=False)
+    assert (root / "x").is_file()
+    assert {p.name for p in root.iterdir()} == {"a", "x"}
+
+
+def test_formats_without_a_signature_are_not_read_to_find_that_out(server, tmp_path):
+    with tarfile.open(tmp_path / "d.tar", "w") as target:
+        for i in range(4):
+            info = tarfile.TarInfo(f"{i}.bin")
+            info.size = 1 << 20
+            target.addfile(info, BytesIO(bytes(1 << 20)))
+    np.save(tmp_path / "x.npy", np.zeros((4, 1 << 20), np.uint8))
+    for name, most in (("d.tar", 5 << 20), ("x.npy", 1 << 20)):
+        server.put(f"/b/{name}", (tmp_path / name).read_bytes())
+        with Asked() as made, dsprep.open(f"s3://b/{name}") as source:
+            assert len(source) == 4
+        assert made.nbytes < most
