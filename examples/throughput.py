@@ -401,6 +401,39 @@ def reader_tiny(lab: Lab) -> Figure:
         return Figure(found, rates(groups.nbytes, *best))
 
 
+def images(lab: Lab, threads: int) -> Figure:
+    """Compare with open, read and close, each thread into one of as many buffers as it needs."""
+    count, each, batch = max(64, lab.nbytes // 90_000), 90_000, 64
+
+    def make(folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        for i in range(count):
+            path = folder / f"c{i * 10 // count}" / f"{i:07d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + rng.bytes(each - 10))
+        dsprep.provenance(folder)
+
+    path = lab.made("images", "data", make)
+    paths = [os.fspath(file) for file in files_of(path)]
+    rooms = [memory(max(64, (64 << 20) // each) * each).reshape(-1, each) for _ in range(threads)]
+
+    def limit(run: int) -> float:
+        def work(k: int, shared: Iterator[str]) -> None:
+            for i, name in enumerate(shared):
+                fd = os.open(name, os.O_RDONLY)
+                assert os.readv(fd, [rooms[k][i % len(rooms[k])]]) == each
+                os.close(fd)
+
+        order = np.random.default_rng(run).permutation(len(paths)).tolist()
+        return by_threads(threads, [paths[i] for i in order], work)
+
+    warm(path)
+    arguments = {"rank": 0, "world_size": 1, "io_threads": threads, "check_order": False}
+    with dsprep.Reader(path, batch, **arguments) as opened:
+        found, *best = paired(lab, limit, lambda run: epoch(opened))
+    return Figure(found, rates(count * each, *best))
+
+
 def exposed(lab: Lab) -> Figure:
     groups = lab.grouped(lab.plain(), 40_000_000)
     warm(groups.path)
@@ -703,6 +736,23 @@ def sidecar_lookups(lab: Lab) -> Figure:
     return Figure([len(indices) / seconds / 1e6 for seconds in found[1:]])
 
 
+FIRST = """
+import resource, sys, time, dsprep
+Reader, began = dsprep.Reader, time.perf_counter()
+with Reader(sys.argv[1], 256, rank=0, world_size=1) as reader:
+    next(iter(reader))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(time.perf_counter() - began, peak)
+"""
+
+
+def billion_reader(lab: Lab) -> Figure:
+    """Seconds to the first batch of 1e9 samples, in a process of its own that has imported all."""
+    command = [sys.executable, "-c", FIRST, str(billion(lab))]
+    printed = [subprocess.check_output(command, text=True).split() for _ in range(3)]
+    return Figure([float(words[0]) for words in printed], f"{float(printed[-1][1]):.0f} MB in all")
+
+
 CHILD = """
 import sys, dsprep
 def peak():
@@ -761,6 +811,9 @@ def rows() -> Iterator[Row]:
         given = {"threads": n, "small": True}
         yield Row(f"reader-3k-{n}", reader, ">= 0.9", "of as many threads of preadv", given)
     yield Row("reader-tiny", reader_tiny, ">= 0.8", "104 B samples, of one read and take")
+    for n in (1, 2):
+        words = "90 kB files in place, of open, read and close by as many threads"
+        yield Row(f"image-folder-{n}", images, ">= 0.8", words, {"threads": n})
     for name in PEERS:
         goal = ">= 2" if name == "ffcv" else ">= 8"
         yield Row(f"peer-{name}", peer, goal, "dsprep / it, warm, two threads", {"name": name})
@@ -795,6 +848,7 @@ def rows() -> Iterator[Row]:
     yield Row("sidecar-bytes", sidecar_bytes, "<= 1024 B", "of 1e9 regular samples")
     yield Row("sidecar-open", sidecar_open, "<= 10 ms", "the same")
     yield Row("sidecar-lookups", sidecar_lookups, ">= 10 M/s", "random samples of 1e9")
+    yield Row("reader-1e9", billion_reader, "<= 1 s", "opened, and the first batch of 1e9 samples")
     for what in ("convert", "repack", "reader"):
         yield Row(f"memory-{what}", peak, "<= 16 MB", "more for 4 times the data", {"what": what})
     for word in ("help", "version"):

@@ -18,6 +18,7 @@ from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of
 from dsprep.reader.order import Assignment, Epoch, Remainder, ResumePoint, Sequence, Share, Span
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
+_CHECKED = 1 << 10  # units whose slots are looked at though they are not cut
 _SEEN = 1 << 20  # samples that are counted at a time
 _REPORTED = 1 << 19  # samples after which progress is reported
 
@@ -236,15 +237,25 @@ class Counter:
 
     def _take(self, unit: Span, who: tuple[int, int]) -> None:
         """Count the samples of a unit."""
-        samples, slots = self.sequence.positions(unit)
-        filled = np.zeros(len(unit), bool)
-        filled[slots] = True
-        if len(samples) != len(unit) or not filled.all():
-            self.misplaced += 1
-        order = samples if (np.diff(samples) > 0).all() else np.sort(samples, kind="stable")
-        before: Array = self.times_read[order]
-        self.times_read[order] = np.minimum(before, 1) + np.uint8(1)
-        self.times_read[order[1:][order[1:] == order[:-1]]] = 2
+        uncut = len(unit) == unit.stop - unit.start and self.sequence.shuffle != "global"
+        if uncut and self.units >= _CHECKED:  # which samples these are depends on no slot
+            samples = self.sequence.samples(unit.start, unit.stop)
+            self.misplaced += len(samples) != len(unit)
+        else:
+            samples, slots = self.sequence.positions(unit)
+            filled = np.zeros(len(unit), bool)
+            filled[slots] = True
+            self.misplaced += len(samples) != len(unit) or not filled.all()
+        rising = bool((samples[1:] > samples[:-1]).all())
+        if rising and int(samples[-1]) - int(samples[0]) == len(samples) - 1:
+            times = self.times_read[int(samples[0]) : int(samples[-1]) + 1]
+            np.minimum(times, 1, out=times)
+            times += np.uint8(1)
+        else:
+            order = samples if rising else np.sort(samples, kind="stable")
+            before: Array = self.times_read[order]
+            self.times_read[order] = np.minimum(before, 1) + np.uint8(1)
+            self.times_read[order[1:][order[1:] == order[:-1]]] = 2
         self.units += 1
         self.largest = max(self.largest, len(unit))
         self.counted += len(unit)
