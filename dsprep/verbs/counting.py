@@ -18,7 +18,6 @@ from dsprep.reader.mini_epochs import MiniEpochs, Pass, borders_of
 from dsprep.reader.order import Assignment, Epoch, Remainder, ResumePoint, Sequence, Share, Span
 
 _STEPS = 1 << 20  # of which the sizes of batches are counted at a time
-_CHECKED = 1 << 10  # units whose slots are looked at though they are not cut
 _SEEN = 1 << 20  # samples that are counted at a time
 _REPORTED = 1 << 19  # samples after which progress is reported
 
@@ -237,15 +236,10 @@ class Counter:
 
     def _take(self, unit: Span, who: tuple[int, int]) -> None:
         """Count the samples of a unit."""
-        uncut = len(unit) == unit.stop - unit.start and self.sequence.shuffle != "global"
-        if uncut and self.units >= _CHECKED:  # which samples these are depends on no slot
-            samples = self.sequence.samples(unit.start, unit.stop)
-            self.misplaced += len(samples) != len(unit)
-        else:
-            samples, slots = self.sequence.positions(unit)
-            filled = np.zeros(len(unit), bool)
-            filled[slots] = True
-            self.misplaced += len(samples) != len(unit) or not filled.all()
+        samples, slots = self.sequence.positions(unit)
+        filled = np.zeros(len(unit), bool)
+        filled[slots] = True
+        self.misplaced += len(samples) != len(unit) or not filled.all()
         rising = bool((samples[1:] > samples[:-1]).all())
         if rising and int(samples[-1]) - int(samples[0]) == len(samples) - 1:
             times = self.times_read[int(samples[0]) : int(samples[-1]) + 1]
