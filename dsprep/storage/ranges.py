@@ -49,8 +49,10 @@ def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
     view: Any = out if out.dtype.kind in "biufc" else as_bytes(out)  # others are no buffers
     try:
         done = os.preadv(fd, [view], offset)
-    except OSError:
-        done = 0  # it is tried again, and named
+    except BlockingIOError:
+        done = 0  # it is tried again
+    except OSError as error:
+        raise named(error, fd, offset) from error
     if done != out.nbytes:
         view = as_bytes(out)
         done += preadv_most(fd, view[done:], offset + done)
