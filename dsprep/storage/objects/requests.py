@@ -475,7 +475,7 @@ def requests() -> Requests:
 
 
 def close() -> None:
-    """End the thread that makes requests, of which none is under way; the next one begins another."""
+    """End the thread that makes requests; none is under way, and the next one begins another."""
     global _made
     with _lock:
         ended, _made = _made, None
