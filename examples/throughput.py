@@ -158,12 +158,13 @@ class Lab:
 
         return self.made(f"database-{sample}-{self.nbytes}", "data.lmdb", make)
 
-    def ragged(self) -> Path:
+    def ragged(self, sample: int = 0) -> Path:
         """Return an HDF5 file of rows of float32[3] of another number for each sample."""
+        size = sample or self.sample
 
         def make(path: Path) -> None:
             rng = np.random.default_rng(0)
-            most = max(2, self.sample // 6)
+            most = max(2, size // 6)
             counts = rng.integers(1, most, max(8, self.nbytes // (6 * most)))
             first = np.concatenate([[0], np.cumsum(counts)[:-1]])
             with h5py.File(path, "w") as out:
@@ -171,7 +172,7 @@ class Lab:
                 x["first"], x["count"] = first, counts
                 x["values"] = rng.random((int(counts.sum()), 3), np.float32)
 
-        return self.made(f"ragged-{self.sample}-{self.nbytes}", "data.h5", make)
+        return self.made(f"ragged-{size}-{self.nbytes}", "data.h5", make)
 
 
 def sync(path: Path) -> None:
@@ -398,6 +399,39 @@ def reader_tiny(lab: Lab) -> Figure:
     with dsprep.Reader(groups.path, batch, rank=0, world_size=1, check_order=False) as opened:
         found, *best = paired(lab, limit, lambda run: epoch(opened))
         return Figure(found, rates(groups.nbytes, *best))
+
+
+def images(lab: Lab, threads: int) -> Figure:
+    """Compare with open, read and close, each thread into one of as many buffers as it needs."""
+    count, each, batch = max(64, lab.nbytes // 90_000), 90_000, 64
+
+    def make(folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        for i in range(count):
+            path = folder / f"c{i * 10 // count}" / f"{i:07d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + rng.bytes(each - 10))
+        dsprep.provenance(folder)
+
+    path = lab.made("images", "data", make)
+    paths = [os.fspath(file) for file in files_of(path)]
+    rooms = [memory(max(64, (64 << 20) // each) * each).reshape(-1, each) for _ in range(threads)]
+
+    def limit(run: int) -> float:
+        def work(k: int, shared: Iterator[str]) -> None:
+            for i, name in enumerate(shared):
+                fd = os.open(name, os.O_RDONLY)
+                assert os.readv(fd, [rooms[k][i % len(rooms[k])]]) == each
+                os.close(fd)
+
+        order = np.random.default_rng(run).permutation(len(paths)).tolist()
+        return by_threads(threads, [paths[i] for i in order], work)
+
+    warm(path)
+    arguments = {"rank": 0, "world_size": 1, "io_threads": threads, "check_order": False}
+    with dsprep.Reader(path, batch, **arguments) as opened:
+        found, *best = paired(lab, limit, lambda run: epoch(opened))
+    return Figure(found, rates(count * each, *best))
 
 
 def exposed(lab: Lab) -> Figure:
@@ -631,8 +665,9 @@ def against_cp(lab: Lab, source: Path, suffix: str, write: Callable[[Path], obje
     return Figure(found, rates(nbytes, *best, name="cp"))
 
 
-def convert(lab: Lab, to: str, format: str = "hdf5") -> Figure:
-    source = lab.source(format=format) if format else lab.ragged()
+def convert(lab: Lab, to: str, format: str = "hdf5", ragged: int | None = None) -> Figure:
+    """Convert samples of one size; or `ragged` ones of so many bytes, 0: as the others."""
+    source = lab.source(format=format) if ragged is None else lab.ragged(ragged)
     return against_cp(lab, source, SUFFIXES[to], partial(dsprep.convert, source, to=to))
 
 
@@ -701,6 +736,23 @@ def sidecar_lookups(lab: Lab) -> Figure:
     return Figure([len(indices) / seconds / 1e6 for seconds in found[1:]])
 
 
+FIRST = """
+import resource, sys, time, dsprep
+Reader, began = dsprep.Reader, time.perf_counter()
+with Reader(sys.argv[1], 256, rank=0, world_size=1) as reader:
+    next(iter(reader))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(time.perf_counter() - began, peak)
+"""
+
+
+def billion_reader(lab: Lab) -> Figure:
+    """Seconds to the first batch of 1e9 samples, in a process of its own that has imported all."""
+    command = [sys.executable, "-c", FIRST, str(billion(lab))]
+    printed = [subprocess.check_output(command, text=True).split() for _ in range(3)]
+    return Figure([float(words[0]) for words in printed], f"{float(printed[-1][1]):.0f} MB in all")
+
+
 CHILD = """
 import sys, dsprep
 def peak():
@@ -759,6 +811,9 @@ def rows() -> Iterator[Row]:
         given = {"threads": n, "small": True}
         yield Row(f"reader-3k-{n}", reader, ">= 0.9", "of as many threads of preadv", given)
     yield Row("reader-tiny", reader_tiny, ">= 0.8", "104 B samples, of one read and take")
+    for n in (1, 2):
+        words = "90 kB files in place, of open, read and close by as many threads"
+        yield Row(f"image-folder-{n}", images, ">= 0.8", words, {"threads": n})
     for name in PEERS:
         goal = ">= 2" if name == "ffcv" else ">= 8"
         yield Row(f"peer-{name}", peer, goal, "dsprep / it, warm, two threads", {"name": name})
@@ -777,7 +832,11 @@ def rows() -> Iterator[Row]:
         given = {"to": to, "format": "tfrecord"}
         yield Row(f"tfrecord-{to}", convert, ">= 0.8", "from TFRecord, of cp", given)
     for to in SUFFIXES:
-        yield Row(f"ragged-{to}", convert, ">= 0.6", "HDF5, of cp", {"to": to, "format": ""})
+        goal = ">= 0.8" if to == "hdf5" else ">= 0.85"
+        yield Row(f"ragged-{to}", convert, goal, "HDF5, of cp", {"to": to, "ragged": 0})
+    for to in SUFFIXES:
+        given = {"to": to, "ragged": 2000}
+        yield Row(f"ragged-{to}-2k", convert, ">= 0.5", "samples of 2 kB, of cp", given)
     for to in SEVERAL:
         yield Row(f"repack-{to}", repack, ">= 0.95", "19 kB samples, of cp", {"to": to})
     for to in SEVERAL:
@@ -789,6 +848,7 @@ def rows() -> Iterator[Row]:
     yield Row("sidecar-bytes", sidecar_bytes, "<= 1024 B", "of 1e9 regular samples")
     yield Row("sidecar-open", sidecar_open, "<= 10 ms", "the same")
     yield Row("sidecar-lookups", sidecar_lookups, ">= 10 M/s", "random samples of 1e9")
+    yield Row("reader-1e9", billion_reader, "<= 1 s", "opened, and the first batch of 1e9 samples")
     for what in ("convert", "repack", "reader"):
         yield Row(f"memory-{what}", peak, "<= 16 MB", "more for 4 times the data", {"what": what})
     for word in ("help", "version"):

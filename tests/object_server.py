@@ -252,6 +252,9 @@ class Running:
         self.endpoint = f"http://127.0.0.1:{self.port}"
 
     def close(self):
+        from dsprep.storage.objects import requests
+
+        requests.close()
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
 

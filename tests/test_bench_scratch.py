@@ -224,6 +224,10 @@ class Peer:
     fail: BaseException | None = None
 
     @staticmethod
+    def check(schema):
+        assert schema.names
+
+    @staticmethod
     def write(source, target):
         target.mkdir()
         (target / "one").write_bytes(b"1" * len(source))

@@ -38,7 +38,7 @@ def described(path: Path, schema: Schema | None = None, *files: tuple[Path, int]
         provenance(path)
     else:
         format = recognise(files[0][0])
-        describe(format, schema, WriteOptions(), files, path, {}).save()
+        describe(format, schema, WriteOptions(), [(*file, None) for file in files], path, {}).save()
     return Sidecar.open(path)
 
 

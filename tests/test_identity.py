@@ -51,7 +51,7 @@ def typed(request, tmp_path):
 def made(format: str, folder: Path, count: int = COUNT) -> Path:
     path = folder / f"set{SUFFIX[format]}"
     write_batch(formats.load(format), path, SCHEMA, random_batch(SCHEMA, count, seed=1))
-    describe(formats.load(format), SCHEMA, WriteOptions(), [(path, count)], path, {}).save(
+    describe(formats.load(format), SCHEMA, WriteOptions(), [(path, count, None)], path, {}).save(
         durable=False
     )
     return path
@@ -210,7 +210,7 @@ def test_types_that_are_named_are_used(tmp_path, monkeypatch):
     schema = Schema((Field("x", np.dtype("<u2"), (40, 3)),))
     batch = random_batch(schema, COUNT, seed=1)
     write_batch(formats.load("lmdb"), path, schema, batch)
-    describe(formats.load("lmdb"), schema, WriteOptions(), [(path, COUNT)], path, {}).save(
+    describe(formats.load("lmdb"), schema, WriteOptions(), [(path, COUNT, None)], path, {}).save(
         durable=False
     )
     sidecar_path(path).write_text("{")
@@ -232,7 +232,7 @@ def test_a_new_file_beside_typed_ones(name, tmp_path):
         path = folder / f"part{i}{SUFFIX[name]}"
         write_batch(formats.load(name), path, SCHEMA, random_batch(SCHEMA, 5, seed=i))
         paths.append(path)
-    entries = [(p, 5) for p in paths[:2]]
+    entries = [(p, 5, None) for p in paths[:2]]
     made = describe(formats.load(name), SCHEMA, WriteOptions(), entries, folder, {})
     made.save(durable=False)
     with pytest.raises(FormatError, match="does not list"):

@@ -44,9 +44,9 @@ def written(format, directory, schema, batch, count, **options):
     """A dataset of one file and its sidecar."""
     path = directory / f"set{SUFFIX[format]}"
     write_batch(formats.load(format), path, schema, batch, WriteOptions(**options))
-    describe(formats.load(format), schema, WriteOptions(**options), [(path, count)], path, {}).save(
-        durable=False
-    )
+    describe(
+        formats.load(format), schema, WriteOptions(**options), [(path, count, None)], path, {}
+    ).save(durable=False)
     return path
 
 
@@ -240,7 +240,7 @@ def test_any_change_is_noticed(format, tmp_path):
     for change in (append, cut, partial(flip, data, middle), flip_and_hide, replace, remove):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         shutil.copytree(kept, path) if path.is_dir() or kept.is_dir() else shutil.copy(kept, path)
-        describe(formats.load(format), schema, WriteOptions(), [(path, 40)], path, {}).save(
+        describe(formats.load(format), schema, WriteOptions(), [(path, 40, None)], path, {}).save(
             durable=False
         )
         Sidecar.open(path).close()

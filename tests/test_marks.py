@@ -58,7 +58,7 @@ def made(format: str, folder: Path, seed: int, files: int, *, beside: bool) -> l
         write_batch(formats.load(format), path, SCHEMA, some)
         paths.append(path)
     if beside:
-        entries = [(p, each) for p in paths]
+        entries = [(p, each, None) for p in paths]
         where = paths[0] if files == 1 else folder
         describe(formats.load(format), SCHEMA, WriteOptions(), entries, where, {}).save(
             durable=False

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DTYPES, MemorySource, assert_same_batch, random_batch, raw, schemas
 
+import dsprep
 from dsprep.core.schema import Arena, Field, Ragged, Schema, concatenate
 from dsprep.errors import SchemaError, UsageError
 from dsprep.source import derived
 from dsprep.source.derived import DuplicatedSource, SelectedSource
+from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing import split
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
@@ -234,3 +236,15 @@ def test_a_split_repeated_and_shuffled(tmp_path):
 )
 def test_shares_are_whole_by_largest_remainders(count, shares, sizes):
     assert split._shares(count, shares) == sizes
+
+
+def test_groups_of_some_samples_of_some_samples(tmp_path):
+    schema = {"x": "int64[None]"}
+    samples = ({"x": np.arange(i + 1)} for i in range(15))
+    dsprep.write(tmp_path / "all.h5", samples, length=15, schema=schema, durable=False)
+    chosen = [3, 7, 9, 14]
+    with dsprep.open(tmp_path / "all.h5") as source:
+        selected = SelectedSource(source, np.array(chosen))
+        options = RepackOptions(split="a=0.5,b=0.5", shuffle=1)
+        plan = plan_repack(selected, tmp_path / "out.h5", options)
+    assert sum(part.job.payload for part in plan.parts) == sum(i + 1 for i in chosen) * 8

@@ -225,7 +225,7 @@ def test_the_plot(billion, tmp_path):
     assert "prefers-color-scheme:dark" in text
     assert not {"href", "src"} & {name for node in tree.iter() for name in node.attrib}
     words = " ".join(tree.itertext())
-    for wanted in ("x<&.npy", "knee 9.466, rf = 10", "bytes per second", "repeating factor rf"):
+    for wanted in ("x<&.npy", "knee 9.466, rf = 10", "Bytes per second", "repeating factor rf"):
         assert wanted in words
     lines = {n.get("class"): n for n in tree.iter() if n.tag.endswith("polyline")}
     high = {k: [float(p.split(",")[1]) for p in n.get("points").split()] for k, n in lines.items()}

@@ -51,6 +51,18 @@ class Grouping:
         return int(np.searchsorted(self.edges, sample, "right")) - 1
 
 
+class Samples(int):
+    """A number of samples; `rows` are those of all of them, by ragged field, where it is known."""
+
+    rows: Mapping[str, int]
+
+    def __new__(cls, count: int, rows: Mapping[str, int] | None = None) -> Samples:
+        """Return `count` with its rows."""
+        samples = super().__new__(cls, count)
+        samples.rows = rows or {}
+        return samples
+
+
 def even(samples: int, per_group: int, align: int = 1) -> Grouping:
     """Return groups of `per_group` samples; the last may have fewer."""
     edges = np.append(np.arange(0, samples, per_group, dtype=np.int64), samples)

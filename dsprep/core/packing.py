@@ -33,7 +33,7 @@ INLINE = 6 << 10
 
 LARGEST_PLAIN = 256 << 20
 _MEMORY = 256 << 20  # what LZMA may take for its dictionary
-_EXACT = 64 << 10  # bytes up to which a size is found by packing
+_EXACT = 4 << 10  # bytes up to which a size is found by packing
 _WINDOW = 8 << 20
 """What the header of small tables gives as the window, of which they need less."""
 

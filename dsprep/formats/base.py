@@ -236,18 +236,20 @@ class Source(ABC):
             return None
         return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
 
-    def rows(self, name: str) -> NDArray[np.int64] | None:
-        """Return the rows of a ragged field in every sample; None where that takes reading them.
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.int64] | None:
+        """Return the rows of a ragged field in each sample; None where that takes reading them.
 
         Parameters
         ----------
         name
             The field.
+        start, stop
+            Half-open range of samples.
 
         Returns
         -------
         array or None
-            int64, shape ``(len(self),)``.
+            int64, shape ``(stop - start,)``.
         """
         return None
 
@@ -421,6 +423,13 @@ class Writer(ABC):
         """
         return None
 
+    def lengths(self) -> NDArray[np.int64] | None:
+        """Return the bytes of each record, of payload alone: int64, shape ``(samples,)``.
+
+        None if they are of no use to `WritePlan.layout`, or another run has written some.
+        """
+        return None
+
     def clean(self) -> None:  # noqa: B027  (most writers have no working files)
         """Remove working files. Called when it has been recorded that the output is complete."""
 
@@ -451,9 +460,10 @@ class WritePlan:
     groups
         How the groups are laid out; None if the output is not written in groups.
     layout
-        Returns the layout of the complete output at a path, as `Source.extents` would find it, and
-        compares some samples of the file with it; raises `FormatError` if they differ. None where
-        only looking through the whole file gives the layout.
+        Takes the path of the complete output, and what `Writer.lengths` returned. Returns its
+        layout, as `Source.extents` would find it, and compares some samples of the file with it;
+        raises `FormatError` if they differ. None, also as its result, where only looking through
+        the whole file gives the layout.
     """
 
     stored: Mapping[str, str]
@@ -463,7 +473,7 @@ class WritePlan:
     unit: int = 1
     files: int = 1
     groups: GroupPlan | None = None
-    layout: Callable[[Path], FileLayout] | None = None
+    layout: Callable[[Path, NDArray[np.int64] | None], FileLayout | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -651,8 +661,9 @@ class WritableFormat(Format):
         schema
             The fields of every sample.
         samples
-            How many samples; or the groups in which they are laid out. An output in groups is an
-            ordinary file of the format, and holds the same values as one without.
+            How many samples, as `Samples` with their rows if these are known; or the groups in
+            which they are laid out. An output in groups is an ordinary file of the format, and
+            holds the same values as one without.
         options
             Only those in `write_options` are set.
         state

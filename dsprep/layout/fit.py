@@ -94,10 +94,11 @@ def _fit_records(records: Records, candidates: tuple[Law, ...], law: str | None)
     offsets = _all(records.blocks.offsets)
     if bool((offsets[1:] >= offsets[:-1]).all()):
         return fitted
-    if nbytes(fitted) <= 4 * SMALL:
+    size = nbytes(fitted)
+    if size <= 4 * SMALL:
         return fitted
     sorted_ = _in_file_order(records, offsets, align)
-    return min(fitted, sorted_, key=nbytes)
+    return fitted if size <= nbytes(sorted_) else sorted_
 
 
 def _in_file_order(records: Records, offsets: Ints, align: int) -> Records:
@@ -197,7 +198,9 @@ def _fit_column(column: Column, name: str, law: str | None) -> Column:
     first = _all(column.first)
     fitted_first: Law | None = laws.affine.fit(first)
     if fitted_first is None:
-        fitted_first = min(follow.fit(first, count, 0, 1), laws.fit(first), key=laws.packed_nbytes)
+        fitted_first = behind = follow.fit(first, count, 0, 1)
+        if not isinstance(behind.rest, Affine):
+            fitted_first = min(behind, laws.fit(first), key=laws.packed_nbytes)
     return replace(column, grid=grid, first=fitted_first, count=count)
 
 

@@ -193,7 +193,7 @@ def _stored_column(column: Column, f: Field, count: int, indices: Ints) -> Store
         return None
     if lines * grid.row_nbytes != f.row_nbytes or count * lines > grid.shape[0]:
         return None
-    base = _adjoining(grid)
+    base = adjoining(grid)
     if base is not None:
         return Stored(grid.blocks.path, indices * f.row_nbytes + base, [(f, 0)])
     if grid.chunk[0] % lines:
@@ -259,7 +259,7 @@ def rows_at(grid: Grid, first: int, count: int) -> tuple[str, int] | None:
 def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
     """Return the ranges of rows of a grid that is `Grid.plain`; request i has ``count[i]`` rows."""
     row = grid.row_nbytes
-    base = _adjoining(grid)
+    base = adjoining(grid)
     if base is not None:
         offset = first * row
         offset += base
@@ -275,7 +275,7 @@ def plain_rows(grid: Grid, first: Ints, count: Ints) -> Extents:
     return Extents(pieces.request, grid.blocks.path, pieces.file_index, offset, pieces.rows * row)
 
 
-def _adjoining(grid: Grid) -> int | None:
+def adjoining(grid: Grid) -> int | None:
     """Return the offset of row 0 if all rows are contiguous in one file, else None."""
     law = grid.blocks.offsets
     if grid.several or not isinstance(law, Affine) or law.base < 0:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -25,10 +26,11 @@ import numpy as np
 
 from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, concatenate
 from dsprep.core.spans import move_spans, offsets_of
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import FormatError, UsageError, layout_mismatch
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.reader.cached import Staged
 from dsprep.reader.memory import Block
+from dsprep.reading.each import read_files
 from dsprep.reading.read_plan import ReadPlan, shared, strided, woven
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.base import Handle
@@ -290,6 +292,9 @@ class Filler:
         plan, decoded = ReadPlan(), list[str]()
         lengths: dict[str, list[tuple[int, Ints, Extents]]] = {}
         for f in fields:
+            if all(f.name in self.sidecar.layout(number).files for number, _, _ in by_file):
+                self._plan_files(fill, f, by_file, take)
+                continue
             located = None if many else self._located(f, by_file)
             if located is None:
                 decoded.append(f.name)
@@ -413,7 +418,6 @@ class Filler:
     ) -> None:
         """Give every sample of a ragged field its address, contiguous in the order of delivery."""
         f = self.sidecar.schema[name]
-        width = max(1, f.row_nbytes)
         sizes = np.zeros(len(fill.samples), np.int64)
         file_nbytes = plan.nbytes
         for number, chosen, extents in located:
@@ -429,21 +433,58 @@ class Filler:
             sizes[chosen] = count
             opened = self.opened(fill)
             file_nbytes += sum(opened.open_file(number, p).nbytes for p, _ in extents.by_path())
-        delivered = np.empty_like(sizes)
-        delivered[fill.slots] = sizes
-        ends = offsets_of(delivered)
-        if int(ends[-1]) > file_nbytes and _distinct(fill.samples, sizes) > file_nbytes:
+        if int(sizes.sum()) > file_nbytes and _distinct(fill.samples, sizes) > file_nbytes:
             raise FormatError(
                 f"the sidecar gives samples of field {name} that overlap",
                 where=self.sidecar.dataset,
                 fix="write it again with dsprep provenance",
             )
-        memory = take(name, int(ends[-1]))
-        to = memory.ctypes.data + ends[:-1][fill.slots]
+        memory, to = self._place(fill, f, sizes, take)
         for number, chosen, extents in located:
-            self._add(fill, plan, number, extents, to[chosen])
+            self._add(fill, plan, number, extents, to[chosen] + memory.ctypes.data)
+
+    def _place(
+        self, fill: Fill, f: Field, sizes: Ints, take: Callable[[str, int], Bytes]
+    ) -> tuple[Bytes, Ints]:
+        """Return memory for ragged values of so many bytes each, and where each begins in it."""
+        delivered = np.empty_like(sizes)
+        delivered[fill.slots] = sizes
+        ends = offsets_of(delivered)
+        memory = take(f.name, int(ends[-1]))
         values = memory[: int(ends[-1])].view(f.dtype).reshape(-1, *f.inner)
-        fill.ragged[name] = Ragged(values, ends // width, f.kind)
+        fill.ragged[f.name] = Ragged(values, ends // max(1, f.row_nbytes), f.kind)
+        return memory, ends[:-1][fill.slots]
+
+    def _plan_files(
+        self,
+        fill: Fill,
+        f: Field,
+        by_file: Sequence[tuple[int, Ints, Ints]],
+        take: Callable[[str, int], Bytes],
+    ) -> None:
+        """Plan a field of which every sample has a file of its own: it is read to its slot."""
+        sizes = np.zeros(len(fill.samples), np.int64)
+        for number, chosen, local in by_file:
+            sizes[chosen] = self.sidecar.layout(number).files[f.name].lengths.at(local)
+        if len(sizes) and int(sizes.min()) < 0:
+            raise layout_mismatch("gives a sample a file of less than no bytes", "the files")
+        memory, to = self._place(fill, f, sizes, take)
+
+        def part(number: int, chosen: Ints, local: Ints) -> ReadPart:
+            begins, ends = to[chosen], to[chosen] + sizes[chosen]
+            own = self.sidecar.layout(number).files[f.name]
+
+            def read(arena: Arena, opened: Sidecar) -> int:
+                read_files(own, local, begins, ends, partial(opened.read_file, number), memory)
+                return int((ends - begins).sum())
+
+            return ReadPart(decode=read)
+
+        fill.parts += [
+            part(number, chosen[a : a + EACH], local[a : a + EACH])
+            for number, chosen, local in by_file
+            for a in range(0, len(chosen), EACH)
+        ]
 
     def _decoding(self, fill: Fill, chosen: Ints, names: Sequence[str]) -> ReadPart:
         """Return the part that reads fields of some samples by `Sidecar.read`."""

@@ -84,12 +84,29 @@ def _read(
 ) -> Ragged:
     """Return the field of samples whose bytes are taken together."""
     positions = offsets_of(lengths)
-    out: Bytes = np.empty(0, np.uint8)
-    for k, (i, nbytes) in enumerate(zip(indices.tolist(), lengths.tolist(), strict=True)):
-        file = open_file(os.fsdecode(own.names[i]))
-        file.check_end(nbytes)
-        if not k:
-            out = new_array(arena, f"sidecar.each.{field.name}", (int(positions[-1]),), _U8)
-        if nbytes:
-            file.read_into(out[int(positions[k]) : int(positions[k]) + nbytes], 0)
+    if len(indices):
+        open_file(os.fsdecode(own.names[int(indices[0])])).check_end(int(lengths[0]))
+    out = new_array(arena, f"sidecar.each.{field.name}", (int(positions[-1]),), _U8)
+
+    def read(path: str, to: Bytes) -> None:
+        open_file(path).read_whole(to)
+
+    read_files(own, indices, positions[:-1], positions[1:], read, out)
     return Ragged(out, positions, field.kind)
+
+
+def read_files(
+    own: OwnFiles,
+    indices: Ints,
+    begins: Ints,
+    ends: Ints,
+    read: Callable[[str, Bytes], None],
+    out: Bytes,
+) -> None:
+    """Read the files of samples, of so many bytes each, to ``out[begins[i]:ends[i]]``.
+
+    `read` fills an array with all bytes of a file, as `Handle.read_whole` does.
+    """
+    names = own.names
+    for i, a, b in zip(indices.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        read(os.fsdecode(names[i]), out[a:b])

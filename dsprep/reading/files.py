@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from dsprep.core.schema import Bytes
 from dsprep.storage.base import Handle, Known
 from dsprep.storage.identity import Status, changed, is_coarse, same_file
 from dsprep.storage.local import DirectoryGuard
@@ -94,11 +95,8 @@ class Files:
             if known is not None:
                 self._open.move_to_end(key)
                 return known
-        below = self._root
-        if below[0] != entry:
-            below = self._root = entry, os.fspath(root(entry))
         recorded = None if self._recorded is None else self._recorded(entry, path)
-        made = open_file(f"{below[1]}/{path}" if path else below[1], recorded)
+        made = open_file(self._name(entry, path, root), recorded)
         self._inside.check(made)
         if self._first and self._marks and entry not in self._marks and key not in self._known:
             self._first(entry, path, made)
@@ -109,12 +107,38 @@ class Files:
                 self._open.popitem(last=False)
         return known
 
+    def _name(self, entry: int, path: str, root: Callable[[int], Path]) -> str:
+        below = self._root
+        if below[0] != entry:
+            below = self._root = entry, os.fspath(root(entry))
+        return f"{below[1]}/{path}" if path else below[1]
+
+    def read_whole(self, entry: int, path: str, root: Callable[[int], Path], out: Bytes) -> None:
+        """Fill `out` with a file of just as many bytes, which is not kept open.
+
+        Raises
+        ------
+        OSError, FormatError
+            As `get` and `Handle.read_whole` do.
+        """
+        name, mark = self._name(entry, path, root), self._marks.get(entry)
+        now = None if mark is None else self._inside.read_local(name, out)
+        if mark is None or now is None:
+            self.get(entry, path, root).read_whole(out)
+            return
+        # Looked at after it was read: nobody wrote to it until then if it is as it is expected.
+        key = entry, path
+        with self._lock:
+            if self._known.get(key) != now:
+                self._check(key, name, now)
+
     def _check(self, key: tuple[int, str], file: str | Path, now: Status) -> None:
         mark, before = self._marks.get(key[0]), self._known.get(key)
         if before is None and mark is not None:
             before = mark.status
             if mark.each:  # of many files, only the newest of their change times is known
-                before = now._replace(ctime_ns=min(now.ctime_ns, before.ctime_ns))
+                newer = now.ctime_ns > before.ctime_ns
+                before = now._replace(ctime_ns=before.ctime_ns) if newer else now
         if before is not None and not same_file(file, before, now):
             raise changed(Path(file), before, now)
         if before is None or before[0] == now[0] or not is_coarse(before):

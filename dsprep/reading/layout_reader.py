@@ -51,7 +51,6 @@ class LayoutReader:
     ) -> None:
         self._layout, self._open_file, self._where = layout, open_file, where
         self._schema = schema
-        self._singles: dict[tuple[str, ...], Single | None] = {}
         self.records: RecordReader | None = None
         if layout.records is not None:
             assert decoders is not None  # see the parameter
@@ -115,23 +114,17 @@ class LayoutReader:
             out |= read_columns(chosen, samples, arena)
         return {name: out[name] for name in names}
 
-    def read_one(self, sample: int, names: tuple[str, ...], verify: Verify = None) -> Batch | None:
-        """Return fields of one sample at little more than the cost of the system calls.
+    def single(self, names: tuple[str, ...]) -> Single | None:
+        """Return what reads fields of any one sample at little more than the system calls.
 
-        None where they take more; see `Single`, and `read` for `verify`.
+        None where they take more.
         """
-        if verify == "full" or (verify is not None and self.records is not None):
+        recipe = None if self.records is None else self.records.recipe
+        fields = [self._schema[name] for name in names]
+        try:
+            return Single(self._layout, fields, self._open_file, recipe)
+        except LookupError:
             return None
-        single = self._singles.get(names, ...)
-        if single is ...:
-            try:
-                recipe = None if self.records is None else self.records.recipe
-                fields = [self._schema[name] for name in names]
-                single = Single(self._layout, fields, self._open_file, recipe)
-            except LookupError:
-                single = None
-            self._singles[names] = single
-        return None if single is None else single.read(sample)
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""

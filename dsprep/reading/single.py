@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dsprep.core.schema import Batch, Bytes, Field, Ragged
 from dsprep.core.schema import Column as Values
-from dsprep.layout.locate import rows_at
+from dsprep.layout.locate import adjoining, rows_at
 from dsprep.layout.model import Column, FileLayout, OwnFiles, Part, Records
 from dsprep.reading.records import Recipe
 from dsprep.storage.base import Handle
@@ -30,6 +30,9 @@ Where: TypeAlias = Callable[[int], Range | None]
 
 Make: TypeAlias = Callable[[Bytes], Values | None]
 """Returns a field of a sample, made of its range, or None."""
+
+Contiguous: TypeAlias = tuple[str, int, int, tuple[int, ...], np.dtype[Any]]
+"""An array: its field, the offset of its first sample, and bytes, shape and dtype of a sample."""
 
 
 class Single:
@@ -67,6 +70,7 @@ class Single:
         parts = {f.name: known[f.name] for f in fields if f.name in known}
         low = 0
         self._names = [f.name for f in fields]
+        self._arrays = _arrays(layout, fields)
         self._given = [(f, layout.given[f.name]) for f in fields if f.name in layout.given]
         if layout.records is not None and parts:
             low, where = _of_record(layout.records, parts)
@@ -91,6 +95,8 @@ class Single:
 
     def read(self, sample: int) -> Batch | None:
         """Return the fields of a sample, or None; raises as `LayoutReader.read` does."""
+        if self._arrays is not None:
+            return self._read_arrays(sample, *self._arrays)
         ranges = []
         for where in self._where:
             extent = where(sample)
@@ -113,6 +119,19 @@ class Single:
         if self._given:
             out |= {field.name: given.one(sample, field) for field, given in self._given}
             return {name: out[name] for name in self._names}
+        return out
+
+    def _read_arrays(self, sample: int, path: str, arrays: Sequence[Contiguous]) -> Batch | None:
+        """Read values of contiguous arrays straight into what is returned."""
+        file, offset = self._open(path), 0
+        out: Batch = {}
+        for name, first, nbytes, shape, dtype in arrays:
+            offset = first + sample * nbytes
+            if offset + nbytes > file.nbytes:
+                return None
+            out[name] = values = np.empty(shape, dtype)
+            file.pread_into(values, offset)
+        file.check_same(offset)
         return out
 
     def _read(self, ranges: Sequence[Range]) -> list[Bytes]:
@@ -148,6 +167,22 @@ class Single:
         for file, offset in first:
             file.check_same(offset)
         return out
+
+
+def _arrays(layout: FileLayout, fields: Sequence[Field]) -> tuple[str, list[Contiguous]] | None:
+    """Return the file of fields that are contiguous arrays of one, and these; None otherwise."""
+    paths, found = set[str](), list[Contiguous]()
+    for f in fields:
+        column = layout.columns.get(f.name)
+        if column is None or column.grid is None or column.first is not None or f.ragged:
+            return None
+        grid, nbytes = column.grid, f.row_nbytes
+        first = adjoining(grid) if grid.plain else None
+        if first is None or not nbytes or column.lines * grid.row_nbytes != nbytes:
+            return None
+        paths.add(grid.blocks.path)
+        found.append((f.name, first, nbytes, (1, *f.inner), f.dtype))
+    return (paths.pop(), found) if len(paths) == 1 else None
 
 
 def _of_rows(column: Column) -> Where:

@@ -24,7 +24,7 @@ import numpy as np
 from dsprep import formats
 from dsprep.core.gather import take
 from dsprep.core.packing import Tables, digest
-from dsprep.core.schema import Arena, Array, Batch, Ints, Schema, concatenate, new_array
+from dsprep.core.schema import Arena, Array, Batch, Bytes, Ints, Schema, concatenate, new_array
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
 from dsprep.layout.locate import Extents, locate, stored
@@ -33,6 +33,7 @@ from dsprep.reading.files import KEPT, Files
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
+from dsprep.reading.single import Single
 from dsprep.sidecar import spec
 from dsprep.sidecar.identity import block_crc32c, compare_file
 from dsprep.sidecar.proofs import BadGroup, Proofs
@@ -271,6 +272,7 @@ class Sidecar:
             lambda number, n: as_json.from_json(layouts[number], n, self.schema, self.tables())
         )
         self._reader = lru_cache(maxsize=256)(self._make_reader)
+        self._single = lru_cache(maxsize=256)(self._make_single)
         self._chosen = lru_cache(maxsize=64)(self._choose)
         self.proofs = Proofs(self)
 
@@ -355,6 +357,7 @@ class Sidecar:
         other = copy(self)
         other._open_file = open_file
         other._reader = lru_cache(maxsize=256)(other._make_reader)
+        other._single = lru_cache(maxsize=256)(other._make_single)
         other.proofs = Proofs(other)
         return other
 
@@ -671,10 +674,9 @@ class Sidecar:
         UsageError
             If only the format's library can read a field.
         """
-        if verify not in (None, "header", "full"):
+        if verify is not None and verify not in ("header", "full"):
             raise UsageError(f"verify is {verify!r}", expected="None, 'header' or 'full'")
-        schema = self._chosen(tuple(fields))
-        names = schema.names
+        fields = tuple(fields)
         one = chosen[0] if isinstance(chosen, list) and len(chosen) == 1 else chosen
         indices: Ints | None = None
         if type(one) is not int or not 0 <= one < self._count:
@@ -682,9 +684,11 @@ class Sidecar:
             one = int(indices[0]) if len(indices) == 1 else -1
         if one >= 0:
             number, index = self.file_of(one)
-            batch = self._reader(number).read_one(index, names, verify)
-            if batch is not None:
+            single = self._single(number, fields, verify)
+            if single is not None and (batch := single.read(index)) is not None:
                 return batch
+        schema = self._chosen(fields)
+        names = schema.names
         if indices is None:
             indices = np.array([one], np.int64)
         groups = self.by_file(indices)
@@ -758,11 +762,25 @@ class Sidecar:
         root = self.root(number)
         return LayoutReader(self.layout(number), self.schema, opened, root, formats.decoders)
 
+    def _make_single(self, number: int, fields: tuple[str, ...], verify: Verify) -> Single | None:
+        """Return what reads one sample of a file; None where that takes more, see `Single`."""
+        reader, names = self._reader(number), self._chosen(fields).names
+        if verify == "full" or (verify is not None and reader.records is not None):
+            return None
+        return reader.single(names)
+
     def open_file(self, number: int, path: str) -> Handle:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""
         if self._open_file is not None:
             return self._open_file(number, path)
         return self._files.get(number, path, self.root)
+
+    def read_file(self, number: int, path: str, out: Bytes) -> None:
+        """Fill `out` with a file of just as many bytes, see `open_file`; it is not kept open."""
+        if self._open_file is not None:
+            self._open_file(number, path).read_whole(out)
+        else:
+            self._files.read_whole(number, path, self.root, out)
 
     def _check_first(self, number: int, path: str, file: Handle) -> None:
         """Raise `StaleError` if a file that `check` skipped, of very many, has changed."""
@@ -860,6 +878,7 @@ class Sidecar:
         if self._open_file is None:
             self._files.close()
         self._reader.cache_clear()
+        self._single.cache_clear()
 
     def __enter__(self) -> Self:
         return self

@@ -121,8 +121,8 @@ def _match(text: str) -> list[Path]:
         return [path for name in names for path in _match(name)]
     if missing and glob.has_magic(text):
         # pathlib's ** does not follow links to directories, which may lead in circles.
-        fixed = 2 if isinstance(path, StorePath) else 1  # the bucket, or the root
-        matching = type(path)(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:])))
+        above = type(path)(*path.parts[:2]) if isinstance(path, StorePath) else Path(path.anchor)
+        matching = above.glob("/".join(path.parts[len(above.parts) :]))
         hidden = path.name.startswith(".")
         matches = [
             m

@@ -112,12 +112,12 @@ class SidecarSource(Source):
                 out[first - start : first - start + len(part)] += sizes
         return out
 
-    def rows(self, name: str) -> Ints | None:
-        """Return the rows of a ragged field in every sample, None if the laws do not give them."""
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
+        """Return the rows of a ragged field in each sample, None if the laws do not give them."""
         back = {new: old for old, new in self._new.items()}[name]
         field = self.sidecar.schema[back]
         parts = [np.zeros(0, np.int64)]
-        for layout, _, part in self.sidecar.files_of(0, len(self)):
+        for layout, _, part in self.sidecar.files_of(start, stop):
             sizes = sizes_of(layout, field, part)
             if sizes is None:
                 return None

@@ -95,11 +95,10 @@ class JoinedSource(Source):
         return total
 
     @override
-    def rows(self, name: str) -> Ints | None:
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
         pairs = zip(self.parts, self._skipped, strict=True)
         part, skipped = next(pair for pair in pairs if name in pair[0].schema.names)
-        rows = part.rows(name)
-        return None if rows is None else rows[skipped : skipped + len(self)]
+        return part.rows(name, start + skipped, stop + skipped)
 
     def files(self) -> list[Path]:
         """Return the files of all."""

@@ -60,8 +60,8 @@ class NumberedSource(Source):
         return None if sizes is None else sizes + self.schema[self.name].row_nbytes
 
     @override
-    def rows(self, name: str) -> Ints | None:
-        return self.base.rows(name)
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
+        return self.base.rows(name, start, stop)
 
     @override
     def resident_nbytes(self) -> int:

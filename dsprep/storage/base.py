@@ -120,6 +120,12 @@ class Handle(ABC):
         self.pread_into(out, offset)
         self.check_same(offset)
 
+    def read_whole(self, out: Bytes) -> None:
+        """Fill `out` with all bytes of a file of this size that is still the same."""
+        self.check_end(len(out))
+        if len(out):
+            self.read_into(out, 0)
+
     def read_checked(self, out: Bytes, offset: int, subject: str) -> None:
         """Fill `out` from `offset` on, which may be anything; see `check_extents`."""
         if not 0 <= offset <= self.nbytes - len(out):

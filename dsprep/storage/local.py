@@ -9,12 +9,15 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from dsprep.core.schema import Array, Ints
+from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle
 from dsprep.storage.identity import Status, changed, same_file, status
-from dsprep.storage.ranges import close_quietly, fstat, pread_into, pread_most
+from dsprep.storage.ranges import close_quietly, fstat, pread_into, pread_most, preadv_most
 from dsprep.storage.scatter import Runs, fill, read_files
+
+OPENED = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""How files are opened: without O_NONBLOCK, opening a FIFO would wait for a writer."""
 
 
 class LocalFile(Handle):
@@ -23,9 +26,7 @@ class LocalFile(Handle):
     def __init__(self, path: str | Path, fd: int | None = None) -> None:
         self.fd = -1
         self.name = path
-        # Without O_NONBLOCK, opening a FIFO would wait for a writer.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        self.fd = os.open(path, flags) if fd is None else fd
+        self.fd = os.open(path, OPENED) if fd is None else fd
         facts = fstat(self.fd)
         if not stat.S_ISREG(facts.st_mode):
             raise FormatError("this is not a regular file", where=path)
@@ -69,8 +70,10 @@ class LocalFile(Handle):
     @override
     def check_same(self, offset: int | None = None) -> None:
         facts = fstat(self.fd, offset)
+        if (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns) == self.status:
+            return  # nearly always, and without an object of its own
         now = status(facts)
-        if now != self.status and not same_file(self.name, self.status, now):
+        if not same_file(self.name, self.status, now):
             # Another name, or one less when another file takes its place, changes its change time.
             renamed = same_file(self.name, self.status, now._replace(ctime_ns=self.status.ctime_ns))
             if not renamed or facts.st_nlink == self._links:
@@ -92,12 +95,38 @@ class DirectoryGuard:
     def __init__(self, dataset: Path, follow: bool) -> None:
         named, real = dataset.absolute().parent, Path(os.path.realpath(dataset)).parent
         self._roots = () if follow else tuple({os.path.realpath(named), str(real)})
+        self._inside: set[str] = set()  # directories
 
     def check(self, file: Handle) -> None:
         """Raise `FormatError` if an open file is outside."""
         if self._roots and file.fd >= 0:
             real = os.readlink(f"/proc/self/fd/{file.fd}")  # noqa: PTH115 (it is quick)
             self._check(real, file.name)
+
+    def read_local(self, path: str, out: Bytes) -> Status | None:
+        """Fill `out` with a file of just as many bytes, and return what it was after that.
+
+        None where that takes more: of a link, of another size, in a store. Small files are read so:
+        a directory is looked at once, and only what is not itself a link is opened.
+        """
+        directory, _, _ = path.rpartition("/")
+        if directory not in self._inside:
+            if "://" in path:
+                return None
+            if self._roots:
+                self._check(f"{os.path.realpath(directory)}/", path)
+            self._inside.add(directory)
+        try:
+            fd = os.open(path, OPENED | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            got = preadv_most(fd, out.data, 0)
+            facts = fstat(fd)
+        finally:
+            close_quietly(fd)
+        whole = stat.S_ISREG(facts.st_mode) and got == len(out) == facts.st_size
+        return status(facts) if whole else None
 
     def check_tree(self, path: Path) -> None:
         """Raise `FormatError` if a link at or below `path` leads outside."""

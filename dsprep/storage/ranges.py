@@ -11,7 +11,6 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -47,13 +46,18 @@ def pread_into(fd: int, out: Array, offset: int, where: object) -> None:
     FormatError
         If the file ends first.
     """
-    view = as_bytes(out)
-    done = got = preadv_once(fd, view, offset)
-    while got and done < len(view):
-        got = preadv_once(fd, view[done:], offset + done)
-        done += got
-    if done < len(view):
-        raise ends_early(where, offset, len(view), done)
+    view: Any = out if out.dtype.kind in "biufc" else as_bytes(out)  # others are no buffers
+    try:
+        done = os.preadv(fd, [view], offset)
+    except BlockingIOError:
+        done = 0  # it is tried again
+    except OSError as error:
+        raise named(error, fd, offset) from error
+    if done != out.nbytes:
+        view = as_bytes(out)
+        done += preadv_most(fd, view[done:], offset + done)
+        if done < len(view):
+            raise ends_early(where, offset, len(view), done)
 
 
 def pread_exact(fd: int, nbytes: int, offset: int, where: object) -> bytes:
@@ -75,8 +79,10 @@ def close_quietly(fd: int) -> None:
 
     A server that went away is told of where it was read; what closing says then changes nothing.
     """
-    with suppress(OSError):
+    try:  # noqa: SIM105 (of small files this is called for each, and `suppress` costs more)
         os.close(fd)
+    except OSError:
+        pass
 
 
 def pread_most(fd: int, nbytes: int, offset: int) -> bytes:

@@ -30,6 +30,7 @@ from dsprep.writing.plan import (
     shard_names,
     shards_by_bytes,
     shards_by_samples,
+    with_rows,
 )
 from dsprep.writing.run import run_job
 
@@ -99,7 +100,9 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     payload, largest = payload_nbytes(source, start, stop)
     if not schema.ragged:
         payload = schema.fixed_nbytes * (stop - start)  # after casts
-    plan = format.plan(schema, options.write, stop - start, payload, shards[0].name)
+    shards = with_rows(shards, source, schema)
+    samples = stop - start if options.cut.sharded else shards[0].samples
+    plan = format.plan(schema, options.write, samples, payload, shards[0].name)
     return Job(
         target=target,
         format=format,

@@ -239,12 +239,17 @@ class Counter:
         samples, slots = self.sequence.positions(unit)
         filled = np.zeros(len(unit), bool)
         filled[slots] = True
-        if len(samples) != len(unit) or not filled.all():
-            self.misplaced += 1
-        order = samples if (np.diff(samples) > 0).all() else np.sort(samples, kind="stable")
-        before: Array = self.times_read[order]
-        self.times_read[order] = np.minimum(before, 1) + np.uint8(1)
-        self.times_read[order[1:][order[1:] == order[:-1]]] = 2
+        self.misplaced += len(samples) != len(unit) or not filled.all()
+        rising = bool((samples[1:] > samples[:-1]).all())
+        if rising and int(samples[-1]) - int(samples[0]) == len(samples) - 1:
+            times = self.times_read[int(samples[0]) : int(samples[-1]) + 1]
+            np.minimum(times, 1, out=times)
+            times += np.uint8(1)
+        else:
+            order = samples if rising else np.sort(samples, kind="stable")
+            before: Array = self.times_read[order]
+            self.times_read[order] = np.minimum(before, 1) + np.uint8(1)
+            self.times_read[order[1:][order[1:] == order[:-1]]] = 2
         self.units += 1
         self.largest = max(self.largest, len(unit))
         self.counted += len(unit)

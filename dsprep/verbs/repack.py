@@ -237,7 +237,7 @@ def plan_repack(
         stripe = detect(target, _file_nbytes(source, known, longest, options.cut))
     parts, warning_lines = [], []
     for output in outputs:
-        part = _plan_part(output, known, format, options, size, stripe)
+        part = _plan_part(output, (source, known), format, options, size, stripe)
         parts.append(part)
         admit(part.job, part.source, run.workers, run.memory)
         warning_lines += _warnings(part, options)
@@ -421,7 +421,7 @@ def all_rows(source: Source) -> dict[str, Ints]:
     From a sidecar or a source that has them; else all samples are read for it, once.
     """
     names = [f.name for f in source.schema if f.ragged]
-    known = {name: source.rows(name) for name in names}
+    known = {name: source.rows(name, 0, len(source)) for name in names}
     if all(rows is not None for rows in known.values()):
         return {name: rows for name, rows in known.items() if rows is not None}
     parts: dict[str, list[Ints]] = {name: [np.zeros(0, np.int64)] for name in names}
@@ -450,14 +450,16 @@ class _Payload(NamedTuple):
     largest: int
 
 
-def _payload(source: Source, known: dict[str, Ints]) -> _Payload:
+def _payload(source: Source, known: dict[str, Ints], whole: Source) -> _Payload:
+    """Return how large the samples of a source are; `known` has the rows of all of `whole`."""
     schema, count = source.schema, len(source)
     each, rows = schema.fixed_nbytes, known
     if not rows:
         return _Payload(rows, each, each * count, each)
-    if isinstance(source, DerivedSource):
-        numbers = source.origin(np.arange(count, dtype=np.int64))[1]
-        rows = {name: values[numbers] for name, values in known.items()}
+    numbers, base = np.arange(count, dtype=np.int64), source
+    while isinstance(base, DerivedSource) and base is not whole:
+        numbers, base = base.numbers(numbers), base.base
+    rows = {name: values[numbers] for name, values in known.items()}
     sizes = np.full(count, each, np.int64)
     for name, number in rows.items():
         sizes += number * schema[name].row_nbytes
@@ -490,16 +492,16 @@ def _shards(
 
 def _plan_part(
     output: _Output,
-    known: dict[str, Ints],
+    whole: tuple[Source, dict[str, Ints]],
     format: WritableFormat,
     options: RepackOptions,
     size: BufferSize,
     stripe: Stripe,
 ) -> SplitPart:
-    """Decide one output."""
+    """Decide one output, of some samples of `whole`, of which the rows are known."""
     source, target, write = output.source, output.target, options.write
     schema, count = source.schema, len(source)
-    payload = _payload(source, known)
+    payload = _payload(source, whole[1], whole[0])
     choice = decide(count, payload.sizes, size, stripe, total_memory(), options.ranks or 1)
     if isinstance(size, InBytes) and payload.rows and not format.uneven_groups:
         choice = within(choice, size.nbytes, schema, payload.rows)

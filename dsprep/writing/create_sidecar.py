@@ -24,7 +24,7 @@ import numpy as np
 from dsprep import __version__, executors, formats
 from dsprep.core.groups import Grouping
 from dsprep.core.packing import Tables, digest, to_planes
-from dsprep.core.schema import Schema
+from dsprep.core.schema import Ints, Schema
 from dsprep.errors import TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -106,7 +106,7 @@ def describe(
     format: WritableFormat,
     schema: Schema,
     options: WriteOptions,
-    files: Sequence[tuple[Path, int | Grouping]],
+    files: Sequence[tuple[Path, int | Grouping, Ints | None]],
     dataset: Path,
     lineage: Mapping[str, Any],
     groups: Sequence[Groups] = (),
@@ -122,24 +122,28 @@ def describe(
     options
         With which they were written.
     files
-        Path and samples of each file, or their groups.
+        Path and samples of each file, or their groups; and what `Writer.lengths` returned.
     groups
         The groups of each file, if it was written in groups.
     executor
         Who looks at the files, if there are several; None: threads of this process.
     """
-    paths, path = [p for p, _ in files], spec.sidecar_path(dataset)
+    paths, path = [p for p, _, _ in files], spec.sidecar_path(dataset)
     marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
     subject = Subject(format, paths, dataset, path, schema, lineage, groups=groups)
-    counts = [n if isinstance(n, int) else int(n.edges[-1]) for _, n in files]
-    planned = [format.plan(schema, options, n).layout for _, n in files]
+    counts = [n if isinstance(n, int) else int(n.edges[-1]) for _, n, _ in files]
+    planned = [format.plan(schema, options, n).layout for _, n, _ in files]
     known = [layout for layout in planned if layout is not None]
     if len(known) == len(files) and all(counts):
         looked: list[Looked] = []
-        for p, mark, layout in zip(paths, marks, known, strict=True):
+        for (p, _, lengths), mark, layout in zip(files, marks, known, strict=True):
             with unchanged((mark,)):
-                looked.append((fit.fit(layout(p)), identity.identify(p, format.name), None))
-        return _made(subject, looked)
+                found = layout(p, lengths)
+                if found is None:
+                    break
+                looked.append((fit.fit(found), identity.identify(p, format.name), None))
+        else:
+            return _made(subject, looked)
     try:
         with open_native(format, paths, OpenOptions(), schema, marks=marks) as source:
             return _made(subject, _look(source, subject, Looks(executor=executor)))

@@ -34,7 +34,6 @@ from dsprep.storage.identity import sole_writer
 from dsprep.storage.nodes import node, wait_for
 from dsprep.storage.trees import remove, tree_nbytes
 from dsprep.writing.job import Job
-from dsprep.writing.plan import Shard
 from dsprep.writing.shards import (
     START,
     complete,
@@ -157,7 +156,7 @@ def _task(
     needed, offset = source.part(first, last)
     one = replace(
         job,
-        shards=(Shard(shard.name, shard.start - offset, shard.stop - offset),),
+        shards=(replace(shard, start=shard.start - offset, stop=shard.stop - offset),),
         groupings=job.groupings[index : index + 1],
         payload=round(job.payload * len(shard) / max(1, job.samples)),
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dsprep.core.groups import Grouping
+from dsprep.core.groups import Grouping, Samples
 from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema, show_dtype
 from dsprep.core.units import as_nbytes
 from dsprep.errors import SchemaError, UsageError
@@ -34,11 +34,19 @@ class Shard:
         Its file name.
     start, stop
         The samples of the source that it holds, half-open.
+    rows
+        By ragged field: how many rows all these have. Empty if one is not known.
     """
 
     name: str
     start: int
     stop: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> Samples:
+        """How many samples there are, with their rows."""
+        return Samples(len(self), self.rows)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -201,6 +209,20 @@ def payload_nbytes(source: Source, start: int, stop: int) -> tuple[int, int]:
         payload += int(sizes.sum())
         largest = max(largest, int(sizes.max()))
     return payload, largest
+
+
+def with_rows(shards: Sequence[Shard], source: Source, schema: Schema) -> tuple[Shard, ...]:
+    """Return the shards with the rows of the ragged fields of `schema`, if the source has them."""
+    counted = []
+    for shard in shards:
+        rows = dict.fromkeys((f.name for f in schema if f.ragged), 0)
+        for name, at in itertools.product(rows, range(shard.start, shard.stop, 1 << 18)):
+            known = source.rows(name, at, min(shard.stop, at + (1 << 18)))
+            if known is None:
+                return tuple(shards)
+            rows[name] += int(known.sum())
+        counted.append(replace(shard, rows=rows))
+    return tuple(counted)
 
 
 def group_pieces(

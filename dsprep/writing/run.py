@@ -164,7 +164,10 @@ def _described(job: Job, source: Source, staging: Staging, executor: Executor | 
         job.format,
         job.schema,
         job.options,
-        [(shard_path(job, staging.data, i), samples_of(job, i)) for i in range(len(job.shards))],
+        [
+            (shard_path(job, staging.data, i), samples_of(job, i), staging.lengths.get(i))
+            for i in range(len(job.shards))
+        ],
         staging.made,
         {**lineage(job, source), **job.recipe},
         [saved_groups(staging, i) for i in range(len(job.groupings))],
@@ -334,6 +337,8 @@ def _write_here(
             with while_written(path.name):
                 yield from copying(job, source, writer, index, ranges, threads, saved)
                 complete(writer, staging.root / f"groups-{index}.json", staging.durable)
+                if (lengths := writer.lengths()) is not None:
+                    staging.lengths[index] = lengths
                 if staging.durable:
                     staging.save({"shard": index + 1, "samples": 0, "writer": None})
                     source.release(job.shards[index].stop)

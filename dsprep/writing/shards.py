@@ -112,7 +112,7 @@ def create_writer(job: Job, path: Path, index: int, position: State | None) -> W
 
 def samples_of(job: Job, index: int) -> int | Grouping:
     """Return the groups of a shard, or else its number of samples."""
-    return job.groupings[index] if job.groupings else len(job.shards[index])
+    return job.groupings[index] if job.groupings else job.shards[index].samples
 
 
 def continue_writer(

@@ -35,6 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, FormatError, TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, write_json
@@ -140,6 +141,7 @@ class Staging:
         self._stack = ExitStack()
         self._is_discarded = False
         self.notes: tuple[str, ...] = ()
+        self.lengths: dict[int, Ints] = {}
         try:
             self._take_lock()
             self.put_sidecar()

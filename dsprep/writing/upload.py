@@ -199,7 +199,7 @@ class UploadStaging(Staging):
         name = job.shards[number].name if job.sharded else ""
         target = self._remote / name
         groups = [saved_groups(self, number)] if job.groupings else []
-        shard = path, samples_of(job, number)
+        shard = path, samples_of(job, number), self.lengths.get(number)
         made = describe(job.format, job.schema, job.options, [shard], path, {}, groups)
         self._begun.add(target)
         if path.is_dir() or job.sharded:

@@ -17,7 +17,7 @@ import pytest
 from hdf5_files import HDF5
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
-from dsprep.core.groups import Grouping, even
+from dsprep.core.groups import Grouping, Samples, even
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.hdf5 import create
@@ -53,6 +53,14 @@ def grouped(batch, per_group, align):
     edges = even(len(next(iter(batch.values()))), per_group).edges
     ragged = {n: c for n, c in batch.items() if isinstance(c, Ragged)}
     return Grouping(edges, align, {n: np.diff(c.offsets[edges]) for n, c in ragged.items()})
+
+
+def arranged(batch, per_group):
+    """Groups of so many samples; 0: none; -1: none, but the rows are known."""
+    if per_group > 0:
+        return grouped(batch, per_group, 256)
+    ragged = {n: len(c.values) for n, c in batch.items() if isinstance(c, Ragged)}
+    return Samples(len(next(iter(batch.values()))), ragged if per_group else {})
 
 
 def cut(writer, samples, after=0, step=2):
@@ -158,12 +166,13 @@ def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path):
 
 RUNS = [(name, options, 0) for name in ("mixed", "fixed-<f4") for options in OPTIONS.values()]
 RUNS += [(name, o, 5) for name in ("mixed", "fixed-<f4") for o in (PLAIN, GZIP)]
+RUNS += [("mixed", o, -1) for o in (PLAIN, OPTIONS["chunk"], GZIP)]
 
 
 @pytest.mark.parametrize(("name", "options", "per_group"), RUNS)
 def test_bytes_depend_on_samples_and_groups_only(tmp_path, name, options, per_group):
     batch = random_batch(SCHEMAS[name], 23)
-    samples = grouped(batch, per_group, 256) if per_group else 23
+    samples = arranged(batch, per_group)
     outputs, places = set(), []
     for step, order in ((1, 1), (2, -1), (5, 1), (50, -1)):
         groups = write(tmp_path / "a", SCHEMAS[name], batch, samples, options, step, order)
@@ -183,11 +192,11 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
 ):
     schema, count, step = SCHEMAS[name], 48, 12
     batch = random_batch(schema, count)
-    samples = grouped(batch, per_group, 256) if per_group else count
+    samples = arranged(batch, per_group)
     whole = write(tmp_path / "whole", schema, batch, samples, options, step)
     path = tmp_path / "broken"
     writer = HDF5.create(path, schema, samples, options, None)
-    assert per_group or writer.unit == HDF5.plan(schema, options).unit
+    assert per_group > 0 or writer.unit == HDF5.plan(schema, options).unit
     cuts = cut(writer, samples, 0, step)
     done = len(cuts) // 2
     feed(writer, batch, cuts[:done])
@@ -548,6 +557,33 @@ def test_rows_that_changed_are_refused(tmp_path):
     with pytest.raises(FormatError, match="has changed"):
         writer.encode(random_batch(MIXED, 3, seed=3), 0, Arena())
     writer.close()
+
+
+@pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_known_rows_make_the_same_file_without_a_spool(tmp_path, options, count):
+    batch = random_batch(MIXED, count)
+    known = arranged(batch, -1)
+    write(tmp_path / "spooled", MIXED, batch, count, options)
+    write(tmp_path / "placed", MIXED, batch, known, options)
+    assert (tmp_path / "placed").read_bytes() == (tmp_path / "spooled").read_bytes()
+    assert HDF5.plan(MIXED, options, known, 1000).scratch == 0
+    assert HDF5.plan(MIXED, options, count, 1000).scratch == 1000
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_rows_that_changed_since_they_were_counted_are_refused(tmp_path, more):
+    batch = random_batch(MIXED, 6)
+    known = arranged(batch, -1)
+    rows = {name: number + more for name, number in known.rows.items()}
+    writer = HDF5.create(tmp_path / "a", MIXED, Samples(6, rows), PLAIN, None)
+
+    def run():
+        feed(writer, batch, [(0, 4), (4, 6)])
+        writer.finish()
+
+    with closing(writer), pytest.raises(FormatError, match="has changed"):
+        run()
 
 
 @pytest.mark.parametrize(

@@ -71,18 +71,17 @@ class Hdf5(WritableFormat):
         check_options(options, self.write_options, self.name)
         plans = plan(schema, options, None)
         lost = check(schema, plans)
-        groups = None
+        file, groups = lay_out(schema, options, samples), None
         if isinstance(samples, Grouping):
-            groups = plan_of_groups(lay_out(schema, options, samples))
-            nbytes, spooled = groups.nbytes, options.compress is not None
+            groups = plan_of_groups(file)
+            nbytes = groups.nbytes
         else:
             nbytes = estimate(schema, samples, payload, options)
-            spooled = schema.ragged or options.compress is not None
         return WritePlan(
             stored={p.field.name: str(p) for p in plans},
             notes=tuple(lost),
             nbytes=nbytes,
-            scratch=payload if spooled else 0,
+            scratch=payload if file.spooled else 0,
             unit=unit(schema, options),
             groups=groups,
         )

@@ -213,8 +213,8 @@ def _dataset(
 def allocate(path: Path, file: FilePlan) -> None:
     """Make the file with an offset for every sample; raise `OSError` if there is no space."""
     if not file.grouped:
-        _check_size(path, file.schema.fixed_nbytes * file.count)
-        with build(path, file, {}):
+        _check_size(path, sum(int(p.used.sum()) * p.row_nbytes for p in file.parts))
+        with build(path, file, file.totals):
             return
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:
@@ -250,7 +250,9 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
             else:
                 at = np.array([dataset.id.get_offset() or -1], np.int64)
                 sizes = np.array([dataset.id.get_storage_size()], np.int64)
-            rows = part.chunk * file.grouping.count if part.role == "values" else file.count
+            rows = int(part.used.sum())
+            if file.grouped and part.role == "values":
+                rows = part.chunk * file.grouping.count
             shape = (rows,) if part.role in ("first", "count") else part.plan.shape(rows)
             stored = part.nbytes if part.chunk else rows * part.row_nbytes
             if (

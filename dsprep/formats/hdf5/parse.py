@@ -97,6 +97,14 @@ class Hdf5Source(Source):
             total += sizes
         return total
 
+    @override
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
+        # Only tables give them for sure: of strings in a heap the library may drop some bytes.
+        column, field = self._columns[name]
+        known = isinstance(column, Indexed) and field.row_nbytes
+        sizes = column.sizes(start, stop) if known else None
+        return None if sizes is None else sizes // field.row_nbytes
+
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
         used = {dataset for column, _ in self._columns.values() for dataset in column.datasets()}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.core.groups import Grouping, GroupPlan, round_up
+from dsprep.core.groups import Grouping, GroupPlan, Samples, round_up
 from dsprep.core.schema import Field, Ints, Schema, renamed
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.hdf5.dtypes import Carrier, carrier_of
@@ -276,7 +276,7 @@ class FilePlan:
     @property
     def spooled(self) -> bool:
         """Whether sizes are known only when all samples are there."""
-        return self.compressed or (self.schema.ragged and not self.grouped)
+        return self.compressed or self.schema.ragged != bool(self.totals)
 
     @property
     def group_nbytes(self) -> int:
@@ -349,14 +349,26 @@ def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> F
 
 def _without_groups(schema: Schema, options: WriteOptions, count: int) -> FilePlan:
     plans = plan(schema, options, count)
-    used = np.array([count], np.int64)
-    parts = [
-        AllocatedDataset(p, "rows", p.chunk_rows(count), p.field.row_nbytes, used)
-        for p in plans
-        if count and p.field.row_nbytes and not p.field.ragged
-    ]
+    ragged = [p for p in plans if p.field.ragged]
+    totals = dict(count.rows) if isinstance(count, Samples) else {}
+    if any(not p.field.row_nbytes for p in ragged):
+        totals = {}  # the rows are there, but nothing says how many
+    parts: list[AllocatedDataset] = []
+
+    def add(p: FieldPlan, role: Role, chunk: int, nbytes: int, rows: int) -> None:
+        if rows * nbytes:
+            used = np.array([rows], np.int64)
+            parts.append(AllocatedDataset(p, role, chunk, nbytes, used))
+
+    for p in plans:
+        if not p.field.ragged:
+            add(p, "rows", p.chunk_rows(count), p.field.row_nbytes, count)
+        elif totals:
+            add(p, "values", 0, p.field.row_nbytes, totals[p.field.name])
+            add(p, "first", 0, _INDEX_NBYTES, count)
+            add(p, "count", 0, _INDEX_NBYTES, count)
     grouping = Grouping(np.array([0, count], np.int64))
-    return FilePlan(schema, grouping, plans, parts, {}, False, unit(schema, options))
+    return FilePlan(schema, grouping, plans, parts, totals, False, unit(schema, options))
 
 
 def plan_of_groups(file: FilePlan) -> GroupPlan:

@@ -2,16 +2,16 @@
 
 `PlacedWriter`: every byte has its offset before the first sample comes. The library makes the file
 with all metadata and allocates the data; then it is closed, and the samples are written with
-``pwrite`` at the addresses that it chose. So pieces may come in any order and from any thread, an
-interrupted file continues where it was, and a killed run never leaves the library's metadata
-half-written.
+``pwrite`` at the addresses that it chose, rows of ragged fields behind those of earlier samples.
+So pieces may be written in any order and from any thread, an interrupted file continues where it
+was, and a killed run never leaves the library's metadata half-written.
 
-`SpoolWriter`: sizes are known only at the end, those of ragged fields or compressed chunks. Until
-then the pieces are appended to streams, each a file in the folder ``PATH.spool``. A fixed field is
-one stream, its rows; if its chunks are encoded as they come, these, and a second stream has their
-sizes. A ragged field is two: its rows, and their numbers per sample. In groups there are two in
-all: the chunks, group after group, and for each group their sizes and the CRC-32C of them all.
-Numbers are little-endian int64.
+`SpoolWriter`: sizes are known only at the end: those of compressed chunks, and of ragged fields of
+which the source does not give the rows beforehand. Until then the pieces are appended to streams,
+each a file in the folder ``PATH.spool``. A fixed field is one stream, its rows; if its chunks are
+encoded as they come, these, and a second stream has their sizes. A ragged field is two: its rows,
+and their numbers per sample. In groups there are two in all: the chunks, group after group, and for
+each group their sizes and the CRC-32C of them all. Numbers are little-endian int64.
 
 `SpoolWriter.finish` makes the HDF5 file and moves the bytes to their offsets, within the kernel
 where they need no change. It reads the folder only, so it can be killed and repeated.
@@ -71,21 +71,27 @@ _MISSING = -1
 _BLOCK = 8 << 20
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Placed:
-    """Samples from `start` on: one C-contiguous array per part."""
+    """Samples from `start` on: one C-contiguous array per part.
+
+    Without groups, `first` has the row of each ragged field with which they begin, once reserved.
+    """
 
     start: int
     samples: int
     rows: list[Array]
+    first: dict[str, int] = field(default_factory=dict)
 
 
 class PlacedWriter(Writer):
-    """Writes fields without filters: fixed ones, and in groups ragged ones too."""
+    """Writes fields without filters: fixed ones, and ragged ones whose rows are known."""
 
     def __init__(self, path: Path, file: FilePlan, state: State | None) -> None:
         self._path, self._file, self._fd = path, file, -1
         self.whole = file.grouped and file.schema.ragged
+        totals = {} if file.grouped else file.totals
+        self._done = {**dict.fromkeys(totals, 0), **(state or {}).get("rows", {})}
         if state is None:
             allocate(path, file)
         places = find(path, file)
@@ -106,6 +112,28 @@ class PlacedWriter(Writer):
         samples = len(next(iter(batch.values())))
         return _Placed(start, samples, _rows_of(self._file, batch, start, arena))
 
+    @override
+    def reserve(self, piece: _Placed) -> None:
+        # In groups all rows have their offsets.
+        piece.first = dict(self._done)
+        for part, rows in zip(self._file.parts, piece.rows, strict=True):
+            name = part.plan.field.name
+            if name in self._done and part.role == "values":
+                self._done[name] += len(rows)
+                if self._done[name] > part.used[0]:
+                    raise self._changed(name)
+            elif name in self._done and part.role == "first":
+                rows += piece.first[name]
+
+    def _changed(self, name: str) -> FormatError:
+        return FormatError(
+            f"field {name} has changed since its rows were counted",
+            where=self._path,
+            expected=f"{self._file.totals[name]} rows",
+            found=self._done[name],
+            fix="start again with --restart",
+        )
+
     def write(self, piece: _Placed) -> None:
         """Write the piece at its offsets."""
         group = self._file.grouping.of(piece.start)
@@ -113,7 +141,9 @@ class PlacedWriter(Writer):
         for part, places, rows in zip(
             self._file.parts, self._offsets_of_chunks, piece.rows, strict=True
         ):
-            first = group * part.chunk if part.role == "values" else piece.start
+            first = piece.start
+            if part.role == "values":
+                first = piece.first.get(part.plan.field.name, group * part.chunk)
             for offset, low, high in _runs(part, places, first, first + len(rows)):
                 data = rows[low - first : high - first]
                 if self._sums is None:
@@ -124,10 +154,16 @@ class PlacedWriter(Writer):
         if self._sums is not None and self._regular:
             self._sums.add(group, piece.samples, segments)
 
+    def checkpoint(self) -> State:
+        """Return the rows of ragged fields that have been reserved."""
+        return {"rows": dict(self._done)}
+
     @override
-    def skip(self, stop: int) -> int:
-        # All offsets are known.
+    def skip(self, stop: int) -> int | None:
+        # All offsets are known, but for the rows of samples before which there are others.
         file = self._file
+        if self._done:
+            return None
         samples = file.grouping if file.grouped else file.count
         return seam(stop, samples, [part.row_nbytes for part in file.parts])
 
@@ -151,6 +187,9 @@ class PlacedWriter(Writer):
     @override
     def finish(self) -> None:
         # The file has been complete since the last piece.
+        for name in self._done:
+            if self._done[name] != self._file.totals[name]:
+                raise self._changed(name)
         if self.durable:
             sync(self._fd)
         if self._sums is not None:
@@ -480,10 +519,10 @@ class _Stream:
 def _rows_of(file: FilePlan, batch: Batch, start: int, arena: Arena) -> list[Array]:
     """Return what samples from `start` on put into each part: C-contiguous arrays."""
     group = file.grouping.of(start)
-    return [_rows(part, batch, group, arena) for part in file.parts]
+    return [_rows(file, part, batch, group, arena) for part in file.parts]
 
 
-def _rows(part: AllocatedDataset, batch: Batch, group: int, arena: Arena) -> Array:
+def _rows(file: FilePlan, part: AllocatedDataset, batch: Batch, group: int, arena: Arena) -> Array:
     field = part.plan.field
     column = batch[field.name]
     if not isinstance(column, Ragged):
@@ -492,7 +531,7 @@ def _rows(part: AllocatedDataset, batch: Batch, group: int, arena: Arena) -> Arr
         return column.lengths.astype(_INT)
     if part.role == "first":
         return (column.offsets[:-1] + group * part.plan.chunk).astype(_INT)
-    if len(column.values) != part.used[group]:
+    if file.grouped and len(column.values) != part.used[group]:
         raise FormatError(
             f"field {field.name} has changed since the groups were planned",
             where=f"group {group}",

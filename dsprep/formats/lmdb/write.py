@@ -300,20 +300,21 @@ class LmdbWriter(RecordWriter):
 
     def _branch_page(self, branch: Branch) -> bytes:
         """Return a branch page; the key of a child is that of the first sample below it."""
-        page = bytearray(PSIZE)
-        upper = PSIZE
-        keys = self._keys.make(np.array([first for _, first in branch.children]))
-        for slot, (child, _) in enumerate(branch.children):
-            key = keys[slot].tobytes() if slot else b""
-            upper -= (NODE + len(key) + 1) & ~1
-            node = child.to_bytes(6, "little") + len(key).to_bytes(2, "little") + key
-            page[upper : upper + len(node)] = node
-            at = HEADER + 2 * slot
-            page[at : at + 2] = upper.to_bytes(2, "little")
-        page[:8] = branch.page.to_bytes(8, "little")
-        words = (P_BRANCH, HEADER + 2 * len(branch.children), upper)
-        page[10:16] = b"".join(word.to_bytes(2, "little") for word in words)
-        return bytes(page)
+        n, key = len(branch.children), self._keys.nbytes
+        children = np.array(branch.children, np.int64)
+        nodes = np.zeros((n, (NODE + key + 1) & ~1), np.uint8)
+        nodes[:, :8] = children[:, 0].astype("<u8").view(np.uint8).reshape(n, 8)
+        nodes.view(_U16)[:, 3] = key
+        nodes[:, NODE : NODE + key] = self._keys.make(children[:, 1]).reshape(n, key)
+        nodes[0, 6:] = 0
+        page = np.zeros(PSIZE, np.uint8)
+        words, upper = page.view(_U16), PSIZE - NODE - (n - 1) * nodes.shape[1]
+        page[PSIZE - NODE :] = nodes[0, :NODE]
+        page[upper : PSIZE - NODE] = nodes[:0:-1].reshape(-1)
+        page[:8] = np.array([branch.page], "<u8").view(np.uint8)
+        words[5:8] = P_BRANCH, HEADER + 2 * n, upper
+        words[HEADER >> 1 :][:n] = PSIZE - NODE - np.arange(n) * nodes.shape[1]
+        return page.tobytes()
 
     def checkpoint(self) -> State:
         """Return the tree's right edge and the nodes of the open leaf: some kilobytes."""

@@ -9,6 +9,7 @@ TensorFlow loads the file. TensorFlow itself is not needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -75,6 +76,7 @@ class TFRecord(WritableFormat):
         from dsprep.formats.tfrecord import features
         from dsprep.formats.tfrecord.locate import layout_of
         from dsprep.formats.tfrecord.plan import arrange, plan_groups
+        from dsprep.formats.tfrecord.source import written_layout
 
         codec = options.compress.codec if options.compress else None
         if codec not in (None, "gzip"):
@@ -99,12 +101,15 @@ class TFRecord(WritableFormat):
             nbytes = _estimate(schema, types, samples, payload)
             if options.compress is not None:  # what does not compress grows a little
                 nbytes += nbytes // 500 + 1024
+        layout = layout_of(arranged, samples)
+        if layout is None and arranged.level is None:
+            layout = partial(written_layout, schema)
         return WritePlan(
             stored=stored,
             notes=_lost(schema, types),
             nbytes=nbytes,
             groups=groups,
-            layout=layout_of(arranged, samples),
+            layout=layout,
         )
 
     @override

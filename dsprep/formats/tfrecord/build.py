@@ -124,8 +124,8 @@ class Assembly:
         self._fields = [(f, f.name.encode(), types[f.name]) for f in schema]
         self._opaque = opaque
 
-    def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Payload, int]:
-        """Return the records of `batch`, samples ``start ..``, and the bytes of the last one.
+    def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Payload, Ints]:
+        """Return the records of `batch`, samples ``start ..``, and the bytes of each payload.
 
         Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
         """
@@ -151,7 +151,7 @@ class Assembly:
         out[offsets[:-1, None] + np.arange(framing.HEADER)] = framing.headers(nbytes)
         crcs = framing.payload_crcs(out, starts, nbytes)
         out[at[:, None] + np.arange(framing.FOOTER)] = _bytes_of(crcs)
-        return out, int(nbytes[-1]) + framing.FRAME if len(nbytes) else 0
+        return out, nbytes
 
 
 def _heads(nbytes: Ints, head: Callable[[int], bytes]) -> tuple[Payload, Ints, Ints]:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dsprep.core.groups import Grouping
-from dsprep.core.schema import Bytes
+from dsprep.core.schema import Bytes, Ints
 from dsprep.core.spans import offsets_of, ranges
 from dsprep.errors import FormatError
 from dsprep.formats.protobuf import WireError
@@ -84,7 +84,7 @@ def records_of(
 
 def layout_of(
     arranged: Arrangement, samples: int | Grouping
-) -> Callable[[Path], FileLayout] | None:
+) -> Callable[[Path, Ints | None], FileLayout | None] | None:
     """Return what gives the layout of a file that was written as `arranged`; see `WritePlan`.
 
     None unless records have one size, and all values have bytes.
@@ -96,14 +96,14 @@ def layout_of(
     if not all(f.field.row_nbytes for f, _ in by_name):
         return None
 
-    def layout(path: Path) -> FileLayout:
+    def layout(path: Path, lengths: Ints | None = None) -> FileLayout:
         index, chosen = Index(*_lengths(arranged, builder.nbytes, samples)), [f for f, _ in by_name]
         parts = {
             f.field.name: Part() if f.type == INT64 else Part(at, f.field.row_nbytes)
             for f, at in by_name
         }
         with closing(open_file(path)) as file:
-            _probe(file, index, chosen, parts)
+            probe(file, index, chosen, parts)
         known = frozenset(f.name for f in chosen)
         return FileLayout(index.count, records_of(index, chosen, known, parts))
 
@@ -123,10 +123,13 @@ def _lengths(arranged: Arrangement, each: int, samples: int | Grouping) -> tuple
     return Table(lengths), int(begins[-1])
 
 
-def _probe(
+def probe(
     file: Handle, index: Index, features: Sequence[Feature], parts: Mapping[str, Part]
 ) -> None:
-    """Raise `FormatError` unless some records are where the index has them, and have the parts."""
+    """Raise `FormatError` unless some records are where the index has them, and have the parts.
+
+    These are not looked at if there are no `features`.
+    """
     bad = file.nbytes != index.nbytes
     limit = max(2, min(PROBED, PROBED_NBYTES * index.count // max(1, index.nbytes)))
     for i in framing.spread(index.count, limit) if not bad else ():
@@ -137,7 +140,7 @@ def _probe(
         sound = bool((record[:HEADER] == head).all())
         sound = sound and framing.payload_right(record, HEADER, length)
         payload = example.view(record[HEADER : HEADER + length])
-        values = example.parse(payload, 0, length) if sound else {}
+        values = example.parse(payload, 0, length) if sound and features else {}
         placed = {f.field.name: _constant_part(values.get(f.name), f) or Part() for f in features}
         bad = not sound or placed != parts
         if bad:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch
+from dsprep.core.schema import Arena, Batch, Field, Ints, Schema, empty_batch
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import decoders
 from dsprep.formats.base import Source
@@ -25,14 +26,17 @@ from dsprep.formats.tfrecord import example, features, framing
 from dsprep.formats.tfrecord.example import BYTES
 from dsprep.formats.tfrecord.features import RECORD, Feature
 from dsprep.formats.tfrecord.fields import RecordMismatch
-from dsprep.formats.tfrecord.locate import file_layout, opaque_layout, records_of
+from dsprep.formats.tfrecord.framing import Index
+from dsprep.formats.tfrecord.locate import file_layout, opaque_layout, probe, records_of
 from dsprep.formats.tfrecord.parse import Discovery, FileView
 from dsprep.formats.tfrecord.snippet import loading_code
 from dsprep.formats.tfrecord.stream import HEAD, PackedFile, open_stream, read_index
 from dsprep.layout.describe import FieldStorage, of_layout
+from dsprep.layout.laws import Affine, Table
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.records import Verify
+from dsprep.storage.paths import open_file
 
 INSPECTED = 200
 """Records that are looked into when a file is opened whose fields are known, at most."""
@@ -43,10 +47,13 @@ INSPECTED_NBYTES = 64 << 20
 class TFRecordSource(Source):
     """One TFRecord file opened for reading.
 
-    Every record is looked into for its features, unless `hint` gives them.
+    Every record is looked into for its features, unless `hint` gives them, and every header read
+    for the offsets, unless they are in the `index`.
     """
 
-    def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
+    def __init__(
+        self, path: Path, options: OpenOptions, hint: Schema | None, index: Index | None = None
+    ) -> None:
         self.path = path
         self._check_crc = options.check_crc
         if options.records == "opaque" and hint is not None and not features.is_opaque(hint):
@@ -56,7 +63,7 @@ class TFRecordSource(Source):
             opaque = options.records == "opaque" or (hint is not None and features.is_opaque(hint))
             every = not opaque and not hint
             look = Discovery(self._stream, options.check_crc, path)
-            self._index = read_index(self._stream, look if every else None)
+            self._index = index or read_index(self._stream, look if every else None)
             if not opaque and not every:
                 self._sample(look)
             available, notes = (None, []) if opaque else self._find_features(look, options, hint)
@@ -248,3 +255,16 @@ class TFRecordSource(Source):
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+
+
+def written_layout(schema: Schema, path: Path, lengths: Ints | None) -> FileLayout | None:
+    """Return the layout of a file of samples that were written as records of these lengths."""
+    if lengths is None:
+        return None
+    constant = bool((lengths == lengths[0]).all())
+    law = Affine(len(lengths), int(lengths[0])) if constant else Table(lengths)
+    index = Index(law, int(lengths.sum()) + framing.FRAME * len(lengths))
+    with closing(open_file(path)) as file:
+        probe(file, index, (), {})
+    with TFRecordSource(path, OpenOptions(), schema, index) as source:
+        return source.extents()

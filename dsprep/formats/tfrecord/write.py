@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,8 @@ class Piece:
     """Encoded samples of one group, or a recipe for them.
 
     `blocks` are their bytes, to be written back to back and to be taken once: `nbytes` in the file,
-    of which the last record has `last`. `TFRecordWriter.reserve` gives the group, the offset, and
+    of which the last record has `last`, and the payloads, if they vary, `lengths`.
+    `TFRecordWriter.reserve` gives the group, the offset, and
     by how many bytes the group is filled up behind them.
     """
 
@@ -46,6 +47,7 @@ class Piece:
     nbytes: int
     blocks: Iterable[NDArray[np.uint8] | bytes]
     last: int
+    lengths: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     group: int = -1
     offset: int = -1
     missing: int = 0
@@ -70,6 +72,7 @@ class TFRecordWriter(RecordWriter):
         count = 0 if grouping is None else grouping.count
         self._begins, self._ends = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
         self._end = 0 if state is None else int(state["offset"])
+        self._lengths: list[Array] | None = [] if state is None else None
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         """Return samples ``start ..`` as a piece; see `Writer.encode`.
@@ -79,14 +82,16 @@ class TFRecordWriter(RecordWriter):
         builder, level = self._arrangement.builder, self._arrangement.level
         count = len(next(iter(batch.values()), ()))
         blocks: Iterable[NDArray[np.uint8]]
+        lengths = np.zeros(0, np.int64)
         if isinstance(builder, Template):
             nbytes, last = count * builder.nbytes, builder.nbytes
             blocks = builder.blocks(batch, arena)
         else:
-            records, last = builder.records(batch, start, arena)
+            records, lengths = builder.records(batch, start, arena)
             nbytes, blocks = len(records), [records]
+            last = int(lengths[-1]) + framing.FRAME if count else 0
         if level is None or not count:
-            return Piece(start, start + count, nbytes, blocks, last)
+            return Piece(start, start + count, nbytes, blocks, last, lengths)
         parts = self._compressed(level, blocks, start + count)
         return Piece(start, start + count, sum(map(len, parts)), parts, last)
 
@@ -105,6 +110,9 @@ class TFRecordWriter(RecordWriter):
         piece.offset, end = self._end, self._end + piece.nbytes
         self.allocate(end)
         self._end, grouping = end, self.grouping
+        if self._lengths is not None and len(piece.lengths):
+            narrow = np.uint32 if int(piece.lengths.max()) < 1 << 31 else np.int64
+            self._lengths.append(piece.lengths.astype(narrow))
         if grouping is None or piece.start == piece.stop:
             return
         g = piece.group = grouping.of(piece.start)
@@ -115,6 +123,8 @@ class TFRecordWriter(RecordWriter):
                 piece.missing = self._arrangement.missing(end)
             if piece.missing:
                 check_size(piece.last - framing.FRAME + piece.missing, piece.stop - 1)
+                if self._lengths and len(piece.lengths):
+                    self._lengths[-1][-1] += piece.missing
             end += piece.missing
             self._ends[g] = end
         self._end = end
@@ -150,6 +160,10 @@ class TFRecordWriter(RecordWriter):
             at += pwrite_all(self.fd, parts, at)
         if done and piece.group >= 0:
             self.sums.add(piece.group, piece.offset, at - piece.offset, crc)
+
+    @override
+    def lengths(self) -> Ints | None:
+        return np.concatenate(self._lengths).astype(np.int64) if self._lengths else None
 
     def checkpoint(self) -> State:
         """Return where the next piece goes."""

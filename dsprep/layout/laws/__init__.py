@@ -60,7 +60,7 @@ LAWS = {
 """Name to class; a law is one module and one line."""
 
 _SLICE = 1 << 20
-_JUDGED = 1 << 19
+_JUDGED = 1 << 16
 
 
 def parse(json: Any, count: int, tables: Tables, lengths: Law | None = None) -> Law:

@@ -134,16 +134,13 @@ def _starts(values: Ints) -> Ints:
     # A run that ends at e is followed by one that begins at e + 1, whose steps are those of the
     # stretch that holds e + 1 -> e + 2; the stretches that end at or before e + 1 are passed over.
     following = np.searchsorted(ends, ends + 1, "right")
-    starts = [0]
-    jump = following.tolist()
-    last = ends.tolist()
-    k = 0
-    while last[k] + 1 < n:
-        starts.append(last[k] + 1)
-        k = jump[k]
-        if k >= len(last):
-            break
-    return np.array(starts, np.int64)
+    jump = np.append(following, len(ends))
+    reached = np.zeros(1, np.int64)
+    while reached[-1] < len(ends):  # each time twice as far
+        reached = np.concatenate([reached, jump[reached]])
+        jump = jump[jump]
+    starts = np.append(0, ends[reached[reached < len(ends)]] + 1)
+    return starts[starts < n]
 
 
 def sum_of(counts: Ints) -> int:

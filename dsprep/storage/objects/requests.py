@@ -261,8 +261,10 @@ class Requests:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._flight, self.pace = _Flight(), _Pace()
-        thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="dsprep-objects")
-        thread.start()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, daemon=True, name="dsprep-objects"
+        )
+        self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return what a coroutine returns; whoever waits for it may be interrupted."""
@@ -286,6 +288,12 @@ class Requests:
             with suppress(asyncio.CancelledError):
                 done.exception()
             raise
+
+    def close(self) -> None:
+        """End its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def read(self, parts: Sequence[Part]) -> None:
         """Read ranges; each body is given to its `Part.place` in the event loop's thread.
@@ -464,6 +472,15 @@ def requests() -> Requests:
         if _made is None:
             _made = Requests()
         return _made
+
+
+def close() -> None:
+    """End the thread that makes requests; none is under way, and the next one begins another."""
+    global _made
+    with _lock:
+        ended, _made = _made, None
+    if ended is not None:
+        ended.close()
 
 
 # --- ranges to parts ---------------------------------------------------------------------------

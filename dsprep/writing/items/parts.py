@@ -344,9 +344,9 @@ class PartsSource(Source):
         pread_into(fd, rows, 8 * len(self._ragged) * begin, path)
         return rows
 
-    def rows(self, name: str) -> Ints:
-        """Return how many rows a ragged field has in each sample: int64, shape ``(samples,)``."""
-        rows: Ints = self._rows(0, len(self))[self._ragged.index(self.schema[name])]
+    @override
+    def rows(self, name: str, start: int, stop: int) -> Ints:
+        rows: Ints = self._rows(start, stop)[self._ragged.index(self.schema[name])]
         return rows
 
     def _rows(self, start: int, stop: int) -> Ints:

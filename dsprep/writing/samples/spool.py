@@ -128,8 +128,8 @@ class Spool(Source):
             done, start, part = done + nbytes, end, part + 1
 
     @override
-    def rows(self, name: str) -> Ints | None:
-        return np.diff(self._edges[name])
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
+        return np.diff(self._edges[name][start : stop + 1])
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:

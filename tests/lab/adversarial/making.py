@@ -79,7 +79,7 @@ def origin(folder: Path, schema: Schema, batch: Batch) -> Path:
     count = len(next(iter(batch.values())))
     format = formats.load("tfrecord")
     write_batch(format, path, schema, batch)
-    describe(format, schema, WriteOptions(), [(path, count)], path, {}).save(durable=False)
+    describe(format, schema, WriteOptions(), [(path, count, None)], path, {}).save(durable=False)
     return path
 
 
