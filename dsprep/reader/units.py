@@ -98,9 +98,7 @@ def epoch_requests(dataset: Path, units: int, unit_nbytes: float) -> int | None:
     """Return about how many requests reading so many units takes; None of local files."""
     if not isinstance(dataset, StorePath):
         return None
-    from dsprep.storage.objects.requests import requests
-
-    return units * max(1, -int(-unit_nbytes // requests().pace.part_nbytes))
+    return units * max(1, -int(-unit_nbytes // dataset.store.part_nbytes))
 
 
 def first_file(sidecar: Sidecar, names: Sequence[str]) -> Handle:

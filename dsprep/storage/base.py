@@ -231,6 +231,11 @@ class Store(ABC):
     What is written is staged in local files, and published by `put`.
     """
 
+    @property
+    def part_nbytes(self) -> int:
+        """Bytes of a long range that one request reads."""
+        return 1 << 30
+
     @abstractmethod
     def open(self, name: str, path: str, known: Known | None = None) -> Handle:
         """Open a file, which messages call `path`; `OSError` if that fails.

@@ -240,6 +240,9 @@ class _Pace:
         return max(LEAST_LATE, LATE * (self.latency + nbytes / self.bandwidth))
 
 
+pace = _Pace()
+
+
 @dataclass(frozen=True)
 class Part:
     """One request: a half-open range of an object, and what takes its body."""
@@ -260,7 +263,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._flight, self.pace = _Flight(), _Pace()
+        self._flight = _Flight()
         self._thread = threading.Thread(
             target=self._loop.run_forever, daemon=True, name="dsprep-objects"
         )
@@ -310,7 +313,7 @@ class Requests:
 
     def fetch(self, version: Version, start: int, stop: int) -> bytes:
         """Return a range of an object, in parts if it is long; raises as `read`."""
-        step = self.pace.part_nbytes
+        step = pace.part_nbytes
         if stop - start <= step + step // 2:
             return bytes(self.run(self._one(version, start, stop)))
         out = bytearray(stop - start)
@@ -337,7 +340,7 @@ class Requests:
         spare, hedged = len(parts) // HEDGED + 1, set[int]()
         try:
             while left:
-                patience = self.pace.late(0)
+                patience = pace.late(0)
                 done, pending = await asyncio.wait(
                     pending, timeout=patience, return_when=_until(left, spare)
                 )
@@ -347,7 +350,7 @@ class Requests:
                     continue
                 for number in left - hedged:
                     since = _now() - began.get(number, _now())
-                    if since > self.pace.late(parts[number].nbytes):
+                    if since > pace.late(parts[number].nbytes):
                         hedged.add(number)
                         counters.hedges += 1
                         pending.add(self._loop.create_task(make(number)))
@@ -406,7 +409,7 @@ class Requests:
             raise OSError(errno.EIO, f"{len(body)} bytes came of {stop - start}")
         counters.requests += 1
         counters.nbytes += len(body)
-        self.pace.note(first - began, len(body), _now() - first)
+        pace.note(first - began, len(body), _now() - first)
         flight = self._flight
         flight.ceiling = min(CEILING, flight.ceiling + 1 / flight.ceiling)
         return body

@@ -38,6 +38,7 @@ from dsprep.storage.objects.requests import (
     check_process,
     counters,
     modified_ns,
+    pace,
     parts_of,
     refused,
     requests,
@@ -184,7 +185,7 @@ class ObjectFile(Handle):
     @override
     def read_many(cls, parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:
         made: Requests = requests()
-        step = made.pace.part_nbytes
+        step = pace.part_nbytes
         asked = [
             part
             for file, ranges in parts
@@ -243,6 +244,11 @@ class ObjectStore(Store):
         self._answers: dict[str, tuple[float, tuple[Version | None, bytes]]] = {}
         self._listings: OrderedDict[str, tuple[float, _Listing]] = OrderedDict()
         self._lock = threading.Lock()
+
+    @property
+    @override
+    def part_nbytes(self) -> int:
+        return pace.part_nbytes
 
     def _root(self, bucket: str) -> tuple[Any, Any]:
         """Return the store of a bucket for reading and for all else, which obstore tries again."""
