@@ -2,7 +2,7 @@
 
 ``min(4, cores of this process / ranks of this node that share them)``, at least 1; where values are
 decoded all of that share, since decoding is work of the processor. From an object store, where
-threads only wait for answers, as many as it takes to have 128 MiB on the way, a unit each, at least
+threads only wait for answers, as many as it takes to have 64 MiB on the way, a unit each, at least
 1 and at most 31. Nothing is measured here: ``dsprep bench read --sweep threads=1..8`` (or
 ``engine=buffered,direct``) measures.
 """
@@ -21,8 +21,8 @@ SMALL_NBYTES = 32 << 20
 MOST = 4
 """Threads that copy from the page cache as fast as memory allows, and keep a device busy."""
 
-AHEAD_NBYTES = 128 << 20
-"""Bytes of units that are on the way from an object store at a time: what 2 GB/s bring in 60 ms."""
+AHEAD_NBYTES = 64 << 20
+"""Bytes of units that are on the way from an object store at a time: what 2 GB/s bring in 30 ms."""
 
 AHEAD_MOST = 31
 """Units on the way at a time, at most."""
@@ -77,7 +77,7 @@ def units_ahead(unit_nbytes: float, parts: int = 1) -> int:
     `parts`: workers of a rank that read at a time.
 
     >>> [units_ahead(mib << 20) for mib in (1, 5, 64, 512)]
-    [31, 26, 2, 1]
+    [31, 13, 1, 1]
     """
     return int(min(AHEAD_MOST, max(1, -(-AHEAD_NBYTES // (parts * max(1.0, unit_nbytes))))))
 
