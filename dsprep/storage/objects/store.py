@@ -274,7 +274,7 @@ class ObjectStore(Store):
 
     # --- what objects are --------------------------------------------------------------------
 
-    def look(self, url: str, *, fresh: bool = False, head: bool = False) -> tuple[Version, bytes]:
+    def look(self, url: str, *, head: bool = False) -> tuple[Version, bytes]:
         """Return the version of an object now, and, with `head`, its first bytes.
 
         Raises
@@ -283,13 +283,13 @@ class ObjectStore(Store):
             If there is none.
         """
         name = url.partition("://")[2]
-        version, data = self._answer(name, fresh, head)
+        version, data = self._answer(name, head)
         if version is None:
             raise FileNotFoundError(2, os.strerror(2), url)
         return version, data
 
-    def _answer(self, name: str, fresh: bool, head: bool) -> tuple[Version | None, bytes]:
-        known = None if fresh else self._kept(name)
+    def _answer(self, name: str, head: bool) -> tuple[Version | None, bytes]:
+        known = self._kept(name)
         if known is not None:
             version, data = known
             if not head or data or version is None or not version.nbytes:
