@@ -325,9 +325,14 @@ def test_commands_take_urls(url, local, tmp_path, monkeypatch):
 
 def test_a_bench_reads_from_the_store(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output = run("bench", "read", url, "-r", 1, "-s", "dsprep", "--warm", "--csv", "r.csv")
+    output = run("bench", "read", url, "-r", 1, "--warm", "--csv", "r.csv")
     assert "failed" not in output
-    assert "dsprep" in Path("r.csv").read_text()
+    assert "one sample at a time are left out" in output
+    asked = re.search(r"an epoch to the store: .*, dsprep (\d+) ", " ".join(output.split()))
+    assert asked is not None
+    assert int(asked[1]) >= 1
+    names = [line.partition(",")[0] for line in Path("r.csv").read_text().splitlines()[1:]]
+    assert names == ["pread-limit", "group", "group-db", "dsprep"]
 
 
 @pytest.mark.parametrize(
