@@ -42,6 +42,9 @@ def names_of(name: str, given: Any) -> list[str]:
         isinstance(each, (str, Path)) for each in several
     ):
         raise UsageError(f"{name} is {given!r}", expected="a path, or a list of paths")
+    for path in several:
+        if not path or "\0" in str(path):
+            raise UsageError(f"{path!r} is not a path")
     return [*map(str, several)]
 
 
@@ -160,7 +163,7 @@ def _located(
             made.save(durable=False, replace=False)
         except FileExistsError:  # another process was first
             why = f"{where.name} or its companion is of others"
-        except OSError as error:
+        except (OSError, UsageError) as error:  # the latter of a web server
             why = error.what if isinstance(error, DsprepError) else str(error)
         opened = _find(format, files, follow)
         if opened is not None:
@@ -176,9 +179,9 @@ def _is_whole(dataset: Path, files: Sequence[Path]) -> bool:
     """Whether some files are what the path `dataset` means by itself."""
     if [*files] == [dataset]:
         return True
-    directories = [dataset / entry.name for entry in scan(dataset) if entry.is_dir()]
     inside = {above for file in files for above in (file, *file.parents)}
-    with suppress(DsprepError, OSError):
+    with suppress(DsprepError, OSError):  # such as of a file that is named twice
+        directories = [dataset / entry.name for entry in scan(dataset) if entry.is_dir()]
         if inside.issuperset(directories):  # else to look through them may take long
             return [file.absolute() for file, _ in find_files([dataset])[0]] == [*files]
     return False

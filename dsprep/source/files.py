@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import glob
 import os
@@ -92,7 +93,8 @@ def _expand(text: str) -> list[Path]:
     listing = as_path(text[1:])
     if not listing.is_file() or listing.stat().st_size > MAX_LIST_NBYTES:
         raise UsageError("this is not a list of paths", where=listing)
-    lines = [os.fsdecode(w.strip()) for w in listing.read_bytes().splitlines()]
+    data = listing.read_bytes().removeprefix(codecs.BOM_UTF8)
+    lines = [os.fsdecode(w.strip()) for w in data.splitlines()]
     names = [w for w in lines if w and not w.startswith("#")]
     if not names:
         raise UsageError("the list names no file", where=listing)

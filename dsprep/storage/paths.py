@@ -210,14 +210,18 @@ def common_path(paths: Sequence[Path]) -> Path:
 
     Raises
     ------
-    ValueError
+    UsageError
         If they are in different stores.
     """
     first = paths[0]
     if not any(isinstance(path, StorePath) for path in paths):
         return Path(os.path.commonpath(paths))
     if len({path.parts[0] for path in paths}) > 1:
-        raise ValueError("paths of different stores have nothing in common")
+        raise UsageError(
+            "files of different stores, or of one and a disk, are not one dataset",
+            found=" ".join(sorted({path.parts[0] for path in paths})),
+            fix="copy them to one place",
+        )
     levels = zip(*(path.parts for path in paths), strict=False)
     return type(first)(*(names[0] for names in takewhile(lambda n: len({*n}) == 1, levels)))
 

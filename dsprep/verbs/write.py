@@ -15,10 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast
 
-from dsprep.core.schema import Batch, Schema, batch_nbytes
+from dsprep.core.schema import LARGEST, Batch, Schema, batch_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.executors import THREADS
 from dsprep.formats.options import WriteOptions
+from dsprep.reader.options import at_least
 from dsprep.source.files import check_replaceable
 from dsprep.storage.paths import as_path
 from dsprep.verbs.convert import named_target, writing
@@ -109,10 +110,11 @@ class Writer:
         self._target = named_target(as_path(target))
         schema = options.get("schema")
         self._given, self._all_given = declared(schema), isinstance(schema, Schema)
-        self._length = options.get("length")
+        given = options.get("length")
+        self._length = None if given is None else at_least("length", given, 0)
         self._progress = cast("Progress | None", options.get("progress"))
-        if self._length is not None and self._length < 0:
-            raise UsageError(f"length={self._length} is not possible")
+        if (self._length or 0) > LARGEST:
+            raise UsageError(f"length={self._length} is too many")
         self._options, self._run = _repacking(options), _running(options)
         check_target(self._target, self._run.overwrite)
         if self._run.overwrite:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import obstore
@@ -266,6 +269,11 @@ class ObjectStore(Store):
                 "a URL with a query, such as one that is signed, names no file that stays",
                 where=f"{self.scheme}://{name.partition('?')[0]}",
                 fix="give credentials in the environment, and s3://, gs:// or az://",
+            )
+        if not {".", ".."}.isdisjoint(key.split("/")) or _CONTROL.search(key):
+            raise UsageError(
+                f"{name!r} has a part that is not read: . or .. or control characters",
+                fix="give the object another name",
             )
         return self._root(bucket), key
 
@@ -530,7 +538,9 @@ def _connect(url: str, tries: int) -> Any:
         "connect_timeout": timedelta(seconds=10),
         "pool_max_idle_per_host": "256",
     }
-    endpoint = next((os.environ[n] for n in _ENDPOINTS if os.environ.get(n)), "")
+    if scheme == "s3":
+        _check_environment()
+    endpoint = next((os.environ[n] for n in _ENDPOINTS if n in os.environ), "")
     if url.startswith("http://") or (scheme == "s3" and endpoint.startswith("http://")):
         options["allow_http"] = True
     more: dict[str, Any] = {}
@@ -545,6 +555,34 @@ def _connect(url: str, tries: int) -> Any:
 
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
+
+
+def _check_environment() -> None:
+    """Raise `UsageError` for variables at which obstore panics, or that it would show in errors.
+
+    The message has no value: it may be secret.
+    """
+    for name, value in os.environ.items():
+        if name.startswith("AWS_") and _CONTROL.search(value):
+            raise UsageError(
+                f"{name} has control characters, such as the end of a line",
+                fix="unset it or give it again",
+            )
+        if name in _ENDPOINTS:
+            with suppress(ValueError):  # of a port that is no number
+                url = urlsplit(value)
+                if (
+                    url.scheme in _PLAIN
+                    and url.hostname
+                    and url.port != 0
+                    and not ("@" in url.netloc or url.query)
+                ):
+                    continue
+            raise UsageError(
+                f"{name} (--endpoint) is not the URL of a server",
+                expected="https://HOST:PORT, and credentials in variables of their own",
+            )
 
 
 def _profile() -> Any:
