@@ -16,6 +16,10 @@ SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Of a random crop: its share of the area, and its width by its height, as in training on
 ImageNet (Szegedy et al., "Going Deeper with Convolutions", 2014, section 6)."""
 
+MOST_PIXELS = 178_956_970
+"""Pixels of a JPEG or PNG that are decoded at most: 0.5 GB, and where Pillow refuses an image."""
+
+_PNG = b"\x89PNG\r\n\x1a\n"
 _TRIES = 10
 _CENTER = 256 / 224  # the shorter side, by the size that is cut out of its middle
 
@@ -173,10 +177,14 @@ def _by_opencv(
     import cv2
 
     known, n = _jpeg_size(data), 1
+    if known is None and data.startswith(_PNG):
+        _check_pixels(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"))
     if known is not None:
-        top, left, h, w = box(*known)
+        *shape, start = known
+        top, left, h, w = box(*shape)
         n = _reduction(h, w, size)
-        if data.rfind(b"\xff\xd9") < 0:  # OpenCV makes the rest grey
+        _check_pixels(shape[0] // n, shape[1] // n)
+        if data.rfind(b"\xff\xd9") < start:  # OpenCV makes the rest grey; a thumbnail ends before
             raise ValueError("the image is truncated: its end is missing")
     flags = {1: cv2.IMREAD_COLOR, 2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4}
     flag = flags.get(n, cv2.IMREAD_REDUCED_COLOR_8) | cv2.IMREAD_IGNORE_ORIENTATION
@@ -218,8 +226,14 @@ def _by_pillow(
     target[:] = pixels.transpose(2, 0, 1) if planes else pixels
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return height and width of a JPEG, by its frame header; None: it is none, or damaged.
+def _check_pixels(one: int, other: int) -> None:
+    """Raise `ValueError` if an image is so large that a damaged or hostile header says so."""
+    if one * other > MOST_PIXELS:
+        raise ValueError(f"its header says {one} x {other} pixels, more than {MOST_PIXELS:,}")
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int, int] | None:
+    """Return height, width and offset of the frame header of a JPEG; None: it is none, or damaged.
 
     Source: ITU-T T.81, annex B.2.2.
     """
@@ -230,6 +244,6 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = (int.from_bytes(data[at + k : at + k + 2], "big") for k in (5, 7))
-            return (height, width) if height and width else None
+            return (height, width, at) if height and width else None
         at += 1 if marker == 0xFF else 2 + length
     return None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import struct
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +323,17 @@ def test_other_kinds_and_damaged_images(decoder: str) -> None:
             decoded(f, bad)
     with pytest.raises((ValueError, OSError), match="truncated"):
         decoded(f, jpeg(gradient(640, 640))[:9000])
+    thumbnail = b"\xff\xe2" + (2 + len(good)).to_bytes(2, "big") + good  # which has an end, too
+    whole = jpeg(gradient(640, 640))
+    whole = whole[:2] + thumbnail + whole[2:]
+    assert decoded(f, whole).shape == (3, 32, 32)
+    with pytest.raises((ValueError, OSError), match="truncated"):
+        decoded(f, whole[:-2000])
+    header = struct.pack(">I4sIIBBBBB", 13, b"IHDR", 60_000, 10_000, 8, 2, 0, 0, 0)
+    huge = b"\x89PNG\r\n\x1a\n" + header + struct.pack(">I", zlib.crc32(header[4:]))
+    large = cv2.imencode(".png", gradient(64, 64))[1].tobytes()
+    with pytest.raises(Exception, match=r"pixels"):
+        decoded(f, huge + large[33:])
 
 
 def test_decoding_in_a_reader(decoder: str, tmp_path: Path) -> None:

@@ -475,3 +475,20 @@ def test_lightning_takes_some_steps_of_each_epoch(folder):
         )
         trainer.fit(model, Batches(folder, 4, epochs=None, on_break=how))
         assert model.seen == seen
+
+
+def test_a_file_named_twice_odd_links_and_lists_with_a_mark(folder, tmp_path):
+    (tmp_path / "d/loop.h5").symlink_to("loop.h5")
+    with dsprep.Reader([folder[1], folder[1]], 4) as reader:
+        assert sorted(values(reader)) == sorted(2 * [*range(10, 20)])
+    with dsprep.Reader(folder[2:], 4) as reader:  # the link beside them means nothing
+        assert sorted(values(reader)) == [*range(20, 40)]
+    (tmp_path / "list.txt").write_text("d/f0.h5\r\nd/f1.h5\r\n", "utf-8-sig")
+    with dsprep.Reader(f"@{tmp_path}/list.txt", 4) as reader:
+        assert sorted(values(reader)) == [*range(20)]
+
+
+@pytest.mark.parametrize("path", ["", "a\0.h5", ["a.h5", ""]])
+def test_what_is_not_a_path(path):
+    with pytest.raises(UsageError, match="is not a path"):
+        dsprep.Reader(path, 4)

@@ -25,7 +25,7 @@ from support import MPIEXEC
 
 import dsprep
 from dsprep.cli import app
-from dsprep.errors import UnsupportedError, UsageError
+from dsprep.errors import LocatedWarning, UnsupportedError, UsageError
 from dsprep.reader.defaults import Cores, choose, units_ahead
 from dsprep.reader.engines import EngineWarning
 from dsprep.sidecar.sidecar import Sidecar
@@ -458,3 +458,39 @@ def test_formats_without_a_signature_are_not_read_to_find_that_out(server, tmp_p
         with Asked() as made, dsprep.open(f"s3://b/{name}") as source:
             assert len(source) == 4
         assert made.nbytes < most
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("AWS_ENDPOINT_URL", url) for url in ("", "nonsense", "http://", "http://h:99999")),
+        ("AWS_ENDPOINT_URL", "http://user:secret-secret@127.0.0.1:1"),
+        ("AWS_SESSION_TOKEN", "secret-secret\n"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_one_line_without_secrets(
+    server, monkeypatch, name, value
+):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=name) as caught:
+        dsprep.open("s3://b/plain.h5")
+    assert "secret" not in str(caught.value)
+
+
+def test_names_that_no_object_has_and_files_of_several_stores(server, local):
+    for key in ("a/../b.h5", "a\nb.h5"):
+        with pytest.raises(UsageError, match="is not read"):
+            dsprep.Reader(f"s3://b/{key}", 8)
+    for opened in (dsprep.open, lambda paths: dsprep.Reader(paths, 8)):
+        with pytest.raises(UsageError, match="different stores"):
+            opened(["s3://b/plain.h5", str(local / "g.h5")])
+
+
+def test_a_web_server_needs_no_sidecar(server):
+    with pytest.warns(LocatedWarning, match="only read"):
+        reader = dsprep.Reader(f"{server.endpoint}/b/plain.h5", 64)
+    with reader:
+        assert ids_of(reader) == [*IDS]

@@ -542,3 +542,10 @@ def test_unknown_data_name_the_way_to_write_them(tmp_path):
             dsprep.open(path)
     with pytest.raises(FormatError, match=r"found 1 other files, such as a\.sgy"):
         dsprep.open(tmp_path)
+
+
+@pytest.mark.parametrize("length", [-1, 2.5, "5", True, 10**30])
+def test_a_length_that_cannot_be(tmp_path, length):
+    with pytest.raises(UsageError, match="length"):
+        dsprep.write(tmp_path / "out.h5", [{"x": 1}], length=length)
+    assert not [*tmp_path.iterdir()]
