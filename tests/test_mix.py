@@ -61,6 +61,8 @@ def test_shares_are_exact_after_few_steps(shares: list[float], seed: int) -> Non
 class _Nothing:
     """A reader of which nothing is asked."""
 
+    steps_per_epoch = 1
+
 
 def test_it_ends_with_the_first_reader(data: list[Path]) -> None:
     with Mix(dict(zip(readers(data), (0.5, 0.5), strict=True))) as mix:
@@ -258,9 +260,12 @@ def test_what_does_not_fit_is_refused(data: list[Path]) -> None:
     a, b = readers(data)
     with pytest.raises(UsageError, match="batch_size=14, 6"):
         Mix({a: 0.7, b: 0.3}, within=True)
-    for shares in ({}, {a: 0}, {a: -1, b: 2}, {a: float("nan")}):
+    for shares in ({}, {a: 0}, {a: -1, b: 2}, {a: float("nan")}, [a, b], {a: "x"}, {a: None}):
         with pytest.raises(UsageError, match="shares are"):
-            Mix(shares)
+            Mix(shares)  # type: ignore[arg-type]
+    for other in ("web.h5", Mix({a: 1})):
+        with pytest.raises(UsageError, match="has no batches of"):
+            Mix({other: 1})
     with pytest.raises(UsageError, match="stop is"):
         Mix({a: 1}, stop="last")  # type: ignore[arg-type]
     (c,) = readers(data[:1], 10, fields=["i"])
@@ -272,6 +277,9 @@ def test_what_does_not_fit_is_refused(data: list[Path]) -> None:
         {},
         {**state, "version": 9},
         {**state, "counts": [1]},
+        {**state, "mix": None},
+        {**state, "steps": 2**70},
+        {**state, "epoch": float("inf")},
         {**state, "mix": [1, "first", False, [0.7, 0.3]]},
         {**state, "readers": state["readers"][::-1]},
     ):

@@ -1000,6 +1000,6 @@ def _progress(
         *numbers, done = map(int, state.get("part", (*part, 0)))
         if done < 0:
             raise ValueError("numbers are below zero")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"the state of the reader is damaged: {error}") from error
     return epoch, stages, numbers, done

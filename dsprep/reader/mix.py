@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Ints, concatenate, differences
+from dsprep.core.schema import LARGEST, Ints, concatenate, differences
 from dsprep.errors import SchemaError, UsageError
 from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats
@@ -117,8 +117,18 @@ class Mix:
         within: bool = False,
     ) -> None:
         check_word("stop", stop, STOPS)
-        self.readers: tuple[Loops, ...] = tuple(shares)
-        weights = np.array([*shares.values()], np.float64)
+        try:
+            self.readers: tuple[Loops, ...] = tuple(shares)
+            weights = np.array([*shares.values()], np.float64)
+        except (AttributeError, TypeError, ValueError) as error:
+            expected = "a dict of Reader to share, such as {a: 0.7, b: 0.3}"
+            raise UsageError(f"shares are {shares!r}", expected=expected) from error
+        for reader in self.readers:
+            if not hasattr(type(reader), "steps_per_epoch"):
+                raise UsageError(
+                    f"a Mix has no batches of {reader!r}",
+                    expected="dsprep.Reader, or Batches of dsprep.torch and its like",
+                )
         if not len(weights) or not (np.isfinite(weights).all() and (weights > 0).all()):
             raise UsageError(f"shares are {[*shares.values()]}", expected="numbers above 0")
         self.shares: tuple[float, ...] = tuple((weights / weights.sum()).tolist())
@@ -325,17 +335,17 @@ class Mix:
         self._end_loops()
         mine = [self.seed, self.stop, self.within, list(self.shares)]
         try:
-            found, readers = state["mix"], state["readers"]
+            found, readers = list(state["mix"]), state["readers"]
             numbers = [int(state[name]) for name in ("version", "epoch", "steps")]
             counts = [int(n) for n in state["counts"]]
             flags = [[bool(b) for b in state[name]] for name in ("ended", "through")]
-            if numbers[0] != STATE_VERSION or min(*numbers, *counts) < 0:
-                raise ValueError(f"version {numbers[0]}")
+            if numbers[0] != STATE_VERSION or min(*numbers, *counts) < 0 or numbers[2] > LARGEST:
+                raise ValueError(f"version {numbers[0]}, {numbers[2]} steps")
             if {len(readers), len(counts), *map(len, flags)} != {len(self.readers)}:
                 raise ValueError(f"it has {len(readers)} readers, not {len(self.readers)}")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"this is not a state of such a Mix: {error!r}") from error
-        if list(found) != mine:
+        if found != mine:
             raise UsageError(
                 "the state was saved by a mix of another seed, stop, within, or other shares",
                 expected=mine,
