@@ -178,7 +178,7 @@ def _by_opencv(
 
     known, n = _jpeg_size(data), 1
     if known is None and data.startswith(_PNG):
-        _check_pixels(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"))
+        _check_png(data)
     if known is not None:
         *shape, start = known
         top, left, h, w = box(*shape)
@@ -230,6 +230,16 @@ def _check_pixels(one: int, other: int) -> None:
     """Raise `ValueError` if an image is so large that a damaged or hostile header says so."""
     if one * other > MOST_PIXELS:
         raise ValueError(f"its header says {one} x {other} pixels, more than {MOST_PIXELS:,}")
+
+
+def _check_png(data: bytes) -> None:
+    """Raise `ValueError` for sizes in a PNG that OpenCV would have memory for before it looks."""
+    _check_pixels(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"))
+    at = len(_PNG)
+    while at + 8 <= len(data):
+        at += 12 + int.from_bytes(data[at : at + 4], "big")  # length, name, the chunk, its sum
+    if at > len(data):
+        raise ValueError("the image is truncated or damaged: a chunk ends beyond it")
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int, int] | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import resource
 import struct
 import threading
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +336,11 @@ def test_other_kinds_and_damaged_images(decoder: str) -> None:
     large = cv2.imencode(".png", gradient(64, 64))[1].tobytes()
     with pytest.raises(Exception, match=r"pixels"):
         decoded(f, huge + large[33:])
+    damaged = large[:33] + b"\xb3" + large[34:]  # a chunk of 3 GB
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with suppress(ValueError):  # Pillow reads what is there
+        decoded(f, damaged)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 def test_decoding_in_a_reader(decoder: str, tmp_path: Path) -> None:
