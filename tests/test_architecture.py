@@ -34,6 +34,7 @@ FOLDERS = [
         "synth",
         "cache",
         "reader",
+        "planning",
         "repeats",
         "decode",
         "torch",
