@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dsprep.core.units import show_nbytes
 from dsprep.errors import FormatError, UsageError, near
 
@@ -19,6 +21,9 @@ HEADER = {"dsprep_bench": VERSION, "kind": "storage"}
 
 LARGEST = 1 << 20
 """Bytes of such a file at most."""
+
+NORMAL_P99 = 2.3263478740408408
+"""The 99th percentile of a standard normal distribution."""
 
 
 class ReadSeconds(NamedTuple):
@@ -38,7 +43,7 @@ class StorageFigures:
     name
         Of the storage, for people.
     call_seconds
-        Latency of one small read, cold; may be 0.
+        Latency of one small read at a random offset, cold: the mean; may be 0.
     stream_bytes_per_second
         Of one stream of one process: W.
     total_bytes_per_second
@@ -102,11 +107,31 @@ class StorageFigures:
             _number("spread_nbytes", self.spread_nbytes, above=True, whole=True)
         _number("nodes", self.nodes, whole=True)
 
-    def bytes_per_second(self, streams: int) -> float:
-        """Return what each of so many streams gets: w of 1/w = 1/W + P/A, and W alone has W."""
-        slower = 0.0 if self.total_bytes_per_second is None else 1 / self.total_bytes_per_second
-        alone = 1 / self.stream_bytes_per_second
-        return 1 / max(alone, slower) if streams <= 1 else 1 / (alone + streams * slower)
+    @property
+    def read_overhead(self) -> float:
+        """Seconds that a read at a random offset takes beyond its bytes."""
+        return max(self.call_seconds, self.seek_seconds or 0.0)
+
+    @property
+    def sigma(self) -> float:
+        """Of the logarithm of the time of a read, as p50 and p99 give it; 0: not measured."""
+        read = self.read_seconds
+        return 0.0 if read is None else math.log(read.p99 / read.p50) / NORMAL_P99
+
+    def bytes_per_second(self, streams: float) -> float:
+        """Return what each of so many streams gets: w of 1/w = 1/W + P/A.
+
+        Between measured numbers of streams 1/w is interpolated, beyond them it rises by 1/A each.
+        """
+        total = self.total_bytes_per_second
+        each = 0.0 if total is None else 1 / total
+        points = sorted((n, n / rate) for n, rate in self.streams_measured)
+        if not points:
+            return 1 / (1 / self.stream_bytes_per_second + streams * each)
+        counts = [n for n, _ in points]
+        slowness = np.maximum.accumulate([seconds for _, seconds in points])
+        beyond = max(0.0, streams - counts[-1]) * each
+        return float(1 / (np.interp(streams, counts, slowness) + beyond))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
@@ -138,11 +163,13 @@ class StorageFigures:
             raise _refused(f"direct is {given['direct']!r}", where, expected="true or false")
         try:
             if (read := given.get("read_seconds")) is not None:
-                given["read_seconds"] = ReadSeconds(**read)
+                given["read_seconds"] = ReadSeconds(*(read[k] for k in ReadSeconds._fields))
             pairs = given.get("streams_measured", ())
             given["streams_measured"] = tuple((streams, rate) for streams, rate in pairs)
-        except (TypeError, ValueError) as error:
-            raise _refused(f"read_seconds or streams_measured: {error}", where) from error
+        except (TypeError, ValueError, LookupError) as error:
+            words = "{p50, p99, p999} and [[streams, bytes per second], ...]"
+            wrong = "read_seconds or streams_measured is not understood"
+            raise _refused(wrong, where, expected=words) from error
         try:
             return cls(**given)
         except UsageError as error:
