@@ -51,26 +51,26 @@ class Job:
         return self.nodes * self.ranks_per_node
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Load:
-    """What an epoch reads, of the busiest rank and in all."""
+    """What an epoch reads: samples, units and steps are those of the busiest rank."""
 
-    samples: int  # of the busiest rank
-    units: int  # that it reads, each as a whole
-    steps: int  # of every rank
+    samples: int
+    units: int  # that are read as a whole
+    steps: int
     sample_nbytes: float
     nbytes: float  # of the dataset
     files: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Way:
     """A way of reading, and what an epoch of it is predicted to cost.
 
     Attributes
     ----------
-    name, words
-        As `bench read` names it; what it does.
+    name
+        As `bench read` names it; ``sample`` and ``sample-prefetch`` stand for all libraries.
     io_seconds
         Of the reads of a rank, hidden or not.
     exposed_seconds
@@ -84,16 +84,15 @@ class Way:
     utilisation
         Share of a further epoch in which training computes: AU.
     limit
-        What limits it: latency, stream, aggregate, spread, metadata, fast tier or compute.
+        What limits it: latency, stream, aggregate, spread, metadata or compute.
     """
 
     name: str
-    words: str
     io_seconds: float
     exposed_seconds: float
     later_seconds: float
-    skew_seconds: float = 0.0
-    slowest_seconds: float = 0.0
+    skew_seconds: float
+    slowest_seconds: float
     utilisation: float
     limit: str
 
@@ -129,84 +128,50 @@ class Events:
     hidden: float = 0.0  # seconds of compute beside each event
     taking_turns: bool = False  # as many at a time as the storage serves at full speed
 
-    def latency(self, figures: StorageFigures) -> float:
-        """Return the seconds of an event in which no byte comes."""
-        at_once = min(self.threads, max(1.0, self.calls))
-        return self.calls / at_once * figures.read_overhead
+    def parts(self, figures: StorageFigures) -> dict[str, float]:
+        """Return the seconds of an event by what they are spent on, the mean.
 
-    def stream(self, figures: StorageFigures) -> float:
-        """Return the seconds in which bytes come, if nobody else reads."""
-        return self.nbytes / self.threads / figures.bytes_per_second(self.threads)
-
-    def transfer(self, figures: StorageFigures) -> float:
-        """Return the seconds in which bytes come while all read."""
-        streams, total = self.streams * self.threads, figures.total_bytes_per_second
+        Bytes come in those of ``stream`` if nobody else reads; the others add ``aggregate``.
+        """
+        total, streams = figures.total_bytes_per_second, self.streams * self.threads
+        stream = self.nbytes / self.threads / figures.bytes_per_second(self.threads)
+        together = self.nbytes / self.threads / figures.bytes_per_second(streams)
         if self.taking_turns:
-            return max(self.stream(figures), self.nbytes * self.streams / (total or math.inf))
-        return self.nbytes / self.threads / figures.bytes_per_second(streams)
+            together = self.nbytes * self.streams / (total or math.inf)
+        latency = max(self.calls / self.threads, min(1.0, self.calls)) * figures.read_overhead
+        return {"latency": latency, "stream": stream, "aggregate": max(0.0, together - stream)}
 
     def seconds(self, figures: StorageFigures) -> float:
         """Return the seconds of an event, the mean."""
-        return self.latency(figures) + self.transfer(figures)
+        return sum(self.parts(figures).values())
 
-    def sigma(self, figures: StorageFigures) -> float:
-        """Return how wide the times of an event are: its reads, one after another, even out.
+    def way(self, name: str, job: Job, load: Load, figures: StorageFigures) -> Way:
+        """Return what an epoch of these events is predicted to cost.
 
-        A read larger than the one that was measured counts as several.
+        The times of reads one after another even out, and a read larger than the one whose spread
+        was measured counts as several.
         """
+        mean, count, compute = self.seconds(figures), self.count, load.steps * job.compute
         reads = max(1.0, self.calls, self.nbytes / (figures.spread_nbytes or math.inf))
-        return math.sqrt(math.log1p(math.expm1(figures.sigma**2) / reads))
+        sigma = math.sqrt(math.log1p(math.expm1(figures.sigma**2) / reads))
+        alone = excess(mean, sigma, 1, self.hidden)
+        later, skew = (
+            count * alone,
+            count * (excess(mean, sigma, self.streams, self.hidden) - alone),
+        )
+        opens = min(load.files, load.samples if "sample" in name else load.units) * self.streams
+        opening = opens / (figures.opens_per_second or math.inf)
+        first = opening + (mean + (count - 1) * alone if self.hidden else count * mean)
+        parts = {part: count * seconds for part, seconds in self.parts(figures).items()}
+        parts |= {"spread": skew, "metadata": opening}
+        busy = compute / (compute + later + skew)
+        limit = "compute" if busy >= BUSY else max(parts, key=lambda part: parts[part])
+        slowest = excess(mean, sigma, self.streams)
+        return Way(name, count * mean, first, later, skew, slowest, busy, limit)
 
 
-def way(name: str, events: Events, job: Job, load: Load, figures: StorageFigures) -> Way:
-    """Return what a way of reading is predicted to cost; `events` are those of an epoch."""
-    mean, sigma, count = events.seconds(figures), events.sigma(figures), events.count
-    alone = excess(mean, sigma, 1, events.hidden)
-    slowest = excess(mean, sigma, events.streams, events.hidden)
-    opened = min(load.files, load.samples if name.startswith("sample") else load.units)
-    opening = opened * events.streams / (figures.opens_per_second or math.inf)
-    later, skew = count * alone, count * (slowest - alone)
-    first = opening + (mean + (count - 1) * alone if events.hidden else count * mean)
-    parts = {
-        "latency": count * events.latency(figures),
-        "stream": count * events.stream(figures),
-        "aggregate": count * max(0.0, events.transfer(figures) - events.stream(figures)),
-        "spread": skew,
-        "metadata": opening,
-    }
-    compute = load.steps * job.compute
-    utilisation = compute / (compute + later + skew)
-    return Way(
-        name=name,
-        words=WORDS[name],
-        io_seconds=count * mean,
-        exposed_seconds=first,
-        later_seconds=later,
-        skew_seconds=skew,
-        slowest_seconds=excess(mean, sigma, events.streams),
-        utilisation=utilisation,
-        limit="compute" if utilisation >= BUSY else max(parts, key=lambda part: parts[part]),
-    )
-
-
-WORDS = {
-    "sample": "a sample per read, no overlap",
-    "sample-prefetch": "the same, read ahead by threads",
-    "group": "a group per read, no overlap",
-    "group-db": "the same, double buffered",
-    "dsprep": "dsprep.Reader with all threads",
-    "lmdb-cursor": "LMDB by cursors: each node reads the whole file",
-    "lmdbio-dm": "LMDBIO: jumps to its records, through mmap",
-    "lmdbio-dio": "LMDBIO: and reads them by pread",
-    "lmdbio-prov": "LMDBIO: offsets computed, a step of a node by one read",
-    "lmdbio-coal": "LMDBIO: many steps by one read",
-    "lmdbio-stag": "LMDBIO: readers take turns",
-}
-"""The ways of reading that have no fast tier, as `bench read` names them."""
-
-
-def ways(job: Job, load: Load, figures: StorageFigures) -> list[Way]:
-    """Return the ways of `WORDS`, each with its prediction."""
+def ways(job: Job, load: Load, figures: StorageFigures) -> dict[str, Way]:
+    """Return the ways of reading that have no fast tier, each with its prediction."""
     ranks, nodes, steps, units = job.ranks, job.nodes, max(1, load.steps), max(1, load.units)
     step, share = load.samples / steps, load.nbytes / nodes
     in_step = step * load.sample_nbytes, ranks
@@ -226,7 +191,7 @@ def ways(job: Job, load: Load, figures: StorageFigures) -> list[Way]:
         "lmdbio-coal": Events(blocks, 1, share / blocks, nodes),
         "lmdbio-stag": Events(blocks, 1, share / blocks, nodes, taking_turns=True),
     }
-    return [way(name, each, job, load, figures) for name, each in events.items()]
+    return {name: each.way(name, job, load, figures) for name, each in events.items()}
 
 
 def enough(job: Job, load: Load, figures: StorageFigures) -> float | None:

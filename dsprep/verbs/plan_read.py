@@ -38,7 +38,7 @@ class FastTier:
     epochs: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReadPlan:
     """What a job needs from storage, and what it waits for.
 
@@ -72,20 +72,16 @@ class ReadPlan:
         """What an epoch reads."""
         shares = Shares.of(self.sequence, self.job.ranks)
         samples = int(shares.samples.max())
-        return Load(
-            samples=samples,
-            units=int((-(-(shares.stop - shares.first) // self.mixed)).max()),
-            steps=-(-samples // self.job.batch_size),
-            sample_nbytes=self.sample_nbytes,
-            nbytes=self.sample_nbytes * len(self.sequence),
-            files=self.files,
-        )
+        units = int((-(-(shares.stop - shares.first) // self.mixed)).max())
+        nbytes = self.sample_nbytes * len(self.sequence)
+        steps = -(-samples // self.job.batch_size)
+        return Load(samples, units, steps, self.sample_nbytes, nbytes, self.files)
 
     @cached_property
     def ways(self) -> dict[str, Way]:
         """Every way of reading, by name."""
         plain = waiting.ways(self.job, self.load, self.figures)
-        return {way.name: way for way in (*plain, *(self._tiers(self.tier) if self.tier else ()))}
+        return plain | ({w.name: w for w in self._tiers(self.tier)} if self.tier else {})
 
     def on(self, nodes: int) -> ReadPlan:
         """Return the plan for another number of nodes."""
@@ -189,23 +185,14 @@ class ReadPlan:
         plan = fitted(self.sequence.edges, self.sample_nbytes, asked)
         left = max(0.0, 1 - tier.capacity * self.job.nodes / plan.nbytes)
         stalled = 1 - min(1.0, plan.tiers.pfs / left / plan.consumed) if left else 0.0
-        rows = [("cache-next", "dsprep.Reader, from a cache of what fits", stalled, 1)]
+        rows = [("cache-next", stalled, 1)]
         if not plan.fits:
-            words = f"{plan.mini_epochs:,} mini-epochs, passed {plan.repeats:,} times"
-            rows.append(("met", words, plan.after.stalled, plan.mini_epochs))
-        for name, words, stalled, parts in rows:
+            rows.append(("met", plan.after.stalled, plan.mini_epochs))
+        for name, stalled, parts in rows:
             waited = epoch * stalled / (1 - stalled)
-            first = max(0.0, staging - epoch) / parts
-            busy = 1 - stalled >= waiting.BUSY
-            yield Way(
-                name=name,
-                words=words,
-                io_seconds=staging,
-                exposed_seconds=max(waited, first),
-                later_seconds=waited,
-                utilisation=1 - stalled,
-                limit="compute" if busy else "aggregate",
-            )
+            first = max(waited, (staging - epoch) / parts)
+            limit = "compute" if 1 - stalled >= waiting.BUSY else "aggregate"
+            yield Way(name, staging, first, waited, 0.0, 0.0, 1 - stalled, limit)
 
 
 def plan_read(
@@ -250,15 +237,8 @@ def plan_read(
         raise UsageError("the dataset has no bytes that could be read")
     order = Assignment(edges, "group", 0, mixed, "ragged", job.ranks, job.batch_size)
     unit_nbytes = int(np.diff(edges).max() * mixed * each)
+    stripes = hint(stripe, [sizes], group_nbytes=unit_nbytes, ranks=job.ranks)
+    first_epoch = order.sequence(0)
     return ReadPlan(
-        job=job,
-        figures=figures,
-        tier=tier,
-        sequence=order.sequence(0),
-        mixed=mixed,
-        sample_nbytes=each,
-        files=len(sizes),
-        grouped=grouped,
-        stripe=stripe,
-        layout=hint(stripe, [sizes], group_nbytes=unit_nbytes, ranks=job.ranks),
+        job, figures, tier, first_epoch, mixed, each, len(sizes), grouped, stripe, stripes
     )

@@ -97,18 +97,18 @@ def read(
     )
     stripes = Stripes(nbytes=plan.stripe.nbytes, targets=targets, stagger=stagger)
     queues = plan.simulated(stripes) if simulate else {}
-    rows = [*page.rows(plan), *page.simulated_rows(queues, plan, stripes)]
+    rows = page.rows(plan, queues)
     if json:
         more = {"simulated": {name: asdict(queue) for name, queue in queues.items()}}
         print_json({**plan.to_json(), **(more if simulate else {})})
     else:
-        print_rows(rows)
+        print_rows([*rows.items()])
         say("")
         print_table(page.table(plan))
         for words in plan.notes:
             note(words)
     if html is not None:
-        write(html, page.html(plan, Path(data[0]).name, dict(rows)))
+        write(html, page.html(plan, Path(data[0]).name, rows))
 
 
 @opt.command(PAPERS)
