@@ -22,6 +22,9 @@ HEADER = {"dsprep_bench": VERSION, "kind": "storage"}
 LARGEST = 1 << 20
 """Bytes of such a file at most."""
 
+COPYING = 8
+"""Threads that copy on each node, as those of `stage`."""
+
 REQUIRED = ("call_seconds", "stream_bytes_per_second")
 OPTIONAL = ("total_bytes_per_second", "seek_seconds", "spread_nbytes", "opens_per_second", "nodes")
 NUMBERS = (*REQUIRED, *OPTIONAL)
@@ -53,7 +56,7 @@ class StorageFigures:
     stream_bytes_per_second
         Of one stream of one process: W.
     total_bytes_per_second
-        Of all processes together: A. With P streams each gets w: 1/w = 1/W + P/A.
+        Of all processes together, however many: A.
     streams_measured
         Pairs of a number of streams and the bytes per second of all of them.
     seek_seconds
@@ -124,19 +127,23 @@ class StorageFigures:
         return 0.0 if read is None else math.log(read.p99 / read.p50) / NORMAL_P99
 
     def bytes_per_second(self, streams: float) -> float:
-        """Return what each of so many streams gets: w of 1/w = 1/W + P/A.
+        """Return what each of P streams gets: w of 1/w = 1/W + (P - 1)/A.
 
-        Between measured numbers of streams 1/w is interpolated, beyond them it rises by 1/A each.
+        Between measured numbers of streams 1/w is interpolated; each one beyond them adds 1/A.
         """
         total = self.total_bytes_per_second
         each = 0.0 if total is None else 1 / total
-        points = sorted((n, n / rate) for n, rate in self.streams_measured)
-        if not points:
-            return 1 / (1 / self.stream_bytes_per_second + streams * each)
+        alone = max(each, 1 / self.stream_bytes_per_second)
+        points = sorted((n, n / rate) for n, rate in self.streams_measured) or [(1, alone)]
         counts = [n for n, _ in points]
         slowness = np.maximum.accumulate([seconds for _, seconds in points])
         beyond = max(0.0, streams - counts[-1]) * each
         return float(1 / (np.interp(streams, counts, slowness) + beyond))
+
+    def copy_rate(self, nodes: int) -> float:
+        """Return the bytes per second that nodes copy together, each by `COPYING` streams."""
+        streams = nodes * COPYING
+        return streams * self.bytes_per_second(streams)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""

@@ -1,7 +1,7 @@
 """How long training waits for data, in closed form: predicted, nothing is read.
 
 A rank reads in **events**: a step's samples, or a unit (a group, or several) as a whole. An event
-of some calls and bytes takes ``calls * overhead + bytes / w`` with ``1/w = 1/W + P/A``
+of some calls and bytes takes ``calls * overhead + bytes / w`` with ``1/w = 1/W + (P - 1)/A``
 (`StorageFigures`). Without overlap all of it is waited for; with a second buffer only what is left
 after the compute of the steps that the buffer before it lasts. Read times are lognormal, as wide
 as their p50 and p99 say, and at a barrier all ranks wait for the slowest of P of them: the expected
@@ -218,8 +218,3 @@ def turns(job: Job, figures: StorageFigures) -> int | None:
     total = figures.total_bytes_per_second
     at_once = None if total is None else math.ceil(total / figures.stream_bytes_per_second)
     return None if at_once is None or at_once >= job.ranks else at_once
-
-
-def copy_seconds(nbytes: float, streams: int, figures: StorageFigures) -> float:
-    """Return how long so many streams take to read that many bytes, together."""
-    return nbytes / streams / figures.bytes_per_second(streams)

@@ -26,9 +26,6 @@ from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.tiers import Tiers, fitted
 from dsprep.writing.stripes import Hint, Stripe, detect, hint
 
-STAGING = 8
-"""Threads that copy on each node, as those of `stage`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class FastTier:
@@ -116,13 +113,13 @@ class ReadPlan:
             "enough_samples": waiting.enough(job, self.load, figures),
             "readers_per_node": waiting.readers_per_node(job, needed, figures),
             "stagger": waiting.turns(job, figures),
-            "staging_seconds": waiting.copy_seconds(self.load.nbytes, job.nodes * STAGING, figures),
+            "staging_seconds": self.load.nbytes / figures.copy_rate(job.nodes),
         }
 
     @property
     def repack(self) -> BreakEven:
         """What a rewrite by all ranks costs, and what reading its groups saves."""
-        seconds = 2 * waiting.copy_seconds(self.load.nbytes, self.job.ranks, self.figures)
+        seconds = 2 * self.load.nbytes / self.facts["given_bytes_per_second"]  # and written
         each, together = (self.ways[name].later_seconds for name in ("sample", "group-db"))
         count = self.load.samples
         return BreakEven.of(seconds, each / count, together / count, count)

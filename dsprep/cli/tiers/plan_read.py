@@ -95,7 +95,7 @@ def read(
     plan = verb.plan_read(
         data, job, parse_storage(storage), buffer_size=buffer_size, tier=tier, sidecar=sidecar
     )
-    stripes = Stripes(nbytes=plan.stripe.nbytes, targets=targets, stagger=stagger)
+    stripes = Stripes(nbytes=max(plan.stripe.nbytes, 1 << 20), targets=targets, stagger=stagger)
     queues = plan.simulated(stripes) if simulate else {}
     rows = page.rows(plan, queues)
     if json:
