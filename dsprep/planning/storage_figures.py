@@ -26,8 +26,8 @@ COPYING = 8
 """Threads that copy on each node, as those of `stage`."""
 
 REQUIRED = ("call_seconds", "stream_bytes_per_second")
-OPTIONAL = ("total_bytes_per_second", "seek_seconds", "spread_nbytes", "opens_per_second", "nodes")
-NUMBERS = (*REQUIRED, *OPTIONAL)
+ABOVE_0 = ("stream_bytes_per_second", "total_bytes_per_second", "direct_bytes_per_second")
+NUMBERS = (*ABOVE_0, "call_seconds", "seek_seconds", "spread_nbytes", "opens_per_second", "nodes")
 TEXTS = ("name", "mount", "measured_on", "obtained")
 """Fields by what they hold."""
 
@@ -56,17 +56,21 @@ class StorageFigures:
     stream_bytes_per_second
         Of one stream of one process: W.
     total_bytes_per_second
-        Of all processes together, however many: A.
+        Of all processes together, however many: A. None also where reading did not saturate.
     streams_measured
         Pairs of a number of streams and the bytes per second of all of them.
     seek_seconds
         What a random read takes beyond a sequential one.
+    transfers_measured
+        Triples of bytes per read and the seconds of one, sequential and random.
     read_seconds, spread_nbytes
         Quantiles of one read of so many bytes.
     opens_per_second
         Files opened per second, of all processes.
     direct
         Whether the page cache was bypassed (O_DIRECT).
+    direct_bytes_per_second
+        Of one stream with O_DIRECT; None where that is refused.
     nodes
         From how many nodes it was measured.
     mount
@@ -86,24 +90,26 @@ class StorageFigures:
     total_bytes_per_second: float | None = None
     streams_measured: tuple[tuple[int, float], ...] = ()
     seek_seconds: float | None = None
+    transfers_measured: tuple[tuple[int, float, float], ...] = ()
     read_seconds: ReadSeconds | None = None
     spread_nbytes: int | None = None
     opens_per_second: float | None = None
     direct: bool | None = None
+    direct_bytes_per_second: float | None = None
     nodes: int = 0
     mount: str = ""
     measured_on: str = ""
     obtained: str = ""
 
     def __post_init__(self) -> None:
-        pairs = [v for pair in self.streams_measured for v in pair]
         numbers = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name in NUMBERS]
-        numbers += [("streams_measured", v) for v in pairs]
+        numbers += [("streams_measured", v) for pair in self.streams_measured for v in pair]
+        numbers += [("transfers_measured", v) for three in self.transfers_measured for v in three]
         numbers += [("read_seconds", v) for v in self.read_seconds or ()]
         for name, value in numbers:
             if value is None and name not in REQUIRED:
                 continue
-            may_be_0 = name in ("call_seconds", "seek_seconds", "nodes")
+            may_be_0 = name in ("call_seconds", "seek_seconds", "transfers_measured", "nodes")
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise UsageError(f"{name} is {value!r}", expected="a number")
             if not (value > 0 or (may_be_0 and value == 0)) or value == math.inf:
@@ -114,11 +120,6 @@ class StorageFigures:
             raise UsageError("read_seconds and spread_nbytes belong together")
         if read is not None and not read.p50 <= read.p99 <= read.p999:
             raise UsageError("read_seconds do not rise", expected="p50 <= p99 <= p999")
-
-    @property
-    def read_overhead(self) -> float:
-        """Seconds that a read at a random offset takes beyond its bytes."""
-        return max(self.call_seconds, self.seek_seconds or 0.0)
 
     @property
     def sigma(self) -> float:
@@ -133,8 +134,8 @@ class StorageFigures:
         """
         total = self.total_bytes_per_second
         each = 0.0 if total is None else 1 / total
-        alone = max(each, 1 / self.stream_bytes_per_second)
-        points = sorted((n, n / rate) for n, rate in self.streams_measured) or [(1, alone)]
+        alone = [(1, 1 / self.stream_bytes_per_second)]
+        points = sorted((n, n / rate) for n, rate in self.streams_measured) or alone
         counts = [n for n, _ in points]
         slowness = np.maximum.accumulate([seconds for _, seconds in points])
         beyond = max(0.0, streams - counts[-1]) * each
@@ -171,14 +172,14 @@ class StorageFigures:
         try:
             if (read := given.get("read_seconds")) is not None:
                 given["read_seconds"] = ReadSeconds(**read)
-            pairs = given.get("streams_measured", ())
+            pairs, triples = (given.get(k, ()) for k in ("streams_measured", "transfers_measured"))
             given["streams_measured"] = tuple((streams, rate) for streams, rate in pairs)
+            given["transfers_measured"] = tuple((n, one, other) for n, one, other in triples)
             return cls(**given)
         except UsageError as error:
             raise _refused(str(error), where) from error
         except (TypeError, ValueError) as error:
-            wrong = ["read_seconds or streams_measured is not understood"]
-            raise _refused(wrong[0], where) from error
+            raise _refused("measured figures are not understood", where) from error
 
     @classmethod
     def load(cls, path: Path) -> StorageFigures:
@@ -203,5 +204,5 @@ class StorageFigures:
 
 
 def _refused(problem: str, where: object) -> FormatError:
-    again = "measure again with dsprep bench storage"
+    again = "measure again with dsprep bench storage DIR --out FILE"
     return FormatError(problem, where=where, fix=again)

@@ -1,7 +1,7 @@
 """How long training waits for data, in closed form: predicted, nothing is read.
 
 A rank reads in **events**: a step's samples, or a unit (a group, or several) as a whole. An event
-of some calls and bytes takes ``calls * overhead + bytes / w`` with ``1/w = 1/W + (P - 1)/A``
+of some calls and bytes takes ``calls * latency + bytes / w`` with ``1/w = 1/W + (P - 1)/A``
 (`StorageFigures`). Without overlap all of it is waited for; with a second buffer only what is left
 after the compute of the steps that the buffer before it lasts. Read times are lognormal, as wide
 as their p50 and p99 say, and at a barrier all ranks wait for the slowest of P of them: the expected
@@ -138,7 +138,7 @@ class Events:
         together = self.nbytes / self.threads / figures.bytes_per_second(streams)
         if self.taking_turns:
             together = self.nbytes * self.streams / (total or math.inf)
-        latency = max(self.calls / self.threads, min(1.0, self.calls)) * figures.read_overhead
+        latency = max(self.calls / self.threads, min(1.0, self.calls)) * figures.call_seconds
         return {"latency": latency, "stream": stream, "aggregate": max(0.0, together - stream)}
 
     def seconds(self, figures: StorageFigures) -> float:
@@ -197,11 +197,11 @@ def ways(job: Job, load: Load, figures: StorageFigures) -> dict[str, Way]:
 def enough(job: Job, load: Load, figures: StorageFigures) -> float | None:
     """Return the samples of the smallest group whose read is hidden by its steps, or None.
 
-    Of B samples: overhead + B s / w <= B / M * compute.
+    Of B samples: latency + B s / w <= B / M * compute.
     """
     per_sample = load.sample_nbytes / figures.bytes_per_second(job.ranks)
     spare = job.compute / job.batch_size - per_sample
-    return max(1.0, figures.read_overhead / spare) if spare > 0 else None
+    return max(1.0, figures.call_seconds / spare) if spare > 0 else None
 
 
 def readers_per_node(job: Job, needed: float, figures: StorageFigures) -> int:
