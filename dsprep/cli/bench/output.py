@@ -159,22 +159,16 @@ def check_targets(
             )
 
 
-def check_target(option: str, path: Path) -> None:
-    """Make sure that the value of an option is the path of a file."""
+def check_target(option: str, path: Path, overwrite: bool = True) -> None:
+    """Make sure that the value of an option is the path of a file, of a new one if need be."""
     if path == STDOUT:
         raise UsageError(f"{option} needs a file", expected="- with --json only", found="-")
     if not path.parent.is_dir():
         raise UsageError("there is no such directory", where=path.parent)
     if path.is_dir():
         raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
-
-
-def check_page(path: Path | None, overwrite: bool) -> None:
-    """Make sure that a page may be written, if one is asked for."""
-    if path is not None:
-        check_target("--html", path)
-        if path.is_file() and not overwrite:
-            raise TargetError("it exists already", where=path, fix="add --overwrite to replace it")
+    if path.is_file() and not overwrite:
+        raise TargetError("it exists already", where=path, fix="add --overwrite to replace it")
 
 
 def _is_ours(path: Path, option: str) -> bool:
