@@ -42,17 +42,22 @@ class StorageFigures:
     stream_bytes_per_second
         Of one stream of one process: W.
     total_bytes_per_second
-        Of all processes together: A. With P streams each gets w: 1/w = 1/W + P/A.
+        Of all processes together: A. With P streams each gets w: 1/w = 1/W + (P - 1)/A. None: it
+        was not measured, or reading did not saturate.
     streams_measured
         Pairs of a number of streams and the bytes per second of all of them.
     seek_seconds
         What a random read takes beyond a sequential one.
+    transfers_measured
+        Triples of bytes per read and the seconds of one, sequential and random.
     read_seconds, spread_nbytes
         Quantiles of one read of so many bytes.
     opens_per_second
         Files opened per second, of all processes.
     direct
         Whether the page cache was bypassed (O_DIRECT).
+    direct_bytes_per_second
+        Of one stream with O_DIRECT; None where that is refused.
     nodes
         From how many nodes it was measured.
     mount
@@ -72,10 +77,12 @@ class StorageFigures:
     total_bytes_per_second: float | None = None
     streams_measured: tuple[tuple[int, float], ...] = ()
     seek_seconds: float | None = None
+    transfers_measured: tuple[tuple[int, float, float], ...] = ()
     read_seconds: ReadSeconds | None = None
     spread_nbytes: int | None = None
     opens_per_second: float | None = None
     direct: bool | None = None
+    direct_bytes_per_second: float | None = None
     nodes: int = 0
     mount: str = ""
     measured_on: str = ""
@@ -84,7 +91,7 @@ class StorageFigures:
     def __post_init__(self) -> None:
         _number("call_seconds", self.call_seconds)
         _number("stream_bytes_per_second", self.stream_bytes_per_second, above=True)
-        for name in ("total_bytes_per_second", "opens_per_second"):
+        for name in ("total_bytes_per_second", "opens_per_second", "direct_bytes_per_second"):
             if getattr(self, name) is not None:
                 _number(name, getattr(self, name), above=True)
         if self.seek_seconds is not None:
@@ -92,6 +99,10 @@ class StorageFigures:
         for streams, rate in self.streams_measured:
             _number("streams_measured", streams, above=True, whole=True)
             _number("streams_measured", rate, above=True)
+        for nbytes, ordered, random in self.transfers_measured:
+            _number("transfers_measured", nbytes, above=True, whole=True)
+            _number("transfers_measured", ordered)
+            _number("transfers_measured", random)
         if (self.read_seconds is None) != (self.spread_nbytes is None):
             raise UsageError("read_seconds and spread_nbytes belong together")
         if self.read_seconds is not None:
@@ -103,10 +114,9 @@ class StorageFigures:
         _number("nodes", self.nodes, whole=True)
 
     def bytes_per_second(self, streams: int) -> float:
-        """Return what each of so many streams gets: w of 1/w = 1/W + P/A, and W alone has W."""
+        """Return what each of so many streams gets: w of 1/w = 1/W + (P - 1)/A."""
         slower = 0.0 if self.total_bytes_per_second is None else 1 / self.total_bytes_per_second
-        alone = 1 / self.stream_bytes_per_second
-        return 1 / max(alone, slower) if streams <= 1 else 1 / (alone + streams * slower)
+        return 1 / (1 / self.stream_bytes_per_second + (streams - 1) * slower)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
@@ -141,8 +151,10 @@ class StorageFigures:
                 given["read_seconds"] = ReadSeconds(**read)
             pairs = given.get("streams_measured", ())
             given["streams_measured"] = tuple((streams, rate) for streams, rate in pairs)
+            triples = given.get("transfers_measured", ())
+            given["transfers_measured"] = tuple((n, one, other) for n, one, other in triples)
         except (TypeError, ValueError) as error:
-            raise _refused(f"read_seconds or streams_measured: {error}", where) from error
+            raise _refused(f"measured figures: {error}", where) from error
         try:
             return cls(**given)
         except UsageError as error:
@@ -182,5 +194,5 @@ def _number(name: str, value: Any, *, above: bool = False, whole: bool = False) 
 def _refused(
     problem: str, where: object, *, expected: object = None, fix: str | None = None
 ) -> FormatError:
-    again = fix or "measure with dsprep bench storage DIR --json FILE"
+    again = fix or "measure with dsprep bench storage DIR --out FILE"
     return FormatError(problem, where=where, expected=expected, fix=again)
