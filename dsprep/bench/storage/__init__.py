@@ -111,14 +111,15 @@ class Measured:
         if total is None:
             return words + "more readers than were tried may get still more"
         enough = max(1, round(total / figures.stream_bytes_per_second))
-        return words + f"more than about {enough} reading threads at a time slow each other down"
+        readers = "a second thread brings" if enough == 1 else f"more than {enough} threads bring"
+        return words + f"{readers} hardly more"
 
     @property
     def doubts(self) -> list[str]:
         """What a reader of the figures has to know."""
         if self.evidence is None or not self.evidence.problem:
             return []
-        return [f"the figures are not those of cold reads: {self.evidence.problem}"]
+        return [f"the figures are not those of cold reads: {_cached(self.evidence)}"]
 
 
 def plan_storage(
@@ -391,12 +392,17 @@ class _Measuring:
     def _obtained(self, nodes: int, part: int, evidence: Evidence | None) -> str:
         """Return how the figures were obtained, in a line."""
         plan = self.plan
-        words = "" if evidence is None else evidence.problem or f"cold ({evidence.words})"
+        words = "" if evidence is None else _cached(evidence) or f"cold ({evidence.words})"
         return (
             f"dsprep bench storage: {plan.engine} reads of {show_binary_nbytes(part)} a stream, "
             f"{plan.workers} worker{'s' * (plan.workers > 1)} on {nodes} node{'s' * (nodes > 1)}, "
             f"{show_binary_nbytes(self.nbytes)} each, written just before; {words}"
         )
+
+
+def _cached(evidence: Evidence) -> str:
+    """Return why reads were not cold, in words of this command; empty if they were."""
+    return evidence.problem.replace("not cold:", "cached:").replace(" (--warm)", "")
 
 
 def _mount(folder: Path) -> dict[str, str]:
