@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,10 +100,8 @@ class StorageFigures:
         for streams, rate in self.streams_measured:
             _number("streams_measured", streams, above=True, whole=True)
             _number("streams_measured", rate, above=True)
-        for nbytes, ordered, random in self.transfers_measured:
-            _number("transfers_measured", nbytes, above=True, whole=True)
-            _number("transfers_measured", ordered)
-            _number("transfers_measured", random)
+        for seconds in chain(*self.transfers_measured):
+            _number("transfers_measured", seconds)
         if (self.read_seconds is None) != (self.spread_nbytes is None):
             raise UsageError("read_seconds and spread_nbytes belong together")
         if self.read_seconds is not None:

@@ -20,16 +20,13 @@ class BenchCommands(Group):
             "dsprep.cli.bench.compare:compare",
             "Put two reports side by side: what got faster or slower beyond the spread of repeats.",
         ),
-        "storage": Entry(
-            "dsprep.cli.bench.storage:storage",
-            "Measure in a minute what a storage gives: latency, streams, seeks, spread, opens.",
-        ),
+        "storage": Entry("dsprep.cli.bench.storage:storage", "Measure what a storage gives."),
     }
 
 
 group = BenchCommands(
     name="bench",
-    help="Measure ways of reading here, and storage; compare reports.",
+    help="Measure ways of reading here, and compare reports.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

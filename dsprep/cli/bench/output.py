@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsprep.cli.report import print_json, remark, say
 from dsprep.core.escaping import printable, printable_json
-from dsprep.errors import UsageError
+from dsprep.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
     from dsprep.bench.report.model import BenchReport
@@ -159,14 +159,16 @@ def check_targets(
             )
 
 
-def check_target(option: str, path: Path) -> None:
-    """Make sure that the value of an option is the path of a file."""
+def check_target(option: str, path: Path, overwrite: bool = True) -> None:
+    """Make sure that the value of an option is the path of a file, of a new one if need be."""
     if path == STDOUT:
         raise UsageError(f"{option} needs a file", expected="- with --json only", found="-")
     if not path.parent.is_dir():
         raise UsageError("there is no such directory", where=path.parent)
     if path.is_dir():
         raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
+    if path.is_file() and not overwrite:
+        raise TargetError("it exists already", where=path, fix="add --overwrite to replace it")
 
 
 def _is_ours(path: Path, option: str) -> bool:

@@ -10,7 +10,6 @@ import typer
 from dsprep.cli import options as opt
 from dsprep.cli.bench.output import check_target, write
 from dsprep.cli.report import note, print_json, print_rows, show_time
-from dsprep.errors import TargetError
 
 if TYPE_CHECKING:
     from dsprep.verbs.tiers import TierPlan
@@ -74,9 +73,7 @@ def tiers(
         epochs=epochs,
     )
     if html is not None:
-        check_target("--html", html)
-        if html.is_file() and not overwrite:
-            raise TargetError("it exists already", where=html, fix="add --overwrite to replace it")
+        check_target("--html", html, overwrite)
     plan = verb.plan_tiers(data, settings, sidecar=sidecar, subset=subset)
     if json:
         print_json(plan_json(plan))
