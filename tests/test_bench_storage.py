@@ -110,7 +110,7 @@ def test_the_figures_are_those_of_the_storage(place, monkeypatch, saturates):
         return done
 
     monkeypatch.setattr(LocalFile, "read_range", slow)
-    plan = plan_storage(place, 16 << 20, [1, 2, 4], 1, seconds=4)
+    plan = plan_storage(place, 32 << 20, [1, 2, 4, 8], 1, seconds=5)
     figures = measure(plan, None, print)
     part = 1 << 20
     stream = part / (0.02 + part / 50e6)
@@ -122,7 +122,7 @@ def test_the_figures_are_those_of_the_storage(place, monkeypatch, saturates):
         assert figures.total_bytes_per_second == pytest.approx(50e6, rel=0.4)
     else:
         assert figures.total_bytes_per_second is None
-        assert figures.streams_measured[-1][1] == pytest.approx(4 * stream, rel=0.4)
+        assert figures.streams_measured[-1][1] == pytest.approx(8 * stream, rel=0.4)
 
 
 @pytest.mark.skipif(

@@ -33,16 +33,10 @@ def storage(
     out: Path | None = opt.value("FILE", "Write the figures as JSON, for dsprep plan read."),
     size: str | None = opt.value("SIZE", "Bytes to write, of all workers (1GiB, or 128MiB each)."),
     seconds: float = opt.value("S", "How long it may take, about.", default=45.0, min=1, max=86400),
-    streams: str | None = opt.value(
-        "N,N,...", "Threads that read at a time (1,2,4,8; more of more workers)."
-    ),
-    engine: Literal["buffered", "direct"] = opt.value(
-        "KIND", "buffered or direct reads.", default="buffered"
-    ),
+    streams: str | None = opt.value("N,N,...", "Threads that read (1,2,4,8, of each worker)."),
+    engine: Literal["buffered", "direct"] = opt.value("KIND", "How to read.", default="buffered"),
     evict_server: str | None = opt.value("CMD", "Run before each phase: drops the server's cache."),
-    workers: int | None = opt.value(
-        "N", "Processes of --executor that read (all), each a file.", min=1
-    ),
+    workers: int | None = opt.value("N", "Processes that read (all), each a file.", min=1),
     overwrite: bool = opt.switch("Replace FILE.", "--overwrite"),
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
