@@ -121,7 +121,7 @@ def test_the_figures_are_those_of_the_storage(place, monkeypatch, saturates):
     if saturates:
         assert figures.total_bytes_per_second == pytest.approx(50e6, rel=0.4)
     else:
-        assert figures.total_bytes_per_second is None
+        assert (figures.total_bytes_per_second or 1e12) > 12 * stream
         assert figures.streams_measured[-1][1] == pytest.approx(8 * stream, rel=0.4)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dsprep.core.units import show_nbytes
-from dsprep.errors import FormatError, UsageError, near
+from dsprep.errors import FormatError, UsageError
 
 VERSION = 1
 """Of the JSON form."""
@@ -20,6 +21,18 @@ HEADER = {"dsprep_bench": VERSION, "kind": "storage"}
 
 LARGEST = 1 << 20
 """Bytes of such a file at most."""
+
+COPYING = 8
+"""Threads that copy on each node, as those of `stage`."""
+
+REQUIRED = ("call_seconds", "stream_bytes_per_second")
+ABOVE_0 = ("stream_bytes_per_second", "total_bytes_per_second", "direct_bytes_per_second")
+NUMBERS = (*ABOVE_0, "call_seconds", "seek_seconds", "spread_nbytes", "opens_per_second", "nodes")
+TEXTS = ("name", "mount", "measured_on", "obtained")
+"""Fields by what they hold."""
+
+NORMAL_P99 = 2.3263478740408408
+"""The 99th percentile of a standard normal distribution."""
 
 
 class ReadSeconds(NamedTuple):
@@ -39,12 +52,11 @@ class StorageFigures:
     name
         Of the storage, for people.
     call_seconds
-        Latency of one small read, cold; may be 0.
+        Latency of one small read at a random offset, cold: the mean; may be 0.
     stream_bytes_per_second
         Of one stream of one process: W.
     total_bytes_per_second
-        Of all processes together: A. With P streams each gets w: 1/w = 1/W + (P - 1)/A. None: it
-        was not measured, or reading did not saturate.
+        Of all processes together, however many: A. None also where reading did not saturate.
     streams_measured
         Pairs of a number of streams and the bytes per second of all of them.
     seek_seconds
@@ -90,32 +102,49 @@ class StorageFigures:
     obtained: str = ""
 
     def __post_init__(self) -> None:
-        _number("call_seconds", self.call_seconds)
-        _number("stream_bytes_per_second", self.stream_bytes_per_second, above=True)
-        for name in ("total_bytes_per_second", "opens_per_second", "direct_bytes_per_second"):
-            if getattr(self, name) is not None:
-                _number(name, getattr(self, name), above=True)
-        if self.seek_seconds is not None:
-            _number("seek_seconds", self.seek_seconds)
-        for streams, rate in self.streams_measured:
-            _number("streams_measured", streams, above=True, whole=True)
-            _number("streams_measured", rate, above=True)
-        for seconds in chain(*self.transfers_measured):
-            _number("transfers_measured", seconds)
-        if (self.read_seconds is None) != (self.spread_nbytes is None):
+        numbers = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name in NUMBERS]
+        numbers += [("streams_measured", v) for pair in self.streams_measured for v in pair]
+        numbers += [("transfers_measured", v) for three in self.transfers_measured for v in three]
+        numbers += [("read_seconds", v) for v in self.read_seconds or ()]
+        for name, value in numbers:
+            if value is None and name not in REQUIRED:
+                continue
+            may_be_0 = name in ("call_seconds", "seek_seconds", "transfers_measured", "nodes")
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise UsageError(f"{name} is {value!r}", expected="a number")
+            if not (value > 0 or (may_be_0 and value == 0)) or value == math.inf:
+                expected = "0 or more" if may_be_0 else "more than 0"
+                raise UsageError(f"{name} is {value!r}", expected=expected)
+        read = self.read_seconds
+        if (read is None) != (self.spread_nbytes is None):
             raise UsageError("read_seconds and spread_nbytes belong together")
-        if self.read_seconds is not None:
-            for value in (*self.read_seconds, self.spread_nbytes):
-                _number("read_seconds", value, above=True)
-            if list(self.read_seconds) != sorted(self.read_seconds):
-                raise UsageError("read_seconds do not rise", expected="p50 <= p99 <= p999")
-            _number("spread_nbytes", self.spread_nbytes, above=True, whole=True)
-        _number("nodes", self.nodes, whole=True)
+        if read is not None and not read.p50 <= read.p99 <= read.p999:
+            raise UsageError("read_seconds do not rise", expected="p50 <= p99 <= p999")
 
-    def bytes_per_second(self, streams: int) -> float:
-        """Return what each of so many streams gets: w of 1/w = 1/W + (P - 1)/A."""
-        slower = 0.0 if self.total_bytes_per_second is None else 1 / self.total_bytes_per_second
-        return 1 / (1 / self.stream_bytes_per_second + (streams - 1) * slower)
+    @property
+    def sigma(self) -> float:
+        """Of the logarithm of the time of a read, as p50 and p99 give it; 0: not measured."""
+        read = self.read_seconds
+        return 0.0 if read is None else math.log(read.p99 / read.p50) / NORMAL_P99
+
+    def bytes_per_second(self, streams: float) -> float:
+        """Return what each of P streams gets: w of 1/w = 1/W + (P - 1)/A.
+
+        Between measured numbers of streams 1/w is interpolated; each one beyond them adds 1/A.
+        """
+        total = self.total_bytes_per_second
+        each = 0.0 if total is None else 1 / total
+        alone = [(1, 1 / self.stream_bytes_per_second)]
+        points = sorted((n, n / rate) for n, rate in self.streams_measured) or alone
+        counts = [n for n, _ in points]
+        slowness = np.maximum.accumulate([seconds for _, seconds in points])
+        beyond = max(0.0, streams - counts[-1]) * each
+        return float(1 / (np.interp(streams, counts, slowness) + beyond))
+
+    def copy_rate(self, nodes: int) -> float:
+        """Return the bytes per second that nodes copy together, each by `COPYING` streams."""
+        streams = nodes * COPYING
+        return streams * self.bytes_per_second(streams)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
@@ -132,32 +161,25 @@ class StorageFigures:
             If keys are missing or unknown, or a number is not possible; it names file and field.
         """
         if not isinstance(content, dict) or {k: content.get(k) for k in HEADER} != HEADER:
-            raise _refused("this is not of dsprep bench storage", where, expected=HEADER)
+            raise _refused("this is not of dsprep bench storage", where)
         given = {k: v for k, v in content.items() if k not in HEADER}
         known = [f.name for f in fields(cls)]
-        for name in given.keys() - set(known):
-            raise _refused(f"there is no field {name[:40]!r}", where, fix=near(name, known))
-        for name in ("call_seconds", "stream_bytes_per_second"):
-            if name not in given:
-                raise _refused(f"the field {name} is missing", where)
-        for name in ("name", "mount", "measured_on", "obtained"):
-            if not isinstance(given.get(name, ""), str):
-                raise _refused(f"{name} is {given[name]!r}", where, expected="a text")
-        if not isinstance(given.get("direct"), bool | None):
-            raise _refused(f"direct is {given['direct']!r}", where, expected="true or false")
+        wrong = [f"there is no field {k[:40]!r}" for k in given if k not in known]
+        wrong += [f"the field {k} is missing" for k in REQUIRED if k not in given]
+        wrong += [f"{k} is not a text" for k in TEXTS if not isinstance(given.get(k, ""), str)]
+        if wrong:
+            raise _refused(wrong[0], where)
         try:
             if (read := given.get("read_seconds")) is not None:
                 given["read_seconds"] = ReadSeconds(**read)
-            pairs = given.get("streams_measured", ())
+            pairs, triples = (given.get(k, ()) for k in ("streams_measured", "transfers_measured"))
             given["streams_measured"] = tuple((streams, rate) for streams, rate in pairs)
-            triples = given.get("transfers_measured", ())
             given["transfers_measured"] = tuple((n, one, other) for n, one, other in triples)
-        except (TypeError, ValueError) as error:
-            raise _refused(f"measured figures: {error}", where) from error
-        try:
             return cls(**given)
         except UsageError as error:
             raise _refused(str(error), where) from error
+        except (TypeError, ValueError) as error:
+            raise _refused("measured figures are not understood", where) from error
 
     @classmethod
     def load(cls, path: Path) -> StorageFigures:
@@ -181,17 +203,6 @@ class StorageFigures:
         )
 
 
-def _number(name: str, value: Any, *, above: bool = False, whole: bool = False) -> None:
-    """Check a number: finite, at least 0 or above it."""
-    kind = int if whole else (int, float)
-    if not isinstance(value, kind) or isinstance(value, bool) or not math.isfinite(value):
-        raise UsageError(f"{name} is {value!r}", expected="a whole number" if whole else "a number")
-    if value < 0 or (above and not value):
-        raise UsageError(f"{name} is {value!r}", expected="more than 0" if above else "0 or more")
-
-
-def _refused(
-    problem: str, where: object, *, expected: object = None, fix: str | None = None
-) -> FormatError:
-    again = fix or "measure with dsprep bench storage DIR --out FILE"
-    return FormatError(problem, where=where, expected=expected, fix=again)
+def _refused(problem: str, where: object) -> FormatError:
+    again = "measure again with dsprep bench storage DIR --out FILE"
+    return FormatError(problem, where=where, fix=again)

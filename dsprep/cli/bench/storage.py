@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.output import check_target
+from dsprep.cli.bench.output import check_page
 from dsprep.cli.report import print_json, print_rows, remark, run_bar
 from dsprep.errors import UsageError
 
@@ -55,8 +55,7 @@ def storage(
     from dsprep.executors import workers_of
     from dsprep.sidecar.spec import write_json
 
-    if out is not None:
-        check_target("--out", out, overwrite)
+    check_page(out, overwrite, "--out")
     if executor is not None:
         workers = workers or getattr(executor, "present", 0) or workers_of(executor)
     elif (workers or 1) > 1 and not dry_run:
