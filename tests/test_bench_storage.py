@@ -88,7 +88,7 @@ def test_a_tiny_run_writes_a_file_that_is_read_back(place, tmp_path):
     assert figures.mount.split()[0] == mount_of(place.resolve()).kind
     assert abs(datetime.fromisoformat(figures.measured_on) - datetime.now(UTC)).seconds < 600
     assert "buffered reads of 1 MiB by each stream" in figures.obtained
-    assert "1 workers, 1 nodes, files of 8 MiB" in figures.obtained
+    assert "workers: 1, nodes: 1, files of 8 MiB" in figures.obtained
     assert "writes up to 1 * (8 MiB and 1,000 small files)" in done.stderr
     assert str(place) in done.stderr
 
@@ -137,7 +137,7 @@ def test_what_is_in_memory_is_called_cached():
 
 def test_two_processes_each_read_what_the_other_wrote(place):
     done = run(place, *TINY, "--executor", "processes", "--workers", 2)
-    assert "2 workers, 1 nodes, files of 4 MiB" in done.stdout
+    assert "workers: 2, nodes: 1, files of 4 MiB" in done.stdout
     assert "streams: 2" in done.stdout
     assert "a thread gets" in done.stdout
 

@@ -192,7 +192,8 @@ class _Measuring:
         opened = self.phase(worker.open_files, REST, plan.workers, plan.streams[-1])
         evidence = weakest(self.evidence)
         assert evidence is not None  # something was read
-        cold = evidence.problem.replace("not cold:", "cached:") or f"cold: {evidence.words}"
+        problem = evidence.problem.replace("not cold:", "cached:").replace(" (--warm)", "")
+        cold = problem or f"cold: {evidence.words}"
         facts = describe(plan.scratch).get("file_system", {})
         return StorageFigures(
             name=" at ".join(filter(None, (facts.get("type"), facts.get("mount_point")))),
@@ -211,7 +212,7 @@ class _Measuring:
             mount=f"{facts.get('type', '')} {','.join(facts.get('options', ()))}".strip(),
             measured_on=datetime.now(UTC).isoformat(timespec="seconds"),
             obtained=f"bench storage, {plan.engine} reads of {show_binary_nbytes(part)} by each "
-            f"stream, spread of {len(spread):,} reads, {plan.workers} workers, {self.nodes} nodes, "
+            f"stream, spread of {len(spread):,}; workers: {plan.workers}, nodes: {self.nodes}, "
             f"files of {show_binary_nbytes(self.nbytes)} written just before; {cold}",
         )
 

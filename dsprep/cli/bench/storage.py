@@ -95,6 +95,8 @@ def _rows(figures: StorageFigures) -> list[tuple[str, str]]:
     single, alone = 4096 / figures.call_seconds, figures.streams_measured[0][1]
     most, direct = figures.total_bytes_per_second, figures.direct_bytes_per_second
     limit = f"all together get up to {show_nbytes(most)}/s" if most else "more get still more"
+    if direct and direct > 1.5 * alone:
+        limit += f"; engine='direct' gives a thread {direct / alone:.3g} times as much"
     meaning = (
         f"a thread gets {show_nbytes(single)}/s by random reads of 4 KiB, {show_nbytes(alone)}/s "
         f"by parts of groups, {alone / single:,.0f} times that; {limit}"
