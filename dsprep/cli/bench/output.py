@@ -159,16 +159,22 @@ def check_targets(
             )
 
 
-def check_target(option: str, path: Path, overwrite: bool = True) -> None:
-    """Make sure that the value of an option is the path of a file, of a new one if need be."""
+def check_target(option: str, path: Path) -> None:
+    """Make sure that the value of an option is the path of a file."""
     if path == STDOUT:
         raise UsageError(f"{option} needs a file", expected="- with --json only", found="-")
     if not path.parent.is_dir():
         raise UsageError("there is no such directory", where=path.parent)
     if path.is_dir():
         raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
-    if path.is_file() and not overwrite:
-        raise TargetError("it exists already", where=path, fix="add --overwrite to replace it")
+
+
+def check_page(path: Path | None, overwrite: bool, option: str = "--html") -> None:
+    """Make sure that a page, or what another option names, may be written, if it is asked for."""
+    if path is not None:
+        check_target(option, path)
+        if path.is_file() and not overwrite:
+            raise TargetError("it exists already", where=path, fix="add --overwrite to replace it")
 
 
 def _is_ours(path: Path, option: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.output import check_target, write
+from dsprep.cli.bench.output import check_page, write
 from dsprep.cli.report import note, print_json, print_rows, show_time
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def tiers(
         fast=None if fast is None else parse_rate(fast),
         epochs=epochs,
     )
-    if html is not None:
-        check_target("--html", html, overwrite)
+    check_page(html, overwrite)
     plan = verb.plan_tiers(data, settings, sidecar=sidecar, subset=subset)
     if json:
         print_json(plan_json(plan))

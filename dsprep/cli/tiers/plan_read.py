@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.output import check_target, write
+from dsprep.cli.bench.output import check_page, write
 from dsprep.cli.report import note, print_json, print_rows, print_table, say
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def plan_read(
     from dsprep.planning.waiting import Job
     from dsprep.verbs import plan_read as verb
 
-    if html is not None:
-        check_target("--html", html, overwrite)
+    check_page(html, overwrite)
     job = Job(nodes, ranks_per_node, batch_size, parse_seconds(compute), threads)
     tier = None if capacity is None else verb.FastTier(parse_nbytes(capacity), epochs)
     how = buffer_size, tier, sidecar
