@@ -156,6 +156,19 @@ def test_measured_streams_are_interpolated():
     assert 1 / figures.bytes_per_second(14) == pytest.approx(4 / 2e8 + 10 / 1e9)
 
 
+def test_measured_transfers_are_interpolated():
+    transfers = (4096, 1e-6, 1e-3), (8 << 20, 5e-3, 10e-3), (1 << 20, 1e-3, 2e-3)
+    figures = storage(1e-3, 1e9, transfers_measured=transfers)
+    assert [figures.alone(n) for n in (100, 4096, 1 << 20)] == pytest.approx([1e-3, 1e-3, 2e-3])
+    assert figures.alone(4.5 * (1 << 20)) == pytest.approx(6e-3)
+    assert figures.alone((8 << 20) + 5e6) == pytest.approx(15e-3)
+    one = Job(1, 1, 10, 1e-3)
+    load = Load(10, 1, 1, 1 << 20, 10 << 20, 1)
+    found = ways(one, load, figures)
+    assert found["sample"].io_seconds == pytest.approx(10 * 2e-3)
+    assert found["group"].io_seconds == pytest.approx(10e-3 + (2 << 20) / 1e9)
+
+
 # --- queues --------------------------------------------------------------------------------------
 
 REQUESTS = st.lists(

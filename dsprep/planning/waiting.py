@@ -133,13 +133,16 @@ class Events:
 
         Bytes come in those of ``stream`` if nobody else reads; the others add ``aggregate``.
         """
-        total, streams = figures.total_bytes_per_second, self.streams * self.threads
-        stream = self.nbytes / self.threads / figures.bytes_per_second(self.threads)
-        together = self.nbytes / self.threads / figures.bytes_per_second(streams)
+        calls = max(self.calls / self.threads, min(1.0, self.calls))  # one after another
+        each, rate = self.nbytes / self.threads, figures.bytes_per_second
+        alone = calls * figures.alone(each / calls) if calls else each / rate(1)
+        latency = calls * figures.call_seconds
+        among = each / rate(self.streams * self.threads) - each / rate(1)
         if self.taking_turns:
-            together = self.nbytes * self.streams / (total or math.inf)
-        latency = max(self.calls / self.threads, min(1.0, self.calls)) * figures.call_seconds
-        return {"latency": latency, "stream": stream, "aggregate": max(0.0, together - stream)}
+            among = self.nbytes * self.streams / (figures.total_bytes_per_second or math.inf)
+            among -= alone
+        stream = max(0.0, alone - latency)
+        return {"latency": latency, "stream": stream, "aggregate": max(0.0, among)}
 
     def seconds(self, figures: StorageFigures) -> float:
         """Return the seconds of an event, the mean."""
