@@ -128,6 +128,7 @@ class Events:
     streams: int  # ranks, or the processes that read for them
     threads: int = 1  # of each of them
     hidden: float = 0.0  # seconds of compute beside each event
+    units: float = 1  # that are read at a time, of which the first one is enough to begin
     taking_turns: bool = False  # as many at a time as the storage serves at full speed
 
     def parts(self, figures: StorageFigures) -> dict[str, float]:
@@ -167,7 +168,8 @@ class Events:
         later, skew = count * alone, count * (excess(*spread, self.streams, beside) - alone)
         opens = min(load.files, load.samples if "sample" in name else load.units) * self.streams
         opening = opens / (figures.opens_per_second or math.inf)
-        first = opening + (mean + (count - 1) * alone if self.hidden else count * mean)
+        begin = mean - shared * (1 - 1 / self.units)  # the first of several comes first
+        first = opening + (max(later, begin + (count - 1) * alone) if self.hidden else count * mean)
         parts = {part: count * seconds for part, seconds in self.parts(figures).items()}
         parts |= {"spread": skew, "metadata": opening}
         busy = compute / (compute + later + skew)
@@ -190,7 +192,7 @@ def ways(job: Job, load: Load, figures: StorageFigures) -> dict[str, Way]:
         "group": Events(units, 1, unit, ranks),
         "group-db": Events(units, 1, unit, ranks, 1, beside),
         "dsprep": Events(
-            units / ahead, job.threads, ahead * unit, ranks, job.threads, ahead * beside
+            units / ahead, job.threads, ahead * unit, ranks, job.threads, ahead * beside, ahead
         ),
         "lmdb-cursor": Events(steps, 0, load.nbytes / steps, nodes),
         "lmdbio-dm": Events(steps, MAPPED, MAPPED * each, nodes),
