@@ -26,7 +26,7 @@ COLUMNS = ("TF", "TF-Pre", "Async I/O", "Async I/O (DB)")
 
 LACKING = {
     "Lee et al., Summit CosmoFlow": "384 GB of data in the page cache of nodes of 512 GB",
-    "Async I/O": "a bandwidth of all ranks together, A: the row with 1/w = 1/W + (P - 1)/A has it",
+    "Async I/O": "a bandwidth of all ranks, A in 1/w = 1/W + (P - 1)/A; the row with A has it",
     "Async I/O (DB)": "a difference of two large numbers: 10 % of the reads are 50 % of it",
     "LMDB by redundant bytes": "read-ahead of mmap and caches of servers: LMDB's own seconds",
     "LMM": "context switches and page faults of the processes of a node",
@@ -101,7 +101,7 @@ def _lee() -> Iterator[Cell]:
                 yield Cell(source, f"{ranks} GPUs, s", column, seconds, ours, ranks == first)
         if (machine, name) == ("Cori", "Neuron-Inverter"):
             ours = _tf_and_async(application, 32, preset("cori"))[1]
-            row = "32 GPUs, s; 1/w = 1/W + (P - 1)/A from 16 and 64"
+            row = "32 GPUs, s, with A from 16 and 64"
             yield Cell(source, row, COLUMNS[2], rows["32"][2], ours)
 
 

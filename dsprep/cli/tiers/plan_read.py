@@ -104,8 +104,10 @@ def papers(json: opt.Json = False) -> None:
     if json:
         print_json([{**asdict(c), "ratio": c.ratio, "lacks": c.lacks} for c in cells])
         return
-    head = ("paper", "row", "column", "theirs", "ours", "ratio", "lacks")
-    print_table([head, *map(_words, cells)])
+    print_table([("paper", "row", "column", "theirs", "ours", "ratio"), *map(_words, cells)])
+    say("", "What the model lacks where it is more than 25 % off, or in another order:")
+    lacking = {c.lacks: f"{c.source}: {c.column}" for c in reversed(cells) if c.lacks}
+    print_rows([(where, words) for words, where in lacking.items()])
     free = [c for c in cells if not c.calibrated]
     near, twice = (sum(c.within(factor) for c in free) for factor in (1.25, 2))
     say("", f"of {len(free)} that are not calibrated (*) {near} are within 25 %, {twice} within 2x")
@@ -117,4 +119,4 @@ def _words(cell: Cell) -> tuple[str, ...]:
 
     ours = "-" if cell.ours is None else digits(cell.ours) + "*" * cell.calibrated
     ratio = "-" if cell.ratio is None else f"{cell.ratio:.2f}"
-    return (cell.source, cell.row, cell.column, digits(cell.paper), ours, ratio, cell.lacks)
+    return (cell.source, cell.row, cell.column, digits(cell.paper), ours, ratio)
