@@ -136,16 +136,7 @@ def plan_json(plan: TierPlan) -> dict[str, Any]:
     from dataclasses import asdict
 
     names = ("samples", "sample_nbytes", "groups", "ranks", "fits", "mini_epochs", "largest")
-    more = (
-        "consumed",
-        "copied",
-        "knee",
-        "repeats",
-        "outer_epochs",
-        "passes",
-        "steps",
-        "copy_seconds",
-    )
+    more = ("consumed", "copied", "knee", "repeats", "outer_epochs", "passes", "steps")
     return {
         "asked": asdict(plan.tiers),
         **{name: getattr(plan, name) for name in (*names, *more, "copy_seconds")},
