@@ -243,6 +243,26 @@ def test_a_simulation_without_contention_is_the_closed_form():
     assert queued.waited_seconds == pytest.approx(16 * (0.001 + 4 * (1 << 20) / 1e8))
 
 
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.none() | st.integers(1, 5),
+)
+def test_a_simulation_is_no_faster_than_its_reads(sizes, ranks, count, stagger):
+    """Whatever the groups, ranks that have none left, and turns."""
+    edges = np.append(0, np.cumsum(sizes))
+    sequence = Assignment(edges, "group", 1, 1, "ragged", ranks, 4).sequence(0)
+    figures = storage(1e-3, 1e8, 2e8, seek_seconds=1e-3)
+    simulation = Simulation(sequence, ranks, 1e5, figures, 1 << 20, count, stagger)
+    plain, ahead = (simulation.run(0.01, overlapped=o) for o in (False, True))
+    each = np.diff(simulation.shares.bounds).max() * 1e5 / 1e8 + plain.rounds * 1e-3
+    assert plain.waited_seconds >= max(each, sum(sizes) * 1e5 / 2e8) * (1 - 1e-9)
+    assert 0 < ahead.waited_seconds <= plain.waited_seconds + 1e-9
+    assert plain.simulated_rounds == plain.rounds
+    assert plain.busiest >= 1 - 1e-9
+
+
 # --- the papers ----------------------------------------------------------------------------------
 
 

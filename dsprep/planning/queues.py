@@ -180,6 +180,8 @@ class Simulation:
         shares, ends, done, ready = self.shares, self.sequence.ends, starts.copy(), 0.0
         for ranks in self.sets:
             ranks = ranks[shares.first[ranks] + number < shares.stop[ranks]]
+            if not len(ranks):
+                continue
             index = shares.first[ranks] + number
             low = np.maximum(ends[index], shares.bounds[ranks])
             samples = np.minimum(ends[index + 1], shares.bounds[ranks + 1]) - low
@@ -187,7 +189,7 @@ class Simulation:
             offsets = (self.sequence.edges[groups] + low - ends[index]) * self.sample_nbytes
             arrivals = np.maximum(starts[ranks], ready) + self.figures.call_seconds
             done[ranks] = self._served(targets, arrivals, offsets, samples * self.sample_nbytes)
-            ready = max(ready, float(done[ranks].max(initial=0.0)))
+            ready = max(ready, float(done[ranks].max()))
         return done
 
     def _served(self, targets: Targets, arrivals: Array, offsets: Array, nbytes: Array) -> Array:
