@@ -288,7 +288,7 @@ def functions():
 
 COMMANDS = {
     *("convert", "repack", "provenance", "audit", "verify", "synth", "tiers", "stage"),
-    *("inspect", "storage"),
+    *("inspect", "storage", "plan_read"),
 }
 """Functions that take as many arguments as their commands have options."""
 

@@ -16,7 +16,7 @@ from test_cli import fails, run
 import dsprep
 from dsprep.errors import FormatError, UsageError
 from dsprep.planning.published import parse_storage, preset, published
-from dsprep.planning.queues import Shares, Stripes, Targets, simulate
+from dsprep.planning.queues import Shares, Simulation, Targets
 from dsprep.planning.storage_figures import ReadSeconds, StorageFigures
 from dsprep.planning.waiting import Job, Load, enough, excess, readers_per_node, ways
 from dsprep.reader.order import Assignment, Start
@@ -206,18 +206,19 @@ def test_a_simulation_without_contention_is_the_closed_form():
     edges = np.arange(0, 1 + 64 * 32, 32, dtype=np.int64)
     sequence = Assignment(edges, "none", 0, 1, "ragged", 4, 8).sequence(0)
     figures = storage(0.001, 1e8, 4e10)
-    how = (sequence, 4, 32_768.0, 0.04, figures, Stripes(nbytes=1 << 20, targets=64))
     read = 0.001 + (1 << 20) / 1e8
-    plain, ahead = (simulate(*how, overlapped=o) for o in (False, True))
+
+    def simulated(overlapped=False, figures=figures, count=64, stagger=None):
+        how = sequence, 4, 32_768.0, figures, 1 << 20, count, stagger
+        return Simulation(*how).run(0.04, overlapped=overlapped)
+
+    plain = simulated()
     assert plain.waited_seconds == pytest.approx(16 * read)
-    assert ahead.waited_seconds == pytest.approx(read)
     assert (plain.rounds, plain.simulated_rounds, plain.requests) == (16, 16, 64)
-    one = simulate(*how[:5], replace(how[5], stagger=1), overlapped=False)
-    assert one.waited_seconds == pytest.approx(16 * 4 * read)  # one after another
-    busy = simulate(*how[:5], replace(how[5], targets=1), overlapped=False)
-    assert busy.busiest == 1
-    slow = replace(figures, total_bytes_per_second=1e8)
-    queued = simulate(*how[:4], slow, replace(how[5], targets=1), overlapped=False)
+    assert simulated(overlapped=True).waited_seconds == pytest.approx(read)
+    assert simulated(stagger=1).waited_seconds == pytest.approx(16 * 4 * read)  # in turn
+    slow = replace(figures, total_bytes_per_second=1e8)  # the four wait for one target
+    queued = simulated(figures=slow, count=1)
     assert queued.waited_seconds == pytest.approx(16 * (0.001 + 4 * (1 << 20) / 1e8))
 
 

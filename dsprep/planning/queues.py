@@ -45,11 +45,11 @@ class Targets:
         All arrays have that shape; offsets are those on the target.
         """
         order = np.lexsort((arrivals, targets))
-        at, begin, length = targets[order], offsets[order], nbytes[order]
+        at, begin, end = targets[order], offsets[order], (offsets + nbytes)[order]
         first = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
         last = np.append(first[1:], len(at)) - 1
         queue = np.repeat(np.arange(len(first)), last - first + 1)
-        before = np.append(0.0, (begin + length)[:-1])
+        before = np.append(0.0, end[:-1])
         before[first] = self._ends[at[first]]
         seeks = begin != before
         service = seconds[order] + self.seek_seconds * seeks
@@ -60,7 +60,7 @@ class Targets:
         slack = arrived - (served - service)
         lift = queue * (np.ptp(slack) + 1.0)  # no queue waits for the one before it
         done = np.maximum.accumulate(slack + lift) - lift + served
-        self.free[at[last]], self._ends[at[last]] = done[last], (begin + length)[last]
+        self.free[at[last]], self._ends[at[last]] = done[last], end[last]
         self.busy += np.bincount(at, service, len(self.busy))
         self.requests, self.seeks = self.requests + len(at), self.seeks + int(seeks.sum())
         result: Array = np.empty_like(done)
@@ -111,7 +111,7 @@ class Simulated:
     requests, seeks
         How many there were, and how many of them did not continue the one before on their target.
     busiest
-        Share of the bytes' time that the busiest target had, by that of all on average.
+        What the busiest target worked, by what all did on average.
     """
 
     waited_seconds: float
@@ -122,79 +122,8 @@ class Simulated:
     busiest: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stripes:
-    """How the dataset lies on the targets, and how many ranks read at a time; None: all."""
-
-    nbytes: int
-    targets: int
-    stagger: int | None = None
-
-
-class _Groups:
-    """The groups that ranks read one after another, as requests to targets."""
-
-    def __init__(
-        self,
-        sequence: Sequence,
-        ranks: int,
-        sample_nbytes: float,
-        figures: StorageFigures,
-        stripes: Stripes,
-    ) -> None:
-        self.sequence, self.figures, self.stripes = sequence, figures, stripes
-        self.sample_nbytes, self.shares = sample_nbytes, Shares.of(sequence, ranks)
-        self.rounds = int((self.shares.stop - self.shares.first).max())
-        self.targets = Targets(stripes.targets, figures.seek_seconds or 0.0)
-        largest = int(np.diff(sequence.ends).max() * sample_nbytes)
-        self.pieces = np.arange(min(stripes.targets, 2 + largest // stripes.nbytes))
-        assert figures.total_bytes_per_second is not None, "the caller checked it"
-        self.rate = figures.total_bytes_per_second / stripes.targets
-        sets = -(-ranks // (stripes.stagger or ranks))
-        self.sets = np.array_split(np.arange(ranks), sets)  # that read at a time
-
-    def read(self, number: int, starts: Array) -> Array:
-        """Return when each rank has group `number` of its own, asked for at its start."""
-        shares, done, ready = self.shares, starts.copy(), 0.0
-        for ranks in self.sets:
-            ranks = ranks[shares.first[ranks] + number < shares.stop[ranks]]
-            index = shares.first[ranks] + number
-            ends = self.sequence.ends
-            low = np.maximum(ends[index], shares.bounds[ranks])
-            samples = np.minimum(ends[index + 1], shares.bounds[ranks + 1]) - low
-            groups = index if self.sequence.groups is None else self.sequence.groups[index]
-            offsets = (self.sequence.edges[groups] + low - ends[index]) * self.sample_nbytes
-            arrivals = np.maximum(starts[ranks], ready) + self.figures.call_seconds
-            done[ranks] = self._served(arrivals, offsets, samples * self.sample_nbytes)
-            ready = max(ready, float(done[ranks].max(initial=0.0)))
-        return done
-
-    def _served(self, arrivals: Array, offsets: Array, nbytes: Array) -> Array:
-        """Return when reads are done, each of which asks all targets that it touches at once."""
-        stripe, targets = self.stripes.nbytes, self.stripes.targets
-        first = (offsets // stripe).astype(np.int64)
-        count = ((offsets + nbytes - 1) // stripe).astype(np.int64) - first + 1
-        read, piece = np.nonzero(self.pieces < count[:, None])
-        number = first[read] + piece
-        size = nbytes[read] * (-((piece - count[read]) // targets)) / count[read]
-        on_target = (number // targets).astype(np.float64) * stripe
-        request = arrivals[read], number % targets, size / self.rate, on_target, size
-        done: Array = arrivals + nbytes / self.figures.stream_bytes_per_second
-        np.maximum.at(done, read, self.targets.serve(*request))
-        return done
-
-
-def simulate(
-    sequence: Sequence,
-    ranks: int,
-    sample_nbytes: float,
-    compute: float,
-    figures: StorageFigures,
-    stripes: Stripes,
-    *,
-    overlapped: bool,
-) -> Simulated:
-    """Return what ranks wait for that read group after group, with a barrier after each.
+class Simulation:
+    """Ranks that read group after group from storage targets, with a barrier after each.
 
     Parameters
     ----------
@@ -202,24 +131,74 @@ def simulate(
         The order of an epoch, and who reads it.
     sample_nbytes
         Bytes of a sample; the dataset counts as one file.
-    compute
-        Seconds that a group lasts.
     figures
-        Of the storage; its `total_bytes_per_second` is divided among the targets.
-    overlapped
-        Whether the next group is read meanwhile, into a second buffer.
+        Of the storage.
+    stripe, count
+        Bytes of a stripe, and the targets on which stripes lie in turn: they share A.
+    stagger
+        Ranks that read at a time; None: all.
     """
-    groups = _Groups(sequence, ranks, sample_nbytes, figures, stripes)
-    rounds, targets = groups.rounds, groups.targets
-    limit = min(rounds, max(1, REQUESTS // (ranks * len(groups.pieces))))
-    now = waited = 0.0
-    ready = groups.read(0, np.zeros(ranks))
-    for number in range(1, limit + 1):
-        begin = max(now, float(ready.max()))
-        waited, freed, now = waited + begin - now, now, begin + compute
-        if number < limit:
-            starts = np.maximum(ready, freed) if overlapped else np.full(ranks, now)
-            ready = groups.read(number, starts)
-    busiest = float(targets.busy.max() / targets.busy.mean())
-    total = waited * rounds / limit
-    return Simulated(total, rounds, limit, targets.requests, targets.seeks, busiest)
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        ranks: int,
+        sample_nbytes: float,
+        figures: StorageFigures,
+        stripe: int,
+        count: int,
+        stagger: int | None = None,
+    ) -> None:
+        self.sequence, self.figures, self.sample_nbytes = sequence, figures, sample_nbytes
+        self.stripe, self.count, self.shares = stripe, count, Shares.of(sequence, ranks)
+        largest = int(np.diff(sequence.ends).max() * sample_nbytes)
+        self.pieces = np.arange(min(count, 2 + largest // stripe))
+        self.rate = (figures.total_bytes_per_second or np.inf) / count
+        self.sets = np.array_split(np.arange(ranks), -(-ranks // (stagger or ranks)))
+
+    def run(self, compute: float, *, overlapped: bool) -> Simulated:
+        """Return what ranks wait for if a group lasts `compute` seconds.
+
+        `overlapped`: the next one is read meanwhile, into a second buffer.
+        """
+        targets = Targets(self.count, self.figures.seek_seconds or 0.0)
+        ranks, rounds = len(self.shares.first), int((self.shares.stop - self.shares.first).max())
+        limit = min(rounds, max(1, REQUESTS // (ranks * len(self.pieces))))
+        now = waited = 0.0
+        ready = self._read(targets, 0, np.zeros(ranks))
+        for number in range(1, limit + 1):
+            begin = max(now, float(ready.max()))
+            waited, freed, now = waited + begin - now, now, begin + compute
+            if number < limit:
+                starts = np.maximum(ready, freed) if overlapped else np.full(ranks, now)
+                ready = self._read(targets, number, starts)
+        busiest, waited = float(targets.busy.max() / targets.busy.mean()), waited * rounds / limit
+        return Simulated(waited, rounds, limit, targets.requests, targets.seeks, busiest)
+
+    def _read(self, targets: Targets, number: int, starts: Array) -> Array:
+        """Return when each rank has group `number` of its own, asked for at its start."""
+        shares, ends, done, ready = self.shares, self.sequence.ends, starts.copy(), 0.0
+        for ranks in self.sets:
+            ranks = ranks[shares.first[ranks] + number < shares.stop[ranks]]
+            index = shares.first[ranks] + number
+            low = np.maximum(ends[index], shares.bounds[ranks])
+            samples = np.minimum(ends[index + 1], shares.bounds[ranks + 1]) - low
+            groups = index if self.sequence.groups is None else self.sequence.groups[index]
+            offsets = (self.sequence.edges[groups] + low - ends[index]) * self.sample_nbytes
+            arrivals = np.maximum(starts[ranks], ready) + self.figures.call_seconds
+            done[ranks] = self._served(targets, arrivals, offsets, samples * self.sample_nbytes)
+            ready = max(ready, float(done[ranks].max(initial=0.0)))
+        return done
+
+    def _served(self, targets: Targets, arrivals: Array, offsets: Array, nbytes: Array) -> Array:
+        """Return when reads are done, each of which asks all targets that it touches at once."""
+        first = (offsets // self.stripe).astype(np.int64)
+        stripes = ((offsets + nbytes - 1) // self.stripe).astype(np.int64) - first + 1
+        read, piece = np.nonzero(self.pieces < stripes[:, None])
+        size = nbytes[read] * (-((piece - stripes[read]) // self.count)) / stripes[read]
+        on_target = ((first[read] + piece) // self.count).astype(np.float64) * self.stripe
+        at = (first[read] + piece) % self.count
+        done: Array = arrivals + nbytes / self.figures.stream_bytes_per_second
+        ends = targets.serve(arrivals[read], at, size / self.rate, on_target, size)
+        np.maximum.at(done, read, ends)
+        return done

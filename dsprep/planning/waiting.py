@@ -35,7 +35,7 @@ POINTS = 2001
 """At which the distribution of the slowest read is evaluated."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Job:
     """What trains: `compute` is the seconds of a step without I/O, `batch_size` that of a rank."""
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dsprep.errors import UsageError
 from dsprep.planning import waiting
-from dsprep.planning.queues import Shares, Simulated, Stripes, simulate
+from dsprep.planning.queues import Shares, Simulated, Simulation
 from dsprep.planning.storage_figures import StorageFigures
 from dsprep.planning.waiting import Job, Load, Way
 from dsprep.reader.data import Paths, open_data
@@ -24,10 +24,10 @@ from dsprep.reader.order import Assignment, Sequence
 from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.tiers import Tiers, fitted
-from dsprep.writing.stripes import Hint, Stripe, detect, hint
+from dsprep.writing.stripes import LUSTRE_DEFAULT, Hint, Stripe, detect, hint
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FastTier:
     """Storage of the nodes: bytes of each that the job may use, and epochs of the training."""
 
@@ -124,8 +124,10 @@ class ReadPlan:
         count = self.load.samples
         return BreakEven.of(seconds, each / count, together / count, count)
 
-    def simulated(self, stripes: Stripes) -> dict[str, Simulated]:
+    def simulated(self, targets: int, stagger: int | None = None) -> dict[str, Simulated]:
         """Return what a simulation gives for groups, without and with a second buffer.
+
+        The data are striped over so many targets, and so many ranks read at a time (None: all).
 
         Raises
         ------
@@ -134,10 +136,11 @@ class ReadPlan:
         """
         if self.figures.total_bytes_per_second is None:
             raise UsageError("--simulate needs the bandwidth of all targets", fix="give total=")
-        rounds = (self.load.units - 1) * self.mixed + 1
-        compute = self.facts["epoch_seconds"] / rounds
-        how = self.sequence, self.job.ranks, self.sample_nbytes, compute, self.figures, stripes
-        return {n: simulate(*how, overlapped=n == "group-db") for n in ("group", "group-db")}
+        stripe, compute = max(self.stripe.nbytes, LUSTRE_DEFAULT), self.facts["epoch_seconds"]
+        how = self.sequence, self.job.ranks, self.sample_nbytes, self.figures, stripe, targets
+        simulation, rounds = Simulation(*how, stagger), (self.load.units - 1) * self.mixed + 1
+        ways = {"group": False, "group-db": True}
+        return {name: simulation.run(compute / rounds, overlapped=o) for name, o in ways.items()}
 
     @property
     def notes(self) -> list[str]:
@@ -196,7 +199,6 @@ def plan_read(
     path: Paths,
     job: Job,
     figures: StorageFigures,
-    *,
     buffer_size: int | str | None = None,
     tier: FastTier | None = None,
     sidecar: str | Path | None = None,

@@ -62,8 +62,9 @@ def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
         if enough is None
         else f"from {enough:,.0f} samples on its steps hide its read"
     )
-    rows["readers"] = f"{facts['readers_per_node']:,} of {job.ranks_per_node:,} ranks of a node are"
-    rows["readers"] += " enough; at a time (stagger): " + ("all" if turns is None else f"{turns:,}")
+    rows["readers"] = f"{facts['readers_per_node']:,} of {job.ranks_per_node:,} ranks of a node"
+    rows["readers"] += " are enough" if given >= needed else ", and get less than is needed"
+    rows["readers"] += "; at a time (stagger): " + ("all" if turns is None else f"{turns:,}")
     rows["stripes"] = f"{plan.layout.command}: {plan.layout.why}"
     pays = "never pays" if epochs is None else f"pays after {digits(epochs)} epochs"
     rows["repack"] = f"{show_seconds(repack.rewrite_seconds)} by all ranks; {pays}"

@@ -18,7 +18,7 @@ class PlanCommands(Group):
             "one.",
         ),
         "read": Entry(
-            "dsprep.cli.tiers.plan_read:read",
+            "dsprep.cli.tiers.plan_read:plan_read",
             "Predict what a job needs from storage, and what it will wait for.",
         ),
         "papers": Entry(

@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dsprep.cli import options as opt
 from dsprep.cli.bench.output import check_page, write
 from dsprep.cli.report import note, print_json, print_rows, print_table, say
@@ -21,8 +19,8 @@ dsprep plan read x.h5 --nodes 1000 --ranks-per-node 8 -M 64 --compute 12ms \\
 
 dsprep plan read x.h5 --nodes 8 -M 32 --compute 50ms --storage cori
 
-dsprep plan read x.h5 --nodes 64 --ranks-per-node 8 -M 2 --compute 129ms --simulate \\
-    --storage latency=1ms,stream=500MB/s,total=20GB/s,p50=80ms,p99=150ms,read=8MB
+dsprep plan read x.h5 --nodes 64 -M 2 --compute 129ms --simulate \\
+    --storage latency=1ms,stream=500MB/s,total=20GB/s
 
 Exit status: 0 done, 1 bad data, 2 wrong usage.
 """
@@ -35,35 +33,27 @@ dsprep plan papers --json
 Exit status: 0 done, 2 wrong usage.
 """
 
+STORAGE = (
+    "What bench storage wrote; cori, summit, cori-lustre or lmdbio; or "
+    "latency=1ms,stream=500MB/s, and total=20GB/s, opens=, p50=, p99=, read=8MB."
+)
 TIER, QUEUES = "A fast tier", "Simulation"
 
 
 @opt.command(EPILOG)
-def read(
+def plan_read(
     data: Annotated[list[str], opt.argument("DATA...", "The dataset, or its sidecar.")],
-    batch_size: Annotated[
-        int,
-        typer.Option("--batch-size", "-M", metavar="N", min=1, help="Samples per step and rank."),
-    ],
-    compute: Annotated[
-        str, typer.Option(metavar="TIME", help="What a step takes without I/O, such as 12ms.")
-    ],
-    storage: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|NAME|FIGURES",
-            help="What bench storage wrote; cori, summit, cori-lustre, lmdbio; or "
-            "latency=1ms,stream=500MB/s,total=20GB/s and seek=, opens=, p50=, p99=, read=.",
-        ),
-    ],
-    nodes: int = opt.value("N", "How many there are.", default=1, min=1),
-    ranks_per_node: int = opt.value("N", "Processes that read.", default=1, min=1),
-    threads: int = opt.value("N", "That read for a rank.", default=4, min=1),
+    batch_size: int = opt.value("N", "Samples per step, rank.", "--batch-size", "-M", default=...),
+    compute: str = opt.value("TIME", "What a step takes without I/O, such as 12ms.", default=...),
+    storage: str = opt.value("FILE|NAME|FIGURES", STORAGE, default=...),
+    nodes: int = opt.value("N", "How many there are.", default=1),
+    ranks_per_node: int = opt.value("N", "Processes that read.", default=1),
+    threads: int = opt.value("N", "That read for a rank.", default=4),
     buffer_size: str | None = opt.value("SIZE", "What is read at a time.", "--buffer-size", "-b"),
     capacity: str | None = opt.value("SIZE", "Of each node, for the job.", panel=TIER),
     epochs: int = opt.value("N", "Of the training.", "--epochs", "-E", default=1, panel=TIER),
     simulate: bool = opt.switch("Simulate queues at targets.", "--simulate", panel=QUEUES),
-    targets: int = opt.value("N", "Over which the data are striped.", default=64, panel=QUEUES),
+    targets: int = opt.value("N", "That hold the data.", default=64, min=1, panel=QUEUES),
     stagger: int | None = opt.value("N", "Ranks that read at a time.", min=1, panel=QUEUES),
     sidecar: opt.At = None,
     json: opt.Json = False,
@@ -77,30 +67,19 @@ def read(
     from dsprep.bench.report import read_plan as page
     from dsprep.core.units import parse_nbytes, parse_seconds
     from dsprep.planning.published import parse_storage
-    from dsprep.planning.queues import Stripes
     from dsprep.planning.waiting import Job
     from dsprep.verbs import plan_read as verb
 
     check_page(html, overwrite)
-    job = Job(
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        batch_size=batch_size,
-        compute=parse_seconds(compute),
-        threads=threads,
-    )
-    tier = None
-    if capacity is not None:
-        tier = verb.FastTier(capacity=parse_nbytes(capacity), epochs=epochs)
-    plan = verb.plan_read(
-        data, job, parse_storage(storage), buffer_size=buffer_size, tier=tier, sidecar=sidecar
-    )
-    stripes = Stripes(nbytes=max(plan.stripe.nbytes, 1 << 20), targets=targets, stagger=stagger)
-    queues = plan.simulated(stripes) if simulate else {}
+    job = Job(nodes, ranks_per_node, batch_size, parse_seconds(compute), threads)
+    tier = None if capacity is None else verb.FastTier(parse_nbytes(capacity), epochs)
+    how = buffer_size, tier, sidecar
+    plan = verb.plan_read(data, job, parse_storage(storage), *how)
+    queues = plan.simulated(targets, stagger) if simulate else {}
     rows = page.rows(plan, queues)
     if json:
-        more = {"simulated": {name: asdict(queue) for name, queue in queues.items()}}
-        print_json({**plan.to_json(), **(more if simulate else {})})
+        queued = {name: asdict(queue) for name, queue in queues.items()}
+        print_json({**plan.to_json(), "simulated": queued})
     else:
         print_rows([*rows.items()])
         say("")
@@ -123,19 +102,15 @@ def papers(json: opt.Json = False) -> None:
     if json:
         print_json([{**asdict(c), "ratio": c.ratio, "lacks": c.lacks} for c in cells])
         return
-    print_table(
-        [("paper", "row", "column", "theirs", "ours", "ratio", "lacks"), *map(_words, cells)]
-    )
-    say("")
-    for factor in (1.25, 2.0):
-        free = [c for c in cells if not c.calibrated]
-        near = sum(c.within(factor) for c in free)
-        say(
-            f"{near} of {len(free)} figures that are not calibrated (*) are within {factor:g} times"
-        )
+    head = ("paper", "row", "column", "theirs", "ours", "ratio", "lacks")
+    print_table([head, *map(_words, cells)])
+    free = [c for c in cells if not c.calibrated]
+    near, twice = (sum(c.within(factor) for c in free) for factor in (1.25, 2))
+    say("", f"of {len(free)} that are not calibrated (*) {near} are within 25 %, {twice} within 2x")
 
 
 def _words(cell: Cell) -> tuple[str, ...]:
+    """Return a figure in words."""
     from dsprep.bench.report.tables import digits
 
     ours = "-" if cell.ours is None else digits(cell.ours) + "*" * cell.calibrated
