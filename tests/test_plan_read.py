@@ -114,6 +114,14 @@ def test_the_double_buffer_is_the_recursion():
         assert ways(job, load, figures)["group-db"].exposed_seconds == pytest.approx(waited)
 
 
+def test_threads_read_small_units_at_a_time_and_parts_of_large_ones():
+    """As many buffers as the Reader takes by its rule; see `reader.defaults`."""
+    job, figures = Job(1, 1, 10, 1e-9, threads=4), storage(0.01, 1e8)
+    small, large = load_of(job, 1000, 100, 1e4), load_of(job, 4000, 4, 1e5)
+    assert ways(job, small, figures)["dsprep"].io_seconds == pytest.approx(25 * (0.01 + 1e-3))
+    assert ways(job, large, figures)["dsprep"].io_seconds == pytest.approx(4 * (0.01 + 0.25))
+
+
 def test_what_limits():
     job = Job(nodes=100, ranks_per_node=8, batch_size=10, compute=1e-3)
     load = load_of(job, 10_000, 10, 2e4)
@@ -154,6 +162,19 @@ def test_measured_streams_are_interpolated():
     figures = storage(0.0, 1e8, 1e9, streams_measured=((1, 1e8), (4, 2e8), (2, 1.9e8)))
     assert [figures.bytes_per_second(p) * p for p in (1, 2, 4)] == pytest.approx([1e8, 1.9e8, 2e8])
     assert 1 / figures.bytes_per_second(14) == pytest.approx(4 / 2e8 + 10 / 1e9)
+
+
+def test_measured_transfers_are_interpolated():
+    transfers = (4096, 1e-6, 1e-3), (8 << 20, 5e-3, 10e-3), (1 << 20, 1e-3, 2e-3)
+    figures = storage(1e-3, 1e9, transfers_measured=transfers)
+    assert [figures.alone(n) for n in (100, 4096, 1 << 20)] == pytest.approx([1e-3, 1e-3, 2e-3])
+    assert figures.alone(4.5 * (1 << 20)) == pytest.approx(6e-3)
+    assert figures.alone((8 << 20) + 5e6) == pytest.approx(15e-3)
+    one = Job(1, 1, 10, 1e-3)
+    load = Load(10, 1, 1, 1 << 20, 10 << 20, 1)
+    found = ways(one, load, figures)
+    assert found["sample"].io_seconds == pytest.approx(10 * 2e-3)
+    assert found["group"].io_seconds == pytest.approx(10e-3 + (2 << 20) / 1e9)
 
 
 # --- queues --------------------------------------------------------------------------------------
@@ -362,7 +383,10 @@ def test_a_plan_is_that_of_the_model(grouped):
     assert "-c 1 " not in found["stripes"]["command"]
     saved = 32 * (0.002 + 1e5 / w) - 4 * (read - beside)
     assert found["repack"]["epochs"] == pytest.approx(2 * 25.6e6 / (8 * w) / saved)
-    assert any("spread was not measured" in note for note in found["notes"])
+    assert [note.partition(" was ")[0] for note in found["notes"]] == [
+        "how read times spread",
+        "opening files",
+    ]
 
 
 def test_the_report_and_the_page(grouped, tmp_path):

@@ -127,6 +127,16 @@ class StorageFigures:
         read = self.read_seconds
         return 0.0 if read is None else math.log(read.p99 / read.p50) / NORMAL_P99
 
+    def alone(self, nbytes: float) -> float:
+        """Return the seconds of a read at a random offset while nobody else reads, the mean.
+
+        Up to the largest transfer that was measured they are interpolated.
+        """
+        transfers = np.array(sorted(self.transfers_measured) or [(0, 0, self.call_seconds)])
+        sizes, seconds = transfers[:, 0], np.maximum.accumulate(transfers[:, 2])
+        beyond = max(0.0, nbytes - sizes[-1]) / self.stream_bytes_per_second
+        return float(np.interp(nbytes, sizes, seconds) + beyond)
+
     def bytes_per_second(self, streams: float) -> float:
         """Return what each of P streams gets: w of 1/w = 1/W + (P - 1)/A.
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsprep.planning.storage_figures import StorageFigures
+from dsprep.reader.defaults import buffers_by_rule
 
 ERROR = "within 25 % on storage that bench storage measured at two scales, else a factor of 2"
 """How far predictions were from the tables of Lee et al.: 20 of 24 cells; see `plan papers`."""
@@ -100,7 +101,8 @@ class Way:
 def excess(mean: float, sigma: float, ranks: int, hidden: float = 0.0) -> float:
     """Return by how much the slowest of `ranks` reads exceeds `hidden` seconds, on average.
 
-    That is the integral of 1 - F(x)**ranks over x > hidden, of the lognormal F with this mean.
+    That is the integral of 1 - F(x)**ranks over x > hidden, of the lognormal F with this mean;
+    `hidden` below 0 is what all of them take longer.
 
     >>> excess(2.0, 0.0, 1000), round(excess(2.0, 0.3, 1), 6), round(excess(2.0, 0.3, 1000), 2)
     (2.0, 2.0, 5.08)
@@ -133,13 +135,16 @@ class Events:
 
         Bytes come in those of ``stream`` if nobody else reads; the others add ``aggregate``.
         """
-        total, streams = figures.total_bytes_per_second, self.streams * self.threads
-        stream = self.nbytes / self.threads / figures.bytes_per_second(self.threads)
-        together = self.nbytes / self.threads / figures.bytes_per_second(streams)
+        calls = max(self.calls / self.threads, min(1.0, self.calls))  # one after another
+        each, rate = self.nbytes / self.threads, figures.bytes_per_second
+        alone = calls * figures.alone(each / calls) if calls else each / rate(1)
+        latency = calls * figures.call_seconds
+        among = each / rate(self.streams * self.threads) - each / rate(1)
         if self.taking_turns:
-            together = self.nbytes * self.streams / (total or math.inf)
-        latency = max(self.calls / self.threads, min(1.0, self.calls)) * figures.call_seconds
-        return {"latency": latency, "stream": stream, "aggregate": max(0.0, together - stream)}
+            among = self.nbytes * self.streams / (figures.total_bytes_per_second or math.inf)
+            among -= alone
+        stream = max(0.0, alone - latency)
+        return {"latency": latency, "stream": stream, "aggregate": max(0.0, among)}
 
     def seconds(self, figures: StorageFigures) -> float:
         """Return the seconds of an event, the mean."""
@@ -148,17 +153,18 @@ class Events:
     def way(self, name: str, job: Job, load: Load, figures: StorageFigures) -> Way:
         """Return what an epoch of these events is predicted to cost.
 
+        What a read takes by itself is spread, what all ranks together add to it is not.
         The times of reads one after another even out, and a read larger than the one whose spread
         was measured counts as several.
         """
         mean, count, compute = self.seconds(figures), self.count, load.steps * job.compute
         reads = max(1.0, self.calls, self.nbytes / (figures.spread_nbytes or math.inf))
         sigma = math.sqrt(math.log1p(math.expm1(figures.sigma**2) / reads))
-        alone = excess(mean, sigma, 1, self.hidden)
-        later, skew = (
-            count * alone,
-            count * (excess(mean, sigma, self.streams, self.hidden) - alone),
-        )
+        shared = self.parts(figures)["aggregate"]  # for which all ranks wait alike
+        spread, beside = (mean - shared, sigma), self.hidden - shared
+        alone = excess(*spread, 1, beside)
+        slowest = shared + excess(*spread, self.streams)
+        later, skew = count * alone, count * (excess(*spread, self.streams, beside) - alone)
         opens = min(load.files, load.samples if "sample" in name else load.units) * self.streams
         opening = opens / (figures.opens_per_second or math.inf)
         first = opening + (mean + (count - 1) * alone if self.hidden else count * mean)
@@ -166,7 +172,6 @@ class Events:
         parts |= {"spread": skew, "metadata": opening}
         busy = compute / (compute + later + skew)
         limit = "compute" if busy >= BUSY else max(parts, key=lambda part: parts[part])
-        slowest = excess(mean, sigma, self.streams)
         return Way(name, count * mean, first, later, skew, slowest, busy, limit)
 
 
@@ -175,15 +180,18 @@ def ways(job: Job, load: Load, figures: StorageFigures) -> dict[str, Way]:
     ranks, nodes, steps, units = job.ranks, job.nodes, max(1, load.steps), max(1, load.units)
     step, share = load.samples / steps, load.nbytes / nodes
     in_step = step * load.sample_nbytes, ranks
-    in_unit = load.samples / units * load.sample_nbytes, ranks
+    unit = load.samples / units * load.sample_nbytes
+    ahead = min(job.threads, units, buffers_by_rule(unit, job.threads) - 1)  # read at a time
     each, blocks = share / steps, max(1, math.ceil(share / COALESCED))
     beside = steps * job.compute / units
     events = {
         "sample": Events(steps, step, *in_step),
         "sample-prefetch": Events(steps, step, *in_step, job.threads, job.compute),
-        "group": Events(units, 1, *in_unit),
-        "group-db": Events(units, 1, *in_unit, 1, beside),
-        "dsprep": Events(units, 1, *in_unit, job.threads, beside),
+        "group": Events(units, 1, unit, ranks),
+        "group-db": Events(units, 1, unit, ranks, 1, beside),
+        "dsprep": Events(
+            units / ahead, job.threads, ahead * unit, ranks, job.threads, ahead * beside
+        ),
         "lmdb-cursor": Events(steps, 0, load.nbytes / steps, nodes),
         "lmdbio-dm": Events(steps, MAPPED, MAPPED * each, nodes),
         "lmdbio-dio": Events(steps, 1 / SEEKING, each / SEEKING, nodes),

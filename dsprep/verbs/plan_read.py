@@ -145,21 +145,18 @@ class ReadPlan:
     @property
     def notes(self) -> list[str]:
         """What the prediction lacks, one sentence each."""
-        figures, lines = self.figures, []
-        if figures.total_bytes_per_second is None:
-            lines.append("the bandwidth of all ranks was not measured: each gets that of one alone")
-        elif 0 < figures.nodes < self.job.nodes:
-            lines.append(
-                f"the bandwidth of all was measured on {figures.nodes:,} of {self.job.nodes:,} "
-                "nodes, whose network may be what limits it: more nodes may get more"
-            )
-        if not figures.sigma:
-            lines.append("how read times spread was not measured: no rank is predicted to be slow")
-        if figures.opens_per_second is None:
-            lines.append("opening files was not measured, and counts as nothing")
-        if not self.grouped:
-            lines.append("the dataset has no groups: those of a repack are predicted")
-        return lines
+        figures, nodes = self.figures, self.job.nodes
+        total, few = figures.total_bytes_per_second, 0 < figures.nodes < self.job.nodes
+        lines = {
+            "what all ranks get together was not measured, or did not saturate: each gets what one "
+            "has alone": total is None,
+            f"the storage was measured from {figures.nodes:,} of {nodes:,} nodes, whose network may"
+            " be what limits it: more nodes may get more": few and total is not None,
+            "how read times spread was not measured: no rank is slow": not figures.sigma,
+            "opening files was not measured, and takes no time": figures.opens_per_second is None,
+            "the dataset has no groups: those of a repack are predicted": not self.grouped,
+        }
+        return [words for words, holds in lines.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""

@@ -44,8 +44,8 @@ def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
     mean = best.io_seconds / max(1, load.units)
     rows = {"dataset": f"{len(plan.sequence):,} samples of {show_nbytes(plan.sample_nbytes)}"}
     rows["dataset"] += f", {show_nbytes(load.nbytes)}; files: {load.files:,}"
-    rows["job"] = f"{job.ranks:,} ranks on {job.nodes:,} nodes; an epoch has {load.steps:,} steps"
-    rows["job"] += f" of {job.batch_size:,} samples a rank and {show_seconds(job.compute)}"
+    rows["job"] = f"{job.ranks:,} ranks on {job.nodes:,} nodes; steps of an epoch: {load.steps:,},"
+    rows["job"] += f" each of {job.batch_size:,} samples a rank and {show_seconds(job.compute)}"
     rows["storage"] = f"{figures.name or 'unnamed'}: {figures.words}"
     rows["needed"] = f"{show_nbytes(needed)}/s (b*S/t), {show_nbytes(needed / job.nodes)}/s a node;"
     rows["needed"] += f" {digits(facts['samples_per_second'])} samples/s or"

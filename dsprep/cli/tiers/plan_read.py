@@ -51,7 +51,9 @@ def plan_read(
     threads: int = opt.value("N", "That read for a rank.", default=4),
     buffer_size: str | None = opt.value("SIZE", "What is read at a time.", "--buffer-size", "-b"),
     capacity: str | None = opt.value("SIZE", "Of each node, for the job.", panel=TIER),
-    epochs: int = opt.value("N", "Of the training.", "--epochs", "-E", default=1, panel=TIER),
+    epochs: int = opt.value(
+        "N", "Of the training.", "--epochs", "-E", default=1, min=1, panel=TIER
+    ),
     simulate: bool = opt.switch("Simulate queues at targets.", "--simulate", panel=QUEUES),
     targets: int = opt.value("N", "That hold the data.", default=64, min=1, panel=QUEUES),
     stagger: int | None = opt.value("N", "Ranks that read at a time.", min=1, panel=QUEUES),
