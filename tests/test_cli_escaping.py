@@ -77,6 +77,12 @@ COMMANDS = {
         "cache purge CACHE --unused-since \x1b",
     ),
     "bench read": ("bench read DATA --dry-run -s group-db", "bench read DATA -s nosuch\x1b"),
+    "bench storage": (
+        "bench storage CACHE --size 2MiB --seconds 1 --streams 1 --out OUT.json",
+        "bench storage CACHE --dry-run",
+        "bench storage no\x1b --streams 1",
+        "bench storage CACHE --streams \x1b",
+    ),
     "bench compare": ("bench compare OLD NEW", "bench compare OLD NEW --json -"),
 }
 GROUPS = ("bench", "cache", "plan")
