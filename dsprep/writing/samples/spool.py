@@ -1,4 +1,4 @@
-"""Samples that are kept until all are known, in a file without a name.
+"""Samples that are kept until all are known: in memory, and what is more in a file without a name.
 
 Where groups begin depends on how many samples there are and, if they are ragged, on their sizes.
 The file has what came at a time, field by field, as raw bytes. It is never waited for: it is of use
@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
+from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.storage.atomic import make_scratch
@@ -27,9 +28,11 @@ from dsprep.writing.samples.feed import GIVEN
 WAITING = 2
 """Batches that are in memory until they are written, at most."""
 
+_BYTE = np.dtype(np.uint8)
+
 
 class Spool(Source):
-    """Samples written to a temporary file, and then read from it, in any order.
+    """Samples kept in memory and in a temporary file, and then read from there, in any order.
 
     Parameters
     ----------
@@ -37,31 +40,37 @@ class Spool(Source):
         What they are for: the file is in the same directory.
     schema
         The fields.
+    memory
+        Bytes from which on the samples that come go to the file.
     """
 
     repeatable = False
     random_access = True
 
-    def __init__(self, path: Path, schema: Schema) -> None:
+    def __init__(self, path: Path, schema: Schema, memory: int = 0) -> None:
         self.path, self.schema, self.version = path, schema, GIVEN
         self._file = tempfile.TemporaryFile(dir=make_scratch(path), buffering=0)  # noqa: SIM115 (`close`)
         self._fd, self._end, self._released = self._file.fileno(), 0, 0
+        self._memory = memory
+        self._kept: dict[int, dict[str, Bytes]] = {}  # by number, the batches that are in memory
         self._pool = ThreadPoolExecutor(1, "dsprep-spool")
-        self._writing: deque[Future[int]] = deque()
+        self._writing: deque[Future[None]] = deque()
         self._arenas = itertools.cycle([Arena() for _ in range(WAITING + 1)])
         self._firsts = [0]  # the first sample of each batch, and the number of all
         self._offsets: list[dict[str, int]] = []  # by field, where a batch begins
         self._parts: dict[str, list[Ints]] = {f.name: [] for f in schema if f.ragged}
         self._edges: dict[str, Ints] = {}
 
-    def memory(self) -> Arena:
-        """Return memory for the batch after the next one; it is free when `put` has returned."""
-        return next(self._arenas)
+    def memory(self) -> Arena | None:
+        """Return memory for the batch after the next one; None: fresh memory, as it may be kept.
+
+        It is free when `put` has returned.
+        """
+        return None if self._end < self._memory else next(self._arenas)
 
     def put(self, batch: Batch) -> None:
         """Add samples; the batch is not changed until it is written: see `memory`."""
-        count = len(next(iter(batch.values())))
-        at, buffers, offsets = self._end, [], {}
+        at, buffers, offsets = self._end, {}, {}
         for f in self.schema:
             column = batch[f.name]
             if isinstance(column, Ragged):
@@ -69,13 +78,24 @@ class Spool(Source):
             values = column.values if isinstance(column, Ragged) else column
             offsets[f.name] = self._end
             self._end += values.nbytes
-            if values.nbytes:
-                buffers.append(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
-        while len(self._writing) >= WAITING:
-            self._writing.popleft().result()
-        self._writing.append(self._pool.submit(pwrite_all, self._fd, buffers, at))
-        self._firsts.append(self._firsts[-1] + count)
+            buffers[f.name] = _flat(values)
+        if at < self._memory:
+            self._kept[len(self._offsets)] = buffers
+        else:
+            while len(self._writing) >= WAITING:
+                self._writing.popleft().result()
+            self._writing.append(self._pool.submit(self._write, buffers, at))
+        self._firsts.append(self._firsts[-1] + len(column))
         self._offsets.append(offsets)
+
+    def _write(self, buffers: dict[str, Bytes], at: int) -> None:
+        pwrite_all(self._fd, [b for b in buffers.values() if b.nbytes], at)
+
+    def spill(self) -> None:
+        """Have all that is in memory in the file."""
+        for number in list(self._kept):
+            self._write(self._kept[number], min(self._offsets[number].values()))
+            del self._kept[number]
 
     def finish(self) -> None:
         """Have all samples in the file; from then on they are read.
@@ -103,29 +123,42 @@ class Spool(Source):
         for f in self.schema:
             edges = self._edges.get(f.name)
             low, high = (start, stop) if edges is None else (int(edges[start]), int(edges[stop]))
-            out = new_array(arena, f"given.{f.name}", (high - low, *f.inner), f.dtype)
-            if out.nbytes:
-                self._read_rows(f, edges, (start, stop), out.reshape(-1).view(np.uint8))
-            columns[f.name] = out
-            if edges is not None:
-                columns[f.name] = Ragged(out, edges[start : stop + 1] - low, f.kind)
+            spans = list(self._spans(f, edges, start, stop))
+            if len(spans) == 1 and spans[0][0] in self._kept:
+                part, at, nbytes = spans[0]
+                flat = self._kept[part][f.name][at : at + nbytes]
+            else:
+                flat = new_array(arena, f"given.{f.name}", ((high - low) * f.row_nbytes,), _BYTE)
+                self._read_spans(f.name, spans, flat)
+            out = np.ndarray((high - low, *f.inner), f.dtype, flat)
+            columns[f.name] = (
+                out if edges is None else Ragged(out, edges[start : stop + 1] - low, f.kind)
+            )
         write_error(self._fd)  # the system may drop what it failed to bring to the disk
         return columns
 
-    def _read_rows(
-        self, field: Field, edges: Ints | None, samples: tuple[int, int], out: Bytes
-    ) -> None:
-        """Fill `out` with the bytes of a field of some samples, batch by batch."""
-        start, stop = samples
+    def _spans(
+        self, field: Field, edges: Ints | None, start: int, stop: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield the batches that have samples, where their bytes of a field begin, and how many."""
         part = int(np.searchsorted(self._firsts, start, "right")) - 1
-        done = 0
         while start < stop:
             first, end = self._firsts[part], min(stop, self._firsts[part + 1])
             low, at, high = (first, start, end) if edges is None else edges[[first, start, end]]
-            nbytes = int(high - at) * field.row_nbytes
-            offset = self._offsets[part][field.name] + int(at - low) * field.row_nbytes
-            pread_into(self._fd, out[done : done + nbytes], offset, f"{self.path}, temporary file")
-            done, start, part = done + nbytes, end, part + 1
+            yield part, int(at - low) * field.row_nbytes, int(high - at) * field.row_nbytes
+            start, part = end, part + 1
+
+    def _read_spans(self, name: str, spans: list[tuple[int, int, int]], out: Bytes) -> None:
+        """Fill `out` with bytes of a field, batch by batch."""
+        done = 0
+        for part, at, nbytes in spans:
+            to = out[done : done + nbytes]
+            if part in self._kept:
+                to[:] = self._kept[part][name][at : at + nbytes]
+            elif nbytes:
+                offset = self._offsets[part][name] + at
+                pread_into(self._fd, to, offset, f"{self.path}, temporary file")
+            done += nbytes
 
     @override
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
@@ -141,10 +174,16 @@ class Spool(Source):
     def release(self, first: int) -> None:
         """Give back the space of the samples before this one; see `Source.release`."""
         part = int(np.searchsorted(self._firsts, first, "right")) - 1
+        for number in [n for n in self._kept if n < part]:
+            del self._kept[number]
         end = self._end if part == len(self._offsets) else min(self._offsets[part].values())
         if end > self._released:
             punch(self._fd, self._released, end - self._released)
             self._released = end
+
+    @override
+    def resident_nbytes(self) -> int:
+        return sum(b.nbytes for buffers in self._kept.values() for b in buffers.values())
 
     def files(self) -> list[Path]:
         """Return nothing: the file has no name."""
@@ -162,3 +201,11 @@ class Spool(Source):
         """Close the file, with which it goes."""
         self._pool.shutdown(cancel_futures=True)
         self._file.close()
+
+
+def _flat(values: Array) -> Bytes:
+    """Return the bytes of some values."""
+    if not values.nbytes:
+        return np.empty(0, np.uint8)
+    flat: Bytes = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return flat
