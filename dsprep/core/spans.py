@@ -8,7 +8,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, Bytes, Ints
 
-LONG = 512
+LONG = 1024
 """Mean bytes from which on one copy per span is faster than few for all of about one length."""
 
 

@@ -132,5 +132,7 @@ def packed_nbytes(law: Law) -> int:
     """Return about how many bytes a law takes in a sidecar, tables packed."""
     import json
 
-    sizes = Sizes()
-    return len(json.dumps(law.to_json(sizes))) + sizes.nbytes
+    if law.packed_nbytes is None:
+        sizes = Sizes()
+        law.packed_nbytes = len(json.dumps(law.to_json(sizes))) + sizes.nbytes
+    return law.packed_nbytes
