@@ -17,6 +17,7 @@ idle machine say more than those of a busy one.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import compileall
 import ctypes
 import json
@@ -30,7 +31,9 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -683,6 +686,124 @@ def shuffle(lab: Lab) -> Figure:
     return against_cp(lab, source, ".h5", write)
 
 
+# --- object stores --------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(*paths: Path) -> Iterator[str]:
+    """Serve files as objects, 30 ms to the first byte and 100 MB/s a stream; yield their bucket."""
+    program = Path(__file__).resolve().parents[1] / "tests" / "object_server.py"
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+            url, bucket = f"http://127.0.0.1:{port}", f"b{port}"
+            for path in paths:
+                request = urllib.request.Request(f"{url}/{bucket}/{path.name}", method="PUT")
+                urllib.request.urlopen(request, path.read_bytes()).close()
+            urllib.request.urlopen(f"{url}/-set?latency=0.03&bandwidth=1e8").close()
+            os.environ |= {
+                "AWS_ENDPOINT_URL": url,
+                "AWS_REGION": "none",
+                "AWS_ACCESS_KEY_ID": "none",
+                "AWS_SECRET_ACCESS_KEY": "none",
+            }
+            yield f"s3://{bucket}"
+        finally:
+            server.kill()
+
+
+def ranges_of_objects(bucket: str) -> Callable[..., float]:
+    """Return what gets ranges of an object, so many in flight, and drops them; it returns seconds.
+
+    That is what a program does by hand.
+    """
+    import obstore
+    from obstore.store import from_url
+
+    store = from_url(bucket, client_options={"allow_http": True, "pool_max_idle_per_host": "256"})
+
+    def read(key: str, ranges: Sequence[tuple[int, int]], flight: int) -> float:
+        async def run() -> None:
+            turn = asyncio.Semaphore(flight)
+
+            async def get(start: int, nbytes: int) -> None:
+                async with turn:
+                    body = await obstore.get_range_async(store, key, start=start, length=nbytes)
+                    assert len(body) == nbytes
+
+            await asyncio.gather(*(get(*each) for each in ranges))
+
+        return timed(lambda: asyncio.run(run()))
+
+    return read
+
+
+def objects_groups(lab: Lab) -> Figure:
+    groups = lab.grouped(lab.plain(), 4_900_000)
+    path, sizes = groups.path, ((1 << 20, 64), (2 << 20, 64), (4 << 20, 32))
+    sidecar = path.with_name(f"{path.name}.dsprep.json")
+    with served(path, sidecar) as bucket:
+        plain, nbytes = ranges_of_objects(bucket), groups.nbytes
+
+        def limit(run: int) -> float:
+            each, flight = sizes[run % 3]
+            cuts = range(0, nbytes, each)
+            return plain(path.name, [(a, min(each, nbytes - a)) for a in cuts], flight)
+
+        def measured(run: int) -> float:
+            with dsprep.Reader(f"{bucket}/{path.name}", 64) as opened:
+                return epoch(opened)
+
+        found, *best = paired(lab, limit, measured)
+    return Figure(found, rates(nbytes, *best, name="loop"))
+
+
+def objects_batch(lab: Lab, fields: Sequence[str]) -> Figure:
+    path = located(lab)
+    with served(path, path.with_name(f"{path.name}.dsprep.json")) as bucket:
+        plain = ranges_of_objects(bucket)
+        with dsprep.Sidecar.open(f"{bucket}/{path.name}") as sidecar:
+            where = [tuple(a.tolist() for a in sidecar.locate(slice(None), n)[2:]) for n in fields]
+
+            def order(run: int) -> list[int]:
+                return np.random.default_rng(run).permutation(len(sidecar))[:BATCH].tolist()
+
+            def limit(run: int) -> float:
+                some = [(offset[i], length[i]) for offset, length in where for i in order(run)]
+                return plain(path.name, some, (64, 128, 256)[run % 3])
+
+            found, *best = paired(
+                lab, limit, lambda run: timed(lambda: sidecar.read(order(run), fields))
+            )
+    words = f"loop {1e3 * best[0]:.0f} ms, dsprep {1e3 * best[1]:.0f}"
+    return Figure(found, words)
+
+
+def objects_repack(lab: Lab) -> Figure:
+    path = located(lab)
+    with served(path, path.with_name(f"{path.name}.dsprep.json")) as bucket:
+        import obstore
+        from obstore.store import from_url
+
+        store = from_url(bucket, client_options={"allow_http": True})
+        plain, nbytes = ranges_of_objects(bucket), path.stat().st_size
+        cuts = [(a, min(4 << 20, nbytes - a)) for a in range(0, nbytes, 4 << 20)]
+
+        def limit(run: int) -> float:
+            there = plain(path.name, cuts, 32)  # and what came is here, as it would be
+            put = partial(obstore.put, store, "copy", path, chunk_size=16 << 20, max_concurrency=8)
+            return there + timed(put)
+
+        def measured(run: int) -> float:
+            source, target = f"{bucket}/{path.name}", f"{bucket}/out.h5"
+            repack = partial(dsprep.repack, source, target, overwrite=True, buffer_size="8MiB")
+            return timed(repack)
+
+        found, *best = paired(lab, limit, measured)
+    return Figure(found, rates(nbytes, *best, name="down and up"))
+
+
 # --- sidecars, memory, start ----------------------------------------------------------------------
 
 
@@ -843,6 +964,12 @@ def rows() -> Iterator[Row]:
         given = {"to": to, "sample": 1 << 20}
         yield Row(f"repack-{to}-1M", repack, ">= 0.95", "1 MiB samples, of cp", given)
     yield Row("shuffle", shuffle, ">= 0.5", "all samples, by 1/8 of the memory, of cp")
+    yield Row("objects-groups", objects_groups, ">= 0.85", "first epoch, of a loop of get_range")
+    given = {"fields": ("x",)}
+    yield Row("objects-batch-1", objects_batch, ">= 0.9", "256 random, of such a loop", given)
+    given = {"fields": ("x", "y")}
+    yield Row("objects-batch-2", objects_batch, ">= 1.2", "the same, two fields", given)
+    yield Row("objects-repack", objects_repack, ">= 0.8", "bucket to bucket, of down and up")
     yield Row("index-5k", index, "<= 1 %", "bytes read of an LMDB file", {"sample": 5000})
     yield Row("index-19k", index, "<= 1 %", "the same", {"sample": 19_200})
     yield Row("sidecar-bytes", sidecar_bytes, "<= 1024 B", "of 1e9 regular samples")

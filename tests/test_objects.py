@@ -247,6 +247,36 @@ def dataset(server, tmp_path):
     return path
 
 
+def test_requests_end_before_the_interpreter():
+    """A thread that is about to get a result at the end of the program would abort it."""
+    code = """
+import atexit, threading, time
+atexit.register(lambda: print([t.name for t in threading.enumerate() if "objects" in t.name]))
+from dsprep.storage.objects import requests
+def read():
+    try:
+        requests.requests().fetch(requests.Version(None, "", "", 1, ""), 0, 1)
+    except BaseException as error:
+        print(type(error).__name__)
+async def waits(*args, **options):
+    await requests.asyncio.sleep(60)
+requests.obstore.get_async = waits
+thread = threading.Thread(target=read)
+thread.start()
+while not (requests._made and requests._made._flight.requests):
+    time.sleep(0.001)
+requests._end()
+thread.join()
+read()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["CancelledError", "UsageError", "[]"]
+    assert not done.stderr
+
+
 def test_a_sidecar_names_the_version(server, dataset):
     dsprep.provenance("s3://b/d/x.npy")
     server.stat["requests"] = 0

@@ -104,8 +104,8 @@ def ids_of(reader):
 
 
 def test_units_are_read_ahead_by_bytes(url, local):
-    assert [units_ahead(mib << 20) for mib in (1, 5, 64, 512)] == [31, 13, 1, 1]
-    assert units_ahead(5 << 20, parts=4) == 4
+    assert [units_ahead(mib << 20) for mib in (1, 5, 64, 512)] == [31, 26, 2, 1]
+    assert units_ahead(5 << 20, parts=4) == 7
     cores = Cores(64, 1, "")
     assert choose("buffered", None, cores, True, 26).threads == 26
     assert choose("buffered", 3, cores, True, 26).threads == 3
@@ -325,9 +325,14 @@ def test_commands_take_urls(url, local, tmp_path, monkeypatch):
 
 def test_a_bench_reads_from_the_store(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output = run("bench", "read", url, "-r", 1, "-s", "dsprep", "--warm", "--csv", "r.csv")
+    output = run("bench", "read", url, "-r", 1, "--warm", "--csv", "r.csv")
     assert "failed" not in output
-    assert "dsprep" in Path("r.csv").read_text()
+    assert "one sample at a time are left out" in output
+    asked = re.search(r"an epoch to the store: .*, dsprep (\d+) ", " ".join(output.split()))
+    assert asked is not None
+    assert int(asked[1]) >= 1
+    names = [line.partition(",")[0] for line in Path("r.csv").read_text().splitlines()[1:]]
+    assert names == ["pread-limit", "group", "group-db", "dsprep"]
 
 
 @pytest.mark.parametrize(

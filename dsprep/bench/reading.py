@@ -22,10 +22,11 @@ from dsprep.core.units import parse_nbytes, parse_rate
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.executors.mpi import launched
 from dsprep.formats.options import OpenOptions
-from dsprep.reader.defaults import cores_of, threads_by_rule
+from dsprep.reader.defaults import cores_of, threads_by_rule, units_ahead
 from dsprep.reader.ranks import RankInfo, detect
 from dsprep.source.dataset import open_dataset
 from dsprep.source.files import find_files
+from dsprep.storage.paths import StorePath
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with runs done, of how many, and the words for what is being done."""
@@ -123,14 +124,21 @@ def plan_read(
     settings, reading = settings or Settings(), reading or OpenOptions()
     parse_compute(settings.compute)
     points = _points(settings, sweep)
-    format = find_files(list(data))[0][0][1].name
+    first, found = find_files(list(data))[0][0]
+    format, stored = found.name, isinstance(first, StorePath)
     requested = tuple(strategies)
     baseline = baseline or settings.loader
     for name in filter(None, (settings.loader, baseline)):
         find(name).check(name)
-        strategies = (*(strategies or usual(format)), name)
+        strategies = (*(strategies or usual(format, stored)), name)
     swept = "" if sweep is None else sweeping.parse(sweep)[0]
-    names, notes = chosen(strategies, settings, format, swept), list[str]()
+    strategies = strategies or usual(format, stored)
+    names, notes = chosen(strategies, settings, swept), list[str]()
+    if stored and not requested:
+        notes.append(
+            "ways that ask an object store for one sample at a time are left out: "
+            f"--strategy {IN_PLACE} --strategy provenance measures them"
+        )
     for _, one in points:
         tiering.check(names, one, one.ranks, swept)
     forms = dict.fromkeys(_form(name) for name in names if not find(name).missing)
@@ -238,26 +246,30 @@ def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
         "payload_nbytes": expected.nbytes,
         "fields": [str(f) for f in first.schema],
         "grouped": first.grouped,
+        "stored": isinstance(first.files[0], StorePath),
         "in_place": list(first.not_copied),
     }
 
 
-def chosen(
-    requested: Sequence[str], settings: Settings, format: str, swept: str = ""
-) -> tuple[str, ...]:
+def chosen(strategies: Sequence[str], settings: Settings, swept: str = "") -> tuple[str, ...]:
     """Return the strategies to run, the limit first, but where what is swept is nothing to it."""
     names = [LIMIT, *([DUMMY] if settings.compute != "none" else [])]
     if swept in tiering.PASSES:
         names = []
-    for word in requested or usual(format):
+    for word in strategies:
         names += SETS.get(word, (word,))
     for name in names:
         find(name)
     return tuple(dict.fromkeys(names))
 
 
-def usual(format: str) -> tuple[str, ...]:
-    """Return the strategies that a dataset of a format is read by, and what dsprep has for it."""
+def usual(format: str, stored: bool = False) -> tuple[str, ...]:
+    """Return the strategies that a dataset of a format is read by, and what dsprep has for it.
+
+    `stored`: it is in an object store, where a sample by itself takes the time of a request.
+    """
+    if stored:
+        return ("group", "group-db", "dsprep")
     return (IN_PLACE, *TODAY.get(format, ())[:2], "provenance", "group", "group-db", "dsprep")
 
 
@@ -301,8 +313,10 @@ def _check(settings: Settings) -> None:
             )
 
 
-def _threads(settings: Settings) -> int:
+def _threads(settings: Settings, plan: scratch.Preparation) -> int:
     """Return the threads that read for each rank: as asked, or by the Reader's rule."""
+    if settings.threads is None and isinstance(plan.files[0], StorePath):
+        return units_ahead(plan.buffer_nbytes)
     rank_info = (
         detect() if launched() else RankInfo(0, settings.ranks, 0, settings.ranks, "--ranks")
     )
@@ -346,7 +360,7 @@ def _tasks(
             schema=plan.schema,
             samples=plan.samples,
             warmup=max(_warmup(settings), int(find(name).settles)),
-            threads=_threads(settings),
+            threads=_threads(settings, plan),
             buffer_nbytes=plan.buffer_nbytes,
             transfer_size=None if transfer is None else parse_nbytes(transfer),
             drop=tuple(caches.files_of(form.data or form.path)),
@@ -432,7 +446,7 @@ def _settings(work: Work, alone: float | None) -> dict[str, Any]:
         **vars(settings),
         "tier": None if settings.tier is None else str(settings.tier),
         "buffer_size": work.plans[0].buffer_nbytes,
-        "threads": _threads(settings),
+        "threads": _threads(settings, work.plans[0]),
         "warmup": _warmup(settings),
         **({} if alone is None else {"storage_gb_per_second": alone}),
         "named": list(work.named),

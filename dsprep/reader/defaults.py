@@ -2,9 +2,10 @@
 
 ``min(4, cores of this process / ranks of this node that share them)``, at least 1; where values are
 decoded all of that share, since decoding is work of the processor. From an object store, where
-threads only wait for answers, as many as it takes to have 64 MiB on the way, a unit each, at least
-1 and at most 31. Nothing is measured here: ``dsprep bench read --sweep threads=1..8`` (or
-``engine=buffered,direct``) measures.
+threads wait for answers and copy them, as many as it takes to ask for 128 MiB, a unit each, at
+least 1 and at most 31: twice what is in flight at a time, so that the next is there when one ends.
+Nothing is measured here: ``dsprep bench read --sweep threads=1..8`` (or ``engine=buffered,direct``)
+measures.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ SMALL_NBYTES = 32 << 20
 MOST = 4
 """Threads that copy from the page cache as fast as memory allows, and keep a device busy."""
 
-AHEAD_NBYTES = 64 << 20
-"""Bytes of units that are on the way from an object store at a time: what 2 GB/s bring in 30 ms."""
+AHEAD_NBYTES = 128 << 20
+"""Bytes of units that are asked for from an object store at a time: twice what is in flight, so
+that a unit waits for its turn whenever another one has come."""
 
 AHEAD_MOST = 31
 """Units on the way at a time, at most."""
@@ -77,7 +79,7 @@ def units_ahead(unit_nbytes: float, parts: int = 1) -> int:
     `parts`: workers of a rank that read at a time.
 
     >>> [units_ahead(mib << 20) for mib in (1, 5, 64, 512)]
-    [31, 13, 1, 1]
+    [31, 26, 2, 1]
     """
     return int(min(AHEAD_MOST, max(1, -(-AHEAD_NBYTES // (parts * max(1.0, unit_nbytes))))))
 
@@ -92,7 +94,7 @@ def choose(
     if threads is not None:
         return Choice(engine, threads, "as asked")
     if ahead is not None:
-        return Choice(engine, ahead, f"rule: {AHEAD_NBYTES >> 20} MiB on the way from the store")
+        return Choice(engine, ahead, f"rule: {AHEAD_NBYTES >> 20} MiB ahead from the store")
     count = threads_by_rule(cores, decoded)
     reason = f"rule: {count} of {cores.count} core{'s' * (cores.count > 1)}, {cores.whose}"
     return Choice(engine, count, reason + ("; values are decoded" if decoded else ""))

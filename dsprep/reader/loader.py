@@ -152,7 +152,7 @@ class Reader(ReaderOptions):
     io_threads
         Threads that read; None: as many as the cores of this process, divided among the ranks of
         this node that share them, at least 1 and at most 4; all of that share where values are
-        decoded; from an object store as many as read 64 MiB ahead. See `dsprep.reader.defaults`.
+        decoded; from an object store as many as read 128 MiB ahead. See `dsprep.reader.defaults`.
     transfer_size
         Bytes of one read call at most; None: all of a group by one.
     engine

@@ -84,7 +84,8 @@ def answer(report: BenchReport) -> tuple[str, ...]:
         parts = []
     else:
         parts = [_need(findings), _now(findings), _table_i(findings), _lmdbio(findings)]
-    return tuple(p for p in (*parts, tiering.words(report), _limits(findings)) if p)
+    parts += [tiering.words(report), _requests(findings), _limits(findings)]
+    return tuple(p for p in parts if p)
 
 
 @dataclass(frozen=True)
@@ -376,6 +377,18 @@ def _orderings(findings: _Findings, subject: str, pairs: Sequence[tuple[str, str
     if reasons:
         words.append(f"A single machine cannot show all: {'; '.join(dict.fromkeys(reasons))}.")
     return " ".join(words)
+
+
+def _requests(findings: _Findings) -> str:
+    """Return what an epoch asks an object store for: what is paid by the request."""
+    if not findings.report.dataset.get("stored"):
+        return ""
+    asked = [
+        f"{name} {r.value('read_calls'):,.0f} ({show_nbytes(r.value('asked_bytes') or 0)})"
+        for name, r in findings.rows.items()
+        if r.value("read_calls")
+    ]
+    return f"Requests of an epoch to the store: {', '.join(asked)}."
 
 
 # --- what the figures do not show ------------------------------------------------------------

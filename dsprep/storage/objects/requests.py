@@ -1,9 +1,10 @@
 """Requests for ranges of objects: how many at a time, what is tried again, and what is refused.
 
 One event loop in a thread of this process makes all requests. `Requests.read` takes ranges of any
-objects, joins near ones, cuts long ones, and copies each body to its places as it arrives. Every
-request names the version of the object that was opened (If-Match), and the version that the answer
-states is compared, too: bytes of another version are never delivered.
+objects, joins near ones, cuts long ones, and copies each body to its places as it arrives: long
+ones in the thread that waits for them, so that many are copied at a time. Every request names the
+version of the object that was opened (If-Match), and the version that the answer states is
+compared, too: bytes of another version are never delivered.
 
 What is in flight is bounded by bytes, which is what memory and bandwidth know of, and by requests.
 A store that asks to slow down (503, 429) halves the latter.
@@ -12,6 +13,7 @@ A store that asks to slow down (503, 429) halves the latter.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import errno
 import os
 import random
@@ -24,7 +26,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import obstore
@@ -39,8 +42,9 @@ from dsprep.storage.scatter import RangeError, Runs, stepped
 
 Result = TypeVar("Result")
 
-BUDGET_NBYTES = 256 << 20
-"""Bytes in flight at most."""
+BUDGET_NBYTES = 64 << 20
+"""Bytes in flight at most: what 2 GB/s bring in 30 ms. With more, streams share the bandwidth, all
+that is asked for comes late and together, and then nothing is under way."""
 
 CEILING = 256
 """Requests in flight at most."""
@@ -57,7 +61,8 @@ PART_NBYTES = (1 << 20, 8 << 20)
 in the time to the first byte, so that half of the time of a request is waiting."""
 
 SMALL_NBYTES = 256 << 10
-"""Up to so many bytes of a body are copied by the thread of the event loop without the kernel."""
+"""Up to so many bytes of a body are copied by the thread of the event loop, without the kernel:
+waking the thread that waits would take longer."""
 
 TRIES = 7
 """Times that a request is made before its error is raised."""
@@ -76,6 +81,9 @@ LEAST_LATE = 0.25
 
 HEDGED = 16
 """One of so many requests of a read, and one in any case, may be sent a second time."""
+
+LAST = 0.02
+"""Seconds at the end of the program for threads of obstore to let its objects go."""
 
 _FINAL = (
     exceptions.PermissionDeniedError,
@@ -258,6 +266,10 @@ class Part:
         return self.stop - self.start
 
 
+_Bodies: TypeAlias = "SimpleQueue[tuple[Part, Any] | None]"
+"""Bodies for the thread that waits for a read, and None at its end."""
+
+
 class Requests:
     """The requests of this process: an event loop in a thread of its own."""
 
@@ -271,12 +283,17 @@ class Requests:
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return what a coroutine returns; whoever waits for it may be interrupted."""
-        done: Future[Result] = Future()
+        return self._wait(work, SimpleQueue())
+
+    def _wait(self, work: Coroutine[Any, Any, Result], bodies: _Bodies) -> Result:
+        """Return what a coroutine returns; meanwhile give the bodies that it hands over a place."""
+        ended: Future[Result] = Future()
         tasks = []
 
         def finish(task: asyncio.Task[Result]) -> None:
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            done.set_result(task.result()) if error is None else done.set_exception(error)
+            ended.set_result(task.result()) if error is None else ended.set_exception(error)
+            bodies.put(None)
 
         def begin() -> None:
             tasks.append(self._loop.create_task(work))
@@ -284,22 +301,33 @@ class Requests:
 
         self._loop.call_soon_threadsafe(begin)
         try:
-            return done.result()
+            while (arrived := bodies.get()) is not None:
+                part, body = arrived
+                part.place(body)
+            return ended.result()
         except BaseException:
             # Nothing may be copied to memory that the caller gives up.
             self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
             with suppress(asyncio.CancelledError):
-                done.exception()
+                ended.exception()
             raise
 
     def close(self) -> None:
-        """End its thread."""
+        """Give up what is under way, and end its thread."""
+
+        async def give_up() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(give_up(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def read(self, parts: Sequence[Part]) -> None:
-        """Read ranges; each body is given to its `Part.place` in the event loop's thread.
+        """Read ranges; each body is given to its `Part.place`, in this thread or the event loop's.
 
         Raises
         ------
@@ -309,7 +337,8 @@ class Requests:
             If a range cannot be read, after `TRIES` tries.
         """
         if parts:
-            self.run(self._read(parts))
+            bodies: _Bodies = SimpleQueue()
+            self._wait(self._read(parts, bodies), bodies)
 
     def fetch(self, version: Version, start: int, stop: int) -> bytes:
         """Return a range of an object, in parts if it is long; raises as `read`."""
@@ -325,7 +354,7 @@ class Requests:
         self.read([Part(version, a, b, partial(put, a)) for a, b in pairwise(cuts)])
         return bytes(out)
 
-    async def _read(self, parts: Sequence[Part]) -> None:
+    async def _read(self, parts: Sequence[Part], bodies: _Bodies) -> None:
         began: dict[int, float] = {}
         left = set(range(len(parts)))
 
@@ -334,7 +363,7 @@ class Requests:
             body = await self._one(part.version, part.start, part.stop, began, number)
             if number in left:  # else its twin was quicker
                 left.discard(number)
-                part.place(body)
+                part.place(body) if part.nbytes <= SMALL_NBYTES else bodies.put((part, body))
 
         pending = {self._loop.create_task(make(i)) for i in range(len(parts))}
         spare, hedged = len(parts) // HEDGED + 1, set[int]()
@@ -440,7 +469,7 @@ def refused(name: str, error: BaseException) -> OSError:
 
 _lock = threading.Lock()
 _made: Requests | None = None
-_is_used = _is_forked = False
+_is_used = _is_forked = _is_ending = False
 
 
 def _after_fork() -> None:
@@ -472,18 +501,34 @@ def requests() -> Requests:
     global _made
     check_process()
     with _lock:
+        if _is_ending:
+            raise UsageError("this program is ending: nothing is read from object stores any more")
         if _made is None:
             _made = Requests()
         return _made
 
 
 def close() -> None:
-    """End the thread that makes requests; none is under way, and the next one begins another."""
+    """End the thread that makes requests, and what is under way; the next one begins another."""
     global _made
     with _lock:
         ended, _made = _made, None
     if ended is not None:
         ended.close()
+
+
+@atexit.register
+def _end() -> None:
+    """End the requests before the interpreter.
+
+    A thread of obstore that is about to hand over a result when the interpreter ends aborts the
+    process: with all requests given up, those threads are let go on for a moment.
+    """
+    global _is_ending
+    _is_ending, is_used = True, _made is not None
+    if is_used and not _is_forked:
+        close()
+        time.sleep(LAST)
 
 
 # --- ranges to parts ---------------------------------------------------------------------------
