@@ -8,6 +8,7 @@ to this process only, and goes with it.
 from __future__ import annotations
 
 import itertools
+import mmap
 import tempfile
 from collections import deque
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ class Spool(Source):
         self._file = tempfile.TemporaryFile(dir=make_scratch(path), buffering=0)  # noqa: SIM115 (`close`)
         self._fd, self._end, self._released = self._file.fileno(), 0, 0
         self._memory = memory
+        self._ready: Future[Arena] | None = None
         self._kept: dict[int, dict[str, Bytes]] = {}  # by number, the batches that are in memory
         self._pool = ThreadPoolExecutor(1, "dsprep-spool")
         self._writing: deque[Future[None]] = deque()
@@ -66,7 +68,10 @@ class Spool(Source):
 
         It is free when `put` has returned.
         """
-        return None if self._end < self._memory else next(self._arenas)
+        if self._end >= self._memory:
+            return next(self._arenas)
+        ready, self._ready = self._ready, None
+        return None if ready is None else ready.result()
 
     def put(self, batch: Batch) -> None:
         """Add samples; the batch is not changed until it is written: see `memory`."""
@@ -81,6 +86,8 @@ class Spool(Source):
             buffers[f.name] = _flat(values)
         if at < self._memory:
             self._kept[len(self._offsets)] = buffers
+            sizes = {f.name: buffers[f.name].nbytes for f in self.schema if not f.ragged}
+            self._ready = self._pool.submit(_touched, sizes)
         else:
             while len(self._writing) >= WAITING:
                 self._writing.popleft().result()
@@ -209,3 +216,11 @@ def _flat(values: Array) -> Bytes:
         return np.empty(0, np.uint8)
     flat: Bytes = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return flat
+
+
+def _touched(sizes: dict[str, int]) -> Arena:
+    """Return memory for columns of so many bytes, whose pages are there when it is written to."""
+    arena = Arena()
+    for name, nbytes in sizes.items():
+        arena.empty(f"given.{name}", (nbytes,), _BYTE)[:: mmap.PAGESIZE] = 0
+    return arena
