@@ -14,6 +14,7 @@ import numpy as np
 
 from dsprep.core.schema import Field, Ints, Schema
 from dsprep.errors import FormatError
+from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
 from dsprep.formats.lmdb.fields import describe_recipe
 from dsprep.formats.lmdb.keys import plan_keys
@@ -70,19 +71,19 @@ def written_layout(
         return None
     (offsets, sizes), n = positions, positions.shape[1]
     big, keys = offsets % PSIZE == HEADER, plan_keys(options.key_format, n)
-    inside = "" if path.is_file() else "data.mdb"
-    with closing(open_file(path / inside)) as file:
+    stored_in = data_file(path)
+    with closing(open_file(stored_in)) as file:
         frame = Frame(describe_frame(PSIZE))
         for i in np.unique(np.linspace(0, n - 1, _PROBED).astype(np.int64)):
             nbytes = HEADER if big[i] else keys.nbytes
             before = file.pread(nbytes, int(offsets[i]) - nbytes)
             head, one = np.frombuffer(before, np.uint8)[None], slice(i, i + 1)
             if frame.wrong(head, offsets[one], sizes[one])[0] if big[i] else before != keys.one(i):
-                raise FormatError(
-                    "a value is not where it was written", where=f"{path}, sample {i}"
-                )
+                what = "the file is not what was written to it"
+                raise FormatError(what, where=f"{stored_in}, sample {i}")
     constant = bool((sizes == sizes[0]).all())
     lengths: Law = Affine(n, int(sizes[0])) if constant else Explicit(sizes)
+    inside = "" if stored_in == path else stored_in.name
     blocks = model.Blocks(Explicit(offsets), lengths, inside)
     fields = [(f.name, f) for f in schema]
     framed = PSIZE if big.any() else 0
