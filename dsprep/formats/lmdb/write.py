@@ -16,9 +16,10 @@ LMDB decides where values are stored, so groups begin at pages, not at stripes. 
 is a value of its own, a group is all from the header of its first value's pages (or from its first
 leaf) to the end of its last value: the tree's pages are between the values. (Where some values are
 small enough for leaves and others are not, a leaf follows all large values of its samples, also
-those of other groups, so ranges overlap.) Groups are located in the finished file. Their sums are
-those of what has just been written, read back piece by piece while the page cache has it; where
-values are small, or an earlier run wrote them, the whole group is read for that in the end.
+those of other groups, so ranges overlap.) Where ragged values are is noted as they are placed; the
+finished tree is read for others, and for what an earlier run wrote. The sums of groups are those of
+what has just been written, read back piece by piece while the page cache has it; where values are
+small, or an earlier run wrote them, the whole group is read for that in the end.
 """
 
 from __future__ import annotations

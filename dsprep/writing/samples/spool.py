@@ -11,7 +11,6 @@ import itertools
 import mmap
 import tempfile
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -105,7 +104,7 @@ class Spool(Source):
             del self._kept[number]
 
     def finish(self) -> None:
-        """Have all samples in the file; from then on they are read.
+        """Have all samples in memory or in the file; from then on they are read.
 
         Raises
         ------
@@ -130,42 +129,33 @@ class Spool(Source):
         for f in self.schema:
             edges = self._edges.get(f.name)
             low, high = (start, stop) if edges is None else (int(edges[start]), int(edges[stop]))
-            spans = list(self._spans(f, edges, start, stop))
-            if len(spans) == 1 and spans[0][0] in self._kept:
-                part, at, nbytes = spans[0]
-                flat = self._kept[part][f.name][at : at + nbytes]
-            else:
-                flat = new_array(arena, f"given.{f.name}", ((high - low) * f.row_nbytes,), _BYTE)
-                self._read_spans(f.name, spans, flat)
-            out = np.ndarray((high - low, *f.inner), f.dtype, flat)
-            columns[f.name] = (
-                out if edges is None else Ragged(out, edges[start : stop + 1] - low, f.kind)
-            )
+            out = new_array(arena, f"given.{f.name}", (high - low, *f.inner), f.dtype)
+            if out.nbytes:
+                self._read_rows(f, edges, (start, stop), out.reshape(-1).view(np.uint8))
+            columns[f.name] = out
+            if edges is not None:
+                columns[f.name] = Ragged(out, edges[start : stop + 1] - low, f.kind)
         write_error(self._fd)  # the system may drop what it failed to bring to the disk
         return columns
 
-    def _spans(
-        self, field: Field, edges: Ints | None, start: int, stop: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Yield the batches that have samples, where their bytes of a field begin, and how many."""
+    def _read_rows(
+        self, field: Field, edges: Ints | None, samples: tuple[int, int], out: Bytes
+    ) -> None:
+        """Fill `out` with the bytes of a field of some samples, batch by batch."""
+        start, stop = samples
         part = int(np.searchsorted(self._firsts, start, "right")) - 1
+        done = 0
         while start < stop:
             first, end = self._firsts[part], min(stop, self._firsts[part + 1])
             low, at, high = (first, start, end) if edges is None else edges[[first, start, end]]
-            yield part, int(at - low) * field.row_nbytes, int(high - at) * field.row_nbytes
-            start, part = end, part + 1
-
-    def _read_spans(self, name: str, spans: list[tuple[int, int, int]], out: Bytes) -> None:
-        """Fill `out` with bytes of a field, batch by batch."""
-        done = 0
-        for part, at, nbytes in spans:
-            to = out[done : done + nbytes]
+            nbytes, before = int(high - at) * field.row_nbytes, int(at - low) * field.row_nbytes
+            rows = out[done : done + nbytes]
             if part in self._kept:
-                to[:] = self._kept[part][name][at : at + nbytes]
-            elif nbytes:
-                offset = self._offsets[part][name] + at
-                pread_into(self._fd, to, offset, f"{self.path}, temporary file")
-            done += nbytes
+                rows[:] = self._kept[part][field.name][before : before + nbytes]
+            else:
+                offset = self._offsets[part][field.name] + before
+                pread_into(self._fd, rows, offset, f"{self.path}, temporary file")
+            done, start, part = done + nbytes, end, part + 1
 
     @override
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
