@@ -39,8 +39,9 @@ from dsprep.writing.staging import check_target
 MOST = 1 << 16
 """Samples that are packed together at most."""
 
-SHARE = 4
-"""One part in so many of the memory keeps samples until all are known; more go to a file."""
+SHARE, KEPT_NBYTES = 4, 1 << 30
+"""One part in so many of the memory keeps samples until all are known, up to so many bytes; more go
+to a file."""
 
 
 class Options(TypedDict, total=False):
@@ -228,7 +229,7 @@ class Writer:
             self._packed = Assembler(schema, 1)
         else:
             plan_repack(FedSource(self._target, schema, 0), self._target, self._options, self._run)
-            memory = allowed_memory(self._run.memory) // SHARE
+            memory = min(KEPT_NBYTES, allowed_memory(self._run.memory) // SHARE)
             self._spool = Spool(self._target, schema, memory)
             room = min(MOST, max(1, PIECE_NBYTES // max(1, schema.fixed_nbytes)))
             self._packed = Assembler(schema, room)
