@@ -61,6 +61,9 @@ from dsprep.storage.scatter import drain
 SCATTERED = 1 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
 
+NOTED = 1 << 26
+"""Ragged samples up to which it is noted where each one is: 16 bytes of memory each."""
+
 _U16 = np.dtype("<u2")
 
 
@@ -114,8 +117,9 @@ class LmdbWriter(RecordWriter):
         self._tree = Tree(keys.nbytes)
         self._first = self._done = 0  # first sample of the open leaf; samples reserved
         self._open, self._open_sizes = b"", list[int]()
-        shape = (2, self._count)  # offset and size of each value
-        self._positions = np.zeros(shape, np.int64) if schema.ragged and state is None else None
+        self._positions: Ints | None = None  # offset and size of each value
+        if schema.ragged and state is None and self._count <= NOTED:
+            self._positions = np.zeros((2, self._count), np.int64)
         if state is not None:
             self._tree = Tree.from_json(state["tree"])
             self._first, self._done = int(state["first"]), int(state["done"])
