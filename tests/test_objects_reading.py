@@ -323,6 +323,19 @@ def test_commands_take_urls(url, local, tmp_path, monkeypatch):
     assert "same" in run("verify", "out.h5", local / "plain.h5")
 
 
+def test_a_look_at_records_asks_for_few_of_them(server, tmp_path):
+    lengths = np.arange(400) % 7
+    with h5py.File(tmp_path / "r.h5", "w") as file:
+        x = file.create_group("x")
+        x["first"], x["count"] = np.cumsum(lengths) - lengths, lengths
+        x["values"] = np.zeros(lengths.sum(), "f4")
+    dsprep.convert(tmp_path / "r.h5", tmp_path / "r.tfrecord", durable=False)
+    server.put("/b/r.tfrecord", (tmp_path / "r.tfrecord").read_bytes())
+    with Asked() as asked:
+        assert "length  0 to 6" in run("inspect", "s3://b/r.tfrecord")
+    assert asked.requests < 20
+
+
 def test_a_bench_reads_from_the_store(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = run("bench", "read", url, "-r", 1, "--warm", "--csv", "r.csv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import data_files
 
-SAMPLED = 256
-"""Samples read for the statistics of ragged fields in large datasets."""
+SAMPLED, SAMPLED_STORED = 256, 32
+"""Samples read for the statistics of ragged fields in large datasets: of files, and of an object
+store, where each is a request."""
+
+TOGETHER_NBYTES = 8 << 20
+"""Bytes of samples that are read together where all are read."""
 
 MAX_TYPED_NBYTES = 64 << 20
 """Bytes that are read at most to check whether the requested types fit."""
@@ -246,23 +251,24 @@ def _groups(source: Source) -> tuple[int, int] | None:
 def first_samples(source: Source, count: int, memory: int | None) -> Iterator[dict[str, Any]]:
     """Yield samples ``0 .. count``, of as many as there are, each within the memory."""
     for i in range(min(count, len(source))):
-        batch = _one(source, i, allowed_memory(memory))
+        batch = _some(source, i, i + 1, allowed_memory(memory))
         yield {name: column[0] for name, column in batch.items()}
 
 
-def _one(source: Source, i: int, limit: int) -> Batch:
-    """Return one sample; refused where it is known to be too large."""
-    sizes = source.sizes(i, i + 1)
-    needed = 0 if sizes is None else COPIES * int(sizes[0])
+def _some(source: Source, start: int, stop: int, limit: int) -> Batch:
+    """Return samples; refused where they are known to be too large."""
+    sizes = source.sizes(start, stop)
+    needed = 0 if sizes is None else COPIES * int(sizes.sum())
     if needed > limit:
+        which = f"sample {start}" if stop == start + 1 else f"samples {start} to {stop - 1}"
         raise not_enough(
-            f"sample {i} cannot be read in the memory allowed",
+            f"{which} cannot be read in the memory allowed",
             needed,
             limit,
             where=source.path,
             fix="raise --memory, or name smaller fields with --field",
         )
-    return source.read(i, i + 1)
+    return source.read(start, stop)
 
 
 def check_types(source: Source, limit: int) -> None:
@@ -272,7 +278,7 @@ def check_types(source: Source, limit: int) -> None:
         return
     done = 0
     for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)).tolist():
-        done += batch_nbytes(_one(source, i, limit))
+        done += batch_nbytes(_some(source, i, i + 1, limit))
         if done > MAX_TYPED_NBYTES:
             return
 
@@ -284,11 +290,18 @@ def ragged_lengths(source: Source, limit: int) -> dict[str, Lengths]:
     if not ragged or not count:
         return {}
     parts_of: dict[str, list[Array]] = {f.name: [] for f in ragged}
+    stored = isinstance(source.files()[0], StorePath)
     sizes = source.sizes(0, count) if count <= EXACT else None
-    exact = sizes is not None and int(sizes.sum()) <= 64 << 20
-    looked_at = count if exact else min(count, SAMPLED)
-    for i in range(looked_at):
-        columns = _one(source, count * i // looked_at, limit).items()
+    exact = sizes is not None and int(sizes.sum()) <= (TOGETHER_NBYTES if stored else 64 << 20)
+    looked_at = count if exact else min(count, SAMPLED_STORED if stored else SAMPLED)
+    if exact and sizes is not None:
+        pieces = np.cumsum(sizes) // max(1, min(TOGETHER_NBYTES, limit // (2 * COPIES)))
+        cuts = [0, *(np.flatnonzero(np.diff(pieces)) + 1).tolist(), count]
+        parts = list(pairwise(cuts))
+    else:
+        parts = [(i, i + 1) for i in (np.arange(looked_at) * count // looked_at).tolist()]
+    for start, stop in parts:
+        columns = _some(source, start, stop, limit).items()
         batch_lengths = {
             name: column.lengths for name, column in columns if isinstance(column, Ragged)
         }
@@ -297,8 +310,8 @@ def ragged_lengths(source: Source, limit: int) -> dict[str, Lengths]:
             parts_of[name].append(lengths)
     exact = exact or looked_at == count
     result = {}
-    for name, parts in parts_of.items():
-        lengths = np.concatenate(parts)
+    for name, found in parts_of.items():
+        lengths = np.concatenate(found)
         result[name] = Lengths(
             int(lengths.min()), float(lengths.mean()), int(lengths.max()), looked_at, exact
         )
