@@ -124,7 +124,7 @@ class Lmdb(WritableFormat):
         if schema.ragged:
             from dsprep.formats.lmdb.locate import written_layout
 
-            layout = partial(written_layout, schema, options)
+            layout = partial(written_layout, schema, options, data_file)
         return WritePlan(
             stored=stored, notes=tuple(lost), nbytes=nbytes, files=2, groups=groups, layout=layout
         )

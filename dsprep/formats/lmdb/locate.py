@@ -6,7 +6,7 @@ Whether a field has an offset of its own in every value follows from the encodin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from dsprep.core.schema import Field, Ints, Schema
 from dsprep.errors import FormatError
-from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.datum import CHANNELS, HEIGHT, WIDTH, Datum, parse
 from dsprep.formats.lmdb.fields import describe_recipe
 from dsprep.formats.lmdb.keys import plan_keys
@@ -60,12 +59,16 @@ def file_layout(
 
 
 def written_layout(
-    schema: Schema, options: WriteOptions, path: Path, positions: Ints | None
+    schema: Schema,
+    options: WriteOptions,
+    data_file: Callable[[Path], Path],
+    path: Path,
+    positions: Ints | None,
 ) -> FileLayout | None:
     """Return the layout of samples that were written with their values at these positions.
 
     `positions` has offsets and sizes: int64, shape ``(2, samples)``; some are compared with the
-    file.
+    file, which `data_file` gives of `path`.
     """
     if positions is None:
         return None
