@@ -11,6 +11,8 @@ from dsprep.core.schema import Array, Bytes, Ints
 LONG = 1024
 """Mean bytes from which on one copy per span is faster than few for all of about one length."""
 
+_AT_ONCE = 1 << 20  # bytes of such spans that are in memory twice
+
 
 def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, targets: Ints) -> None:
     """Copy ``source[starts[i]:][:lengths[i]]`` to ``out[places[i]:]``, for all i.
@@ -46,20 +48,21 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, targets: 
             put[c:d] = get[a:b]
         return
     # Of 2 ** k to 2 ** (k + 1) bytes, the first 2 ** k and the last 2 ** k are all.
-    sizes = np.frexp(lengths)[1] - 1
-    for k in np.unique(sizes[lengths > 0]).tolist():
-        mine = sizes == k
-        get, put, over = starts[mine], targets[mine], lengths[mine] - (1 << k)
-        _copy_equal(source, get, 1 << k, out, put)
-        if over.any():
-            _copy_equal(source, get + over, 1 << k, out, put + over)
+    logarithms = np.frexp(lengths)[1] - 1  # of 0 bytes: -1
+    for k in range(int(logarithms.max()) + 1):
+        some = np.flatnonzero(logarithms == k)
+        first, to, over = starts[some], targets[some], lengths[some] - (1 << k)
+        _copy_equal(source, first, 1 << k, out, to)
+        _copy_equal(source, first + over, 1 << k, out, to + over)
 
 
 def _copy_equal(source: Bytes, starts: Ints, width: int, out: Bytes, targets: Ints) -> None:
     """Copy spans of one length, as elements of that many bytes that begin at any byte."""
-    element = np.dtype((np.void, width))
-    elements = np.ndarray((len(source) - width + 1,), element, source, 0, (1,))
-    np.ndarray((len(out) - width + 1,), element, out, 0, (1,))[targets] = elements[starts]
+    element, step = np.dtype((np.void, width)), max(1, _AT_ONCE // width)
+    get = np.ndarray((len(source) - width + 1,), element, source, 0, (1,))
+    put = np.ndarray((len(out) - width + 1,), element, out, 0, (1,))
+    for i in range(0, len(starts), step):
+        put[targets[i : i + step]] = get[starts[i : i + step]]
 
 
 def _common_step(starts: Ints) -> int:

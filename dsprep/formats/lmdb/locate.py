@@ -25,7 +25,7 @@ from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.options import WriteOptions
 from dsprep.layout import model
-from dsprep.layout.laws import Affine, Explicit, Law
+from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout, Part
 from dsprep.storage.base import Handle
 from dsprep.storage.paths import open_file
@@ -84,10 +84,8 @@ def written_layout(
             if frame.wrong(head, offsets[one], sizes[one])[0] if big[i] else before != keys.one(i):
                 what = "the file is not what was written to it"
                 raise FormatError(what, where=f"{stored_in}, sample {i}")
-    constant = bool((sizes == sizes[0]).all())
-    lengths: Law = Affine(n, int(sizes[0])) if constant else Explicit(sizes)
     inside = "" if stored_in == path else stored_in.name
-    blocks = model.Blocks(Explicit(offsets), lengths, inside)
+    blocks = model.Blocks(Explicit(offsets), Explicit(sizes), inside)
     fields = [(f.name, f) for f in schema]
     framed = PSIZE if big.any() else 0
     values = StoredValues(PSIZE, offsets, sizes, (keys.nbytes, keys.nbytes), 1, 0, named=False)
