@@ -51,9 +51,9 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, targets: 
     logarithms = np.frexp(lengths)[1] - 1  # of 0 bytes: -1
     for k in range(int(logarithms.max()) + 1):
         some = np.flatnonzero(logarithms == k)
-        first, to, over = starts[some], targets[some], lengths[some] - (1 << k)
-        _copy_equal(source, first, 1 << k, out, to)
-        _copy_equal(source, first + over, 1 << k, out, to + over)
+        first, begins, over = starts[some], targets[some], lengths[some] - (1 << k)
+        _copy_equal(source, first, 1 << k, out, begins)
+        _copy_equal(source, first + over, 1 << k, out, begins + over)
 
 
 def _copy_equal(source: Bytes, starts: Ints, width: int, out: Bytes, targets: Ints) -> None:
