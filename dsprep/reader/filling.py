@@ -576,7 +576,7 @@ class Filler:
             if some:
                 to[samples >= 0] = rows[samples[samples >= 0]]
             else:
-                np.take(rows, samples, 0, to, "clip")
+                rows.take(samples, 0, to, "clip")
 
 
 def _distinct(samples: Ints, sizes: Ints) -> int:

@@ -554,9 +554,10 @@ class Assignment:
 
     def legs(self, rank: int, start: Start) -> Callable[[], Iterator[EpochSegment]]:
         """Return what a loop of a rank runs through."""
+        first = self.leg(rank, start)
 
         def legs() -> Iterator[EpochSegment]:
-            yield self.leg(rank, start)
+            yield first
             number = 1
             while self.edges[-1] and (start.epochs is None or number < start.epochs):
                 later = Start(start.epoch + number, (), 0, 1, start.part)
