@@ -331,8 +331,11 @@ class Share:
 
     def delivered(self, steps: int) -> int:
         """Return how many samples the first `steps` steps deliver."""
+        full = steps * self.batch_size
+        if full <= self.count - (self.steps - steps):  # nearly always
+            return full
         fewest = max(self.count - (self.steps - steps), min(steps, self.count))
-        return min(steps * self.batch_size, fewest, self.count)
+        return min(full, fewest, self.count)
 
     def sizes(self, start: int, stop: int) -> Ints:
         """Return how many samples each of the steps ``start <= i < stop`` delivers: int64."""

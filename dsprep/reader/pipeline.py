@@ -277,12 +277,12 @@ class Pipeline:
         if not self._settings.ahead and not self._requests.get():
             raise Stopped
         jobs = [(epoch, fill, part) for part in fill.parts]
+        for job in jobs:  # before the consumer wakes up
+            self._jobs.put(job)
+            self._io.put(self._read)
         self._put(fill)
         if not jobs:
             self._finish(fill)
-        for job in jobs:
-            self._jobs.put(job)
-            self._io.put(self._read)
 
     def _memory(self, name: str, nbytes: int) -> Bytes:
         """Return memory for values of a field that do not go to a block at once."""
