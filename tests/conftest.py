@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import tempfile
 from pathlib import Path
 
 import h5py
@@ -16,6 +17,16 @@ settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs behind it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _temporary(tmp_path_factory):
+    """Let what libraries leave in the directory of temporary files go with those of the tests."""
+    folder = str(tmp_path_factory.mktemp("t"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -34,6 +34,7 @@ FOLDERS = [
         "synth",
         "cache",
         "reader",
+        "planning",
         "repeats",
         "decode",
         "torch",
@@ -287,7 +288,7 @@ def functions():
 
 COMMANDS = {
     *("convert", "repack", "provenance", "audit", "verify", "synth", "tiers", "stage"),
-    "inspect",
+    *("inspect", "storage", "plan_read"),
 }
 """Functions that take as many arguments as their commands have options."""
 

@@ -63,6 +63,12 @@ COMMANDS = {
         "plan tiers DATA --capacity 1kB -M 1 --compute 1ms --pfs 1kB/s -E 2 --html OUT.html",
         "plan tiers DATA --capacity x\x1b -M 1 --compute 1ms --pfs 1kB/s -E 2",
     ),
+    "plan read": (
+        "plan read DATA -M 1 --compute 1ms --storage cori --simulate --html OUT.html",
+        "plan read DATA -M 1 --compute 1ms --storage no\x1b",
+        "plan read DATA -M 1 --compute 1ms --storage \x1b=1",
+    ),
+    "plan papers": ("plan papers",),
     "stage": (
         "stage DATA -P 2 --ranks-per-node 1 -M 1 --node 0 --to OUT --manifest OUT.jsonl",
         "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --json",
@@ -77,6 +83,12 @@ COMMANDS = {
         "cache purge CACHE --unused-since \x1b",
     ),
     "bench read": ("bench read DATA --dry-run -s group-db", "bench read DATA -s nosuch\x1b"),
+    "bench storage": (
+        "bench storage CACHE --size 2MiB --seconds 1 --streams 1 --out OUT.json",
+        "bench storage CACHE --dry-run",
+        "bench storage no\x1b --streams 1",
+        "bench storage CACHE --streams \x1b",
+    ),
     "bench compare": ("bench compare OLD NEW", "bench compare OLD NEW --json -"),
 }
 GROUPS = ("bench", "cache", "plan")

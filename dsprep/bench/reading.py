@@ -59,6 +59,11 @@ class Settings(Conditions):
 LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7 * 86400}
 """Limits beyond which a setting would only bring the machine down, or time out at once."""
 
+LEFT_OUT = (
+    "ways that ask an object store for one sample at a time are left out: "
+    f"--strategy {IN_PLACE} --strategy provenance measures them"
+)
+
 ALONE = "pread-limit without steps"
 """What the storage gives by itself, run where steps work; reported in the settings."""
 
@@ -132,13 +137,8 @@ def plan_read(
         find(name).check(name)
         strategies = (*(strategies or usual(format, stored)), name)
     swept = "" if sweep is None else sweeping.parse(sweep)[0]
-    strategies = strategies or usual(format, stored)
-    names, notes = chosen(strategies, settings, swept), list[str]()
-    if stored and not requested:
-        notes.append(
-            "ways that ask an object store for one sample at a time are left out: "
-            f"--strategy {IN_PLACE} --strategy provenance measures them"
-        )
+    names = chosen(strategies or usual(format, stored), settings, swept)
+    notes = [LEFT_OUT] if stored and not requested else []
     for _, one in points:
         tiering.check(names, one, one.ranks, swept)
     forms = dict.fromkeys(_form(name) for name in names if not find(name).missing)

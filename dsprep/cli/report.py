@@ -177,6 +177,14 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
         say(*_wrapped(f"{name:<{width}}  {value}".rstrip(), width + 2))
 
 
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in aligned columns; the first row is their heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        say("  ".join(cells).rstrip())
+
+
 def _wrapped(line: str, indent: int) -> list[str]:
     """Return a line as several, none wider than the terminal where there is one.
 

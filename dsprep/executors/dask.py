@@ -35,6 +35,7 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
             executor = client.get_executor(pure=False)
             executor.together = TOGETHER
             executor.lost = (KilledWorker,)
+            executor.present = len(client.nthreads())
             executor.num_workers = max(GROWN, len(client.nthreads()))
             yield executor
     except KilledWorker as error:

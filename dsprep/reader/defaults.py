@@ -3,7 +3,7 @@
 ``min(4, cores of this process / ranks of this node that share them)``, at least 1; where values are
 decoded all of that share, since decoding is work of the processor. From an object store, where
 threads wait for answers and copy them, as many as it takes to ask for 128 MiB, a unit each, at
-least 1 and at most 31: twice what is in flight at a time, so that the next is there when one ends.
+least 1 and at most 31: more than is in flight at a time, so that the next is there when one ends.
 Nothing is measured here: ``dsprep bench read --sweep threads=1..8`` (or ``engine=buffered,direct``)
 measures.
 """
@@ -23,8 +23,8 @@ MOST = 4
 """Threads that copy from the page cache as fast as memory allows, and keep a device busy."""
 
 AHEAD_NBYTES = 128 << 20
-"""Bytes of units that are asked for from an object store at a time: twice what is in flight, so
-that a unit waits for its turn whenever another one has come."""
+"""Bytes of units that are asked for from an object store at a time: more than the 96 MiB in flight,
+so that a unit waits for its turn whenever another one has come."""
 
 AHEAD_MOST = 31
 """Units on the way at a time, at most."""

@@ -46,6 +46,12 @@ class BreakEven:
     group_seconds: float
     epochs: float | None
 
+    @classmethod
+    def of(cls, rewrite: float, sample: float, group: float, count: int) -> BreakEven:
+        """Return it for `count` samples of an epoch."""
+        saved = (sample - group) * count
+        return cls(rewrite, sample, group, rewrite / saved if saved > 0 else None)
+
 
 def measure(
     source: Source, paths: Sequence[Path], target: Sidecar, rewrite_seconds: float, seed: int = 0
@@ -84,10 +90,7 @@ def measure(
     each = _seconds_per_sample(sample, len(source), seed)
     drop([target.dataset / f.path for f in target.content.files])
     together = _seconds_per_sample(group, len(edges) - 1, seed)
-    saved = (each - together) * count
-    return BreakEven(
-        rewrite_seconds, each, together, rewrite_seconds / saved if saved > 0 else None
-    )
+    return BreakEven.of(rewrite_seconds, each, together, count)
 
 
 def _seconds_per_sample(read: Callable[[int], int], count: int, seed: int) -> float:

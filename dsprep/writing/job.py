@@ -43,6 +43,10 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with (samples, payload bytes) done so far."""
 
 
+WORKERS = 8
+"""Threads that work on an output at most, unless more are asked for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What a conversion will do; deciding is over, nothing has been written.
@@ -157,7 +161,7 @@ class RunOptions:
     Attributes
     ----------
     workers
-        Threads; None: one per core, at most 8.
+        Threads; None: one per core, at most 8, and 8 where they wait for an object store.
     memory
         Bytes that buffers may take; None: a quarter of what is free.
     overwrite
@@ -195,6 +199,8 @@ def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> 
     _check_not_source(job.target, source)
     taken = source.resident_nbytes()
     extra = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
+    if workers is None and isinstance(source.path, StorePath):
+        workers = WORKERS
     return count_workers(job, workers, memory, taken, extra)
 
 
@@ -213,7 +219,7 @@ def count_workers(
     if workers is not None and workers < 1:
         raise UsageError(f"{workers} workers are not possible", expected="at least 1")
     if workers is None:
-        workers = min(8, len(os.sched_getaffinity(0)))
+        workers = min(WORKERS, len(os.sched_getaffinity(0)))
     memory = allowed_memory(memory)
     unit = 0
     if not job.groupings:

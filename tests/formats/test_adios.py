@@ -33,6 +33,7 @@ class Bp:
         self.adios = adios2.Adios()
         self.io = self.adios.declare_io("out")
         self.io.set_engine(engine)
+        parameters = {"Profile": "Off"} | parameters  # else files stay in /tmp
         self.io.set_parameters({k: str(v) for k, v in parameters.items()})
         bindings = adios2.bindings.Mode
         self.engine = self.io.open(str(path), bindings.Write if mode == "w" else bindings.Append)

@@ -76,6 +76,38 @@ def section(heading: str, body: str) -> str:
     return f"<section>\n<h2>{text(heading)}</h2>\n{body}\n</section>" if body else ""
 
 
+def planned(
+    command: str, title: str, facts: Mapping[str, str], notes: Sequence[str], parts: Sequence[str]
+) -> str:
+    """Return the page of a plan: what was computed by heading, notes, and sections."""
+    head = f'<p class="eyebrow">{command}</p>\n<h1>{text(title)}</h1>'
+    items = "".join(
+        f'<div class="whole"><dt>{text(k)}</dt><dd>{_kept(v)}</dd></div>' for k, v in facts.items()
+    )
+    lines = "".join(f"<li>{text(words)}</li>" for words in notes)
+    plan = section("Plan, predicted", f'<dl class="grid">{items}</dl>')
+    remarks = section("Notes", lines and f'<ul class="notes">{lines}</ul>')
+    body = [f"<header>\n{head}\n</header>", plan, *parts, remarks]
+    return document(f"{title} - {command}", body, f"dsprep {__version__}")
+
+
+def words_table(lines: Sequence[Sequence[str]]) -> str:
+    """Return rows of words as a table; the first one is its heading."""
+    rows = []
+    for line in lines:
+        cells = [
+            f'<th scope="row">{text(line[0])}</th>',
+            *(f"<td>{text(c)}</td>" for c in line[1:]),
+        ]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    head = rows[0].replace("<td>", '<th scope="col">').replace("</td>", "</th>")
+    body = "\n".join(rows[1:])
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Figures"><table>\n'
+        f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
 def _head(report: BenchReport, title: str) -> str:
     facts = []
     samples, nbytes = (number(report.dataset, k, 0) for k in ("samples", "sample_nbytes"))
@@ -100,10 +132,14 @@ def _head(report: BenchReport, title: str) -> str:
     )
 
 
+def _kept(words: str) -> str:
+    """Return text of which a number keeps its unit on the same line."""
+    return re.sub(r"(?<=\d) (?=(?:ns|µs|ms|s|B|kB|MB|GB|TB|%)\b)", "&#160;", text(words))
+
+
 def _answer(report: BenchReport) -> str:
-    """Return the answer; a number keeps its unit on the same line."""
-    keep = re.compile(r"(?<=\d) (?=(?:ns|µs|ms|s|B|kB|MB|GB|TB|%)\b)")
-    paragraphs = "\n".join(f"<p>{keep.sub('&#160;', text(p))}</p>" for p in report.answer)
+    """Return the answer."""
+    paragraphs = "\n".join(f"<p>{_kept(p)}</p>" for p in report.answer)
     return f'<section class="answer" aria-label="Answer">\n{paragraphs}\n</section>'
 
 
@@ -211,7 +247,12 @@ def _fact(key: str, value: object) -> str:
 _KEYS = {
     "of": "samples in all",
     "matters": "alignment matters",
-    "storage_gb_per_second": "storage GB/s",
+    "storage_gb_per_second": "plain reads, GB/s",
+    "read_ahead_kb": "read ahead, KiB",
+    "max_sectors_kb": "largest request, KiB",
+    "nr_requests": "requests queued",
+    "named": "strategies asked for",
+    "timeout": "timeout, s",
     "in_place": "read as stored",
     "check": "values checked",
 }

@@ -30,6 +30,9 @@ HEIGHT, ABOVE, BELOW = 250, 26, 34
 LEFT, RIGHT = 15.0, 94.0
 """Where the first and the last point stand, in percent of the width."""
 
+APART = 8.0
+"""Percent of the width that labels of an axis are apart at least, on a narrow page too."""
+
 _CAPTIONS = {
     "samples_per_second": "Samples per second, of all ranks",
     "gb_per_second": "GB of values per second (1e9 bytes)",
@@ -258,11 +261,13 @@ class _Plot:
         knee = text(self.sweep.knees.get(strategy, ""))
         parts = self._grid(unit)
         every = -(-len(ticks) // 6)
+        at_knee = [self.x(i) for i in self.order if ticks[i] == knee]
         parts += [
             f'<text class="tick" x="{self.x(i):.2f}%" y="{self.base + 18}" '
             f'text-anchor="middle">{ticks[i]}</text>'
             for n, i in enumerate(self.order)
-            if n % every == 0 or ticks[i] == knee
+            if ticks[i] == knee
+            or (n % every == 0 and not any(abs(self.x(i) - x) < APART for x in at_knee))
         ]
         paths = "".join(self._path(k, line) for k, line in (("limit", limit), ("line", values)))
         parts.append(

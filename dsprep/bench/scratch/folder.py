@@ -141,7 +141,10 @@ def folder_for(data: Sequence[str | Path], dataset: Path, folder: Path | None) -
     return folder, False
 
 
-def check_free(folder: Path, needed: int) -> None:
+LESS = "name another folder with --scratch, or take fewer samples with --limit"
+
+
+def check_free(folder: Path, needed: int, fix: str = LESS) -> None:
     """Raise `TargetError` if there are fewer than `needed` bytes free where `folder` is."""
     free = free_nbytes(folder)
     if needed > free:
@@ -150,7 +153,7 @@ def check_free(folder: Path, needed: int) -> None:
             where=folder,
             expected=show_nbytes(needed),
             found=f"{show_nbytes(free)} free",
-            fix="name another folder with --scratch, or take fewer samples with --limit",
+            fix=fix,
         )
 
 

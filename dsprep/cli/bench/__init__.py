@@ -20,6 +20,7 @@ class BenchCommands(Group):
             "dsprep.cli.bench.compare:compare",
             "Put two reports side by side: what got faster or slower beyond the spread of repeats.",
         ),
+        "storage": Entry("dsprep.cli.bench.storage:storage", "Measure what a storage gives."),
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsprep.cli.report import print_json, remark, say
 from dsprep.core.escaping import printable, printable_json
-from dsprep.errors import UsageError
+from dsprep.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
     from dsprep.bench.report.model import BenchReport
@@ -167,6 +167,14 @@ def check_target(option: str, path: Path) -> None:
         raise UsageError("there is no such directory", where=path.parent)
     if path.is_dir():
         raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
+
+
+def check_page(path: Path | None, overwrite: bool, option: str = "--html") -> None:
+    """Make sure that a page, or what another option names, may be written, if it is asked for."""
+    if path is not None:
+        check_target(option, path)
+        if path.is_file() and not overwrite:
+            raise TargetError("it exists already", where=path, fix="add --overwrite to replace it")
 
 
 def _is_ours(path: Path, option: str) -> bool:

@@ -17,6 +17,14 @@ class PlanCommands(Group):
             "Plan mini-epoch training: parts that fit the fast tier, repeats that hide the slow "
             "one.",
         ),
+        "read": Entry(
+            "dsprep.cli.tiers.plan_read:plan_read",
+            "Predict what a job needs from storage, and what it will wait for.",
+        ),
+        "papers": Entry(
+            "dsprep.cli.tiers.plan_read:papers",
+            "Compare the model with the figures of the papers: theirs, ours, and the ratio.",
+        ),
     }
 
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import note, print_json, print_rows, progress_bar, say, show_time
+from dsprep.cli.report import (
+    note,
+    print_json,
+    print_rows,
+    print_table,
+    progress_bar,
+    say,
+    show_time,
+)
 
 if TYPE_CHECKING:
     from dsprep.cache.folder import CopyInfo
@@ -149,9 +157,7 @@ def print_listing(listing: Listing) -> None:
         for c in listing.copies
     ]
     if listing.copies:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-        for *words, dataset in rows:
-            say("  ".join([*(f"{w:<{n}}" for w, n in zip(words, widths, strict=True)), dataset]))
+        print_table(rows)
         say("")
     used = sum(c.in_use for c in listing.copies)
     print_rows(

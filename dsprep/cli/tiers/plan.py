@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.output import check_target, write
+from dsprep.cli.bench.output import check_page, write
 from dsprep.cli.report import note, print_json, print_rows, show_time
-from dsprep.errors import TargetError
 
 if TYPE_CHECKING:
     from dsprep.verbs.tiers import TierPlan
@@ -40,7 +39,10 @@ def tiers(
     ],
     pfs: Annotated[
         str,
-        typer.Option(metavar="RATE", help="Bandwidth of the capacity tier, such as 400GB/s."),
+        typer.Option(
+            metavar="RATE",
+            help="Bandwidth of the capacity tier: 400GB/s, or what --storage of plan read takes.",
+        ),
     ],
     epochs: Annotated[
         int,
@@ -61,6 +63,7 @@ def tiers(
     place of the MAX that is printed there, which contradicts the results of the paper.
     """
     from dsprep.core.units import parse_nbytes, parse_rate, parse_seconds
+    from dsprep.planning.published import parse_storage
     from dsprep.verbs import tiers as verb
 
     settings = verb.Tiers(
@@ -69,14 +72,11 @@ def tiers(
         ranks_per_node=ranks_per_node,
         batch_size=batch_size,
         compute=parse_seconds(compute),
-        pfs=parse_rate(pfs),
+        pfs=parse_rate(pfs) if pfs[:1].isdigit() else parse_storage(pfs).copy_rate(nodes),
         fast=None if fast is None else parse_rate(fast),
         epochs=epochs,
     )
-    if html is not None:
-        check_target("--html", html)
-        if html.is_file() and not overwrite:
-            raise TargetError("it exists already", where=html, fix="add --overwrite to replace it")
+    check_page(html, overwrite)
     plan = verb.plan_tiers(data, settings, sidecar=sidecar, subset=subset)
     if json:
         print_json(plan_json(plan))
@@ -136,16 +136,7 @@ def plan_json(plan: TierPlan) -> dict[str, Any]:
     from dataclasses import asdict
 
     names = ("samples", "sample_nbytes", "groups", "ranks", "fits", "mini_epochs", "largest")
-    more = (
-        "consumed",
-        "copied",
-        "knee",
-        "repeats",
-        "outer_epochs",
-        "passes",
-        "steps",
-        "copy_seconds",
-    )
+    more = ("consumed", "copied", "knee", "repeats", "outer_epochs", "passes", "steps")
     return {
         "asked": asdict(plan.tiers),
         **{name: getattr(plan, name) for name in (*names, *more, "copy_seconds")},

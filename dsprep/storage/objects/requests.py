@@ -42,8 +42,8 @@ from dsprep.storage.scatter import RangeError, Runs, stepped
 
 Result = TypeVar("Result")
 
-BUDGET_NBYTES = 64 << 20
-"""Bytes in flight at most: what 2 GB/s bring in 30 ms. With more, streams share the bandwidth, all
+BUDGET_NBYTES = 96 << 20
+"""Bytes in flight at most: what 3 GB/s bring in 30 ms. With more, streams share the bandwidth, all
 that is asked for comes late and together, and then nothing is under way."""
 
 CEILING = 256

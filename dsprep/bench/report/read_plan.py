@@ -1,0 +1,115 @@
+"""A plan of reading, as rows of words and as a page. Everything in it is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dsprep.bench.report.model import BenchReport, Measure, Point, Row, Sweep
+from dsprep.bench.report.page import planned, section, words_table
+from dsprep.bench.report.plots import curves, epochs
+from dsprep.bench.report.tables import digits, show_seconds
+from dsprep.core.units import show_nbytes
+from dsprep.planning.queues import Simulated
+from dsprep.planning.waiting import ERROR
+from dsprep.verbs.plan_read import ReadPlan
+
+CURVES = ("sample", "group", "group-db", "dsprep")
+"""Ways that are drawn over the number of nodes."""
+
+DOUBLINGS = range(-4, 2)
+"""Numbers of nodes that are drawn: those asked for times two to the power of these."""
+
+SLOWER = 20
+"""Times as long as the fastest way beyond which one is in the table only."""
+
+NOTHING = 1e-7
+"""Seconds below which a wait counts as none."""
+
+
+def table(plan: ReadPlan) -> list[Sequence[str]]:
+    """Return the ways in words, a heading first."""
+    rows: list[Sequence[str]] = [
+        ("way", "exposed I/O", "later epochs", "skew", "slowest", "AU %", "limit")
+    ]
+    for way in plan.ways.values():
+        waits = way.exposed_seconds, way.later_seconds, way.skew_seconds, way.slowest_seconds
+        seconds = (show_seconds(s if s > NOTHING else 0.0) for s in waits)
+        rows.append((way.name, *seconds, f"{100 * way.utilisation:.3g}", way.limit))
+    return rows
+
+
+def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
+    """Return what the job needs and what is advised, by heading, and what a simulation gave."""
+    job, load, facts, repack, figures = plan.job, plan.load, plan.facts, plan.repack, plan.figures
+    needed, given = (facts[f"{word}_bytes_per_second"] for word in ("needed", "given"))
+    best, group, both = plan.ways["group-db"], facts["group_samples"], facts["buffers_nbytes"]
+    enough, turns, epochs = facts["enough_samples"], facts["stagger"], repack.epochs
+    mean = best.io_seconds / max(1, load.units)
+    rows = {"dataset": f"{len(plan.sequence):,} samples of {show_nbytes(plan.sample_nbytes)}"}
+    rows["dataset"] += f", {show_nbytes(load.nbytes)}; files: {load.files:,}"
+    rows["job"] = f"{job.ranks:,} ranks on {job.nodes:,} nodes; steps of an epoch: {load.steps:,},"
+    rows["job"] += f" each of {job.batch_size:,} samples a rank and {show_seconds(job.compute)}"
+    rows["storage"] = f"{figures.name or 'unnamed'}: {figures.words}"
+    rows["needed"] = f"{show_nbytes(needed)}/s (b*S/t), {show_nbytes(needed / job.nodes)}/s a node;"
+    rows["needed"] += f" {digits(facts['samples_per_second'])} samples/s or"
+    rows["needed"] += f" {digits(facts['groups_per_second'])} groups/s; opens: {facts['opens']:,}"
+    rows["given"] = f"{show_nbytes(given)}/s to all ranks, {digits(given / needed)} times that"
+    rows["limit"] = f"{best.limit} where groups are double buffered"
+    rows["limit"] += f", {plan.ways['sample'].limit} sample by sample"
+    rows["straggler"] = f"a group takes {show_seconds(mean)} to read, the slowest of {job.ranks:,}"
+    rows["straggler"] += f" at a barrier {show_seconds(best.slowest_seconds)}"
+    rows["group"] = f"{group:,} samples (B), {show_nbytes(group * plan.sample_nbytes)}, last"
+    rows["group"] += f" {digits(facts['group_steps'])} steps (B/M); buffers: {show_nbytes(both)} "
+    rows["group"] += "a node (2B a rank); " + (
+        "none is read as fast as its steps compute"
+        if enough is None
+        else f"from {enough:,.0f} samples on its steps hide its read"
+    )
+    rows["readers"] = f"{facts['readers_per_node']:,} of {job.ranks_per_node:,} ranks of a node"
+    rows["readers"] += " are enough" if given >= needed else ", and get less than is needed"
+    rows["readers"] += "; at a time (stagger): " + ("all" if turns is None else f"{turns:,}")
+    rows["stripes"] = f"{plan.layout.command}: {plan.layout.why}"
+    pays = "never pays" if epochs is None else f"pays after {digits(epochs)} epochs"
+    rows["repack"] = f"{show_seconds(repack.rewrite_seconds)} by all ranks; {pays}"
+    rows["staging"] = f"{show_seconds(facts['staging_seconds'])} to all nodes"
+    for name, queue in queues.items():
+        closed = plan.ways[name].exposed_seconds + plan.ways[name].skew_seconds
+        words = f"waits {show_seconds(queue.waited_seconds)} in queues ({show_seconds(closed)} in "
+        words += f"closed form); {queue.seeks:,} of {queue.requests:,} requests seek, the busiest "
+        words += f"target works {queue.busiest:.3g} times the mean"
+        rows[f"{name}, simulated"] = (
+            words + f"; {queue.simulated_rounds:,} of {queue.rounds:,} groups a rank"
+        )
+    return {**rows, "predicted": ERROR}
+
+
+def html(plan: ReadPlan, name: str, facts: Mapping[str, str]) -> str:
+    """Return the page of a plan; `facts` are `rows`."""
+    nodes = sorted({max(1, round(plan.job.nodes * 2.0**i)) for i in DOUBLINGS})
+    points = []
+    for count in nodes:
+        drawn = [row for row in _rows(plan.on(count)) if row.name in CURVES]
+        points.append(Point(str(count), tuple(drawn)))
+    sweep = BenchReport("", "", {}, {}, {}, (), Sweep("nodes", tuple(points)))
+    ways = _rows(plan)
+    limit = SLOWER * min(row.measures["epoch_seconds"].value for row in ways)
+    drawn = [row for row in ways if row.measures["epoch_seconds"].value <= limit]
+    parts = [
+        section("A later epoch, by what it is spent on", epochs(drawn)),
+        section("Samples per second of all ranks, by nodes", curves(sweep)),
+        section("Ways of reading", words_table(table(plan))),
+    ]
+    title = f"Reading {name} on {plan.job.nodes:,} nodes"
+    return planned("dsprep plan read", title, facts, plan.notes, parts)
+
+
+def _rows(plan: ReadPlan) -> list[Row]:
+    """Return the ways as rows of a report, of a later epoch."""
+    compute, rows = plan.facts["epoch_seconds"], []
+    for way in plan.ways.values():
+        exposed, skew = (s if s > NOTHING else 0.0 for s in (way.later_seconds, way.skew_seconds))
+        values = {"compute_seconds": compute, "exposed_seconds": exposed, "skew_seconds": skew}
+        values["epoch_seconds"] = total = sum(values.values())
+        values["samples_per_second"] = len(plan.sequence) / total
+        rows.append(Row(way.name, "", {k: Measure(v, v, v) for k, v in values.items()}))
+    return rows

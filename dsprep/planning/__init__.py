@@ -1,0 +1,1 @@
+"""What storage gives, and what training has to wait for: closed forms that read nothing."""

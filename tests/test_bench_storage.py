@@ -1,0 +1,242 @@
+"""``dsprep bench storage``: figures are those of the storage, and nothing of it stays there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dsprep.bench.machine import mount_of
+from dsprep.bench.scratch import folder
+from dsprep.bench.storage import fit, measure, plan_storage, worker
+from dsprep.cli import app
+from dsprep.errors import ExecutorError
+from dsprep.planning.storage_figures import StorageFigures
+from dsprep.storage.local import LocalFile
+
+TINY = ("--size", "8MiB", "--seconds", "2", "--streams", "1,2")
+MEMORY = Path("/dev/shm")
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["bench", "storage", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A directory to measure, in which nothing is left."""
+    path = tmp_path / "storage"
+    path.mkdir()
+    yield path
+    assert list(path.iterdir()) == []
+
+
+RATES = st.floats(1e6, 1e12)
+
+
+@given(RATES, st.floats(0.3, 30), st.sets(st.integers(2, 64), min_size=2, max_size=6))
+def test_the_fit_finds_the_numbers_that_rates_were_made_of(alone, share, counts):
+    """A is `share` times W: from some streams on, all of them saturate."""
+    true = StorageFigures(
+        call_seconds=0.0, stream_bytes_per_second=alone, total_bytes_per_second=alone * share
+    )
+    totals = [(p, p * true.bytes_per_second(p)) for p in sorted({1, *counts})]
+    found, together = fit(totals)
+    part = (max(counts) - 1) / share
+    if part / (1 + part) < 0.25:
+        assert together is None
+        assert alone * 0.74 < found <= alone * (1 + 1e-9)
+    else:
+        assert found == pytest.approx(alone, rel=1e-6)
+        assert together == pytest.approx(alone * share, rel=1e-6)
+
+
+@given(RATES, st.lists(st.floats(0.95, 1.05), min_size=4, max_size=4))
+def test_streams_that_do_not_disturb_each_other_have_no_limit(alone, noise):
+    totals = [(1 << k, alone * (1 << k) * factor) for k, factor in enumerate(noise)]
+    found, together = fit(totals)
+    assert together is None
+    assert found == pytest.approx(alone, rel=0.06)
+    assert fit(totals[:1]) == (pytest.approx(totals[0][1]), None)
+
+
+def test_a_tiny_run_writes_a_file_that_is_read_back(place, tmp_path):
+    out = tmp_path / "storage.json"
+    done = run(place, *TINY, "--out", out, "--json")
+    figures = StorageFigures.load(out)
+    assert StorageFigures.from_json(json.loads(done.stdout)) == figures
+    assert [count for count, _ in figures.streams_measured] == [1, 2]
+    assert [nbytes for nbytes, *_ in figures.transfers_measured] == [4096, 65536, 1 << 20, 8 << 20]
+    assert figures.spread_nbytes == 1 << 20
+    assert figures.opens_per_second > 100
+    assert (figures.nodes, figures.direct) == (1, False)
+    assert figures.mount.split()[0] == mount_of(place.resolve()).kind
+    assert abs(datetime.fromisoformat(figures.measured_on) - datetime.now(UTC)).seconds < 600
+    assert "buffered reads of 1 MiB by each stream" in figures.obtained
+    assert "workers: 1, nodes: 1, files of 8 MiB" in figures.obtained
+    assert "writes up to 1 * (8 MiB and 1,000 small files)" in done.stderr
+    assert str(place) in done.stderr
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+def test_the_figures_are_those_of_the_storage(place, monkeypatch, saturates):
+    """One that takes 20 ms for a call, and 50 MB/s for each stream, or for all together."""
+    lock, real = threading.Lock(), LocalFile.read_range
+
+    def slow(self, start, iovecs):
+        done = real(self, start, iovecs)
+        seconds = int(iovecs[:, 1].sum()) / 50e6
+        time.sleep(0.02)
+        if saturates:
+            with lock:
+                time.sleep(seconds)
+        else:
+            time.sleep(seconds)
+        return done
+
+    monkeypatch.setattr(LocalFile, "read_range", slow)
+    plan = plan_storage(place, 32 << 20, [1, 2, 4, 8], 1, seconds=5)
+    figures = measure(plan, None, print)
+    part = 1 << 20
+    stream = part / (0.02 + part / 50e6)
+    assert figures.call_seconds == pytest.approx(0.02, rel=0.4)
+    assert figures.read_seconds.p50 == pytest.approx(part / stream, rel=0.4)
+    assert figures.stream_bytes_per_second == pytest.approx(stream, rel=0.4)
+    assert figures.seek_seconds < 0.015
+    if saturates:
+        assert figures.total_bytes_per_second == pytest.approx(50e6, rel=0.4)
+    else:
+        assert (figures.total_bytes_per_second or 1e12) > 12 * stream
+        assert figures.streams_measured[-1][1] == pytest.approx(8 * stream, rel=0.4)
+
+
+@pytest.mark.skipif(
+    not os.access(MEMORY, os.W_OK) or mount_of(MEMORY).kind != "tmpfs", reason="needs tmpfs"
+)
+def test_what_is_in_memory_is_called_cached():
+    before = set(MEMORY.iterdir())
+    done = run(MEMORY, *TINY, "--json")
+    assert "cached: the page cache still held 100%" in json.loads(done.stdout)["obtained"]
+    assert {p for p in MEMORY.iterdir() if p.name.startswith(".dsprep")} <= before
+
+
+def test_two_processes_each_read_what_the_other_wrote(place):
+    done = run(place, *TINY, "--executor", "processes", "--workers", 2)
+    assert "workers: 2, nodes: 1, files of 4 MiB" in done.stdout
+    assert "streams: 2" in done.stdout
+    assert "a thread gets" in done.stdout
+
+
+def test_workers_that_are_not_there_are_noticed(place):
+    plan = plan_storage(place, 8 << 20, [1, 2], 2, seconds=2)
+
+    class One(ThreadPoolExecutor):
+        def submit(self, fn, /, *args):
+            function, (job,) = args
+            slow = function is worker.read and job.start
+            return super().submit(_slowly if slow else fn, *((fn, *args) if slow else args))
+
+    with One(1) as pool, pytest.raises(ExecutorError, match="did not begin at the same time"):
+        measure(plan, pool, print)
+
+
+def _slowly(function, *args):
+    time.sleep(1.1)
+    return function(*args)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_when_it_is_interrupted(place, number):
+    words = [sys.executable, "-m", "dsprep", "bench", "storage", place, "--size", "64MiB"]
+    child = subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(2, _default)
+    )
+    while not list(place.glob(".dsprep-bench-*/0/data")):
+        assert child.poll() is None
+        time.sleep(0.01)
+    child.send_signal(number)
+    errors = child.communicate(timeout=30)[1]
+    assert child.returncode == 128 + number
+    assert "Traceback" not in errors
+
+
+_default = signal.default_int_handler
+
+
+def test_what_fails_on_the_way_leaves_nothing(place, monkeypatch):
+    def fail(job):
+        raise OSError(28, "No space left on device", str(job.folder))
+
+    monkeypatch.setattr(worker, "read", fail)
+    assert "No space left on device" in run(place, *TINY, code=1).output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nowhere"], 2, "there is no such directory"),
+        (["storage", "--size", "1KiB"], 2, "--size too small"),
+        (["storage", "--size", "5"], 2, "has no unit"),
+        (["storage", "--streams", "1,x"], 2, "x"),
+        (["storage", "--streams", "0"], 2, "0"),
+        (["storage", "--streams", "1025"], 2, "--streams is too large"),
+        (["storage", "--workers", "2"], 2, "add --executor"),
+        (["storage", "--out", "there.json"], 1, "add --overwrite"),
+        (["storage", "--evict-server", "exit 3"], 2, "--evict-server failed"),
+    ],
+)
+def test_mistakes_are_one_line(place, monkeypatch, words, code, message):
+    monkeypatch.chdir(place.parent)
+    Path("there.json").write_text("{}")
+    errors = run(*words, code=code).stderr.splitlines()
+    assert message in errors[-1]
+    assert sum("error" in line for line in errors) == 1
+    assert Path("there.json").read_text() == "{}"
+
+
+def test_where_nothing_can_be_written_nothing_is(place, monkeypatch):
+    monkeypatch.setattr(folder, "free_nbytes", lambda path: 10_000_000)
+    assert "there is not enough space" in run(place, code=1).stderr
+    monkeypatch.undo()
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied", str(place))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert f"error: {place}: Permission denied" in run(place, code=1).stderr
+
+
+def test_a_dry_run_writes_nothing(place):
+    done = run(place, "--dry-run", "--streams", "1,3", "--executor", "processes", "--workers", 4)
+    assert "1, 3" in done.stdout
+    assert "up to 4 * (256 MiB and 1,000 small files)" in done.stdout
+
+
+def test_calls_are_shared_by_threads_and_end_in_time():
+    taken = []
+
+    def call(item):
+        taken.append(item)
+        time.sleep(0.02)
+
+    job = worker.Job(folder=Path(), seconds=0.2, nbytes=0)
+    done = worker.timed([call, call], range(1000), job)
+    assert sorted(taken) == list(range(len(done.times)))
+    assert 30 < done.per_second <= 100
+    assert len(taken) <= 22
+    assert min(done.times) >= 0.019

@@ -1,0 +1,461 @@
+"""The planner: laws of the model, queues against a plain queue, the papers, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import fails, run
+
+import dsprep
+from dsprep.errors import FormatError, UsageError
+from dsprep.planning.published import parse_storage, preset, published
+from dsprep.planning.queues import Shares, Simulation, Targets
+from dsprep.planning.storage_figures import ReadSeconds, StorageFigures
+from dsprep.planning.waiting import Job, Load, enough, excess, readers_per_node, ways
+from dsprep.reader.order import Assignment, Start
+from dsprep.verbs.plan_papers import papers
+from dsprep.verbs.plan_read import FastTier, plan_read
+
+SECONDS, RATES = st.floats(1e-5, 1.0), st.floats(1e6, 1e12)
+
+
+def storage(call=1e-3, stream=5e8, total=None, wide=1.0, **others):
+    """Figures whose p99 is `wide` times their p50."""
+    spread = {"read_seconds": ReadSeconds(1.0, wide, wide), "spread_nbytes": 1 << 20}
+    return StorageFigures(
+        call_seconds=call,
+        stream_bytes_per_second=stream,
+        total_bytes_per_second=total,
+        **{**spread, **others},
+    )
+
+
+FIGURES = st.builds(storage, SECONDS, RATES, st.none() | RATES, st.floats(1.0, 20.0))
+JOBS = st.builds(
+    Job,
+    nodes=st.integers(1, 2000),
+    ranks_per_node=st.integers(1, 16),
+    batch_size=st.integers(1, 500),
+    compute=SECONDS,
+    threads=st.integers(1, 8),
+)
+
+
+def load_of(job, samples=100_000, units=16, nbytes=20_000.0):
+    """What an epoch reads where every rank has as many samples."""
+    steps = -(-samples // job.batch_size)
+    return Load(samples, units, steps, nbytes, nbytes * samples * job.ranks, 3)
+
+
+# --- the closed form -----------------------------------------------------------------------------
+
+
+@given(SECONDS, st.floats(0.01, 1.5), st.integers(1, 10**6))
+def test_the_slowest_read(mean, sigma, ranks):
+    """Of one: the mean. More ranks wait longer, and no longer than the sum of all."""
+    assert excess(mean, sigma, 1) == pytest.approx(mean, rel=1e-4)
+    slowest = excess(mean, sigma, ranks)
+    assert mean * (1 - 1e-4) <= slowest <= excess(mean, sigma, 2 * ranks) * (1 + 1e-9)
+    assert slowest <= mean * ranks * (1 + 1e-4)
+    assert excess(mean, 0.0, ranks) == mean
+    hidden = excess(mean, sigma, ranks, mean)
+    assert slowest - mean * (1 + 1e-4) <= hidden <= slowest
+
+
+def test_the_slowest_read_is_that_of_draws():
+    draws = np.random.default_rng(1).lognormal(-(0.3**2) / 2, 0.3, (4000, 128))
+    assert excess(1.0, 0.3, 128) == pytest.approx(draws.max(1).mean(), rel=0.01)
+    late = np.maximum(0, draws.max(1) - 1.8).mean()
+    assert excess(1.0, 0.3, 128, 1.8) == pytest.approx(late, rel=0.05)
+
+
+@given(JOBS, FIGURES, st.floats(1.0, 10.0))
+def test_the_laws_of_waiting(job, figures, factor):
+    load = load_of(job)
+    found = ways(job, load, figures)
+    slack = 1 + 1e-6
+    for way in found.values():
+        assert 0 <= way.later_seconds <= way.exposed_seconds * slack
+        assert way.exposed_seconds <= way.io_seconds * slack
+        assert way.skew_seconds >= -1e-9 * way.io_seconds
+        assert 0 < way.utilisation <= 1
+    assert found["group-db"].exposed_seconds <= found["group"].exposed_seconds * slack
+    assert found["group"].io_seconds <= found["sample"].io_seconds * slack
+    if job.threads == 1:
+        assert found["dsprep"] == replace(found["group-db"], name="dsprep")
+    faster = replace(figures, stream_bytes_per_second=factor * figures.stream_bytes_per_second)
+    more = replace(job, nodes=2 * job.nodes)
+    for name in ("sample", "group", "group-db"):
+        assert ways(job, load, faster)[name].exposed_seconds <= found[name].exposed_seconds * slack
+        other = ways(more, load, figures)[name]
+        assert other.io_seconds >= found[name].io_seconds / slack
+        assert other.slowest_seconds >= found[name].slowest_seconds / slack
+
+
+def test_the_double_buffer_is_the_recursion():
+    """Unit after unit, as two buffers allow it, without spread."""
+    job = Job(nodes=1, ranks_per_node=1, batch_size=10, compute=0.01)
+    for stream in (1e6, 1e7, 3e7, 1e9):
+        load, figures = load_of(job, 1000, 8, 1e4), storage(0.002, stream)
+        read, beside = 0.002 + 1000 / 8 * 1e4 / stream, 0.01 * 100 / 8
+        now = waited = 0.0
+        ready = read
+        for _ in range(8):
+            begin = max(now, ready)
+            waited, ready = waited + begin - now, max(ready, now) + read
+            ready, now = begin + read, begin + beside
+        assert ways(job, load, figures)["group-db"].exposed_seconds == pytest.approx(waited)
+
+
+def test_threads_read_small_units_at_a_time_and_parts_of_large_ones():
+    """As many buffers as the Reader takes by its rule; see `reader.defaults`."""
+    job, figures = Job(1, 1, 10, 1e-9, threads=4), storage(0.01, 1e8)
+    small, large = load_of(job, 1000, 100, 1e4), load_of(job, 4000, 4, 1e5)
+    assert ways(job, small, figures)["dsprep"].io_seconds == pytest.approx(25 * (0.01 + 1e-3))
+    assert ways(job, large, figures)["dsprep"].io_seconds == pytest.approx(4 * (0.01 + 0.25))
+
+
+def test_what_limits():
+    job = Job(nodes=100, ranks_per_node=8, batch_size=10, compute=1e-3)
+    load = load_of(job, 10_000, 10, 2e4)
+    for figures, limit in (
+        (storage(0.1, 1e12), "latency"),
+        (storage(0.0, 1e6), "stream"),
+        (storage(0.0, 1e9, 1e9), "aggregate"),
+        (storage(0.0, 1e7, None, 50.0, spread_nbytes=1 << 40), "spread"),
+        (storage(0.0, 1e12, opens_per_second=1.0), "compute"),  # once, in the first epoch
+    ):
+        assert ways(job, load, figures)["group"].limit == limit, limit
+    assert ways(replace(job, compute=100.0), load, storage())["group"].limit == "compute"
+
+
+@given(JOBS, FIGURES)
+def test_a_group_that_is_enough_is_hidden(job, figures):
+    samples = enough(job, load_of(job), figures)
+    w = figures.bytes_per_second(job.ranks)
+    if samples is None:
+        assert job.compute / job.batch_size <= 20_000 / w
+    else:
+        read = figures.call_seconds + samples * 20_000 / w
+        assert read <= samples / job.batch_size * job.compute * (1 + 1e-6)
+
+
+def test_readers():
+    """As few of a node as get what training needs."""
+    job = Job(nodes=10, ranks_per_node=8, batch_size=1, compute=1.0)
+    figures = storage(0.0, 1e9, 1e11)
+    for needed in (1e8, 1e10, 2e10, 5e10, 1e12):
+        readers = readers_per_node(job, needed, figures)
+        rates = [k * 10 * figures.bytes_per_second(k * 10) for k in range(1, 9)]
+        enough_ones = [k for k, rate in enumerate(rates, 1) if rate >= needed]
+        assert readers == (enough_ones or [8])[0]
+
+
+def test_measured_streams_are_interpolated():
+    figures = storage(0.0, 1e8, 1e9, streams_measured=((1, 1e8), (4, 2e8), (2, 1.9e8)))
+    assert [figures.bytes_per_second(p) * p for p in (1, 2, 4)] == pytest.approx([1e8, 1.9e8, 2e8])
+    assert 1 / figures.bytes_per_second(14) == pytest.approx(4 / 2e8 + 10 / 1e9)
+
+
+def test_measured_transfers_are_interpolated():
+    transfers = (4096, 1e-6, 1e-3), (8 << 20, 5e-3, 10e-3), (1 << 20, 1e-3, 2e-3)
+    figures = storage(1e-3, 1e9, transfers_measured=transfers)
+    assert [figures.alone(n) for n in (100, 4096, 1 << 20)] == pytest.approx([1e-3, 1e-3, 2e-3])
+    assert figures.alone(4.5 * (1 << 20)) == pytest.approx(6e-3)
+    assert figures.alone((8 << 20) + 5e6) == pytest.approx(15e-3)
+    one = Job(1, 1, 10, 1e-3)
+    load = Load(10, 1, 1, 1 << 20, 10 << 20, 1)
+    found = ways(one, load, figures)
+    assert found["sample"].io_seconds == pytest.approx(10 * 2e-3)
+    assert found["group"].io_seconds == pytest.approx(10e-3 + (2 << 20) / 1e9)
+
+
+# --- queues --------------------------------------------------------------------------------------
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.floats(0, 5), st.integers(0, 3), st.floats(0.01, 2), st.integers(0, 4), st.integers(1, 3)
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=4), st.sampled_from([0.0, 0.25]))
+def test_queues_are_those_of_plain_python(rounds, seek):
+    """Each target takes its requests in the order of their arrival, round after round."""
+    targets = Targets(4, seek)
+    free, ends, seeks = [0.0] * 4, [0.0] * 4, 0
+    for requests in rounds:
+        columns = [np.array(c) for c in zip(*requests, strict=True)]
+        found = targets.serve(*columns)
+        order = sorted(range(len(requests)), key=lambda i: (requests[i][0], i))
+        for i in order:
+            arrival, target, seconds, offset, nbytes = requests[i]
+            late = offset != ends[target]
+            free[target] = max(free[target], arrival) + seconds + seek * late
+            ends[target], seeks = offset + nbytes, seeks + late
+            assert found[i] == pytest.approx(free[target])
+    assert targets.seeks == seeks
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    st.integers(1, 30),
+    st.integers(1, 3),
+)
+def test_shares_are_the_units_of_the_reader(sizes, ranks, mixed):
+    edges = np.append(0, np.cumsum(sizes))
+    order = Assignment(edges, "group", 3, mixed, "ragged", ranks, 4)
+    shares = Shares.of(order.sequence(0), ranks)
+    for rank in range(ranks):
+        leg = order.leg(rank, Start(0, (), 0, 1))
+        units = [*leg.epoch.units(leg.share)]
+        assert shares.samples[rank] == leg.share.count == sum(map(len, units))
+        assert -(-(shares.stop[rank] - shares.first[rank]) // mixed) == len(units)
+
+
+def test_a_simulation_without_contention_is_the_closed_form():
+    """Groups of a stripe, a target for each rank's: nobody waits for anybody."""
+    edges = np.arange(0, 1 + 64 * 32, 32, dtype=np.int64)
+    sequence = Assignment(edges, "none", 0, 1, "ragged", 4, 8).sequence(0)
+    figures = storage(0.001, 1e8, 4e10)
+    read = 0.001 + (1 << 20) / 1e8
+
+    def simulated(overlapped=False, figures=figures, count=64, stagger=None):
+        how = sequence, 4, 32_768.0, figures, 1 << 20, count, stagger
+        return Simulation(*how).run(0.04, overlapped=overlapped)
+
+    plain = simulated()
+    assert plain.waited_seconds == pytest.approx(16 * read)
+    assert (plain.rounds, plain.simulated_rounds, plain.requests) == (16, 16, 64)
+    assert simulated(overlapped=True).waited_seconds == pytest.approx(read)
+    assert simulated(stagger=1).waited_seconds == pytest.approx(16 * 4 * read)  # in turn
+    slow = replace(figures, total_bytes_per_second=1e8)  # the four wait for one target
+    queued = simulated(figures=slow, count=1)
+    assert queued.waited_seconds == pytest.approx(16 * (0.001 + 4 * (1 << 20) / 1e8))
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.none() | st.integers(1, 5),
+)
+def test_a_simulation_is_no_faster_than_its_reads(sizes, ranks, count, stagger):
+    """Whatever the groups, ranks that have none left, and turns."""
+    edges = np.append(0, np.cumsum(sizes))
+    sequence = Assignment(edges, "group", 1, 1, "ragged", ranks, 4).sequence(0)
+    figures = storage(1e-3, 1e8, 2e8, seek_seconds=1e-3)
+    simulation = Simulation(sequence, ranks, 1e5, figures, 1 << 20, count, stagger)
+    plain, ahead = (simulation.run(0.01, overlapped=o) for o in (False, True))
+    each = np.diff(simulation.shares.bounds).max() * 1e5 / 1e8 + plain.rounds * 1e-3
+    assert plain.waited_seconds >= max(each, sum(sizes) * 1e5 / 2e8) * (1 - 1e-9)
+    assert 0 < ahead.waited_seconds <= plain.waited_seconds + 1e-9
+    assert plain.simulated_rounds == plain.rounds
+    assert plain.busiest >= 1 - 1e-9
+
+
+# --- the papers ----------------------------------------------------------------------------------
+
+
+def test_the_papers():
+    cells = papers()
+    lee = [c for c in cells if c.source.startswith("Lee") and not c.calibrated]
+    assert (len(lee), sum(c.within(1.25) for c in lee)) == (25, 21)
+    assert all(c.within(2) for c in lee)
+    assert all(c.within(1.02) for c in cells if c.calibrated)
+    by = {(c.source, c.row, c.column): c for c in cells}
+    assert by["Lee et al., Cori CosmoFlow", "64 GPUs, s", "TF"].ours == pytest.approx(23.0, abs=0.1)
+    for source in {c.source for c in lee}:  # the orders of the ways are theirs
+        for row in {c.row for c in lee if c.source == source and "with A" not in c.row}:
+            four = [c for c in lee if (c.source, c.row) == (source, row)]
+            assert sorted(range(4), key=lambda i: four[i].paper) == sorted(
+                range(4), key=lambda i: four[i].ours
+            )
+    assert by["Xu et al.", "nm = rf = 128, GB/s", "drawn"].ours == pytest.approx(30.4)
+    assert by["Mathuriya et al.", "b*S/t, MB/s/node", "BW_min"].within(1.001)
+    ladder = [c for c in cells if c.source.startswith("Pumma") and c.ours is not None]
+    assert all(c.within(2) for c in ladder)
+    assert all(c.lacks for c in cells if not c.within(1.25))
+
+
+def test_presets_follow_from_the_papers():
+    """They are calibrated by the rows that `obtained` names, and by nothing else."""
+    for machine, name, rows in published()["lee"]["tables"]:
+        if name == "CosmoFlow":
+            continue
+        application = published()["lee"]["applications"][name]
+        few, many = (
+            application["samples"] / n * application["sample_nbytes"] / rows[str(n)][2]
+            for n in (16, 64)
+        )
+        total = 48 / (1 / many - 1 / few)
+        figures = preset(machine.lower())
+        call = (rows["16"][0] - rows["16"][2]) / (application["samples"] / 16)
+        assert figures.call_seconds == pytest.approx(call, rel=1e-3)
+        assert figures.total_bytes_per_second == pytest.approx(total, rel=1e-3)
+        assert figures.bytes_per_second(16) == pytest.approx(few, rel=2e-3)
+    paper, lustre = published()["mathuriya"], preset("cori-lustre")
+    for ranks, slowest in ((128, 0.179 - 0.021), (1024, 0.129 / 0.58 - 0.033)):
+        mean = paper["nbytes"] / lustre.stream_bytes_per_second
+        assert excess(mean, lustre.sigma, ranks) == pytest.approx(slowest, rel=0.003)
+    assert lustre.total_bytes_per_second == pytest.approx(64 * 700e9 / 248, rel=1e-3)
+
+
+# --- figures of storage --------------------------------------------------------------------------
+
+
+@given(FIGURES)
+def test_figures_are_kept_as_json(figures):
+    figures = replace(figures, streams_measured=((1, 2.0),), transfers_measured=((4096, 1.0, 2.0),))
+    assert StorageFigures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"call_seconds": None}, "call_seconds is None"),
+        ({"call_seconds": -1}, "call_seconds is -1"),
+        ({"call_seconds": math.nan}, "call_seconds is nan"),
+        ({"call_seconds": True}, "call_seconds is True"),
+        ({"stream_bytes_per_second": 0}, "stream_bytes_per_second is 0"),
+        ({"total_bytes_per_second": math.inf}, "total_bytes_per_second is inf"),
+        ({"streams_measured": [[1, 0]]}, "streams_measured is 0"),
+        ({"streams_measured": [1]}, "not understood"),
+        ({"read_seconds": {"p50": 2, "p99": 1, "p999": 3}}, "do not rise"),
+        ({"read_seconds": {"p50": 2}}, "not understood"),
+        ({"read_seconds": None}, "belong together"),
+        ({"latency": 1}, "no field 'latency'"),
+        ({"name": 3}, "name is not a text"),
+        ({"kind": "read"}, "not of dsprep bench storage"),
+    ],
+)
+def test_impossible_figures(change, words, tmp_path):
+    path = tmp_path / "storage.json"
+    path.write_text(json.dumps({**storage().to_json(), **change}))
+    with pytest.raises(FormatError, match=words) as caught:
+        parse_storage(str(path))
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_field_and_damage(tmp_path):
+    path = tmp_path / "storage.json"
+    content = storage().to_json()
+    del content["call_seconds"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(FormatError, match="call_seconds is missing"):
+        parse_storage(str(path))
+    path.write_text("{")
+    with pytest.raises(FormatError, match="not JSON"):
+        parse_storage(str(path))
+
+
+def test_figures_by_hand():
+    text = "latency=1ms, stream=500MB/s, total=20GB/s, p50=80ms, p99=150ms, read=8MB, opens=1e4"
+    figures = parse_storage(text)
+    assert (figures.call_seconds, figures.total_bytes_per_second) == (1e-3, 20e9)
+    assert (figures.read_seconds.p99, figures.spread_nbytes) == (0.15, 8_000_000)
+    for wrong in ("cory", "latency=1ms", "latency=1ms,stream=0B/s", "speed=1GB/s", "opens=many"):
+        with pytest.raises(UsageError):
+            parse_storage(wrong)
+    with pytest.raises(UsageError, match="all or none"):
+        parse_storage("latency=1ms,stream=1GB/s,p50=1ms")
+    with pytest.raises(UsageError, match="did you mean summit"):
+        parse_storage("sumit")
+
+
+# --- the verb and the command --------------------------------------------------------------------
+
+HAND = "latency=2ms,stream=50MB/s,total=400MB/s"
+JOB = "--nodes 4 --ranks-per-node 2 -M 4 --compute 10ms"
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "x<&.h5"
+    rows = ({"x": np.full(25_000, i, "f4")} for i in range(256))
+    dsprep.write(path, rows, buffer_size="8")
+    return path
+
+
+def test_a_plan_is_that_of_the_model(grouped):
+    found = json.loads(run("plan", "read", grouped, *JOB.split(), "--storage", HAND, "--json").out)
+    assert found["load"]["samples"] == 32
+    assert found["load"]["units"] == 4
+    assert found["needed_bytes_per_second"] == pytest.approx(8 * 4 * 100_000 / 0.01)
+    assert (found["group_samples"], found["group_steps"]) == (8, 2)
+    w = 1 / (1 / 50e6 + 7 / 400e6)
+    assert found["ways"]["sample"]["exposed_seconds"] == pytest.approx(32 * (0.002 + 1e5 / w))
+    assert found["ways"]["group"]["exposed_seconds"] == pytest.approx(4 * (0.002 + 8e5 / w))
+    beside = 0.02
+    read = 0.002 + 8e5 / w
+    assert found["ways"]["group-db"]["exposed_seconds"] == pytest.approx(4 * read - 3 * beside)
+    assert found["ways"]["group-db"]["later_seconds"] == pytest.approx(4 * (read - beside))
+    assert "-c 1 " not in found["stripes"]["command"]
+    saved = 32 * (0.002 + 1e5 / w) - 4 * (read - beside)
+    assert found["repack"]["epochs"] == pytest.approx(2 * 25.6e6 / (8 * w) / saved)
+    assert [note.partition(" was ")[0] for note in found["notes"]] == [
+        "how read times spread",
+        "opening files",
+    ]
+
+
+def test_the_report_and_the_page(grouped, tmp_path):
+    page = tmp_path / "plan.html"
+    command = ("plan", "read", grouped, *JOB.split(), "--storage", "cori-lustre", "--simulate")
+    done = run(*command, "--capacity", "7MB", "-E", "4", "--html", page)
+    for wanted in ("needed", "straggler", "lfs setstripe", "group-db, simulated", "factor of 2"):
+        assert wanted in done.out
+    rows = [line.split()[0] for line in done.out.splitlines() if line]
+    assert [*rows[-2:]] == ["cache-next", "met"]
+    tree = ElementTree.fromstring(page.read_text())
+    assert not {"href", "src"} & {name for node in tree.iter() for name in node.attrib}
+    assert "Reading x<&.h5 on 4 nodes" in " ".join(tree.itertext())
+    assert "--overwrite" in fails(*command, "--html", page)
+
+
+def test_a_cache_and_mini_epochs_are_those_of_plan_tiers(grouped):
+    job = Job(nodes=4, ranks_per_node=2, batch_size=4, compute=1e-3)
+    figures = parse_storage(HAND)
+    plan = plan_read(grouped, job, figures, tier=FastTier(capacity=7_000_000, epochs=20))
+    asked = "--nodes 4 --ranks-per-node 2 -M 4 --compute 1ms --capacity 7MB -E 20"
+    tiers = json.loads(run("plan", "tiers", grouped, *asked.split(), "--pfs", HAND, "--json").out)
+    assert tiers["asked"]["pfs"] == pytest.approx(figures.copy_rate(4))
+    stalled = tiers["after"]["stalled"]
+    assert 1 - plan.ways["met"].utilisation == pytest.approx(stalled)
+    assert plan.ways["cache-next"].later_seconds == 0  # 28 MB hold all of it
+
+
+def test_what_cannot_be_planned(grouped, tmp_path):
+    command = ("plan", "read", grouped, *JOB.split(), "--storage")
+    assert "there is no storage" in fails(*command, "none.json", code=2)
+    assert "--simulate needs" in fails(*command, "latency=1ms,stream=1GB/s", "--simulate", code=2)
+    damaged = tmp_path / "s.json"
+    damaged.write_text(json.dumps({**storage().to_json(), "call_seconds": -1}))
+    assert f"{damaged}: call_seconds is -1" in fails(*command, damaged)
+    huge = tmp_path / "huge.npy"
+    with huge.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (10**9, 1000)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 4000 * 10**9)
+    assert "there is no sidecar" in fails("plan", "read", huge, *JOB.split(), "--storage", HAND)
+    with pytest.raises(UsageError, match="compute"):
+        plan_read(grouped, Job(nodes=1, ranks_per_node=1, batch_size=1, compute=0.0), storage())
+
+
+def test_the_papers_are_printed():
+    cells = json.loads(run("plan", "papers", "--json").out)
+    assert {c["source"].partition(" ")[0] for c in cells} == {"Lee", "Pumma", "Xu", "Mathuriya"}
+    text = run("plan", "papers").out
+    assert "43.8" in text
+    assert "page faults" in text
+    assert text.count("*") > 18
