@@ -332,7 +332,7 @@ class Share:
     def delivered(self, steps: int) -> int:
         """Return how many samples the first `steps` steps deliver."""
         full = steps * self.batch_size
-        if full <= self.count - (self.steps - steps):  # nearly always
+        if 0 <= self.steps - steps <= self.count - full:  # nearly always
             return full
         fewest = max(self.count - (self.steps - steps), min(steps, self.count))
         return min(full, fewest, self.count)

@@ -165,6 +165,8 @@ class Files:
                 unknown = self._seen.get(key[0])
                 if unknown is not None and unknown.has([seal(os.fsencode(key[1]), now)])[0]:
                     return
+                if unknown is not None:
+                    unknown.settled = False  # the next check looks at all of them
                 # Of many files, only the newest of their change times is known.
                 newer = now.ctime_ns > before.ctime_ns
                 before = now._replace(ctime_ns=before.ctime_ns) if newer else now

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
@@ -44,7 +43,7 @@ from dsprep.storage.atomic import refuse_partial, restore, written_as
 from dsprep.storage.base import Handle, Known
 from dsprep.storage.identity import same_time
 from dsprep.storage.local import DirectoryGuard
-from dsprep.storage.marks import DataFiles, Mark
+from dsprep.storage.marks import Mark
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.scatter import APART_NEAR
 
@@ -94,8 +93,7 @@ def changes(
     which: Literal["all", "some", "unnamed"] = "all",
     path: Path | None = None,
     notes: list[str] | None = None,
-    marks: dict[int, Mark] | None = None,
-    seen: dict[int, DataFiles] | None = None,
+    found: dict[int, FileComparison] | None = None,
     untouched: Callable[[int], FileComparison | None] = lambda number: None,
     companion: bytes | None = None,
 ) -> list[str]:
@@ -113,8 +111,8 @@ def changes(
         The sidecar, if it is not beside the dataset.
     notes
         Gets a line that names the files with another time stamp.
-    marks, seen
-        Get the marks of the files, by their number, and the data files of each.
+    found
+        Gets the result for each file, by its number.
     untouched
         Returns the result for a file, by its number, that is known without opening it.
     companion
@@ -139,10 +137,8 @@ def changes(
         lines += [f"{file.name}: {line}" for line in compared.differences]
         if compared.written:
             touched.append(i)
-        if marks is not None and compared.mark is not None:
-            marks[i] = compared.mark
-        if seen is not None and compared.files is not None:
-            seen[i] = compared.files
+        if found is not None:
+            found[i] = compared
     if lines or not touched:
         return lines
     if content.layouts:
@@ -259,7 +255,7 @@ class Sidecar:
                 "such as GZIP TFRecord, is read by dsprep.open, or repacked",
             )
         self.marks: Mapping[int, Mark] = {}
-        self._seen: Mapping[int, DataFiles] = {}
+        self._found: Mapping[int, FileComparison] = {}
         self._compared: Mapping[int, Mark] | None = None
         guard = DirectoryGuard(dataset, follow_external)
         self._files = Files(guard, self._check_first, self._known)
@@ -390,33 +386,32 @@ class Sidecar:
         Files that still have them are not opened.
         """
         self._compared = known or self._compared
-        marks: dict[int, Mark] = {}
-        seen: dict[int, DataFiles] = {}
+        found: dict[int, FileComparison] = {}
         changed = changes(
             self.content,
             self.dataset,
             "unnamed",
             self.path,
-            marks=marks,
-            seen=seen,
+            found=found,
             untouched=self._untouched,
             companion=self._companion_bytes,
         )
         if changed:
-            self._seen = {}
+            self._found = {}
             raise self._stale(changed[0])
-        self.expect(marks, seen)
+        self._expect({i: one.mark for i, one in found.items() if one.mark is not None}, found)
 
     def _untouched(self, number: int) -> FileComparison | None:
         """Return the result for a file that is what it was when it was compared last; else None.
 
         Files that samples have of their own are compared when they are read.
         """
-        mark, seen = self.marks.get(number), self._seen.get(number)
-        if mark is not None and seen is not None and seen.settled:
+        found = self._found.get(number)
+        if found is not None and found.files is not None and found.files.settled:
             own = self.layout(number).files.values()
-            if seen.is_same(lambda: chain.from_iterable(f.names.data.split(b"\0") for f in own)):
-                return FileComparison([], False, mark, seen)
+            names = (name for f in own for name in f.names.data.split(b"\0"))
+            if found.files.is_same(names):
+                return found
         mark = (self._compared or {}).get(number)
         same = mark is not None and mark.is_untouched()
         return FileComparison([], False, mark) if same else None
@@ -433,15 +428,14 @@ class Sidecar:
         known = self._compared or {}
         return bool(self.marks) and all(known.get(i) is mark for i, mark in self.marks.items())
 
-    def expect(
-        self, marks: Mapping[int, Mark], seen: Mapping[int, DataFiles] | None = None
-    ) -> None:
-        """Expect these marks: a file that is opened from here on must have its own.
+    def expect(self, marks: Mapping[int, Mark]) -> None:
+        """Expect these marks: a file that is opened from here on must have its own."""
+        self._expect(marks, {})
 
-        `seen`: the data files of those that were just taken.
-        """
-        self.marks, self._seen = marks, seen or {}
-        self._files.expect(marks, self._seen)
+    def _expect(self, marks: Mapping[int, Mark], found: Mapping[int, FileComparison]) -> None:
+        self.marks, self._found = marks, found
+        seen = {i: one.files for i, one in found.items() if one.files is not None}
+        self._files.expect(marks, seen)
 
     def __len__(self) -> int:
         return self._count

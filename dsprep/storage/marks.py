@@ -28,7 +28,7 @@ import os
 import stat
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -303,14 +303,14 @@ class DataFiles(Sequence[tuple[Path, int]]):
         at = np.searchsorted(self._seals, some)
         return np.searchsorted(self._seals, some, "right") > at
 
-    def is_same(self, compared: Callable[[], Iterable[bytes]]) -> bool:
+    def is_same(self, compared: Iterable[bytes]) -> bool:
         """Whether there are the same files, and all is what it was.
 
-        `compared` gives the paths from the root of files that are compared when they are read;
-        they are not looked at here.
+        `compared`: the paths from the root of files that are compared when they are read, which
+        are not looked at here.
         """
         if self._others is None:
-            names, left = bytes(self._names), set(compared())
+            names, left = bytes(self._names), set(compared)
             ends = zip((0, *self._ends), self._ends, strict=False)
             self._others = [name for a, b in ends if (name := names[a:b]) not in left]
         try:

@@ -517,6 +517,7 @@ WITHIN = {  # an image that is not read yet
     "longer": lambda root: _rewrite(
         root / "b" / "9.png", (root / "b" / "9.png").read_bytes() + b"x"
     ),
+    "mode": lambda root: (root / "b" / "9.png").chmod(0o640),
     "gone": lambda root: (root / "b" / "9.png").unlink(),
     "swapped": lambda root: (root / "b" / "9.png").rename(root / "b" / "8.png"),
 }
@@ -567,6 +568,8 @@ def test_changes_between_loops_and_within_one(change, tmp_path, monkeypatch):
             if change in ("flipped", "replaced"):
                 assert "changed while it was read" in str(error.value)
                 assert "9.png" in str(error.value)
+            if change == "mode":
+                list(reader)  # which is no change, and is found to be none
         if within:
             shutil.rmtree(root)
             away.rename(root)
