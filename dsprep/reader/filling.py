@@ -46,7 +46,7 @@ BLOCK_NBYTES = 64 << 10
 MANY = 64
 """Files of a unit from which on they are not held open together, but opened as they are read."""
 
-EACH = 256
+EACH = 64
 """Samples of a part where each has files of its own."""
 
 _ALIGN = 64

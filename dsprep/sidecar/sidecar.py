@@ -434,8 +434,8 @@ class Sidecar:
 
     def _expect(self, marks: Mapping[int, Mark], found: Mapping[int, FileComparison]) -> None:
         self.marks, self._found = marks, found
-        seen = {i: one.files for i, one in found.items() if one.files is not None}
-        self._files.expect(marks, seen)
+        seen = {i: one.files for i, one in found.items() if one.files and one.files.watched}
+        self._files.expect(marks, seen)  # of local directories
 
     def __len__(self) -> int:
         return self._count
