@@ -122,10 +122,12 @@ class Mark:
         """
         if refresh:
             revalidate(path)
-        began, own = time.time_ns(), path.stat()
+        is_stored = isinstance(path, StorePath)
+        began, own = 0 if is_stored else time.time_ns(), path.stat()
         if not stat.S_ISDIR(own.st_mode):
-            one = array("q", [seal(b"", status(own))])
-            alone = DataFiles(path, b"", array("q", [0]), array("q", [own.st_size]), one)
+            alone = DataFiles(
+                path, b"", array("q", [0]), array("q", [own.st_size]), watched={path: status(own)}
+            )
             alone.settle(began, own.st_ctime_ns)
             return cls(path, status(own), at=mount_of(own)), alone
         names, ends, sizes, seals = bytearray(), array("q"), array("q"), array("q")
@@ -137,7 +139,6 @@ class Mark:
         nbytes = newest = latest = 0
         lines, times = (hashlib.blake2b(digest_size=8) for _ in range(2))
         root = len(os.fsencode(path).rstrip(b"/")) + 1
-        is_stored = isinstance(path, StorePath)
         for entry in data_entries(path) if is_stored else data_entries(path, watch):
             if refresh:
                 revalidate(Path(entry.path))
@@ -154,7 +155,7 @@ class Mark:
         each, exact = (state.hexdigest() if names else "" for state in (lines, times))
         combined = Status(own.st_ino, nbytes, newest, latest)
         files = DataFiles(path, names, ends, sizes, seals, folders)
-        files.settle(0 if is_stored else began, latest)
+        files.settle(began, latest)
         return cls(path, combined, len(sizes), each, exact, mount_of(own)), files
 
     def to_json(self) -> dict[str, Any]:
@@ -268,9 +269,9 @@ class DataFiles(Sequence[tuple[Path, int]]):
     sizes
         Bytes of each.
     seals
-        The `seal` of each.
+        Of a directory, the `seal` of each.
     watched
-        What else was looked at, and its status: the folders, before they were listed.
+        What else was looked at, and its status: the folders, before they were listed; or the file.
 
     Attributes
     ----------
@@ -284,12 +285,12 @@ class DataFiles(Sequence[tuple[Path, int]]):
         names: bytes | bytearray,
         ends: array[int],
         sizes: array[int],
-        seals: array[int],
+        seals: array[int] | None = None,
         watched: Mapping[str | Path, Status] = MappingProxyType({}),
     ) -> None:
         self.sizes, self.watched, self.settled = sizes, dict(watched), False
         self._root, self._names, self._ends = root, names, ends
-        self._seals = np.sort(np.frombuffer(seals, np.int64))
+        self._seals = np.sort(np.array(seals or (), np.int64))
         self._others: list[bytes] | None = None
 
     def settle(self, at: int, latest: int) -> None:
@@ -312,10 +313,12 @@ class DataFiles(Sequence[tuple[Path, int]]):
         if self._others is None:
             names, left = bytes(self._names), set(compared)
             ends = zip((0, *self._ends), self._ends, strict=False)
-            self._others = [name for a, b in ends if (name := names[a:b]) not in left]
+            self._others = [name for a, b in ends if (name := names[a:b]) and name not in left]
         try:
-            if any(status(Path(path).stat()) != seen for path, seen in self.watched.items()):
-                return False
+            for path, seen in self.watched.items():
+                revalidate(Path(path))
+                if status(Path(path).stat()) != seen:
+                    return False
             now = [seal(name, status(self._path(name).stat())) for name in self._others]
         except OSError:
             return False
@@ -327,7 +330,7 @@ class DataFiles(Sequence[tuple[Path, int]]):
     @classmethod
     def none(cls, root: Path) -> Self:
         """Return no files."""
-        return cls(root, b"", array("q"), array("q"), array("q"))
+        return cls(root, b"", array("q"), array("q"))
 
     def __len__(self) -> int:
         return len(self.sizes)
