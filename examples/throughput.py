@@ -675,32 +675,55 @@ def peer(lab: Lab, name: str) -> Figure:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def against_cp(lab: Lab, source: Path, suffix: str, write: Callable[[Path], object]) -> Figure:
-    """Compare writing a dataset with `cp` of its source, both until all is on the disk."""
+def against(
+    lab: Lab, source: Path, suffix: str, limit: Callable, write: Callable, name: str
+) -> Figure:
+    """Compare writing a dataset with its limit; both get the path of the output."""
     out = lab.folder / f"out{suffix}"
 
     def clear() -> None:
         for path in lab.folder.glob("out*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def copied(run: int) -> float:
-        began = now()
+    warm(source)
+    found, *best = paired(
+        lab, lambda run: timed(partial(limit, out)), lambda run: timed(partial(write, out)), clear
+    )
+    clear()
+    nbytes = sum(file.stat().st_size for file in files_of(source))
+    return Figure(found, rates(nbytes, *best, name=name))
+
+
+def against_cp(lab: Lab, source: Path, suffix: str, write: Callable[[Path], object]) -> Figure:
+    """Compare writing a dataset with `cp` of its source, both until all is on the disk."""
+
+    def copied(out: Path) -> None:
         subprocess.run(["cp", "-r", "--reflink=never", str(source), str(out)], check=True)
         for file in files_of(out):
             sync(file)
-        return now() - began
 
-    warm(source)
-    found, *best = paired(lab, copied, lambda run: timed(lambda: write(out)), clear)
-    clear()
-    nbytes = sum(file.stat().st_size for file in files_of(source))
-    return Figure(found, rates(nbytes, *best, name="cp"))
+    return against(lab, source, suffix, copied, write, "cp")
 
 
 def convert(lab: Lab, to: str, format: str = "hdf5", ragged: int | None = None) -> Figure:
     """Convert samples of one size; or `ragged` ones of so many bytes, 0: as the others."""
     source = lab.source(format=format) if ragged is None else lab.ragged(ragged)
     return against_cp(lab, source, SUFFIXES[to], partial(dsprep.convert, source, to=to))
+
+
+def write(lab: Lab, to: str, known: bool) -> Figure:
+    """Write samples that a generator gives, views of arrays; of converting the same ones."""
+    source = lab.source()
+    with dsprep.open(source) as opened:
+        arrays, count = opened[:], len(opened)
+
+    def written(out: Path) -> None:
+        samples = ({name: column[i] for name, column in arrays.items()} for i in range(count))
+        dsprep.write(out, samples, length=count if known else None)
+
+    return against(
+        lab, source, SUFFIXES[to], partial(dsprep.convert, source, to=to), written, "convert"
+    )
 
 
 def repack(lab: Lab, to: str, sample: int | None = None) -> Figure:
@@ -994,6 +1017,12 @@ def rows() -> Iterator[Row]:
     for to in SEVERAL:
         given = {"to": to, "sample": 1 << 20}
         yield Row(f"repack-{to}-1M", repack, ">= 0.95", "1 MiB samples, of cp", given)
+    for to in SUFFIXES:
+        given = {"to": to, "known": True}
+        yield Row(f"write-{to}", write, ">= 0.95", "dsprep.write with length, of convert", given)
+    for to in SUFFIXES:
+        given = {"to": to, "known": False}
+        yield Row(f"write-unknown-{to}", write, ">= 0.85", "the same without length", given)
     yield Row("shuffle", shuffle, ">= 0.5", "all samples, by 1/8 of the memory, of cp")
     yield Row("objects-groups", objects_groups, ">= 0.85", "first epoch, of a loop of get_range")
     given = {"fields": ("x",)}
@@ -1019,13 +1048,13 @@ def rows() -> Iterator[Row]:
 def show(row: Row, found: Figure | str) -> None:
     """Print a line of the table."""
     if isinstance(found, str):
-        print(f"{row.name:<18}{row.goal:>11}   not measured: {found}", flush=True)
+        print(f"{row.name:<22}{row.goal:>11}   not measured: {found}", flush=True)
         return
     median, low, high = statistics.median(found.values), min(found.values), max(found.values)
     digits = 2 if median < 100 else 0
     numbers = f"{median:>9.{digits}f}  ({low:.{digits}f} to {high:.{digits}f})"
     words = "; ".join(filter(None, (row.words, found.words)))
-    print(f"{row.name:<18}{row.goal:>11}{numbers:<30}{words}", flush=True)
+    print(f"{row.name:<22}{row.goal:>11}{numbers:<30}{words}", flush=True)
 
 
 def main() -> None:
@@ -1048,7 +1077,7 @@ def main() -> None:
     if not chosen:
         sys.exit("throughput: there are no such rows; --list names all")
     if options.list:
-        print(*(f"{row.name:<18}{row.goal:>11}  {row.words}" for row in chosen), sep="\n")
+        print(*(f"{row.name:<22}{row.goal:>11}  {row.words}" for row in chosen), sep="\n")
         return
     report = {}
     with tempfile.TemporaryDirectory(dir=options.directory) as temporary:

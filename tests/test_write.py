@@ -439,14 +439,16 @@ def test_memory_is_bounded(tmp_path, known):
     assert peaks[1] < peaks[0] + (12 << 20)
 
 
+@pytest.mark.parametrize("share", [4, 1 << 20, 1 << 60])  # all, some and no samples in memory
 @pytest.mark.parametrize("schema", [PLAIN, MIXED], ids=["plain", "mixed"])
-def test_memory_is_used_again_when_it_has_been_written(tmp_path, monkeypatch, schema):
+def test_memory_is_used_again_when_it_has_been_written(tmp_path, monkeypatch, schema, share):
     def slow(*args):
         time.sleep(0.002)
         return pwrite_all(*args)
 
     monkeypatch.setattr("dsprep.writing.samples.spool.pwrite_all", slow)
     monkeypatch.setattr("dsprep.verbs.write.PIECE_NBYTES", 1 << 10)
+    monkeypatch.setattr("dsprep.verbs.write.SHARE", share)
     batch = random_batch(schema, 200)
     given = iter(samples_of(batch, schema))
     dsprep.write(tmp_path / "out.h5", given, schema=schema, durable=False)
@@ -454,12 +456,35 @@ def test_memory_is_used_again_when_it_has_been_written(tmp_path, monkeypatch, sc
         assert_same_batch(source[:], batch, schema)
 
 
-def test_a_spool_is_read_in_any_order(tmp_path):
+def test_what_does_not_fit_in_memory_beside_the_workers_goes_to_the_file(tmp_path, monkeypatch):
+    spilled, spill = [], Spool.spill
+    monkeypatch.setattr(
+        Spool, "spill", lambda spool: (spilled.append(spool.resident_nbytes()), spill(spool))
+    )
+    samples = [{"x": np.full(1 << 20, i, np.uint8)} for i in range(30)]
+    for memory, rest in (("40MiB", True), ("1GiB", False)):
+        target = tmp_path / f"{memory}.h5"
+        dsprep.write(target, iter(samples), memory=memory, durable=False)
+        assert (spilled == []) == (not rest)
+        spilled.clear()
+        with dsprep.open(target) as source:
+            assert_same_batch(source[:], {"x": np.stack([s["x"] for s in samples])}, source.schema)
+    with pytest.raises(UsageError, match="one worker does not fit"):
+        dsprep.write(tmp_path / "no.h5", iter(samples), memory="16MiB")
+
+
+@pytest.mark.parametrize("memory", [0, 1, 600, 1 << 20])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_spool_is_read_in_any_order(tmp_path, memory, spilled):
     batch = random_batch(MIXED, 100)
-    with Spool(tmp_path / "out", MIXED) as spool:
+    with Spool(tmp_path / "out", MIXED, memory) as spool:
         for start, stop in ((0, 1), (1, 20), (20, 41), (41, 100)):
             spool.put(take(batch, start, stop))
         spool.finish()
+        assert (spool.resident_nbytes() > 0) == (memory > 0)
+        if spilled:
+            spool.spill()
+            assert spool.resident_nbytes() == 0
         assert list(tmp_path.iterdir()) == []
         ranges = ((0, 100), (39, 42), (99, 100), (5, 5), (100, 100), (0, 41), (0, 1), (1, 20))
         for start, stop in ranges:

@@ -14,6 +14,7 @@ from dsprep.core.schema import (
     concatenate,
     new_array,
 )
+from dsprep.core.spans import move_spans, offsets_of
 
 LONG = 2048
 """Bytes of a sample from which on it is worth naming it alone: to copy it, or in one call to the
@@ -56,21 +57,14 @@ def take_into(out: Array, column: Array, rows: Ints) -> None:
 
 def _take_ragged(column: Ragged, rows: Ints, arena: Arena | None, key: str) -> Ragged:
     lengths = column.lengths[rows]
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = offsets_of(lengths)
     total = int(offsets[-1])
     values = column.values
     out = new_array(arena, key, (total, *values.shape[1:]), values.dtype)
-    starts = column.offsets[rows]
-    if not out.size:
-        return Ragged(out, offsets, column.kind)
-    if out.nbytes >= LONG * len(rows):
-        source, target = starts.tolist(), offsets.tolist()
-        for i, n in enumerate(lengths.tolist()):
-            out[target[i] : target[i] + n] = values[source[i] : source[i] + n]
-    else:
-        index = np.arange(total) + np.repeat(starts - offsets[:-1], lengths)
-        take_into(out, values, index)
+    if out.size:
+        row, flat = out.nbytes // total, np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        starts, to = column.offsets[rows] * row, offsets[:-1] * row
+        move_spans(flat, starts, lengths * row, out.reshape(-1).view(np.uint8), to)
     return Ragged(out, offsets, column.kind)
 
 

@@ -34,6 +34,7 @@ INLINE = 6 << 10
 LARGEST_PLAIN = 256 << 20
 _MEMORY = 256 << 20  # what LZMA may take for its dictionary
 _EXACT = 4 << 10  # bytes up to which a size is found by packing
+_SAMPLE = 4 << 10  # bytes of each sixteenth of a larger table by which its size is judged
 _WINDOW = 8 << 20
 """What the header of small tables gives as the window, of which they need less."""
 
@@ -124,7 +125,9 @@ def packed_nbytes(plain: bytes) -> int:
     """Return about how many bytes `pack` makes of a table: exact for small ones, quick for all."""
     if len(plain) <= _EXACT:
         return len(pack(plain))
-    return len(zlib.compress(plain, 1))
+    size, step = len(plain), max(_SAMPLE, len(plain) // 16)
+    some = b"".join(plain[at : at + _SAMPLE] for at in range(0, size, step))
+    return len(zlib.compress(some, 1)) * size // len(some)
 
 
 def unpack(packed: bytes) -> bytes:

@@ -8,10 +8,10 @@ import numpy as np
 
 from dsprep.core.schema import Array, Bytes, Ints
 
-LONG = 128
-"""Mean bytes from which on one copy per span is faster than one index per byte."""
+LONG = 1024
+"""Mean bytes from which on one copy per span is faster than few for all of about one length."""
 
-_INDEXED = 1 << 16  # bytes copied per index array, which takes eight times as many, in the cache
+_AT_ONCE = 1 << 20  # bytes of such spans that are in memory twice
 
 
 def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, targets: Ints) -> None:
@@ -38,18 +38,31 @@ def move_spans(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, targets: 
                 rows = np.ndarray((b - a, width), np.uint8, source, at, (step, 1))
                 np.ndarray((b - a, width), np.uint8, out, to, (pace, 1))[:] = rows
             return
+        if width < LONG:
+            _copy_equal(source, starts, width, out, targets)
+            return
     if total >= n * LONG:
         get, put = source.data, out.data  # slices of these cost half of what those of arrays do
         columns = (starts, starts + lengths, targets, targets + lengths)
         for a, b, c, d in zip(*(column.tolist() for column in columns), strict=True):
             put[c:d] = get[a:b]
         return
-    ends = np.cumsum(lengths)
-    i = 0
-    while i < n:  # as many spans at a time as keep the index small
-        j = max(i + 1, int(np.searchsorted(ends, ends[i] + _INDEXED, "right")))
-        out[ranges(targets[i:j], lengths[i:j])] = source[ranges(starts[i:j], lengths[i:j])]
-        i = j
+    # Of 2 ** k to 2 ** (k + 1) bytes, the first 2 ** k and the last 2 ** k are all.
+    logarithms = np.frexp(lengths)[1] - 1  # of 0 bytes: -1
+    for k in range(int(logarithms.max()) + 1):
+        some = np.flatnonzero(logarithms == k)
+        first, begins, over = starts[some], targets[some], lengths[some] - (1 << k)
+        _copy_equal(source, first, 1 << k, out, begins)
+        _copy_equal(source, first + over, 1 << k, out, begins + over)
+
+
+def _copy_equal(source: Bytes, starts: Ints, width: int, out: Bytes, targets: Ints) -> None:
+    """Copy spans of one length, as elements of that many bytes that begin at any byte."""
+    element, step = np.dtype((np.void, width)), max(1, _AT_ONCE // width)
+    get = np.ndarray((len(source) - width + 1,), element, source, 0, (1,))
+    put = np.ndarray((len(out) - width + 1,), element, out, 0, (1,))
+    for i in range(0, len(starts), step):
+        put[targets[i : i + step]] = get[starts[i : i + step]]
 
 
 def _common_step(starts: Ints) -> int:

@@ -426,7 +426,8 @@ class Writer(ABC):
     def lengths(self) -> NDArray[np.int64] | None:
         """Return the bytes of each record, of payload alone: int64, shape ``(samples,)``.
 
-        None if they are of no use to `WritePlan.layout`, or another run has written some.
+        Or offsets and bytes: shape ``(2, samples)``. None if they are of no use to
+        `WritePlan.layout`, or another run has written some.
         """
         return None
 

@@ -152,7 +152,7 @@ def _smallest(offsets: Ints, lengths: Law, candidates: tuple[Law, ...], align: i
 def _best_follow(offsets: Ints, lengths: Law, align: int) -> Law:
     """Return the law of contiguous blocks, with the frame between them that fits best."""
     frames = [*_FRAMES, (16, align)] if align > 1 else list(_FRAMES)
-    some = min(len(offsets), 1 << 16)
+    some = min(len(offsets), laws.JUDGED)
     head = laws.Explicit(lengths.span(0, some))
     judged = [
         (laws.packed_nbytes(follow.fit(offsets[:some], head, f, a).rest), f, a) for f, a in frames

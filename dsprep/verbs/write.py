@@ -2,7 +2,7 @@
 
 The output is that of `dsprep.repack`: grouped, aligned, with a sidecar, and there at once or not at
 all. With `length` and without ragged fields or a shuffle, samples are written while they come.
-Otherwise they are kept in a temporary file without a name until all are known, and then written.
+Otherwise they are kept until all are known, in memory and then in a temporary file without a name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast
 
+from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Batch, Schema, batch_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.executors import THREADS
@@ -37,6 +38,10 @@ from dsprep.writing.staging import check_target
 
 MOST = 1 << 16
 """Samples that are packed together at most."""
+
+SHARE, KEPT_NBYTES = 4, 1 << 30
+"""One part in so many of the memory keeps samples until all are known, up to so many bytes; more go
+to a file."""
 
 
 class Options(TypedDict, total=False):
@@ -224,7 +229,8 @@ class Writer:
             self._packed = Assembler(schema, 1)
         else:
             plan_repack(FedSource(self._target, schema, 0), self._target, self._options, self._run)
-            self._spool = Spool(self._target, schema)
+            memory = min(KEPT_NBYTES, allowed_memory(self._run.memory) // SHARE)
+            self._spool = Spool(self._target, schema, memory)
             room = min(MOST, max(1, PIECE_NBYTES // max(1, schema.fixed_nbytes)))
             self._packed = Assembler(schema, room)
         return self._packed
@@ -274,7 +280,12 @@ class Writer:
         assert self._spool is not None
         self._flush(self._packed)
         self._spool.finish()
-        part = plan_repack(self._spool, self._target, self._options, self._run).parts[0]
+        try:
+            plan = plan_repack(self._spool, self._target, self._options, self._run)
+        except UsageError:  # there is not enough memory besides
+            self._spool.spill()
+            plan = plan_repack(self._spool, self._target, self._options, self._run)
+        part = plan.parts[0]
         return run_job(part.job, part.source, self._run)
 
 

@@ -21,6 +21,7 @@ from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import FormatError
 from dsprep.formats import load, record_writer
 from dsprep.formats.base import Format
+from dsprep.formats.lmdb.write import LmdbWriter
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.tfrecord.write import TFRecordWriter
 from dsprep.layout import as_json, fit
@@ -313,3 +314,27 @@ def test_the_layout_that_was_written_is_the_one_that_is_found(tmp_path, monkeypa
             path.write_bytes(data[:at] + changed + data[at + 1 :])
             with pytest.raises(FormatError, match="not what was written"):
                 layout(path, written[-1])
+
+
+@pytest.mark.parametrize("suffix", [".lmdb", ".mdb"])
+@pytest.mark.parametrize("name", [n for n in SOME if SOME[n].ragged])
+def test_lmdb_knows_where_it_put_ragged_samples(tmp_path, monkeypatch, name, suffix):
+    lmdb, schema, written = load("lmdb"), SOME[name], []
+    finish = LmdbWriter.finish
+    monkeypatch.setattr(
+        LmdbWriter, "finish", lambda writer: (written.append(writer.lengths()), finish(writer))
+    )
+    for count, pieces in ((1, ()), (21, (3, 10)), (2500, range(90, 2500, 90))):
+        path, batch = tmp_path / f"{count}{suffix}", batch_of(schema, count)
+        write_batch(lmdb, path, schema, batch, cuts=tuple(pieces))
+        layout = lmdb.plan(schema, WriteOptions(), count).layout
+        assert layout(path, None) is None
+        with lmdb.open(path, OpenOptions(), schema) as source:
+            found = [fit.fit(each) for each in (layout(path, written[-1]), source.extents())]
+        told = [json.dumps(as_json.to_json(each, schema, Tables())) for each in found]
+        assert told[0] == told[1]
+        assert found[0].facts == found[1].facts
+        offsets = written[-1].copy()
+        offsets[0, -1] += 1
+        with pytest.raises(FormatError, match="not what was written"):
+            layout(path, offsets)

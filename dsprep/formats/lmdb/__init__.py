@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -119,7 +120,14 @@ class Lmdb(WritableFormat):
             nbytes = groups.nbytes
         else:
             groups, nbytes = None, _estimate(schema, samples, payload, options)
-        return WritePlan(stored=stored, notes=tuple(lost), nbytes=nbytes, files=2, groups=groups)
+        layout = None
+        if schema.ragged:
+            from dsprep.formats.lmdb.locate import written_layout
+
+            layout = partial(written_layout, schema, options, data_file)
+        return WritePlan(
+            stored=stored, notes=tuple(lost), nbytes=nbytes, files=2, groups=groups, layout=layout
+        )
 
     def create(
         self,

@@ -275,6 +275,11 @@ class Records:
         """The values, by row."""
         return model.Blocks(self.offsets, self.lengths, self.inside)
 
+    @property
+    def framed(self) -> int:
+        """The bytes of a page if there are values on overflow pages, else 0."""
+        return self.pages.psize if self.big else 0
+
     def reader(
         self, layout: model.FileLayout, schema: Schema, label: Callable[[int], str]
     ) -> LayoutReader:

@@ -104,7 +104,9 @@ class LmdbSource(RecordsSource):
         self._check_sizes()
         inside = [(path, f) for path, f in self._fields if path != self.key]
         if inside:
-            stored = records_of(records, self._decoder, inside)
+            stored = records_of(
+                records.blocks, self._decoder, inside, None, records.order, records.framed
+            )
             self.add_reader(FileLayout(len(records), stored), Schema(tuple(f for _, f in inside)))
 
     def _read_families(self) -> None:
@@ -116,7 +118,7 @@ class LmdbSource(RecordsSource):
                     records.blocks,
                     {f.name: Part(0)},
                     order=Explicit(self.families[path].rows),
-                    frame=describe_frame(records.pages.psize) if records.big else None,
+                    frame=describe_frame(records.framed) if records.framed else None,
                 )
                 self.add_reader(FileLayout(len(self), stored), Schema((f,)))
 

@@ -15,7 +15,6 @@ same, this one page is later than in a copy by LMDB.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -56,12 +55,13 @@ def cut(sizes: Ints, used: int) -> Ints:
     if (sizes == sizes[0]).all():
         each = int(sizes[0]) + 2
         return np.arange((ROOM - used) // each, n, ROOM // each)
-    filled = offsets_of(sizes + 2).tolist()
+    filled = offsets_of(sizes + 2)
+    end = int(np.searchsorted(filled, ROOM - used, "right")) - 1
+    full = (np.searchsorted(filled, filled + ROOM, "right") - 1).tolist()  # if a leaf begins there
     ends: list[int] = []
-    start, end = -used, 0
-    while (end := bisect_right(filled, start + ROOM, end) - 1) < n:
+    while end < n:
         ends.append(end)
-        start = filled[end]
+        end = full[end]
     return np.array(ends, np.int64)
 
 

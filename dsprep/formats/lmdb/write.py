@@ -16,9 +16,10 @@ LMDB decides where values are stored, so groups begin at pages, not at stripes. 
 is a value of its own, a group is all from the header of its first value's pages (or from its first
 leaf) to the end of its last value: the tree's pages are between the values. (Where some values are
 small enough for leaves and others are not, a leaf follows all large values of its samples, also
-those of other groups, so ranges overlap.) Groups are located in the finished file. Their sums are
-those of what has just been written, read back piece by piece while the page cache has it; where
-values are small, or an earlier run wrote them, the whole group is read for that in the end.
+those of other groups, so ranges overlap.) Where ragged values are is noted as they are placed; the
+finished tree is read for others, and for what an earlier run wrote. The sums of groups are those of
+what has just been written, read back piece by piece while the page cache has it; where values are
+small, or an earlier run wrote them, the whole group is read for that in the end.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ from dsprep.storage.scatter import drain
 
 SCATTERED = 1 << 10
 """Mean bytes of a value from which on its parts are written from where they are."""
+
+NOTED = 1 << 26
+"""Ragged samples up to which it is noted where each one is: 16 bytes of memory each."""
 
 _U16 = np.dtype("<u2")
 
@@ -113,6 +117,9 @@ class LmdbWriter(RecordWriter):
         self._tree = Tree(keys.nbytes)
         self._first = self._done = 0  # first sample of the open leaf; samples reserved
         self._open, self._open_sizes = b"", list[int]()
+        self._positions: Ints | None = None  # offset and size of each value
+        if schema.ragged and state is None and self._count <= NOTED:
+            self._positions = np.zeros((2, self._count), np.int64)
         if state is not None:
             self._tree = Tree.from_json(state["tree"])
             self._first, self._done = int(state["first"]), int(state["done"])
@@ -191,6 +198,9 @@ class LmdbWriter(RecordWriter):
         self.allocate(tree.next_page * PSIZE)
         offsets = offsets_of(piece.node_sizes)
         self._fill_in_pages(piece, offsets)
+        if self._positions is not None:
+            big = np.where(piece.runs > 0, piece.value_pages * PSIZE + HEADER, 0)
+            self._positions[:, piece.start : piece.stop] = big, piece.sizes
         self._done = piece.stop
         left = int(ends[-1]) if len(ends) else 0
         tail = piece.nodes[int(offsets[left]) :].tobytes()
@@ -291,6 +301,10 @@ class LmdbWriter(RecordWriter):
         words[:, 7] = PSIZE - (offsets[ends] - begin)
         words.reshape(-1)[leaf * (PSIZE >> 1) + (HEADER >> 1) + slot] = upper
         at = leaf * PSIZE + upper
+        if self._positions is not None:  # those inside leaves are known only now
+            known = self._positions[0, piece.start - carried : piece.start + n]
+            own = piece.leaf_pages[leaf] * PSIZE + upper + NODE + self._keys.nbytes
+            known[:] = np.where(known > 0, known, own)
         flat = pages.reshape(-1)
         old = np.frombuffer(piece.carried, np.uint8)
         move_spans(old, offsets[:carried], sizes[:carried], flat, at[:carried])
@@ -315,6 +329,10 @@ class LmdbWriter(RecordWriter):
         words[5:8] = P_BRANCH, HEADER + 2 * n, upper
         words[HEADER >> 1 :][:n] = PSIZE - NODE - np.arange(n) * nodes.shape[1]
         return page.tobytes()
+
+    @override
+    def lengths(self) -> Ints | None:
+        return self._positions
 
     def checkpoint(self) -> State:
         """Return the tree's right edge and the nodes of the open leaf: some kilobytes."""
@@ -344,13 +362,16 @@ class LmdbWriter(RecordWriter):
 
     @override
     def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
-        # The tree is read again.
-        with closing(Records(self.path, file.path, OpenOptions())) as records:
-            stored = records.stored_values()
-        inside = stored.offsets % PSIZE
+        if self._positions is not None:
+            offsets, sizes = self._positions
+        else:  # the tree is read again
+            with closing(Records(self.path, file.path, OpenOptions())) as records:
+                stored = records.stored_values()
+            offsets, sizes = stored.offsets, stored.sizes
+        inside = offsets % PSIZE
         # A value right after a page's header is on overflow pages; leaves have pointers.
-        begins = stored.offsets - np.where(inside == HEADER, HEADER, inside)
-        ends = stored.offsets + stored.sizes
+        begins = offsets - np.where(inside == HEADER, HEADER, inside)
+        ends = offsets + sizes
         if len(edges) == 1:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         starts = edges[:-1]

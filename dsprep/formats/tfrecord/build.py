@@ -148,9 +148,11 @@ class Assembly:
         for data, begins, ends in spans:
             move_spans(data, begins, ends - begins, out, at)
             at = at + (ends - begins)
-        out[offsets[:-1, None] + np.arange(framing.HEADER)] = framing.headers(nbytes)
         crcs = framing.payload_crcs(out, starts, nbytes)
-        out[at[:, None] + np.arange(framing.FOOTER)] = _bytes_of(crcs)
+        frames = ((framing.headers(nbytes), offsets[:-1]), (_bytes_of(crcs), at))
+        for rows, targets in frames:
+            width = np.full(len(rows), rows.shape[1])
+            move_spans(rows.reshape(-1), offsets_of(width)[:-1], width, out, targets)
         return out, nbytes
 
 

@@ -60,7 +60,8 @@ LAWS = {
 """Name to class; a law is one module and one line."""
 
 _SLICE = 1 << 20
-_JUDGED = 1 << 16
+JUDGED = 1 << 14
+"""Numbers by which laws are compared, as packing takes time: the first ones speak for all."""
 
 
 def parse(json: Any, count: int, tables: Tables, lengths: Law | None = None) -> Law:
@@ -106,7 +107,7 @@ def fit(values: Ints, candidates: Sequence[Law] = ()) -> Law:
     for candidate in candidates:
         if is_exact(candidate, values):
             return candidate
-    some = values[:_JUDGED]  # packing takes time: what is smaller for these is for all
+    some = values[:JUDGED]
     joined, table = runs.fit(some), Table(some)
     if packed_size(joined.pack()) <= packed_size(table.pack()):
         return joined if len(some) == len(values) else runs.fit(values)
@@ -131,5 +132,7 @@ def packed_nbytes(law: Law) -> int:
     """Return about how many bytes a law takes in a sidecar, tables packed."""
     import json
 
-    sizes = Sizes()
-    return len(json.dumps(law.to_json(sizes))) + sizes.nbytes
+    if law.packed_nbytes is None:
+        sizes = Sizes()
+        law.packed_nbytes = len(json.dumps(law.to_json(sizes))) + sizes.nbytes
+    return law.packed_nbytes

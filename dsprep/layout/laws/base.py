@@ -28,10 +28,13 @@ class Law(ABC):
         How the sidecar and ``--law`` call it.
     count
         How many numbers there are.
+    packed_nbytes
+        What `laws.packed_nbytes` has found.
     """
 
     name: ClassVar[str]
     count: int
+    packed_nbytes: int | None = None
 
     @abstractmethod
     def at(self, indices: Ints) -> Ints:
