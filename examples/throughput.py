@@ -44,6 +44,7 @@ import lmdb
 import numpy as np
 
 import dsprep
+from dsprep import executors
 
 PEERS = (
     *("ffcv", "litdata", "streaming", "webdataset", "tensorstore", "zarrs", "grain", "arrow"),
@@ -711,6 +712,15 @@ def convert(lab: Lab, to: str, format: str = "hdf5", ragged: int | None = None) 
     return against_cp(lab, source, SUFFIXES[to], partial(dsprep.convert, source, to=to))
 
 
+def processes(lab: Lab) -> Figure:
+    """Convert parts of one file by two processes, which are started before; of two threads."""
+    source = lab.source()
+    with executors.opened("processes", workers=2) as pool:
+        by_processes = partial(dsprep.convert, source, executor=pool)
+        by_threads = partial(dsprep.convert, source, workers=2)
+        return against(lab, source, ".h5", by_threads, by_processes, "threads")
+
+
 def write(lab: Lab, to: str, known: bool) -> Figure:
     """Write samples that a generator gives, views of arrays; of converting the same ones."""
     source = lab.source()
@@ -1023,6 +1033,7 @@ def rows() -> Iterator[Row]:
     for to in SUFFIXES:
         given = {"to": to, "known": False}
         yield Row(f"write-unknown-{to}", write, ">= 0.85", "the same without length", given)
+    yield Row("processes", processes, ">= 1", "HDF5 by two processes, of two threads")
     yield Row("shuffle", shuffle, ">= 0.5", "all samples, by 1/8 of the memory, of cp")
     yield Row("objects-groups", objects_groups, ">= 0.85", "first epoch, of a loop of get_range")
     given = {"fields": ("x",)}
