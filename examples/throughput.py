@@ -44,6 +44,7 @@ import lmdb
 import numpy as np
 
 import dsprep
+from dsprep import executors
 
 PEERS = (
     *("ffcv", "litdata", "streaming", "webdataset", "tensorstore", "zarrs", "grain", "arrow"),
@@ -376,6 +377,35 @@ def reader(lab: Lab, threads: int | None = None, cold: bool = False, small: bool
         return Figure(found, f"{rates(groups.nbytes, *best)} by {opened.choice.threads}")
 
 
+def first_batch(lab: Lab) -> Figure:
+    groups, found = lab.grouped(lab.plain(), 5_000_000), []
+    warm(groups.path)
+    with dsprep.Reader(groups.path, BATCH, rank=0, world_size=1, check_order=False) as opened:
+        epoch(opened)  # imports, and takes memory
+        for _ in range(20 * lab.options.runs):
+            began = now()
+            loop = iter(opened)
+            next(loop)
+            found.append(1e3 * (now() - began))
+            loop.close()
+    return Figure(found, "median of so many loops")
+
+
+def first_epoch(lab: Lab) -> Figure:
+    groups = lab.grouped(lab.plain(), 40_000_000)
+    warm(groups.path)
+
+    def first(run: int) -> float:
+        arguments = {"rank": 0, "world_size": 1, "check_order": False}
+        with dsprep.Reader(groups.path, BATCH, **arguments) as opened:
+            return epoch(opened)
+
+    with dsprep.Reader(groups.path, BATCH, rank=0, world_size=1, check_order=False) as opened:
+        epoch(opened), epoch(opened)
+        found, *best = paired(lab, lambda run: epoch(opened), first)
+    return Figure(found, rates(groups.nbytes, *best, "later ones"))
+
+
 def reader_tiny(lab: Lab) -> Figure:
     plain = lab.arrays("tiny", max(4096, 2 * lab.nbytes // 104), x=((25,), "f4"), y=((), "i4"))
     groups, batch = lab.grouped(plain, 32 << 20), 4096
@@ -682,6 +712,15 @@ def convert(lab: Lab, to: str, format: str = "hdf5", ragged: int | None = None) 
     return against_cp(lab, source, SUFFIXES[to], partial(dsprep.convert, source, to=to))
 
 
+def processes(lab: Lab) -> Figure:
+    """Convert parts of one file by two processes, which are started before; of two threads."""
+    source = lab.source()
+    with executors.opened("processes", workers=2) as pool:
+        by_processes = partial(dsprep.convert, source, executor=pool)
+        by_threads = partial(dsprep.convert, source, workers=2)
+        return against(lab, source, ".h5", by_threads, by_processes, "threads")
+
+
 def write(lab: Lab, to: str, known: bool) -> Figure:
     """Write samples that a generator gives, views of arrays; of converting the same ones."""
     source = lab.source()
@@ -954,6 +993,8 @@ def rows() -> Iterator[Row]:
     for n in (1, 2):
         given = {"threads": n, "small": True}
         yield Row(f"reader-3k-{n}", reader, ">= 0.9", "of as many threads of preadv", given)
+    yield Row("first-batch", first_batch, "<= 2 ms", "of a loop, 5 MB groups")
+    yield Row("first-epoch", first_epoch, ">= 0.95", "of a Reader, of its later ones, warm")
     yield Row("reader-tiny", reader_tiny, ">= 0.8", "104 B samples, of one read and take")
     for n in (1, 2):
         words = "90 kB files in place, of open, read and close by as many threads"
@@ -992,6 +1033,7 @@ def rows() -> Iterator[Row]:
     for to in SUFFIXES:
         given = {"to": to, "known": False}
         yield Row(f"write-unknown-{to}", write, ">= 0.85", "the same without length", given)
+    yield Row("processes", processes, ">= 1", "HDF5 by two processes, of two threads")
     yield Row("shuffle", shuffle, ">= 0.5", "all samples, by 1/8 of the memory, of cp")
     yield Row("objects-groups", objects_groups, ">= 0.85", "first epoch, of a loop of get_range")
     given = {"fields": ("x",)}

@@ -120,6 +120,9 @@ def test_cold_epochs_have_evidence_or_say_that_they_were_not(data, tmp_path):
         (["-s", "nosuch"], 2, "not a strategy"),
         (["--compute", "soon"], 2, "not understood"),
         (["--sweep", "colour=red"], 2, "not a sweep"),
+        (["--sweep", "threads=1,2", "--sweep", "buffers=2,3"], 2, "is given 2 times"),
+        (["-s", "dsprep,nosuch"], 2, "'nosuch' is not a strategy"),
+        (["-s", "dsprep,"], 2, "'' is not a strategy"),
         (["--buffer-size", "lots"], 2, "--buffer-size"),
         (["--transfer-size", "0"], 2, ""),
         (["--limit", "some"], 2, "some"),
@@ -131,6 +134,11 @@ def test_wrong_usage_is_one_line_before_anything_is_written(data, options, code,
     result = run(data, "-r", 1, *options, code=code)
     assert words in " ".join(result.output.split())
     assert sorted(p.name for p in data.parent.iterdir()) == before
+
+
+def test_strategies_may_be_a_list(data):
+    done = run(data, "-s", "group,dsprep", "-s", "h5py", "--dry-run", *WARM)
+    assert "group, dsprep, h5py" in " ".join(done.output.split())
 
 
 def test_computation_hides_reading_of_double_buffers_only(data, report_of):

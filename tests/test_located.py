@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from functools import partial
 
 import h5py
@@ -18,10 +19,11 @@ from dsprep import formats
 from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
-from dsprep.sidecar import spec
+from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import Sidecar, StaleError, StaleWarning
 from dsprep.source.dataset import open_dataset
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage import marks
 from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
 from dsprep.writing.create_sidecar import describe
@@ -211,7 +213,12 @@ def test_how_it_was_read_is_remembered(tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_any_change_is_noticed(format, tmp_path):
+def test_any_change_is_noticed(format, tmp_path, monkeypatch):
+    """When a sidecar is opened, and later, when files that are untouched are not opened."""
+    monkeypatch.setattr(marks, "SETTLED_NS", 0)
+    compared = []
+    compare = sidecar.compare_file
+    monkeypatch.setattr(sidecar, "compare_file", lambda *a: compared.append(a) or compare(*a))
     schema = Schema((Field("x", np.dtype("<f4"), (100,)),))
     batch = random_batch(schema, 40, seed=6)
     path = written(format, tmp_path, schema, batch, 40)
@@ -243,8 +250,14 @@ def test_any_change_is_noticed(format, tmp_path):
         describe(formats.load(format), schema, WriteOptions(), [(path, 40, None)], path, {}).save(
             durable=False
         )
-        Sidecar.open(path).close()
-        change()
+        time.sleep(0.02)  # change times are counted in steps
+        with Sidecar.open(path) as opened:
+            compared.clear()
+            opened.check()
+            assert not compared
+            change()
+            with pytest.raises((StaleError, FormatError, FileNotFoundError)):
+                opened.check()
         with pytest.raises((StaleError, FormatError, FileNotFoundError)) as caught:
             Sidecar.open(path)
         assert change is remove or "dsprep provenance" in str(caught.value)

@@ -623,6 +623,17 @@ def test_the_accounts_add_up(tmp_path):
                 assert s.device_nbytes is None or s.device_nbytes >= 0
 
 
+def test_all_threads_share_the_first_unit_of_a_loop(tmp_path):
+    """So that its first batch is there soon; later units are read by a thread each."""
+    x = np.arange(3072 * 1024, dtype=np.int32).reshape(3072, 1024)
+    dsprep.write(tmp_path / "x.h5", [{"x": x}], batched=True, buffer_size=1024, durable=False)
+    for threads, reads in ((1, 3), (2, 4)):
+        with dsprep.Reader(tmp_path / "x.h5", 64, io_threads=threads, shuffle="none") as reader:
+            for _ in range(2):
+                assert np.array_equal(np.concatenate([batch["x"] for batch in reader]), x)
+            assert [(s.units, s.reads) for s in reader.stats] == [(3, reads)] * 2
+
+
 # --- resuming --------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import pytest
 from support import MemorySource, assert_same_batch, random_batch, schemas, take, written
 
 import dsprep
+from dsprep.core import permutation
 from dsprep.core.gather import take as gather
 from dsprep.core.permutation import SORTED, Permutation
 from dsprep.core.schema import Arena, Field, Schema, batch_nbytes, concatenate
@@ -38,6 +39,17 @@ def test_it_is_a_permutation(count):
     assert samples.dtype == np.int64
     assert np.array_equal(np.sort(samples), places)
     assert np.array_equal(order.inverse(samples), places)
+
+
+@pytest.mark.parametrize("count", [2, 300, 9000, SORTED])
+@pytest.mark.parametrize("bits", [1, 20, 40, 56])
+def test_the_order_is_that_of_all_bits_of_the_hashes(count, bits, monkeypatch):
+    """Also where the bits by which they are sorted first are equal."""
+    numbers = np.random.default_rng(count).permutation(count).astype(np.uint64)
+    hashes = numbers << np.uint64(max(0, bits - 16))
+    monkeypatch.setattr(permutation, "mix", lambda *_: hashes)
+    order = Permutation(7, count).forward(np.arange(count))
+    assert np.array_equal(order, np.argsort(hashes))
 
 
 def test_few_samples_come_in_every_order():

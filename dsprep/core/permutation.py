@@ -117,17 +117,16 @@ class Permutation:
 def _argsort(hashes: Words) -> Ints:
     """Return the order of at most 2**16 numbers, none of which are equal.
 
-    Numbers are sorted whose lower bits are made way for their index, three times as fast as indices
-    by them; unless what is left of two numbers is the same, which once in a million orders is.
+    They are sorted by their upper bits, 16 at a time, which numpy does by counting: twice as fast
+    as by comparing them. If bits below decide, which they hardly ever do, all are compared.
     """
-    below = np.uint64((1 << len(hashes).bit_length()) - 1)
-    tagged = hashes & ~below
-    tagged |= np.arange(len(hashes), dtype=np.uint64)
-    tagged.sort()
-    if len(hashes) > 1 and bool(((tagged[1:] ^ tagged[:-1]) <= below).any()):
-        return np.argsort(hashes).astype(np.int64)
-    tagged &= below
-    return tagged.view(np.int64)
+    digits = hashes.astype("<u8", copy=False).view("<u2").reshape(-1, 4)
+    last = 2 if len(hashes) <= 1 << 13 else 1
+    order = digits[:, last].argsort(kind="stable")
+    for k in range(last + 1, 4):
+        order = order.take(digits[:, k].take(order).argsort(kind="stable"))
+    found = hashes.take(order)
+    return order if bool((found[1:] > found[:-1]).all()) else np.argsort(hashes)
 
 
 def mix(words: Words, key: np.uint64) -> Words:

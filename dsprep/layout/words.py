@@ -53,6 +53,11 @@ class Words:
         begin = int(self._ends[number - 1]) + 1 if number else 0
         return self.data[begin : int(self._ends[number])]
 
+    def some(self, numbers: Ints) -> list[bytes]:
+        """Return some strings."""
+        begins, ends = self._begins(numbers).tolist(), self._ends[numbers].tolist()
+        return [self.data[a:b] for a, b in zip(begins, ends, strict=True)]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Words) and self.data == other.data
 

@@ -32,6 +32,9 @@ COALESCED = 2_500_000_000
 MAPPED, SEEKING = 2.5, 0.8
 """What DM takes of PROV's time, and which share of DIO's time reads. Pumma et al., Figs. 4, 16."""
 
+HAND_OVER = 60e-6
+"""Seconds in which a loop takes a batch that is in memory: dsprep's median here, 36 to 89 us."""
+
 POINTS = 2001
 """At which the distribution of the slowest read is evaluated."""
 
@@ -172,8 +175,11 @@ class Events:
         first = opening + (max(later, begin + (count - 1) * alone) if self.hidden else count * mean)
         parts = {part: count * seconds for part, seconds in self.parts(figures).items()}
         parts |= {"spread": skew, "metadata": opening}
+        limit = max(parts, key=lambda part: parts[part])
+        limit = "compute" if compute >= BUSY * (compute + later + skew) else limit
+        taking = load.steps * HAND_OVER
+        first, later = first + taking, later + taking
         busy = compute / (compute + later + skew)
-        limit = "compute" if busy >= BUSY else max(parts, key=lambda part: parts[part])
         return Way(name, count * mean, first, later, skew, slowest, busy, limit)
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -30,7 +29,6 @@ from dsprep.errors import FormatError, UsageError, layout_mismatch
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.reader.cached import Staged
 from dsprep.reader.memory import Block
-from dsprep.reading.each import read_files
 from dsprep.reading.read_plan import ReadPlan, shared, strided, woven
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.base import Handle
@@ -48,7 +46,7 @@ BLOCK_NBYTES = 64 << 10
 MANY = 64
 """Files of a unit from which on they are not held open together, but opened as they are read."""
 
-EACH = 256
+EACH = 64
 """Samples of a part where each has files of its own."""
 
 _ALIGN = 64
@@ -472,10 +470,10 @@ class Filler:
 
         def part(number: int, chosen: Ints, local: Ints) -> ReadPart:
             begins, ends = to[chosen], to[chosen] + sizes[chosen]
-            own = self.sidecar.layout(number).files[f.name]
+            names = self.sidecar.layout(number).files[f.name].names
 
             def read(arena: Arena, opened: Sidecar) -> int:
-                read_files(own, local, begins, ends, partial(opened.read_file, number), memory)
+                opened.read_files(number, names.some(local), begins, ends, memory)
                 return int((ends - begins).sum())
 
             return ReadPart(decode=read)
@@ -578,7 +576,7 @@ class Filler:
             if some:
                 to[samples >= 0] = rows[samples[samples >= 0]]
             else:
-                np.take(rows, samples, 0, to, "clip")
+                rows.take(samples, 0, to, "clip")
 
 
 def _distinct(samples: Ints, sizes: Ints) -> int:

@@ -350,6 +350,7 @@ class Reader(ReaderOptions):
             threads=threads,
             buffers=self._buffers_chosen(),
             unit_samples=self._order.most * self._order.mixed,
+            first=1 if self._is_stored else threads,  # each part would be a request
             transfer=self.transfer_size,
             allocate=self.allocate,
             cache=self._cache,

@@ -331,8 +331,11 @@ class Share:
 
     def delivered(self, steps: int) -> int:
         """Return how many samples the first `steps` steps deliver."""
+        full = steps * self.batch_size
+        if 0 <= self.steps - steps <= self.count - full:  # nearly always
+            return full
         fewest = max(self.count - (self.steps - steps), min(steps, self.count))
-        return min(steps * self.batch_size, fewest, self.count)
+        return min(full, fewest, self.count)
 
     def sizes(self, start: int, stop: int) -> Ints:
         """Return how many samples each of the steps ``start <= i < stop`` delivers: int64."""
@@ -554,9 +557,10 @@ class Assignment:
 
     def legs(self, rank: int, start: Start) -> Callable[[], Iterator[EpochSegment]]:
         """Return what a loop of a rank runs through."""
+        first = self.leg(rank, start)
 
         def legs() -> Iterator[EpochSegment]:
-            yield self.leg(rank, start)
+            yield first
             number = 1
             while self.edges[-1] and (start.epochs is None or number < start.epochs):
                 later = Start(start.epoch + number, (), 0, 1, start.part)

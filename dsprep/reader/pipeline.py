@@ -53,6 +53,7 @@ class Settings:
     threads: int  # that read
     buffers: int  # units that are in memory at a time
     unit_samples: int  # of the largest unit
+    first: int = 1  # threads at most that share the first unit of a loop
     align: int = 1 << 20  # bytes at whose multiples a unit is cut for several threads
     transfer: int | None = None  # bytes of a read call at most; None: a thread's part of a unit
     allocate: Allocate = anonymous
@@ -258,8 +259,9 @@ class Pipeline:
     def _planned_fill(self, fill: Fill) -> Fill:
         """Plan what is to be read of a unit; from the dataset itself if its copy is gone."""
         settings = self._settings
+        parts = settings.parts if self._planned else max(settings.parts, settings.first)
         try:
-            self._filler.plan(fill, settings.parts, settings.align, self._memory)
+            self._filler.plan(fill, parts, settings.align, self._memory)
         except (OSError, DsprepError) as error:
             if fill.tier is not None:
                 fill.tier.fail(error)
@@ -275,12 +277,12 @@ class Pipeline:
         if not self._settings.ahead and not self._requests.get():
             raise Stopped
         jobs = [(epoch, fill, part) for part in fill.parts]
+        for job in jobs:  # before the consumer wakes up
+            self._jobs.put(job)
+            self._io.put(self._read)
         self._put(fill)
         if not jobs:
             self._finish(fill)
-        for job in jobs:
-            self._jobs.put(job)
-            self._io.put(self._read)
 
     def _memory(self, name: str, nbytes: int) -> Bytes:
         """Return memory for values of a field that do not go to a block at once."""

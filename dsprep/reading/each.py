@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -87,26 +87,17 @@ def _read(
     if len(indices):
         open_file(os.fsdecode(own.names[int(indices[0])])).check_end(int(lengths[0]))
     out = new_array(arena, f"sidecar.each.{field.name}", (int(positions[-1]),), _U8)
-
-    def read(path: str, to: Bytes) -> None:
-        open_file(path).read_whole(to)
-
-    read_files(own, indices, positions[:-1], positions[1:], read, out)
+    read_files(own.names.some(indices), positions[:-1], positions[1:], open_file, out)
     return Ragged(out, positions, field.kind)
 
 
 def read_files(
-    own: OwnFiles,
-    indices: Ints,
+    names: Sequence[bytes],
     begins: Ints,
     ends: Ints,
-    read: Callable[[str, Bytes], None],
+    open_file: Callable[[str], Handle],
     out: Bytes,
 ) -> None:
-    """Read the files of samples, of so many bytes each, to ``out[begins[i]:ends[i]]``.
-
-    `read` fills an array with all bytes of a file, as `Handle.read_whole` does.
-    """
-    names = own.names
-    for i, a, b in zip(indices.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        read(os.fsdecode(names[i]), out[a:b])
+    """Read files, of just so many bytes each, to ``out[begins[i]:ends[i]]``; see `read_each`."""
+    for name, a, b in zip(names, begins.tolist(), ends.tolist(), strict=True):
+        open_file(os.fsdecode(name)).read_whole(out[a:b])

@@ -6,14 +6,15 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 
-from dsprep.core.schema import Bytes
+from dsprep.core.schema import Bytes, Ints
 from dsprep.storage.base import Handle, Known
-from dsprep.storage.identity import Status, changed, is_coarse, same_file
+from dsprep.storage.identity import Status, changed, is_coarse, same_file, status
 from dsprep.storage.local import DirectoryGuard
-from dsprep.storage.marks import Mark
+from dsprep.storage.marks import DataFiles, Mark, seal
 from dsprep.storage.paths import open_file
 
 KEPT = 64
@@ -58,12 +59,18 @@ class Files:
         self._kept = kept if limit == resource.RLIM_INFINITY else max(1, min(kept, limit // SHARE))
         self._known: dict[tuple[int, str], Status] = {}
         self._marks: dict[int, Mark] = {}
+        self._seen: Mapping[int, DataFiles] = {}
+        self._compared: set[int] = set()  # entries whose marks were compared since these are known
         self._root = (-1, "")  # of the entry that was asked for last
         self._lock = threading.Lock()
 
-    def expect(self, marks: Mapping[int, Mark]) -> None:
-        """Take these to be the files of some entries, whatever they were before."""
+    def expect(self, marks: Mapping[int, Mark], seen: Mapping[int, DataFiles]) -> None:
+        """Take these to be the files of some entries, whatever they were before.
+
+        `seen`: the data files of some of them, when their marks were taken.
+        """
         with self._lock:
+            self._seen, self._compared = seen, set()
             if marks != self._marks:
                 self._open.clear()
                 self._known.clear()
@@ -113,34 +120,61 @@ class Files:
             below = self._root = entry, os.fspath(root(entry))
         return f"{below[1]}/{path}" if path else below[1]
 
-    def read_whole(self, entry: int, path: str, root: Callable[[int], Path], out: Bytes) -> None:
-        """Fill `out` with a file of just as many bytes, which is not kept open.
+    def read_each(
+        self,
+        entry: int,
+        names: Sequence[bytes],
+        begins: Ints,
+        ends: Ints,
+        root: Callable[[int], Path],
+        out: Bytes,
+    ) -> None:
+        """Fill ``out[begins[i]:ends[i]]`` with files of just as many bytes; none is kept open.
 
         Raises
         ------
         OSError, FormatError
             As `get` and `Handle.read_whole` do.
         """
-        name, mark = self._name(entry, path, root), self._marks.get(entry)
-        now = None if mark is None else self._inside.read_local(name, out)
-        if mark is None or now is None:
-            self.get(entry, path, root).read_whole(out)
-            return
+        seen, above = self._seen.get(entry), self._name(entry, "", root)
+        found: Sequence[os.stat_result | None] = [None] * len(names)
+        if entry in self._marks:
+            found = self._inside.read_each(above, names, begins, ends, out)
         # Looked at after it was read: nobody wrote to it until then if it is as it is expected.
-        key = entry, path
-        with self._lock:
-            if self._known.get(key) != now:
-                self._check(key, name, now)
+        seals = [
+            0 if f is None else hash((name, f.st_size, f.st_mtime_ns, f.st_ctime_ns))
+            for name, f in zip(names, found, strict=True)
+        ]
+        same = repeat(False) if seen is None else seen.has(seals).tolist()
+        for i, (facts, is_same) in enumerate(zip(found, same, strict=False)):
+            if is_same and facts is not None:
+                continue
+            path = os.fsdecode(names[i])
+            if facts is None:
+                self.get(entry, path, root).read_whole(out[begins[i] : ends[i]])
+                continue
+            with self._lock:
+                if self._known.get((entry, path)) != (now := status(facts)):
+                    self._check((entry, path), f"{above}/{path}", now)
 
     def _check(self, key: tuple[int, str], file: str | Path, now: Status) -> None:
-        mark, before = self._marks.get(key[0]), self._known.get(key)
+        mark, before, unknown = self._marks.get(key[0]), self._known.get(key), None
         if before is None and mark is not None:
             before = mark.status
-            if mark.each:  # of many files, only the newest of their change times is known
+            if mark.each:
+                unknown = self._seen.get(key[0])
+                if unknown is not None and unknown.has([seal(os.fsencode(key[1]), now)])[0]:
+                    return
+                if unknown is not None:
+                    unknown.settled = False  # the next check looks at all of them
+                # Of many files, only the newest of their change times is known.
                 newer = now.ctime_ns > before.ctime_ns
                 before = now._replace(ctime_ns=before.ctime_ns) if newer else now
         if before is not None and not same_file(file, before, now):
             raise changed(Path(file), before, now)
+        if unknown is not None and mark is not None and key[0] not in self._compared:
+            mark.check()  # some clients give the same file other times: this tells
+            self._compared.add(key[0])
         if before is None or before[0] == now[0] or not is_coarse(before):
             pass  # else neither another inode nor the same change time says much
         elif mark is not None and mark.sampled and not mark.each and not mark.has_sampled():

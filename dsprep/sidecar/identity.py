@@ -24,7 +24,7 @@ from dsprep import formats
 from dsprep.errors import DsprepError, UsageError
 from dsprep.sidecar.spec import Identity
 from dsprep.storage.checksums import read_crc32c
-from dsprep.storage.identity import same_time
+from dsprep.storage.identity import same_time, status
 from dsprep.storage.marks import DataFiles, Mark, sample
 from dsprep.storage.paths import StorePath, open_file
 
@@ -60,13 +60,14 @@ class FileComparison(NamedTuple):
         How it differs from what was recorded, one clause each.
     written
         Whether the same file has another time stamp, which by itself is not a difference.
-    mark
-        What it is now; None: missing.
+    mark, files
+        What it is now, and its data files; None: missing.
     """
 
     differences: list[str]
     written: bool
     mark: Mark | None
+    files: DataFiles | None = None
 
 
 def compare_file(path: Path, format: str, known: Identity) -> FileComparison:
@@ -78,14 +79,16 @@ def compare_file(path: Path, format: str, known: Identity) -> FileComparison:
         return FileComparison(differences, False, None)
     if known.etag and (etag := _etag(path, mark)):
         other = [f"its ETag is {etag}, expected {known.etag}"] if etag != known.etag else []
-        return FileComparison([*differences, *other], False, mark)
+        return FileComparison([*differences, *other], False, mark, files)
     inode, _, mtime, _ = mark.status
     written = known.mtime_ns is not None and not same_time(mtime, known.mtime_ns)
     written = written and known.inode is not None and inode == known.inode
     if differences:
         return FileComparison([*differences, *([WRITTEN] if written else [])], written, mark)
     try:
-        facts = formats.load(format).identity(path).values
+        stated = formats.load(format).identity(path)
+        files.watched.update({beside: status(beside.stat()) for beside in stated.beside})
+        facts = stated.values
         for key, value in known.facts.items():
             if facts.get(key) != value:
                 differences.append(
@@ -99,9 +102,8 @@ def compare_file(path: Path, format: str, known: Identity) -> FileComparison:
         raise
     except DsprepError as error:
         differences.append(f"it cannot be read: {error}")
-    return FileComparison(
-        [*differences, *([WRITTEN] if differences and written else [])], written, mark
-    )
+    differences += [WRITTEN] if differences and written else []
+    return FileComparison(differences, written, mark, files)
 
 
 def _compare_sizes(

@@ -29,13 +29,14 @@ from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
 from dsprep.layout.locate import Extents, locate, stored
 from dsprep.layout.model import FileLayout
+from dsprep.reading.each import read_files
 from dsprep.reading.files import KEPT, Files
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
 from dsprep.reading.single import Single
 from dsprep.sidecar import spec
-from dsprep.sidecar.identity import block_crc32c, compare_file
+from dsprep.sidecar.identity import FileComparison, block_crc32c, compare_file
 from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content, Identity
 from dsprep.storage.atomic import refuse_partial, restore, written_as
@@ -92,8 +93,8 @@ def changes(
     which: Literal["all", "some", "unnamed"] = "all",
     path: Path | None = None,
     notes: list[str] | None = None,
-    marks: dict[int, Mark] | None = None,
-    known: Mapping[int, Mark] | None = None,
+    found: dict[int, FileComparison] | None = None,
+    untouched: Callable[[int], FileComparison | None] = lambda number: None,
     companion: bytes | None = None,
 ) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
@@ -110,10 +111,10 @@ def changes(
         The sidecar, if it is not beside the dataset.
     notes
         Gets a line that names the files with another time stamp.
-    marks
-        Gets the marks of the files, by their number.
-    known
-        The marks of files when they were last compared: files that still have them are not opened.
+    found
+        Gets the result for each file, by its number.
+    untouched
+        Returns the result for a file, by its number, that is known without opening it.
     companion
         The companion of the sidecar, if it is not beside that.
 
@@ -128,20 +129,16 @@ def changes(
         chosen = np.unique(np.linspace(0, len(files) - 1, CHECKED).astype(int)).tolist()
     lines, touched = [], []
     for i in chosen:
-        before = None if known is None else known.get(i)
-        if before is not None and before.is_untouched():
-            if marks is not None:
-                marks[i] = before
-            continue
-        file = dataset / files[i].path
-        if which == "unnamed" and _is_named(file, files[i].identity):
-            continue
-        compared = compare_file(file, content.format, files[i].identity)
+        file, compared = dataset / files[i].path, untouched(i)
+        if compared is None:
+            if which == "unnamed" and _is_named(file, files[i].identity):
+                continue
+            compared = compare_file(file, content.format, files[i].identity)
         lines += [f"{file.name}: {line}" for line in compared.differences]
         if compared.written:
             touched.append(i)
-        if marks is not None and compared.mark is not None:
-            marks[i] = compared.mark
+        if found is not None:
+            found[i] = compared
     if lines or not touched:
         return lines
     if content.layouts:
@@ -258,6 +255,7 @@ class Sidecar:
                 "such as GZIP TFRecord, is read by dsprep.open, or repacked",
             )
         self.marks: Mapping[int, Mark] = {}
+        self._found: Mapping[int, FileComparison] = {}
         self._compared: Mapping[int, Mark] | None = None
         guard = DirectoryGuard(dataset, follow_external)
         self._files = Files(guard, self._check_first, self._known)
@@ -388,19 +386,35 @@ class Sidecar:
         Files that still have them are not opened.
         """
         self._compared = known or self._compared
-        marks: dict[int, Mark] = {}
+        found: dict[int, FileComparison] = {}
         changed = changes(
             self.content,
             self.dataset,
             "unnamed",
             self.path,
-            marks=marks,
-            known=self._compared,
+            found=found,
+            untouched=self._untouched,
             companion=self._companion_bytes,
         )
         if changed:
+            self._found = {}
             raise self._stale(changed[0])
-        self.expect(marks)
+        self._expect({i: one.mark for i, one in found.items() if one.mark is not None}, found)
+
+    def _untouched(self, number: int) -> FileComparison | None:
+        """Return the result for a file that is what it was when it was compared last; else None.
+
+        Files that samples have of their own are compared when they are read.
+        """
+        found = self._found.get(number)
+        if found is not None and found.files is not None and found.files.settled:
+            own = self.layout(number).files.values()
+            names = (name for f in own for name in f.names.data.split(b"\0"))
+            if found.files.is_same(names):
+                return found
+        mark = (self._compared or {}).get(number)
+        same = mark is not None and mark.is_untouched()
+        return FileComparison([], False, mark) if same else None
 
     def _known(self, file: int, path: str) -> Known | None:
         """Return the version of an object that was recorded, which is opened without asking."""
@@ -416,8 +430,12 @@ class Sidecar:
 
     def expect(self, marks: Mapping[int, Mark]) -> None:
         """Expect these marks: a file that is opened from here on must have its own."""
-        self.marks = marks
-        self._files.expect(marks)
+        self._expect(marks, {})
+
+    def _expect(self, marks: Mapping[int, Mark], found: Mapping[int, FileComparison]) -> None:
+        self.marks, self._found = marks, found
+        seen = {i: one.files for i, one in found.items() if one.files and one.files.watched}
+        self._files.expect(marks, seen)  # of local directories
 
     def __len__(self) -> int:
         return self._count
@@ -775,12 +793,14 @@ class Sidecar:
             return self._open_file(number, path)
         return self._files.get(number, path, self.root)
 
-    def read_file(self, number: int, path: str, out: Bytes) -> None:
-        """Fill `out` with a file of just as many bytes, see `open_file`; it is not kept open."""
+    def read_files(
+        self, number: int, names: Sequence[bytes], begins: Ints, ends: Ints, out: Bytes
+    ) -> None:
+        """Read files below entry number `number`, as `Files.read_each` does."""
         if self._open_file is not None:
-            self._open_file(number, path).read_whole(out)
+            read_files(names, begins, ends, partial(self._open_file, number), out)
         else:
-            self._files.read_whole(number, path, self.root, out)
+            self._files.read_each(number, names, begins, ends, self.root, out)
 
     def _check_first(self, number: int, path: str, file: Handle) -> None:
         """Raise `StaleError` if a file that `check` skipped, of very many, has changed."""

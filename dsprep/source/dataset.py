@@ -20,6 +20,7 @@ from dsprep.formats.base import Format, Opening, Source
 from dsprep.formats.fields import wanted
 from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
 from dsprep.sidecar import sidecar, spec
+from dsprep.sidecar.identity import FileComparison
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.joined import JoinedSource, assign_fields, check_lengths, joined_names
@@ -313,7 +314,9 @@ def _find_valid(files: _Files, trusted: bool = False) -> ValidSidecar | None:
             fix=f"write it again with dsprep provenance {dataset}",
         )
     if not trusted:
-        changed = sidecar.changes(content, dataset, "unnamed", path, files.notes, marks)
+        found: dict[int, FileComparison] = {}
+        changed = sidecar.changes(content, dataset, "unnamed", path, files.notes, found)
+        marks.update({i: one.mark for i, one in found.items() if one.mark is not None})
         if changed:
             raise sidecar.stale(changed[0], path, dataset)
     return known

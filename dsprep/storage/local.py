@@ -13,11 +13,14 @@ from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle
 from dsprep.storage.identity import Status, changed, same_file, status
-from dsprep.storage.ranges import close_quietly, fstat, pread_into, pread_most, preadv_most
+from dsprep.storage.ranges import close_quietly, fstat, pread_into, pread_most, read_each
 from dsprep.storage.scatter import Runs, fill, read_files
 
 OPENED = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """How files are opened: without O_NONBLOCK, opening a FIFO would wait for a writer."""
+
+
+_ITSELF = OPENED | os.O_NOFOLLOW
 
 
 class LocalFile(Handle):
@@ -95,7 +98,7 @@ class DirectoryGuard:
     def __init__(self, dataset: Path, follow: bool) -> None:
         named, real = dataset.absolute().parent, Path(os.path.realpath(dataset)).parent
         self._roots = () if follow else tuple({os.path.realpath(named), str(real)})
-        self._inside: set[str] = set()  # directories
+        self._inside: set[bytes] = set()  # directories
 
     def check(self, file: Handle) -> None:
         """Raise `FormatError` if an open file is outside."""
@@ -103,30 +106,25 @@ class DirectoryGuard:
             real = os.readlink(f"/proc/self/fd/{file.fd}")  # noqa: PTH115 (it is quick)
             self._check(real, file.name)
 
-    def read_local(self, path: str, out: Bytes) -> Status | None:
-        """Fill `out` with a file of just as many bytes, and return what it was after that.
+    def read_each(
+        self, root: str, names: Sequence[bytes], begins: Ints, ends: Ints, out: Bytes
+    ) -> list[os.stat_result | None]:
+        """Fill ``out[begins[i]:ends[i]]`` with files below `root` of just as many bytes.
 
-        None where that takes more: of a link, of another size, in a store. Small files are read so:
-        a directory is looked at once, and only what is not itself a link is opened.
+        Returns what each was after that; None where it takes more: of a link, of another size, in
+        a store. Small files are read so: a directory is looked at once, and only
+        what is not itself a link is opened.
         """
-        directory, _, _ = path.rpartition("/")
-        if directory not in self._inside:
-            if "://" in path:
-                return None
-            if self._roots:
-                self._check(f"{os.path.realpath(directory)}/", path)
-            self._inside.add(directory)
-        try:
-            fd = os.open(path, OPENED | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        try:
-            got = preadv_most(fd, out.data, 0)
-            facts = fstat(fd)
-        finally:
-            close_quietly(fd)
-        whole = stat.S_ISREG(facts.st_mode) and got == len(out) == facts.st_size
-        return status(facts) if whole else None
+        if "://" in root:
+            return [None] * len(names)
+        prefix = os.fsencode(root) + b"/"
+        for folder in {name.rpartition(b"/")[0] for name in names}:
+            if self._roots and (directory := prefix + folder) not in self._inside:
+                path = os.fsdecode(directory)
+                self._check(f"{os.path.realpath(path)}/", path)
+                self._inside.add(directory)
+        paths = [prefix + name for name in names]
+        return read_each(paths, _ITSELF, out.data, begins.tolist(), ends.tolist())
 
     def check_tree(self, path: Path) -> None:
         """Raise `FormatError` if a link at or below `path` leads outside."""

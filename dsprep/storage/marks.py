@@ -28,14 +28,19 @@ import os
 import stat
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dsprep.errors import DsprepError
 from dsprep.storage.identity import (
+    SECOND,
     UNITS,
     ChangedError,
     Status,
@@ -46,8 +51,12 @@ from dsprep.storage.identity import (
     status,
 )
 from dsprep.storage.nodes import node, pauses, revalidate
-from dsprep.storage.paths import open_file, status_of
+from dsprep.storage.paths import StorePath, open_file, status_of
 from dsprep.storage.trees import data_entries
+
+SETTLED_NS = 2 * SECOND
+"""How long ago what is looked at was changed last, so that a change from then on has another time:
+kernels count change times in steps of some ms, and the clock of a server may be another one."""
 
 BLOCKS = 16
 BLOCK_NBYTES = 4096
@@ -113,15 +122,24 @@ class Mark:
         """
         if refresh:
             revalidate(path)
-        own = path.stat()
+        is_stored = isinstance(path, StorePath)
+        began, own = 0 if is_stored else time.time_ns(), path.stat()
         if not stat.S_ISDIR(own.st_mode):
-            alone = DataFiles(path, b"", array("q", [0]), array("q", [own.st_size]))
+            alone = DataFiles(
+                path, b"", array("q", [0]), array("q", [own.st_size]), watched={path: status(own)}
+            )
+            alone.settle(began, own.st_ctime_ns)
             return cls(path, status(own), at=mount_of(own)), alone
-        names, ends, sizes = bytearray(), array("q"), array("q")
+        names, ends, sizes, seals = bytearray(), array("q"), array("q"), array("q")
+        folders: dict[str | Path, Status] = {}
+
+        def watch(folder: str | Path) -> None:
+            folders[folder] = status(Path(folder).stat())
+
         nbytes = newest = latest = 0
         lines, times = (hashlib.blake2b(digest_size=8) for _ in range(2))
         root = len(os.fsencode(path).rstrip(b"/")) + 1
-        for entry in data_entries(path):
+        for entry in data_entries(path) if is_stored else data_entries(path, watch):
             if refresh:
                 revalidate(Path(entry.path))
             facts = status_of(entry)
@@ -130,12 +148,14 @@ class Mark:
             names += name
             ends.append(len(names))
             sizes.append(size)
+            seals.append(hash((name, size, mtime, ctime)))
             nbytes, newest, latest = nbytes + size, max(newest, mtime), max(latest, ctime)
             lines.update(b"%b\0%d\0%d\n" % (name, size, mtime // UNITS[-1]))
             times.update(b"%b\0%d\0%d\n" % (name, mtime, ctime))
         each, exact = (state.hexdigest() if names else "" for state in (lines, times))
         combined = Status(own.st_ino, nbytes, newest, latest)
-        files = DataFiles(path, names, ends, sizes)
+        files = DataFiles(path, names, ends, sizes, seals, folders)
+        files.settle(began, latest)
         return cls(path, combined, len(sizes), each, exact, mount_of(own)), files
 
     def to_json(self) -> dict[str, Any]:
@@ -232,6 +252,11 @@ class Mark:
         return sample(Mark.with_files(self.path)[1]) == self.sampled
 
 
+def seal(name: bytes, now: Status) -> int:
+    """Return what is another number when a file is: of its path, size, and both of its times."""
+    return hash((name, *now[1:]))
+
+
 class DataFiles(Sequence[tuple[Path, int]]):
     """The data files of a file or directory with their sizes, by path; see `data_files`.
 
@@ -243,13 +268,64 @@ class DataFiles(Sequence[tuple[Path, int]]):
         Paths from there in order, back to back, and where each of them ends.
     sizes
         Bytes of each.
+    seals
+        Of a directory, the `seal` of each.
+    watched
+        What else was looked at, and its status: the folders, before they were listed; or the file.
+
+    Attributes
+    ----------
+    settled
+        Whether whatever changes any of it from now on gives it another change time.
     """
 
     def __init__(
-        self, root: Path, names: bytes | bytearray, ends: array[int], sizes: array[int]
+        self,
+        root: Path,
+        names: bytes | bytearray,
+        ends: array[int],
+        sizes: array[int],
+        seals: array[int] | None = None,
+        watched: Mapping[str | Path, Status] = MappingProxyType({}),
     ) -> None:
-        self.sizes = sizes
+        self.sizes, self.watched, self.settled = sizes, dict(watched), False
         self._root, self._names, self._ends = root, names, ends
+        self._seals = np.sort(np.array(seals or (), np.int64))
+        self._others: list[bytes] | None = None
+
+    def settle(self, at: int, latest: int) -> None:
+        """Find out whether it is `settled`, of when looking began and the latest change time."""
+        latest = max([latest, *(seen.ctime_ns for seen in self.watched.values())])
+        self.settled = latest % SECOND != 0 and latest < at - SETTLED_NS
+
+    def has(self, seals: Sequence[int]) -> NDArray[np.bool_]:
+        """Return which seals are those of files, bool of shape ``(n,)``."""
+        some = np.array(seals, np.int64)
+        at = np.searchsorted(self._seals, some)
+        return np.searchsorted(self._seals, some, "right") > at
+
+    def is_same(self, compared: Iterable[bytes]) -> bool:
+        """Whether there are the same files, and all is what it was.
+
+        `compared`: the paths from the root of files that are compared when they are read, which
+        are not looked at here.
+        """
+        if self._others is None:
+            names, left = bytes(self._names), set(compared)
+            ends = zip((0, *self._ends), self._ends, strict=False)
+            self._others = [name for a, b in ends if (name := names[a:b]) and name not in left]
+        try:
+            for path, seen in self.watched.items():
+                revalidate(Path(path))
+                if status(Path(path).stat()) != seen:
+                    return False
+            now = [seal(name, status(self._path(name).stat())) for name in self._others]
+        except OSError:
+            return False
+        return bool(self.has(now).all())
+
+    def _path(self, name: bytes) -> Path:
+        return self._root / os.fsdecode(name)
 
     @classmethod
     def none(cls, root: Path) -> Self:
@@ -272,7 +348,7 @@ class DataFiles(Sequence[tuple[Path, int]]):
             raise IndexError(number)
         number %= len(self)
         name = self._names[self._ends[number - 1] if number else 0 : self._ends[number]]
-        return self._root / os.fsdecode(bytes(name)), self.sizes[number]
+        return self._path(bytes(name)), self.sizes[number]
 
 
 def sample(files: Sequence[tuple[Path, int]], blocks: int = BLOCKS) -> str:

@@ -148,7 +148,7 @@ class Runs:
         """Yield the ranges in at most `count` parts, of about as many bytes each."""
         ends = np.cumsum(self.sizes)
         at = np.searchsorted(ends, np.arange(1, count) * int(ends[-1]) // count, "right")
-        for begin, end in pairwise(np.unique([0, *at, len(ends)]).tolist()):
+        for begin, end in pairwise(sorted({0, *at.tolist(), len(ends)})):
             yield self.part(begin, end)
 
     def __iter__(self) -> Iterator[tuple[int, Ints]]:

@@ -102,12 +102,16 @@ def data_files(path: Path) -> Iterator[Path]:
         yield as_path(entry.path)
 
 
-def data_entries(directory: Path) -> Iterator[DirectoryEntry]:
+def data_entries(
+    directory: Path, before: Callable[[str | Path], object] = lambda path: None
+) -> Iterator[DirectoryEntry]:
     """Yield the entries of `data_files` under a directory, in the order of their paths.
 
-    The entries of one directory are in memory at a time. Directories below that are gone, or may
-    not be read, count as empty; any other error is raised.
+    The entries of one directory are in memory at a time; `before` is called with its path before
+    they are read. Directories below that are gone, or may not be read, count as empty; any other
+    error is raised.
     """
+    before(directory)
     waiting = [_entries(directory)]
     while waiting:
         if not waiting[-1]:
@@ -121,6 +125,7 @@ def data_entries(directory: Path) -> Iterator[DirectoryEntry]:
         elif not name.endswith(WORKING) and not entry.is_symlink():
             below: list[DirectoryEntry] = []
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                before(entry.path)
                 below = _entries(entry.path)
             waiting.append(below)
 

@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import re
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from dsprep.reading import each
 from dsprep.sidecar.export import KINDS, export
 from dsprep.sidecar.sidecar import StaleError
 from dsprep.source.dataset import open_dataset
+from dsprep.storage import marks
 from dsprep.storage.identity import ChangedError
 from dsprep.verbs.check import check
 
@@ -483,6 +486,94 @@ def test_changes_after_it_was_opened(tmp_path, through):
     (root / "a" / "3.png").unlink()
     with dsprep.Sidecar.open(root, check=False) as sidecar, pytest.raises(FileNotFoundError):
         sidecar.read([3])
+
+
+def _rewrite(path: Path, data: bytes) -> None:
+    """Write to a file, and give it its time stamp back."""
+    facts = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def _replaced(root: Path) -> None:
+    """Put another file in the place of an image: of as many bytes, and with its time stamp."""
+    path, other = root / "b" / "9.png", root.with_name("other")
+    other.write_bytes(bytes(path.stat().st_size))
+    shutil.copystat(path, other)
+    other.rename(path)
+
+
+def _flipped(root: Path) -> None:
+    path = root / "b" / "9.png"
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    _rewrite(path, bytes(data))
+
+
+WITHIN = {  # an image that is not read yet
+    "flipped": _flipped,
+    "replaced": _replaced,
+    "cut": lambda root: _rewrite(root / "b" / "9.png", (root / "b" / "9.png").read_bytes()[:-1]),
+    "longer": lambda root: _rewrite(
+        root / "b" / "9.png", (root / "b" / "9.png").read_bytes() + b"x"
+    ),
+    "mode": lambda root: (root / "b" / "9.png").chmod(0o640),
+    "gone": lambda root: (root / "b" / "9.png").unlink(),
+    "swapped": lambda root: (root / "b" / "9.png").rename(root / "b" / "8.png"),
+}
+BETWEEN = {  # what no reading of the images shows
+    "added": lambda root: fill(root, "a/10.png"),
+    "renamed": lambda root: (root / "a" / "0.png").rename(root / "a" / "00.png"),
+    "new folder": lambda root: fill(root, "c/0.png"),
+    "below": lambda root: fill(root, "b/deep/0.png"),
+    "other file": lambda root: _rewrite(root / "README", b"bye"),
+    "table": lambda root: _rewrite(root / "labels.csv", b"name,y\n" + b"\n" * 9),
+    "beside": lambda root: _rewrite(root.with_name("set.csv"), b"name,y\n" + b"\n" * 9),
+}
+
+
+@pytest.mark.parametrize("change", [*WITHIN, *BETWEEN])
+def test_changes_between_loops_and_within_one(change, tmp_path, monkeypatch):
+    """Each file is compared as it is read; before a loop only what is not read, and folders."""
+    monkeypatch.setattr(marks, "SETTLED_NS", 0)
+    walks: list[Path] = []
+    walk = marks.data_entries
+    monkeypatch.setattr(marks, "data_entries", lambda *a: walks.append(a[0]) or walk(*a))
+    names = [f"{c}/{i}.png" for c in "ab" for i in range(10)]
+    root = fill(tmp_path / "set", *names)
+    for table in (root / "labels.csv", tmp_path / "set.csv"):
+        table.write_text("name,y\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names)))
+    (root / "README").write_text("hello")
+    options = OpenOptions(labels="set.csv" if change == "beside" else "labels.csv")
+    dsprep.provenance(root, options)
+    time.sleep(0.02)  # change times are counted in steps
+    for within in (True, False):
+        if change in BETWEEN if within else change == "replaced":  # the folder is looked at again
+            continue
+        with dsprep.Reader(root, 2, shuffle="none", buffer_size=2, io_threads=1) as reader:
+            for _ in range(2):
+                walks.clear()
+                first = [bytes(image) for batch in reader for image in batch["image"]]
+                assert first == [(root / name).read_bytes() for name in names]
+                assert not walks
+            loop = iter(reader)
+            if within:
+                next(loop)
+            else:
+                loop.close()
+            away = shutil.copytree(root, tmp_path / "away")
+            {**WITHIN, **BETWEEN}[change](root)
+            with pytest.raises((DsprepError, FileNotFoundError)) as error:
+                list(loop if within else reader)
+            if change in ("flipped", "replaced"):
+                assert "changed while it was read" in str(error.value)
+                assert "9.png" in str(error.value)
+            if change == "mode":
+                list(reader)  # which is no change, and is found to be none
+        if within:
+            shutil.rmtree(root)
+            away.rename(root)
+            dsprep.provenance(root, options)
 
 
 def test_folders_of_other_classes_are_not_one_dataset(tmp_path):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,8 +47,8 @@ class Chosen:
 
     strategies: list[str] = opt.value(
         "NAME",
-        "A way of reading, or a set: async-io, lmdbio, samples, cache, peers, all. "
-        "Repeatable; default: what suits.",
+        "Ways of reading, or a set: async-io, lmdbio, samples, cache, peers, all. "
+        "Repeatable, or A,B; default: what suits.",
         "--strategy",
         "--set",
         "-s",
@@ -92,9 +93,11 @@ class Chosen:
     repeat: int = opt.value(
         "N", "Runs of each strategy, in turn.", "--repeat", "-r", default=3, min=1, panel=HOW
     )
-    sweep: str | None = opt.value(
+    sweeps: list[str] = opt.value(
         "NAME=VALUES",
         "Vary one option: threads=1,2,4, repeats=1..16, ...",
+        "--sweep",
+        default=[],
         panel=HOW,
     )
     limit: str = opt.value(
@@ -194,14 +197,19 @@ def read(
     largest = None if chosen.limit == "all" else parse_nbytes(chosen.limit)
     if settings.transfer_size is not None:
         parse_nbytes(settings.transfer_size)  # before anything is converted
-    with _job(settings, chosen.sweep) as (settings, runner):
+    if len(chosen.sweeps) > 1:
+        count = len(chosen.sweeps)
+        fail(f"--sweep varies one option, and is given {count} times: run the command for each", 2)
+    sweep = next(iter(chosen.sweeps), None)
+    strategies = [[given] if ":" in given else given.split(",") for given in chosen.strategies]
+    with _job(settings, sweep) as (settings, runner):
         check_targets(**files)
         work = plan_read(
             data,
-            chosen.strategies,
+            list(chain.from_iterable(strategies)),
             settings,
             reading=reading,
-            sweep=chosen.sweep,
+            sweep=sweep,
             limit=largest,
             folder=chosen.scratch,
             baseline=chosen.baseline,

@@ -47,9 +47,10 @@ class Images(Format):
 
     def identity(self, path: Path) -> FileIdentity:
         """Return digests of the names of the files, and of a table beside the folder."""
-        from dsprep.formats.images.folder import facts
+        from dsprep.formats.images.folder import facts, tables_of
 
-        return FileIdentity(facts(path))
+        beside = [table for table in tables_of(path).values() if table.parent != path]
+        return FileIdentity(facts(path), beside=beside)
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
