@@ -1097,7 +1097,8 @@ def main() -> None:
         for row in chosen:
             try:
                 found = row.run(lab, **row.given)
-                report[row.name] = {"goal": row.goal, "words": row.words, **vars(found)}
+                words = "; ".join(filter(None, (row.words, found.words)))
+                report[row.name] = {"goal": row.goal, "words": words, "values": found.values}
             except (dsprep.DsprepError, OSError, ImportError, subprocess.SubprocessError) as error:
                 found = " ".join(str(error).split())
                 report[row.name] = {"goal": row.goal, "words": row.words, "problem": found}
