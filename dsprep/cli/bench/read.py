@@ -47,8 +47,8 @@ class Chosen:
 
     strategies: list[str] = opt.value(
         "NAME",
-        "Ways of reading, or a set: async-io, lmdbio, samples, cache, peers, all. "
-        "Repeatable, or A,B; default: what suits.",
+        "Ways or sets (async-io, lmdbio, samples, cache, peers, all), as A,B or repeated; "
+        "default: what suits.",
         "--strategy",
         "--set",
         "-s",
