@@ -26,6 +26,9 @@ from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.tiers import Tiers, fitted
 from dsprep.writing.stripes import LUSTRE_DEFAULT, Hint, Stripe, detect, hint
 
+TARGETS = 64
+"""Targets that hold the data of many nodes, where nothing else is said."""
+
 
 @dataclass(frozen=True)
 class FastTier:
@@ -124,10 +127,13 @@ class ReadPlan:
         count = self.load.samples
         return BreakEven.of(seconds, each / count, together / count, count)
 
-    def simulated(self, targets: int, stagger: int | None = None) -> dict[str, Simulated]:
+    def simulated(
+        self, targets: int | None = None, stagger: int | None = None
+    ) -> dict[str, Simulated]:
         """Return what a simulation gives for groups, without and with a second buffer.
 
-        The data are striped over so many targets, and so many ranks read at a time (None: all).
+        The data are striped over so many targets (None: 64; one where there is one node), and so
+        many ranks read at a time (None: all).
 
         Raises
         ------
@@ -136,6 +142,7 @@ class ReadPlan:
         """
         if self.figures.total_bytes_per_second is None:
             raise UsageError("--simulate needs the bandwidth of all targets", fix="give total=")
+        targets = targets or (TARGETS if self.job.nodes > 1 else 1)
         stripe, compute = max(self.stripe.nbytes, LUSTRE_DEFAULT), self.facts["epoch_seconds"]
         how = self.sequence, self.job.ranks, self.sample_nbytes, self.figures, stripe, targets
         simulation, rounds = Simulation(*how, stagger), (self.load.units - 1) * self.mixed + 1

@@ -230,9 +230,8 @@ def hint(
     readers = None if ranks is None else -(-ranks // len(largest))
     if len(largest) > 1 and readers == 1:
         count = 1
-        reason = (
-            f"{len(largest):,} files for {ranks:,} ranks keep enough targets busy with one each"
-        )
+        whose = f"{ranks:,} rank{'s' * (ranks != 1)}"
+        reason = f"{len(largest):,} files for {whose} keep enough targets busy with one each"
     elif readers is None:
         count = next((targets for nbytes, targets in TARGETS if largest_nbytes < nbytes), -1)
         reason = "by size; --ranks gives how many will read at once"

@@ -47,7 +47,7 @@ def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
     mean = best.io_seconds / max(1, load.units)
     rows = {"dataset": f"{len(plan.sequence):,} samples of {show_nbytes(plan.sample_nbytes)}"}
     rows["dataset"] += f", {show_nbytes(load.nbytes)}; files: {load.files:,}"
-    rows["job"] = f"{job.ranks:,} ranks on {job.nodes:,} nodes; steps of an epoch: {load.steps:,},"
+    rows["job"] = f"ranks: {job.ranks:,}, nodes: {job.nodes:,}; steps of an epoch: {load.steps:,},"
     rows["job"] += f" each of {job.batch_size:,} samples a rank and {show_seconds(job.compute)}"
     rows["storage"] = f"{figures.name or 'unnamed'}: {figures.words}"
     rows["needed"] = f"{show_nbytes(needed)}/s (b*S/t), {show_nbytes(needed / job.nodes)}/s a node;"
@@ -63,10 +63,10 @@ def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
     rows["group"] += "a node (2B a rank); " + (
         "none is read as fast as its steps compute"
         if enough is None
-        else f"from {enough:,.0f} samples on its steps hide its read"
+        else f"from B = {enough:,.0f} on its steps hide its read"
     )
-    rows["readers"] = f"{facts['readers_per_node']:,} of {job.ranks_per_node:,} ranks of a node"
-    rows["readers"] += " are enough" if given >= needed else ", and get less than is needed"
+    rows["readers"] = f"per node: {facts['readers_per_node']:,} of {job.ranks_per_node:,}"
+    rows["readers"] += ", which is enough" if given >= needed else ", which get less than is needed"
     rows["readers"] += "; at a time (stagger): " + ("all" if turns is None else f"{turns:,}")
     rows["stripes"] = f"{plan.layout.command}: {plan.layout.why}"
     pays = "never pays" if epochs is None else f"pays after {digits(epochs)} epochs"

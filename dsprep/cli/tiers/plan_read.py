@@ -55,7 +55,9 @@ def plan_read(
         "N", "Of the training.", "--epochs", "-E", default=1, min=1, panel=TIER
     ),
     simulate: bool = opt.switch("Simulate queues at targets.", "--simulate", panel=QUEUES),
-    targets: int = opt.value("N", "That hold the data.", default=64, min=1, panel=QUEUES),
+    targets: int | None = opt.value(
+        "N", "That hold the data (64; of one node: 1).", min=1, panel=QUEUES
+    ),
     stagger: int | None = opt.value("N", "Ranks that read at a time.", min=1, panel=QUEUES),
     sidecar: opt.At = None,
     json: opt.Json = False,
