@@ -206,6 +206,13 @@ def test_errors_of_names(server, tmp_path):
         list(paths.scan("http://127.0.0.1:9/d"))
 
 
+def test_a_server_that_is_away_is_said_to_be(server, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(OSError, match="the server cannot be reached: is --endpoint") as caught:
+        dsprep.open("s3://b/data")
+    assert "s3://b/data" in str(caught.value)
+
+
 def test_without_obstore(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     for name in ("", ".store", ".requests"):

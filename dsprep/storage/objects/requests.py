@@ -459,9 +459,16 @@ def brief(error: BaseException) -> str:
 
 def refused(name: str, error: BaseException) -> OSError:
     """Return the error for a request that the store refuses, whatever it is tried."""
-    number = errno.EOPNOTSUPP
+    if "error sending request" in str(error):
+        words = (
+            "the server cannot be reached: are --endpoint, AWS_ENDPOINT_URL and the network right?"
+        )
+        return OSError(errno.EHOSTUNREACH, words, name)
+    number = errno.EIO
     if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
         number = errno.EACCES
+    elif isinstance(error, exceptions.NotSupportedError):
+        number = errno.EOPNOTSUPP
     return OSError(number, f"{os.strerror(number)}: {brief(error)}", name)
 
 
