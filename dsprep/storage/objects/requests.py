@@ -460,9 +460,7 @@ def brief(error: BaseException) -> str:
 def refused(name: str, error: BaseException) -> OSError:
     """Return the error for a request that the store refuses, whatever it is tried."""
     if "error sending request" in str(error):
-        words = (
-            "the server cannot be reached: are --endpoint, AWS_ENDPOINT_URL and the network right?"
-        )
+        words = "the server cannot be reached: is --endpoint or AWS_ENDPOINT_URL right?"
         return OSError(errno.EHOSTUNREACH, words, name)
     number = errno.EIO
     if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
