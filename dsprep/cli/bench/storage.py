@@ -63,7 +63,8 @@ def storage(
     numbers = [int(n) for n in sweeping.parse(f"threads={streams}")[1]] if streams else []
     how = {"seconds": seconds, "engine": engine, "evict_server": evict_server}
     plan = plan_storage(folder, opt.nbytes_of(size), numbers, workers or 1, **how)
-    written = f"{plan.workers} * ({show_binary_nbytes(plan.nbytes)} and {FILES:,} small files)"
+    written = f"{show_binary_nbytes(plan.nbytes)} and {FILES:,} small files"
+    written += f" by each of {plan.workers} workers" if plan.workers > 1 else ""
     words = f"up to {written} in {plan.scratch}, removed in the end; about {seconds:g} s"
     if dry_run:
         print_rows([("writes", words), ("streams", ", ".join(map(str, plan.streams)))])
