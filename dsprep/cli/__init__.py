@@ -63,7 +63,7 @@ class Commands(Group):
         "bench": Entry(
             "dsprep.cli.bench:group", "Measure ways of reading here, and compare reports."
         ),
-        "plan": Entry("dsprep.cli.tiers:planning", "Work out what training needs from storage."),
+        "plan": Entry("dsprep.cli.plan:planning", "Work out what training needs from storage."),
         "cache": Entry("dsprep.cli.tiers:caching", "List, check, remove copies on a fast tier."),
     }
 

@@ -1,4 +1,4 @@
-"""``dsprep plan`` and ``dsprep cache``: fast tiers of storage."""
+"""``dsprep cache``, and ``dsprep stage``: fast tiers of storage."""
 
 from __future__ import annotations
 
@@ -6,26 +6,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from dsprep.cli.usage import Entry, Group
-
-
-class PlanCommands(Group):
-    """The commands of ``dsprep plan``."""
-
-    available: ClassVar[Mapping[str, Entry]] = {
-        "tiers": Entry(
-            "dsprep.cli.tiers.plan:tiers",
-            "Plan mini-epoch training: parts that fit the fast tier, repeats that hide the slow "
-            "one.",
-        ),
-        "read": Entry(
-            "dsprep.cli.tiers.plan_read:plan_read",
-            "Predict what a job needs from storage, and what it will wait for.",
-        ),
-        "papers": Entry(
-            "dsprep.cli.tiers.plan_read:papers",
-            "Compare the model with the figures of the papers: theirs, ours, and the ratio.",
-        ),
-    }
 
 
 class CacheCommands(Group):
@@ -47,12 +27,6 @@ class CacheCommands(Group):
     }
 
 
-planning = PlanCommands(
-    name="plan",
-    help="Work out what training needs from storage.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 caching = CacheCommands(
     name="cache",
     help="List, check, remove copies on a fast tier.",
