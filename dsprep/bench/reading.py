@@ -61,8 +61,9 @@ LARGEST = {"ranks": 1024, "threads": 1024, "batch_size": 2**31 - 1, "timeout": 7
 
 LEFT_OUT = (
     "ways that ask an object store for one sample at a time are left out: "
-    f"--strategy {IN_PLACE} --strategy provenance measures them"
+    f"--strategy {IN_PLACE},provenance measures them"
 )
+"""The note on datasets in a store, where each sample would take the time of a request."""
 
 ALONE = "pread-limit without steps"
 """What the storage gives by itself, run where steps work; reported in the settings."""
@@ -246,7 +247,7 @@ def _dataset(work: Work, expected: sums.Sums) -> dict[str, Any]:
         "payload_nbytes": expected.nbytes,
         "fields": [str(f) for f in first.schema],
         "grouped": first.grouped,
-        "stored": isinstance(first.files[0], StorePath),
+        "stored": first.is_stored,
         "in_place": list(first.not_copied),
     }
 
@@ -315,7 +316,7 @@ def _check(settings: Settings) -> None:
 
 def _threads(settings: Settings, plan: scratch.Preparation) -> int:
     """Return the threads that read for each rank: as asked, or by the Reader's rule."""
-    if settings.threads is None and isinstance(plan.files[0], StorePath):
+    if settings.threads is None and plan.is_stored:
         return units_ahead(plan.buffer_nbytes)
     rank_info = (
         detect() if launched() else RankInfo(0, settings.ranks, 0, settings.ranks, "--ranks")

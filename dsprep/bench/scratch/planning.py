@@ -27,6 +27,7 @@ from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource, probe_nbytes
 from dsprep.source.files import find_files
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage.paths import StorePath
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
@@ -84,6 +85,11 @@ class Preparation:
     def not_copied(self) -> tuple[str, ...]:
         """The forms in which the data are read where they are, sidecars elsewhere included."""
         return (*self.in_place, *(n for n, item in self.items.items() if item.data is not None))
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether groups are read from an object store, and not from a copy of them here."""
+        return isinstance(self.files[0], StorePath) and "groups" in self.not_copied
 
     @property
     def needed(self) -> int:
