@@ -164,9 +164,6 @@ class MemorySource(Source):
     def storage(self) -> dict:
         return {}
 
-    def loading_code(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOpening(Opening):

@@ -53,7 +53,7 @@ def fails(*args, code=1) -> str:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_convert_inspect_verify_and_load(format, train, tmp_path):
+def test_convert_inspect_and_verify(format, train, tmp_path):
     target = tmp_path / f"out{SUFFIX[format]}"
     done = run("convert", train, target)
     assert done.code == 0
@@ -67,14 +67,6 @@ def test_convert_inspect_verify_and_load(format, train, tmp_path):
     assert facts["samples"] == 100
     assert [f["name"] for f in facts["fields"]] == ["x", "y"]
     assert all(f["layout"]["access"] for f in facts["fields"])
-    code = run("inspect", target, "--code").out
-    assert "dsprep" not in code.replace("dsprep_", "")
-    if format in ("lmdb", "tfrecord"):  # whose programs are run by the tests of these formats
-        return
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for word in ("x", "y", "float32", "int64"):
-        assert word in done.stdout, done.stdout
 
 
 def test_dry_run_writes_nothing(train, tmp_path):

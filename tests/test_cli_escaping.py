@@ -30,7 +30,7 @@ CONTROLS = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]"
 )
 COMMANDS = {
-    "inspect": ("inspect DATA --head 2", "inspect DATA --code", "inspect DATA --json --head 2"),
+    "inspect": ("inspect DATA --head 2", "inspect DATA --json --head 2"),
     "convert": (
         "convert DATA OUT.zarr --dry-run",
         "convert DATA OUT.tfrecord --verify",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -33,14 +31,6 @@ def done(*words: object) -> str:
     result = run(*words)
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def program(code: str, directory: Path) -> list[str]:
-    """Run what --code printed, without the notes before it; return the lines that it prints."""
-    lines = [line for line in code.splitlines() if not line.startswith("dsprep: note: ")]
-    path = directory / "program.py"
-    path.write_text("\n".join(lines))
-    return subprocess.check_output([sys.executable, path], text=True).splitlines()
 
 
 def hdf5(path: Path, **arrays: np.ndarray) -> Path:
@@ -80,8 +70,6 @@ def test_files_of_fields_become_one_dataset(pcam: Path, tmp_path: Path) -> None:
     text = done("inspect", pcam, "--join", "--head", 2)
     assert "x: uint8[4,5]" in text
     assert "y: int64[1,1,1]" in text
-    shown = program(done("inspect", pcam, "--join", "--code"), tmp_path)
-    assert shown == ["x uint8 (4, 5)", "y int64 (1, 1, 1)"]
     for verb, target in (("convert", "a.tfrecord"), ("repack", "b.h5"), ("convert", "c.lmdb")):
         done(verb, pcam, tmp_path / target, "--join", *(("-b", 8) if verb == "repack" else ()))
         done("verify", pcam, tmp_path / target, "--join")
@@ -193,8 +181,6 @@ def test_the_file_is_a_field(volumes: Path, tmp_path: Path) -> None:
         with opened(opening) as part:
             assert part[20 - offset : 25 - offset]["volume"].tolist() == [2] * 5
     assert "volume: int64" in done("inspect", volumes, "--file-field", "volume")
-    shown = program(done("inspect", volumes, "--file-field", "volume", "--code", "-q"), tmp_path)
-    assert shown == ["slice uint8 (4, 5)", "y int64 ()", "volume int64 ()"]
     for target, more in (("a.tfrecord", ()), ("b.zarr", ("--field", "slice"))):
         done("convert", volumes, tmp_path / target, "--file-field", "volume", *more)
         with dsprep.open(tmp_path / target) as source:

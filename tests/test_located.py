@@ -168,7 +168,6 @@ def test_fields_and_options(tmp_path):
         assert s.schema.names == ("y",)
         assert (s[3:7]["y"] == batch["label"][3:7]).all()
         assert s.storage().keys() == {"y"}
-        assert "zarr" in s.loading_code()
     with dsprep.open(path, dsprep.OpenOptions(sample_axis="first")) as s:
         assert not isinstance(s, SidecarSource)
     with pytest.raises(UsageError, match="these options"):

@@ -43,7 +43,6 @@ for source, path in data.items():
     grouped = f"grouped-{path}"
     run("repack", path, grouped, "--buffer-size", "8", "-q")
     run("provenance", path, "-q")
-    run("inspect", path, "--code")
     for each in (path, grouped):
         with dsprep.Reader(each, 8, rank=0, world_size=1) as batches:
             assert sum(len(batch["x"]) for batch in batches) == 40

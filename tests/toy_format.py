@@ -156,9 +156,6 @@ class ToySource(Source):
     def storage(self):
         return {f.name: FieldStorage(storage="rows", access="one read") for f in self.schema}
 
-    def loading_code(self) -> str:
-        return f"print(open({str(self.path)!r}, 'rb').read(8))\n"
-
     def extents(self, progress=None) -> FileLayout:
         offsets = self._shape.offsets(0, len(self))
         lengths = np.full(len(self), self._shape.row - CRC, np.int64)
@@ -248,9 +245,6 @@ class PlainSource(LocatedSource):
         fields = {f.name: f for f in schema}
         parsed = Parsed(version="plain rows", fields=fields, layout=layout)
         super().__init__(path, parsed, options, self._file.opened)
-
-    def loading_code(self) -> str:
-        return f"print({self.schema.names}, len(open({str(self.path)!r}, 'rb').read()))\n"
 
     def close(self) -> None:
         self._file.close()

@@ -29,8 +29,6 @@ dsprep inspect train.h5 --head 3
 
 dsprep inspect 'shards/*.tfrecord' --field x:int16[128,128,128,4] --field y
 
-dsprep inspect train.zarr --code > load.py
-
 dsprep inspect train.h5 --stats --subset 'train of train=.9,val=.1'
 """
 
@@ -40,7 +38,6 @@ def inspect(
     paths: opt.Dataset,
     reading: OpenOptions,
     head: int = opt.value("K", "Show the first K samples.", default=0, min=0),
-    code: bool = opt.switch("Print a program that loads this dataset.", "--code"),
     stats: bool = opt.switch("Read all values once: range, mean, NaNs, classes; kept."),
     subset: opt.Subset = None,
     workers: opt.Workers = None,
@@ -55,11 +52,6 @@ def inspect(
     if subset is not None and not stats:
         raise UsageError("--subset is that of the statistics", fix="add --stats")
     with opt.opened(paths, reading, not json, sidecar, marked=stats) as source:
-        if code:
-            for line in source.notes:
-                note(line)
-            say(*source.loading_code().rstrip().split("\n"))
-            return
         inspection = look(source, memory)
         found = _stats(source, subset, workers, memory, not json) if stats else {}
         if json:

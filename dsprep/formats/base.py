@@ -69,9 +69,9 @@ class Opening(ABC):
 class Source(ABC):
     """A dataset opened for reading.
 
-    Subclasses set the attributes below in ``__init__`` and implement `__len__`, `read`, `storage`
-    and `loading_code`. `read` is called from several threads at once and must allow it. Sources
-    are closed by `close` or by leaving a ``with`` block.
+    Subclasses set the attributes below in ``__init__`` and implement `__len__`, `read` and
+    `storage`. `read` is called from several threads at once and must allow it. Sources are closed
+    by `close` or by leaving a ``with`` block.
 
     Attributes
     ----------
@@ -142,16 +142,6 @@ class Source(ABC):
     @abstractmethod
     def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored, by field name."""
-
-    @abstractmethod
-    def loading_code(self) -> str:
-        """Return a Python program that loads sample 0 with the format's own library.
-
-        Returns
-        -------
-        str
-            A program that runs as it is, and prints the name, dtype and shape of each field.
-        """
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return the layout that is found in the file, field by field: the extents of every sample.

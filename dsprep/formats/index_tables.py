@@ -13,7 +13,7 @@ begins at a multiple of the capacity that all have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -234,28 +234,3 @@ def locate(tables: Sequence[IndexTable], target: int, start: int, stop: int) -> 
         lows, highs = first[np.append(0, cuts + 1)], end[np.append(cuts, -1)]
         offsets = np.append(0, np.cumsum(end - first))[offsets]
     return Located(lows, highs, offsets)
-
-
-def spell_rows(tables: Sequence[IndexTable], spell: Callable[[str], str]) -> list[str]:
-    """Return lines of Python that set ``start`` and ``stop`` to the rows of sample 0.
-
-    `spell` returns the expression for an array by its path.
-    """
-    lines = ["start, stop = 0, 1"]
-    for table in tables:
-        first, count = spell(table.paths[0]), spell(table.paths[-1])
-        if table.form == "bounds":
-            begin, end = f"{first}[start]", f"int({first}[stop])"
-        elif table.form == "ends":
-            begin, end = f"{first}[start - 1] if start else 0", f"int({first}[stop - 1])"
-        elif isinstance(table.first_member, int):
-            begin, end = f"{first}[start, 0]", f"int({first}[stop - 1].sum())"
-        else:
-            first, count = _picked(first, table.first_member), _picked(count, table.count_member)
-            begin, end = f"{first}[start]", f"int({first}[stop - 1]) + int({count}[stop - 1])"
-        lines.append(f"start, stop = int({begin}), {end}")
-    return lines
-
-
-def _picked(array: str, member: str | int | None) -> str:
-    return array if member is None else f"{array}[:][{member!r}]"

@@ -156,10 +156,6 @@ class DerivedSource(Source):
         """Return how the fields of `base` are stored."""
         return self.base.storage()
 
-    def loading_code(self) -> str:
-        """Return the program that loads sample 0 of `base`."""
-        return self.base.loading_code()
-
     def close(self) -> None:
         """Close `base`."""
         self.base.close()

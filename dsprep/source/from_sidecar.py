@@ -135,11 +135,6 @@ class SidecarSource(Source):
         storage_of = of_layout(self.sidecar.layout(first), self.sidecar.schema)
         return {new: storage_of[old] for old, new in self._new.items()}
 
-    def loading_code(self) -> str:
-        """Return a program that loads sample 0 with the format's own library."""
-        with self._native() as source:
-            return source.loading_code()
-
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         with self._native() as source:

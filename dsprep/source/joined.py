@@ -134,10 +134,6 @@ class JoinedSource(Source):
         storage_of = {name: s for part in self.parts for name, s in part.storage().items()}
         return {name: storage_of[name] for name in self.schema.names}
 
-    def loading_code(self) -> str:
-        """Return the programs that load sample 0 of each dataset, one after another."""
-        return "\n".join(part.loading_code() for part in self.parts)
-
     @override
     def release(self, first: int) -> None:
         for part, skipped in zip(self.parts, self._skipped, strict=True):

@@ -466,11 +466,6 @@ class MultiSource(Source):
         with self.file(0) as source:
             return source.storage()
 
-    def loading_code(self) -> str:
-        """Return a program that loads sample 0 of the first file."""
-        with self.file(0) as source:
-            return source.loading_code()
-
     def close(self) -> None:
         """Close all files."""
         with self._lock:

@@ -86,12 +86,6 @@ class NumberedSource(Source):
         )
         return {**self.base.storage(), self.name: number}
 
-    def loading_code(self) -> str:
-        """Return the program that loads sample 0 of the file."""
-        number = f"value = np.int64({self.number})  # the number of the file"
-        shown = f"print({self.name!r}, value.dtype, value.shape)"
-        return f"{self.base.loading_code()}\nimport numpy as np\n\n{number}\n{shown}\n"
-
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         layout = self.base.extents(progress)

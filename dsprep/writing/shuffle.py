@@ -267,10 +267,6 @@ class BucketSource(Source):
         """Return nothing: they are temporary files."""
         return {}
 
-    def loading_code(self) -> str:
-        """Return nothing, as `storage` does."""
-        return ""
-
     def close(self) -> None:
         """Close the files."""
         self._cache.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -460,19 +458,3 @@ def test_every_way_of_reading_sequences(tmp_path, dtype, how):
         ):
             assert [s.dtype for s in seen] == [field.dtype] * len(values)
             assert [s.tobytes() for s in seen] == bits
-
-
-def test_the_printed_program_and_attributes(tmp_path):
-    write_sequences(tmp_path / "a.h5", np.dtype(">u4"), [np.array([1, 2], ">u4")] * 3)
-    with h5py.File(tmp_path / "a.h5", "r+") as file:
-        kind = h5py.h5t.py_create(h5py.vlen_dtype(">u4"), logical=True)
-        space = h5py.h5s.create(h5py.h5s.SCALAR)
-        attribute = h5py.h5a.create(file["v"].id, b"scale", kind, space)
-        value = np.empty((), h5py.vlen_dtype("<u4"))
-        value[()] = np.array([1, 2], "<u4")
-        attribute.write(value)
-    with HDF5.open(tmp_path / "a.h5", OpenOptions(), None) as source:
-        assert source.schema["v"].attrs["scale"].tolist() == [1, 2]
-        code = source.loading_code() + "print(value.tolist())\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["v >u4 (2,)", "[1, 2]"]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 
 import h5py
-import ml_dtypes
 import numpy as np
 import pytest
 from hdf5_files import HDF5, opened, options
-from support import NESTED, STRUCT, random_array, random_batch, raw, schemas, write_batch
+from support import NESTED, STRUCT, random_array, random_batch, raw, write_batch
 
 import dsprep
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.hdf5 import datasets
 from dsprep.formats.hdf5.datasets import Elsewhere, walk
-from dsprep.formats.options import Compression, WriteOptions
 from dsprep.storage.paths import open_file
 
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
@@ -167,9 +163,6 @@ def test_a_table_of_two_columns(tmp_path, dtype, options):
         sizes = source.sizes(0, 3)
         assert sizes.tolist() == [48 + 8, 8, 72 + 8]
         assert source.storage()["h"].access.endswith(", after a read of its index table")
-        code = source.loading_code()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[0] == "h float32 (4, 3)"
     for name in ("gap", "far"):
         with (
             opened(tmp_path / "a", f"h=hits@{name}") as source,
@@ -225,51 +218,6 @@ def test_own_files_guess_nothing(tmp_path):
         assert len(source) == 3
 
 
-@pytest.mark.parametrize("kind", ["larcv", "mixed", "types", "whole"])
-def test_the_loading_code_runs(tmp_path, kind):
-    path = tmp_path / "a.h5"
-    if kind == "larcv":
-        larcv(path)
-    elif kind == "whole":
-        with h5py.File(path, "w") as file:
-            file["x"], file["y"], file["t"] = np.zeros((3, 4)), np.zeros(2), "text"
-    else:
-        schema = dict(schemas())["mixed"]
-        if kind == "types":
-            odd = np.dtype([("a", ml_dtypes.bfloat16), ("b", "<U2", (2,))])
-            schema = Schema(
-                (
-                    Field("x", odd, (2,)),
-                    Field("u", np.dtype("<U3"), (None,)),
-                    Field("h", np.dtype(ml_dtypes.bfloat16)),
-                )
-            )
-            batch = {
-                "x": np.zeros((2, 2), odd),
-                "u": Ragged.pack([["a"], ["b", "c"]], schema["u"]),
-                "h": np.zeros(2, ml_dtypes.bfloat16),
-            }
-            write_batch(HDF5, path, schema, batch)
-        else:
-            write_batch(
-                HDF5,
-                path,
-                schema,
-                random_batch(schema, 4),
-                WriteOptions(compress=Compression("zstd")),
-            )
-    with opened(path) as source:
-        code, sample = source.loading_code(), source[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(sample)
-    for line, (name, value) in zip(lines, sample.items(), strict=True):
-        array = np.asarray(value)
-        assert line.startswith(f"{name} ")
-        if array.dtype.kind not in "SUO":
-            assert line == f"{name} {array.dtype} {array.shape}"
-
-
 # --- a group per sample -----------------------------------------------------------------------
 
 
@@ -307,9 +255,6 @@ def test_all_samples_in_natural_order(tmp_path, parent):
                 np.testing.assert_array_equal(sample[name], group[name])
                 np.testing.assert_array_equal(whole[name][i], group[name])
             assert sample["meta/points"].dtype == ">f8"
-        code = source.loading_code()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "image uint8 (8, 6, 3)" in done.stdout
 
 
 def test_converted_and_through_a_sidecar(tmp_path):

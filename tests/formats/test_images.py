@@ -253,7 +253,6 @@ def test_names_that_are_not_utf8(tmp_path):
     dsprep.provenance(root)
     with open_dataset(root, through="strict") as source:
         assert [s["image"] for s in source] == [s["image"] for s in samples]
-        exec(compile(source.loading_code(), "x", "exec"), {})
     dsprep.convert(root, tmp_path / "out.tfrecord")
     assert_same(root, tmp_path / "out.tfrecord")
 

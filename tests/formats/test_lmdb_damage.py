@@ -37,7 +37,6 @@ def read_all(path, **options):
         for start in range(0, len(source), 128):
             source.read(start, min(start + 128, len(source)))
         source.sizes(0, len(source))
-        source.loading_code()
         return len(source)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from lmdb_builds import assert_same_records, put
 from support import assert_same_batch, random_batch, write_batch
 
-from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions
@@ -168,35 +166,6 @@ def test_storage_in_order_and_not(tmp_path):
         assert "neighbours in the file" in layout.access
     with LMDB.open(tmp_path / "b", OpenOptions(), None) as source:
         assert "--order file" in source.storage()["value"].access
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_loading_code_runs(tmp_path, named):
-    import ml_dtypes
-
-    schema = Schema(
-        (
-            Field("x", np.dtype("<f4"), (3, 2)),
-            Field("b", np.dtype(ml_dtypes.bfloat16)),
-            Field("s", np.dtype([("a", "<u8"), ("v", ">f4", (2,))]), (2,)),
-            Field("p", np.dtype("<i2"), (None, 2)),
-            Field.opaque("name", "str"),
-        )
-    )
-    head = np.array([8, 3], "<u8").tobytes() + bytes(24 + 2 + 32)
-    put(tmp_path / "a", [(b"k", head + bytes(8) + b"abc")], name=b"n" if named else None)
-    with LMDB.open(tmp_path / "a", OpenOptions(database="n" if named else None), schema) as source:
-        code = source.loading_code()
-        assert isinstance(source.read(0, 1)["p"], Ragged)
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stderr == ""
-    assert out.stdout.splitlines() == [
-        "x float32 (3, 2)",
-        "b bfloat16 ()",
-        "s [('a', '<u8'), ('v', '>f4', (2,))] (2,)",
-        "p int16 (2, 2)",
-        "name str 3",
-    ]
 
 
 def test_selecting_and_renaming_fields(tmp_path):

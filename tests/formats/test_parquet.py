@@ -570,8 +570,8 @@ def test_many_threads_and_large_row_groups(tmp_path, monkeypatch):
     batch["r"] = Ragged.from_lengths(np.arange(int(batch["r"].lengths.sum())), np.arange(5000) % 6)
     pq.write_table(table_of(batch, schema), path, row_group_size=3000)
     for small in (1 << 30, 1 << 10):
-        monkeypatch.setattr("dsprep.formats.parquet.costs.SMALL", small)
-        monkeypatch.setattr("dsprep.formats.parquet.costs.STEP_NBYTES", 1 << 14)
+        monkeypatch.setattr("dsprep.formats.parquet.row_groups.SMALL", small)
+        monkeypatch.setattr("dsprep.formats.parquet.row_groups.STEP_NBYTES", 1 << 14)
         with dsprep.open(path) as source, ThreadPoolExecutor(4) as pool:
             barrier = threading.Barrier(4)
 

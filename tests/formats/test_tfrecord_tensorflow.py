@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from pathlib import Path
 from typing import Any
@@ -219,11 +218,8 @@ def test_several_byte_strings_are_read_with_their_lengths(
         assert strings(batch, text) == words
         assert list(batch["image/encoded"]) == [b"jpeg" * i for i in range(count)]
         assert [source[i][f"{text}.lengths"].tolist() for i in (0, 2, 4)] == [[3, 0, 3], [], [5]]
-        code = source.loading_code()
         source.confirm()
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(code, "loading", "exec"), {})
     assert f"{text}.lengths int64 (3,)" in out.getvalue()
     for name in ("image/encoded", text, f"{text}.lengths"):
         with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(f"new={name}"),))) as source:
@@ -301,22 +297,3 @@ def test_other_messages_are_named(tmp_path: Path, tf: Any) -> None:
 
 def shapes(schema: Schema, batch: Batch) -> list[tuple[str, tuple[int, ...]]]:
     return [(f.name, np.shape(batch[f.name][0]) if f.kind == "array" else ()) for f in schema]
-
-
-@pytest.mark.parametrize("case", ["wide", "fixed-gzip", "mixed", "record"])
-def test_the_loading_code_runs(tmp_path: Path, tf: Any, case: str) -> None:
-    schema = {"wide": WIDE, "fixed-gzip": FIXED, "mixed": ALL["mixed"]}.get(
-        case, Schema((Field.opaque("record"),))
-    )
-    path, batch = tmp_path / "a b.tfrecord", random_batch(schema, 3, longest=9)
-    write_batch(TFR, path, schema, batch, GZIP if "gzip" in case else WriteOptions())
-    with TFR.open(path, OpenOptions(), schema) as source:
-        code = source.loading_code()
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(code, "loading", "exec"), {})
-    lines = out.getvalue().splitlines()
-    assert len(lines) == len(schema)
-    for line, (name, shape) in zip(lines, shapes(schema, batch), strict=True):
-        assert line.startswith(f"{name} ")
-        assert line.endswith(str(shape)), line

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -328,17 +326,3 @@ def test_names_that_zarr_cannot_hold_are_refused(names: tuple[str, ...]) -> None
 def test_a_subarray_dtype_without_stand_in_is_refused() -> None:
     with pytest.raises(UnsupportedError):
         ZARR.plan(Schema((Field("x", np.dtype((F4, (2,)))),)), WriteOptions())
-
-
-@pytest.mark.parametrize("target", ["d.zarr", "d.zarr.zip"])
-def test_loading_code_runs(tmp_path: Path, target: str) -> None:
-    more = Field("s", np.dtype("S4"), (2,)), Field("nothing", STRUCT, (0, 2))
-    schema = Schema((*SCHEMAS["mixed"], *SCHEMAS["bfloat16"], *more))
-    write_batch(ZARR, tmp_path / target, schema, random_batch(schema, 3))
-    with opened(tmp_path / target) as source:
-        code, first = source.loading_code(), source[0]
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for f, line in zip(schema, run.stdout.splitlines(), strict=True):
-        value = first[f.name]
-        shown = f"{value.dtype} {value.shape}" if f.kind == "array" else f.kind
-        assert line.startswith(f"{f.name} {shown}")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from typing_extensions import override
 
 from dsprep.core.schema import Ints, Ragged
 from dsprep.errors import FormatError
@@ -108,20 +107,6 @@ class AdiosSource(LocatedSource):
         column = values[located.field.name]
         assert not isinstance(column, Ragged)  # its shape is fixed
         return column.astype(np.int64)
-
-    @override
-    def loading_code(self) -> str:
-        lines = [
-            "import adios2",
-            "import numpy as np",
-            f"with adios2.FileReader({str(self.path)!r}) as file:",
-        ]
-        for field in self.schema:
-            name = self.names[field.name]
-            selection = self._chosen.found[name].selection
-            lines.append(f"    x = np.asarray(file.read({name!r}, {selection}))")
-            lines.append(f"    print({field.name!r}, x.dtype, x.shape)")
-        return "\n".join(lines) + "\n"
 
     def close(self) -> None:
         """Close the files."""

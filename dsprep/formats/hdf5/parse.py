@@ -6,7 +6,7 @@ else goes through the library, whose lock then serialises the threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Batch, DType, Field, Ints, Schema, encode_dtype
+from dsprep.core.schema import Arena, Batch, Ints, Schema
 from dsprep.core.units import show_nbytes
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype
@@ -28,7 +28,6 @@ from dsprep.formats.hdf5.columns import (
     PerGroup,
     Sequences,
 )
-from dsprep.formats.hdf5.dtypes import mislabelled
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
 from dsprep.formats.hdf5.locate import Unlocated, filter_name
@@ -168,11 +167,6 @@ class Hdf5Source(Source):
             return Records(blocks, parts) if parts else None
         return None
 
-    def loading_code(self) -> str:
-        """Return a program that loads sample 0 with h5py."""
-        with hdf5_errors(self.path, "the layout cannot be read"):
-            return _program(self.path, self._columns)
-
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
@@ -258,142 +252,3 @@ def _chunking(dataset: Any, library: str) -> Chunking:
 
 
 # --- loading code ----------------------------------------------------------------------------
-
-
-def _program(path: Path, columns: Mapping[str, tuple[FieldColumn, Field]]) -> str:
-    """Return a Python program that loads sample 0 of every field with h5py, and shows it."""
-    readers = [column for column, _ in columns.values()]
-    lines = ["import h5py"]
-    plists = [c.dataset.id.get_create_plist() for c in readers if not isinstance(c, Given)]
-    if any(p.get_filter(i)[0] >= 32001 for p in plists for i in range(p.get_nfilters())):
-        lines.append("import hdf5plugin  # registers the filters")
-    if any(isinstance(c, Fixed | Indexed) and c.rows.stored_type.carrier.foreign for c in readers):
-        lines.append("import ml_dtypes  # registers bfloat16 and its like with numpy")
-    lines += ["import numpy as np", ""]
-    if any(isinstance(c, Indexed) for c in readers):
-        lines += _ROWS.splitlines()
-    lines += [f'with h5py.File({str(path)!r}, "r") as f:', "    sample = {}"]
-    routes: dict[str, str] = {}
-    for name, (column, _) in columns.items():
-        lines += [f"    {line}" for line in _load(name, column, routes)]
-    lines += [
-        "",
-        "for name, value in sample.items():",
-        "    value = np.asarray(value)",
-        "    print(name, value.dtype, value.shape)",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-_ROWS = '''
-def rows_of(f, sample, tables):
-    """Follow index tables from a sample to its rows."""
-
-    def column(path, member):
-        if member == "bounds":  # where each row begins, and where the last one ends
-            bounds = f[path][start : stop + 1]
-            return bounds[:-1], np.diff(bounds)
-        if member == "ends":  # where each row ends
-            bounds = np.append([0] if start == 0 else [], f[path][max(0, start - 1) : stop])
-            return bounds[:-1].astype(int), np.diff(bounds).astype(int)
-        rows = f[path][start:stop]
-        if member is None:
-            return rows
-        return rows[:, member] if isinstance(member, int) else rows[member]
-
-    start, stop = sample, sample + 1
-    for first, count in tables:
-        first, count = column(*first) if count is None else (column(*first), column(*count))
-        if not len(first):
-            return slice(0, 0)
-        start, stop = int(first[0]), int(first[-1]) + int(count[-1])
-    return slice(start, stop)
-
-
-'''
-
-
-def _load(name: str, column: FieldColumn, routes: dict[str, str]) -> list[str]:
-    """Return the lines that put one field into ``sample``.
-
-    `routes` has the variables that hold rows by now: the arguments they were made of to the name.
-    """
-    dataset = column.dataset
-    path = str(dataset.name).strip("/")
-    target = f"sample[{name!r}]"
-    if isinstance(column, Given):
-        group, attribute = f"f[{path or '/'!r}]", column.field.name
-        if attribute in dataset.attrs:
-            return [f"{target} = {group}.attrs[{attribute!r}]"]
-        return [f"{target} = {group}.name"]
-    if isinstance(column, Member):
-        loaded = [
-            line.replace(f"[{name!r}]", '["row"]') for line in _load(name, column.base, routes)
-        ]
-        members = "".join(f"[{n!r}]" for n in column.names)
-        return [*loaded, f'{target} = sample.pop("row"){members}']
-    if isinstance(column, PerGroup):
-        return [f"{target} = f[{path!r}][()]"]
-    if isinstance(column, Sequences):
-        read = f"f[{path!r}][{'()' if column.whole else '0'}]"
-        if column.stored_type.shape[:1] != dataset.shape[:1] and not dataset.shape[0]:
-            return [f'{target} = ""  # nothing was written']
-        dtype = column.stored_type.carrier.dtype
-        if column.stored_type.kind == "array" and mislabelled(dtype):
-            read += f".view({_spell(dtype)})  # h5py takes the bytes for native ones"
-        return [f"{target} = {read}"]
-    assert isinstance(column, Fixed | Indexed)  # the others of the four
-    carrier = column.rows.stored_type.carrier
-    if isinstance(column, Fixed):
-        lines = _load_rows(column, target, path)
-    else:
-        tables = [
-            ((t.paths[0], t.first_member), (t.paths[-1], t.count_member))
-            if t.form == "counts"
-            else ((t.paths[0], t.form), None)
-            for t in column.route.tables
-        ]
-        lines = []
-        if (arguments := repr(tables)) not in routes:
-            routes[arguments] = f"rows{len(routes)}"
-            lines.append(f"{routes[arguments]} = rows_of(f, 0, {arguments})")
-        lines.append(f"{target} = f[{path!r}][{routes[arguments]}]")
-    if carrier.foreign:
-        view = f"{target} = {target}.view({_spell(carrier.dtype)})"
-        lines.append(f"{view}[..., 0]" if carrier.axis else view)
-    if isinstance(column, Fixed) and not column.rows.whole:
-        lines.append(f"{target} = {target}[0]")
-    if isinstance(column, Indexed) and column.route.kind != "array":
-        convert = ".tobytes()" + ('.decode("utf-8")' if column.route.kind == "str" else "")
-        lines.append(f"{target} = {target}{convert}")
-    return lines
-
-
-def _load_rows(column: Fixed, target: str, path: str) -> list[str]:
-    """Return the lines that put the rows of a sample into `target`."""
-    rows = column.rows
-    if not rows.short:
-        return [f"{target} = f[{path!r}][{'()' if rows.whole else '0:1'}]"]
-    # The rest of an unlimited dimension of netCDF.
-    fill = f"np.frombuffer({rows.fill().tobytes()!r}, {_spell(rows.dtype)})[0]"
-    return [
-        f"stored = f[{path!r}][{'()' if rows.whole else '0:1'}]{'[None]' if rows.whole else ''}",
-        f"{target} = np.full({(1, *rows.inner)}, {fill})",
-        f"{target}[tuple(map(slice, stored.shape))] = stored",
-        *([f"{target} = {target}[0]"] if rows.whole else []),
-    ]
-
-
-def _spell(dtype: DType) -> str:
-    """Return an expression for a dtype, for use with ``import ml_dtypes``."""
-    text = encode_dtype(dtype)
-    if isinstance(text, str):
-        return f"np.dtype({text!r})"
-    if "base" in text and dtype.subdtype is not None:
-        return f"np.dtype(({_spell(dtype.subdtype[0])}, {dtype.subdtype[1]}))"
-    members = [dtype.fields[n][0] for n in dtype.names or ()] if dtype.fields else []
-    formats = ", ".join(_spell(m) for m in members)
-    return (
-        f"np.dtype({{'names': {text['names']!r}, 'formats': [{formats}], "
-        f"'offsets': {text['offsets']!r}, 'itemsize': {text['itemsize']}}})"
-    )

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from typing_extensions import override
 
 from dsprep.core.schema import Attrs, Field, Ints
 from dsprep.errors import UsageError
@@ -67,23 +66,6 @@ class ImageSource(LocatedSource):
         if file.status.ctime_ns > self._newest:
             raise changed(file.path, file.status._replace(ctime_ns=self._newest), file.status)
         return file
-
-    @override
-    def loading_code(self) -> str:
-        sample = self[0]
-        lines = ["from pathlib import Path", "", f"root = Path({str(self.path.absolute())!r})"]
-        lines += ["sample = {"]
-        for name, value in sample.items():
-            if name in self._layout.files:
-                path = os.fsdecode(self._layout.files[name].names[0])
-                shown = f"(root / {path!r}).read_bytes()"
-            else:
-                shown = repr(value.item() if isinstance(value, np.generic) else value)
-            lines.append(f"    {name!r}: {shown},")
-        lines += ["}", "for name, value in sample.items():"]
-        lines += ["    print(name, type(value).__name__, len(value) if hasattr(value, '__len__') "]
-        lines[-1] += "else value)"
-        return "\n".join(lines) + "\n"
 
     def close(self) -> None:
         """Close the file that is open."""

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Column, Field, Ints, Ragged, Schema
 from dsprep.core.spans import offsets_of, ranges
@@ -26,7 +25,6 @@ from dsprep.formats.lmdb.families import KEY, VALUE, Family, numbers
 from dsprep.formats.lmdb.locate import file_layout, records_of
 from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.parse import Records, shown
-from dsprep.formats.lmdb.snippet import family_loading_code, loading_code
 from dsprep.formats.lmdb.values import Values, is_group
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import model
@@ -426,16 +424,3 @@ class LmdbSource(RecordsSource):
         key = FieldStorage(storage="keys in the leaf pages", access=access)
         described = replace(described, access=access)
         return {f.name: key if p == self.key else described for p, f in self._fields}
-
-    @override
-    def loading_code(self) -> str:
-        file, database = self.records.file.path, self._options.database
-        if self.families:
-            keys = {
-                f.name: self.records.nodes(self.families[path].rows[:1]).key(0)
-                for path, f in self._fields
-                if path in self.families
-            }
-            return family_loading_code(file, database, keys)
-        key = self.records.key(0) if len(self) else None
-        return loading_code(file, database, self._decoder, self.key, key)

@@ -54,31 +54,6 @@ class NetCdfSource(LocatedSource):
             self._file.close()
             raise
 
-    def loading_code(self) -> str:
-        """Return a program that loads sample 0 with netCDF4."""
-        lines = [
-            "import netCDF4",
-            "import numpy as np",
-            "",
-            f'with netCDF4.Dataset({str(self.path)!r}, "r") as f:',
-            "    f.set_auto_maskandscale(False)",
-            "    f.set_auto_chartostring(False)",
-            "    sample = {}",
-        ]
-        for f in self.schema:
-            index = "..." if self._whole_file else "0"
-            load = f"f.variables[{self.names[f.name]!r}][{index}]"
-            if f.dtype.kind == "S" and f.dtype.itemsize > 1:
-                load = f'np.asarray({load}).view("S{f.dtype.itemsize}")[..., 0]'
-            lines.append(f"    sample[{f.name!r}] = {load}")
-        lines += [
-            "",
-            "for name, value in sample.items():",
-            "    value = np.asarray(value)",
-            "    print(name, value.dtype, value.shape)",
-        ]
-        return "\n".join(lines) + "\n"
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -14,7 +14,6 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema, show_shape
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.fields import missing_field
-from dsprep.formats.index_tables import spell_rows
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy.arrays import (
     SUFFIX,
@@ -100,18 +99,6 @@ class NumpySource(LocatedSource):
                 file.check_same()
                 check(file, member)
                 self._unproved.pop()
-
-    def loading_code(self) -> str:
-        """Return a program that loads sample 0 with NumPy."""
-        lines = ["import numpy as np", ""]
-        for name, own in self.names.items():
-            route = self._tables.routes.get(own)
-            load = self._spell(self._tables.values_of(own))
-            lines += spell_rows(route.tables, self._spell) if route else []
-            rows = "[start:stop]" if route else "" if self._whole_file else "[0]"
-            lines += [f"value = {load}{rows}"]
-            lines += [f"print({name!r}, value.dtype, value.shape)"]
-        return "\n".join(lines) + "\n"
 
     def _spell(self, name: str) -> str:
         if self._zipped:

@@ -34,7 +34,7 @@ class Parquet(Format):
 
     def recognises(self, candidate: Candidate) -> bool:
         """Whether it begins as a file of rows does; ``_metadata`` holds none of its own."""
-        from dsprep.formats.parquet.footer import ENCRYPTED, MAGIC
+        from dsprep.formats.parquet.row_groups import ENCRYPTED, MAGIC
 
         magic = candidate.head[: len(MAGIC)]
         return magic in (MAGIC, ENCRYPTED) and not candidate.path.name.startswith("_")

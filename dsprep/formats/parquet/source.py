@@ -34,11 +34,9 @@ from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, retype, wanted
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.parquet import types
-from dsprep.formats.parquet.costs import Costs
-from dsprep.formats.parquet.footer import read as read_footer
-from dsprep.formats.parquet.groups import RowGroups
 from dsprep.formats.parquet.guard import arrow, library
 from dsprep.formats.parquet.nulls import PARTITION, with_nulls
+from dsprep.formats.parquet.row_groups import RowGroups, is_of
 from dsprep.formats.parquet.types import Leaf
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
@@ -74,13 +72,14 @@ class ParquetSource(Source):
             raise
 
     def _open(self, options: OpenOptions, hint: Schema | None) -> None:
-        self._footer = footer = read_footer(self._file)
         with arrow().parquet.ParquetFile(for_library(self._file)) as opened:
             self._metadata, arrows = opened.metadata, opened.schema_arrow
-        self.version = f"Parquet {footer.version}, written by {footer.written_by}"
-        every = list(types.leaves(arrows, as_json=options.nested == "json"))
-        leaves = {leaf.name: leaf for leaf in every}
-        for name, count in Counter(leaf.name for leaf in every).items():
+        facts, every = self._metadata, self._rows_of([], options)
+        self._groups, self._chunks = every.rows, every.chunks
+        self.version = f"Parquet {facts.format_version[0]}, written by {facts.created_by}"
+        found = list(types.leaves(arrows, as_json=options.nested == "json"))
+        leaves = {leaf.name: leaf for leaf in found}
+        for name, count in Counter(leaf.name for leaf in found).items():
             if count > 1:
                 leaves[name] = replace(leaves[name], field=None, why="two columns are called so")
         parts = partitions(self.path, hint)
@@ -92,21 +91,22 @@ class ParquetSource(Source):
         self._paths = [name for name, _ in chosen]
         self.schema, self.notes = Schema(tuple(f for _, f in chosen), _attrs(arrows)), tuple(notes)
         used = [leaf for leaf, _ in self._columns if leaf is not None]
-        self._costs = Costs(self._file, footer, used, options)
-        self._rows = self._rows_of(used, self._costs)
-        self._kept: list[Ints | None] = [None] * len(footer.rows)
+        self._rows = self._rows_of(used, options)
+        self._kept: list[Ints | None] = [None] * len(self._groups)
         if options.nulls == "drop-rows" and hint is not None:
             self._kept = self._complete_rows(used, options)
         counts = [
             rows if kept is None else len(kept)
-            for rows, kept in zip(footer.rows, self._kept, strict=True)
+            for rows, kept in zip(self._groups, self._kept, strict=True)
         ]
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self.dropped = sum(footer.rows) - len(self)
+        self.dropped = sum(self._groups) - len(self)
 
-    def _rows_of(self, leaves: Sequence[Leaf], costs: Costs) -> RowGroups:
+    def _rows_of(self, leaves: Sequence[Leaf], options: OpenOptions) -> RowGroups:
         names = list(dict.fromkeys(leaf.column for leaf in leaves))
-        return RowGroups(self._file, self._metadata, names, costs)
+        fields = [leaf.field for leaf in leaves]
+        row = sum(f.row_nbytes for f in fields if f is not None and not f.ragged)
+        return RowGroups(self._file, self._metadata, names, row, options.limit)
 
     def _chosen(
         self,
@@ -139,7 +139,7 @@ class ParquetSource(Source):
         chosen = wanted(options.fields, available)
         if hint is None:
             nulls = self._nulls({n: leaves[n] for n in available if n in leaves}, options)
-            rows = sum(self._footer.rows)
+            rows = sum(self._groups)
             for name in available.keys() & parts.keys() - leaves.keys():
                 if parts[name][1] is None:
                     nulls[name] = rows, str(self.path)
@@ -217,10 +217,10 @@ class ParquetSource(Source):
         if leaf.form == "json":
             return []
         if leaf.form == "null":
-            return self._footer.rows
+            return self._groups
         counts = []
-        for chunks in self._footer.chunks:
-            nulls = [c.nulls for c in chunks if _is_of(c.name, [leaf.column])]
+        for chunks in self._chunks:
+            nulls = [c.nulls for c in chunks if is_of(c.name, [leaf.column])]
             if None in nulls or (not leaf.flat and any(nulls)):
                 return None
             counts.append(sum(n or 0 for n in nulls))
@@ -230,22 +230,21 @@ class ParquetSource(Source):
         self, leaves: Sequence[Leaf], options: OpenOptions
     ) -> Iterator[tuple[int, list[NDArray[np.bool_]]]]:
         """Yield the numbers of row groups, some rows at a time: which of these have values."""
-        costs = Costs(self._file, self._footer, leaves, options)
-        with closing(self._rows_of(leaves, costs)) as rows:
-            for group in map(costs.group, range(len(self._footer.rows))):
-                for start in range(0, group.rows, group.step):
-                    table = rows.read(group, start, min(group.rows, start + group.step))
-                    with library(self._group(group.number), "nulls cannot be counted"):
-                        yield group.number, [_complete(table, leaf) for leaf in leaves]
+        with closing(self._rows_of(leaves, options)) as groups:
+            for number, rows in enumerate(groups.rows):
+                for start in range(0, rows, step := groups.step(number)):
+                    table = groups.read(number, start, min(rows, start + step))
+                    with library(self._group(number), "nulls cannot be counted"):
+                        yield number, [_complete(table, leaf) for leaf in leaves]
 
     def _complete_rows(self, leaves: Sequence[Leaf], options: OpenOptions) -> list[Ints | None]:
         """Return the numbers of the rows without nulls in each row group; None: all of them."""
         if any(value is None for _, value in self._chosen_partitions()):
-            return [np.zeros(0, np.int64)] * len(self._footer.rows)
+            return [np.zeros(0, np.int64)] * len(self._groups)
         doubtful = [x for x in leaves if (c := self._footer_nulls(x)) is None or any(c)]
         if not doubtful:
-            return [None] * len(self._footer.rows)
-        parts: list[list[NDArray[np.bool_]]] = [[np.ones(0, np.bool_)] for _ in self._footer.rows]
+            return [None] * len(self._groups)
+        parts: list[list[NDArray[np.bool_]]] = [[np.ones(0, np.bool_)] for _ in self._groups]
         for number, masks in self._masks(doubtful, options):
             parts[number].append(np.logical_and.reduce(masks))
         complete = [np.concatenate(mask_parts) for mask_parts in parts]
@@ -306,26 +305,25 @@ class ParquetSource(Source):
         assert self._rows is not None  # it is open
         if not any(leaf is not None for leaf, _ in self._columns):
             return None
-        group, kept = self._costs.group(number), self._kept[number]
+        kept = self._kept[number]
         if kept is None:
-            return self._rows.read(group, start, stop)
+            return self._rows.read(number, start, stop)
         rows = kept[start:stop]
         first, last = int(rows[0]), int(rows[-1]) + 1
-        table = self._rows.read(group, first, last)
+        table = self._rows.read(number, first, last)
         return table if last - first == len(rows) else _taken(table, rows - first)
 
     def resident_nbytes(self) -> int:
         """Return the bytes of the row groups that are kept decoded."""
-        return self._costs.kept()
+        return 0 if self._rows is None else self._rows.resident_nbytes()
 
     @override
     def idle_nbytes(self) -> int:
-        # Little is kept.
-        return 0 if self._costs.much() else self._costs.kept()
+        return 0
 
     def rest(self) -> None:
-        """Release what is decoded, unless it is small."""
-        if self._rows is not None and self._costs.much():
+        """Release what is decoded."""
+        if self._rows is not None:
             self._rows.close()
 
     def storage(self) -> dict[str, FieldStorage]:
@@ -338,10 +336,8 @@ class ParquetSource(Source):
     def _storage(self, path: str, leaf: Leaf | None) -> FieldStorage:
         if leaf is None:
             return FieldStorage(storage="in the name of the directory", stored_nbytes=0)
-        chunks = [
-            c for group in self._footer.chunks for c in group if _is_of(c.name, [leaf.column])
-        ]
-        rows = max(self._footer.rows, default=0)
+        chunks = [c for group in self._chunks for c in group if is_of(c.name, [leaf.column])]
+        rows = max(self._groups, default=0)
         nbytes = max((c.encoded for c in chunks), default=0)
         codecs = sorted({c.codec for c in chunks} - {"none"})
         return FieldStorage(
@@ -353,17 +349,6 @@ class ParquetSource(Source):
             reads=1,
             read_nbytes=nbytes,
         )
-
-    def loading_code(self) -> str:
-        """Return a program that loads sample 0 with pyarrow."""
-        columns = [leaf.column for leaf, _ in self._columns if leaf is not None]
-        names = list(dict.fromkeys(columns))
-        lines = ["import pyarrow.parquet as pq", ""]
-        lines += [f"file = pq.ParquetFile({str(self.path)!r})"]
-        lines += [f"table = file.read_row_group(0, columns={names!r}).slice(0, 1).flatten()"]
-        lines += ["for name in table.column_names:", "    print(name, table[name].type)"]
-        lines += [f"print({n!r}, {value!r})" for n, (_, value) in self._partitions.items()]
-        return "\n".join(lines) + "\n"
 
     def extents(self, progress: object = None) -> FileLayout:
         """Raise `UnsupportedError`: see `Source.extents`."""
@@ -398,11 +383,6 @@ def _taken(table: Any, rows: Ints) -> Any:
 def _complete(table: Any, leaf: Leaf) -> NDArray[np.bool_]:
     masks = [types.complete(chunk, leaf) for chunk in table.column(leaf.path[0]).chunks]
     return np.concatenate([np.ones(0, np.bool_), *masks])
-
-
-def _is_of(path: str, names: Sequence[str]) -> bool:
-    """Whether a column in the file belongs to one that is wanted: itself, or its items."""
-    return path in names or any(path.startswith(f"{name}.") for name in names)
 
 
 def _attrs(arrows: Any) -> Attrs:

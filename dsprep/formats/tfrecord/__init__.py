@@ -2,8 +2,8 @@
 
 ``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` and
 ``batch_parser`` the message inside, ``features`` which feature a field is. ``parse``, ``fields``,
-``locate`` and ``source`` read, ``plan``, ``build`` and ``write`` write, ``snippet`` shows how
-TensorFlow loads the file. TensorFlow itself is not needed.
+``locate`` and ``source`` read, ``plan``, ``build`` and ``write`` write. TensorFlow itself is not
+needed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Field, Ints, Schema, empty_batch
 from dsprep.errors import FormatError, UnsupportedError
@@ -29,7 +28,6 @@ from dsprep.formats.tfrecord.fields import RecordMismatch
 from dsprep.formats.tfrecord.framing import Index
 from dsprep.formats.tfrecord.locate import file_layout, opaque_layout, probe, records_of
 from dsprep.formats.tfrecord.parse import Discovery, FileView
-from dsprep.formats.tfrecord.snippet import loading_code
 from dsprep.formats.tfrecord.stream import HEAD, PackedFile, open_stream, read_index
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.laws import Affine, Table
@@ -247,10 +245,6 @@ class TFRecordSource(Source):
         if self._opaque:
             return described
         return {n: replace(x, storage=f"{x.storage}, {types[n]}") for n, x in described.items()}
-
-    @override
-    def loading_code(self) -> str:
-        return loading_code(self.path, self._codec, self._features, self._opaque)
 
     def close(self) -> None:
         """Close the file."""

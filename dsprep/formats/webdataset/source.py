@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dsprep.core.schema import Field, dtype_code, is_extension
+from dsprep.core.schema import Field
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.fields import wanted
 from dsprep.formats.located import LocatedSource, Parsed
@@ -56,23 +56,6 @@ class WebDatasetSource(LocatedSource):
             self._file.close()
             raise
         self._keys = options.keys_as
-
-    def loading_code(self) -> str:
-        """Return a program that loads sample 0 by ``webdataset``."""
-        lines = ["import ml_dtypes"] if any(is_extension(f.dtype) for f in self.schema) else []
-        lines += ["import numpy as np", "import webdataset", ""]
-        lines += [f"dataset = webdataset.WebDataset([{str(self.path)!r}], shardshuffle=False)"]
-        lines += ["sample = next(iter(dataset))"]
-        for f in self.schema:
-            member = self._members[f.name]
-            value = f"sample[{member!r}]"
-            if member == self._keys:
-                value = "sample['__key__'].encode()"
-            shape = tuple(-1 if n is None else n for n in f.shape)
-            code = dtype_code(f.dtype)
-            lines.append(f"value = np.frombuffer({value}, {code}).reshape({shape})")
-            lines.append(f"print({f.name!r}, value.dtype, value.shape)")
-        return "\n".join(lines) + "\n"
 
     def close(self) -> None:
         """Close the file."""

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,14 @@ from typing_extensions import override
 
 from dsprep.core.filters import COMPRESSORS, unpack
 from dsprep.core.memory import free_memory
-from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged, dtype_code
+from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged
 from dsprep.errors import FormatError
-from dsprep.formats.index_tables import Route, locate, spell_rows
+from dsprep.formats.index_tables import Route, locate
 from dsprep.formats.zarr.array import LastBlock, StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
 from dsprep.formats.zarr.locate import Step, Unlocated
-from dsprep.formats.zarr.metadata import MAX_ROW, ArrayMeta, NoField
+from dsprep.formats.zarr.metadata import MAX_ROW, NoField
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Column as Located
@@ -356,63 +355,3 @@ def _regrouped(grid: Grid, nbytes: int) -> Grid:
     return replace(
         grid, shape=(total // nbytes,), itemsize=nbytes, chunk=(chunk // nbytes,), fill=fill
     )
-
-
-# --- a program that loads the first sample with zarr-python alone -----------------------------
-
-
-def program(path: Path, columns: list[tuple[Field, Reading]]) -> str:
-    """Return the program for fields and the arrays that hold them; see `Source.loading_code`."""
-    lines: list[str] = []
-    for field, reading in columns:
-        lines += ["", *_load(field, reading)]
-        shown = "type(x).__name__, len(x)" if field.kind != "array" else "x.dtype, x.shape"
-        lines.append(f"print({field.name!r}, {shown})")
-    body = "\n".join(lines)
-    imports = ["ml_dtypes"] if "ml_dtypes." in body else []
-    imports += ["numpy as np"] if "np." in body else []
-    head = [f"import {name}" for name in (*imports, "zarr")]
-    opened = (
-        f"zarr.storage.ZipStore({str(path)!r}, mode='r')" if path.is_file() else repr(str(path))
-    )
-    return "\n".join([*head, "", f"store = zarr.open({opened}, mode='r')", body.lstrip("\n"), ""])
-
-
-def _array(meta: ArrayMeta) -> str:
-    return f"store[{meta.path!r}]" if meta.path else "store"
-
-
-def _load(field: Field, reading: Reading) -> list[str]:
-    """Return the lines that leave sample 0 of a field in ``x``."""
-    array = _array(reading.arrays[0].meta)
-    if isinstance(reading, Elements):
-        return [f"x = {array}[0:1][0]"]
-    if isinstance(reading, Parts):
-        lines = [
-            *spell_rows(reading.route.tables, lambda path: f"store[{path!r}]"),
-            f"x = {array}[start:stop]",
-            *_viewed(field, reading, "(-1, " + "".join(f"{n}, " for n in field.inner) + ")"),
-        ]
-        if field.kind == "array":
-            return lines
-        return [
-            *lines,
-            "x = x.tobytes()"
-            + (".decode('utf-8', 'surrogateescape')" if field.kind == "str" else ""),
-        ]
-    single = isinstance(reading, Fixed) and reading.single
-    rows = "0:1" if not single else "..."
-    end = ["x = x[0]"] if not single else []
-    shape = ("(1, " if end else "(") + "".join(f"{n}, " for n in field.inner) + ")"
-    return [f"x = {array}[{rows}]", *_viewed(field, reading, shape), *end]
-
-
-def _viewed(field: Field, reading: Reading, shape: str) -> list[str]:
-    """Return the line that undoes a stand-in (`attributes.Carrier`), if one is needed."""
-    meta = reading.arrays[0].meta
-    if field.dtype == meta.dtype:
-        return []
-    stored = f"np.asarray(x, {meta.dtype.str!r})"
-    if 0 in field.inner:
-        return [f"x = np.empty({shape.replace('-1', '0')}, {dtype_code(field.dtype)})"]
-    return [f"x = {stored}.reshape(-1).view({dtype_code(field.dtype)}).reshape({shape})"]

@@ -35,7 +35,7 @@ from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, from_json
 from dsprep.formats.zarr.conventions import state_images
-from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading, program
+from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading
 from dsprep.formats.zarr.locate import Unlocated
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
 from dsprep.formats.zarr.store import Directory, Store, Zip, join
@@ -192,10 +192,6 @@ class ZarrSource(Source):
     @override
     def storage(self) -> dict[str, FieldStorage]:
         return {field.name: reading.storage() for field, reading in self._columns}
-
-    @override
-    def loading_code(self) -> str:
-        return program(self.path, [(f, r) for f, r in self._columns])
 
     @override
     def close(self) -> None:

@@ -418,10 +418,6 @@ class PartsSource(Source):
         """Return nothing: they are temporary files."""
         return {}
 
-    def loading_code(self) -> str:
-        """Return nothing, as `storage` does."""
-        return ""
-
 
 def _again(detail: str, path: Path) -> LostError:
     fix = "run the same call again: the function is called again for these items"

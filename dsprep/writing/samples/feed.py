@@ -120,7 +120,3 @@ class FedSource(Source):
     def storage(self) -> dict[str, FieldStorage]:
         """Return nothing, as `files` does."""
         return {}
-
-    def loading_code(self) -> str:
-        """Return nothing, as `files` does."""
-        return ""

@@ -190,10 +190,6 @@ class Spool(Source):
         """Return nothing, as `files` does."""
         return {}
 
-    def loading_code(self) -> str:
-        """Return nothing, as `files` does."""
-        return ""
-
     def close(self) -> None:
         """Close the file, with which it goes."""
         self._pool.shutdown(cancel_futures=True)
