@@ -46,10 +46,10 @@ import numpy as np
 import dsprep
 from dsprep import executors
 
-PEERS = (
-    *("ffcv", "litdata", "streaming", "webdataset", "tensorstore", "zarrs", "grain", "arrow"),
-    *("lance", "tfrecord", "torch"),
-)
+PEERS = {
+    path.stem.removeprefix("use_"): f"{path}:make"
+    for path in sorted((Path(__file__).parent / "peers").glob("use_*.py"))
+} | {"tfrecord": "tfrecord", "torch": "torch"}
 SUFFIXES = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 SEVERAL = {**SUFFIXES, "zip": ".zarr.zip"}  # what repack writes
 IOV_MAX = 1024
@@ -658,16 +658,16 @@ def peer(lab: Lab, name: str) -> Figure:
         "--epochs",
         str(lab.options.runs),
     ]
-    command += ["-s", "dsprep", "-s", name, "--limit", "all", "--json", str(report)]
+    command += ["-s", "dsprep", "-s", PEERS[name], "--limit", "all", "--json", str(report)]
     command += ["--scratch", str(lab.folder / "forms")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not report.exists():
         raise OSError(done.stderr.strip() or f"bench read ended with {done.returncode}")
     rows = {row["name"]: row for row in json.loads(report.read_text())["strategies"]}
     report.unlink()
-    if rows[name]["problems"]:
-        raise OSError("; ".join(rows[name]["problems"]))
-    ours, theirs = (rows[n]["measures"]["gb_per_second"] for n in ("dsprep", name))
+    if rows[PEERS[name]]["problems"]:
+        raise OSError("; ".join(rows[PEERS[name]]["problems"]))
+    ours, theirs = (rows[n]["measures"]["gb_per_second"] for n in ("dsprep", PEERS[name]))
     ends = (("least", "most"), ("value", "value"), ("most", "least"))
     words = f"{name} {theirs['value']:.2f} GB/s, dsprep {ours['value']:.2f}"
     return Figure([ours[a] / theirs[b] for a, b in ends], words)

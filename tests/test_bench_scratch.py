@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep.bench import scratch, strategies
+from dsprep.bench import scratch
 from dsprep.bench.scratch import folder as scratch_folder
-from dsprep.bench.strategies import Entry, forms
+from dsprep.bench.strategies import forms
 from dsprep.core.schema import Field, FieldSpec, Schema
-from dsprep.errors import DsprepError, FormatError, TargetError, UnsupportedError, UsageError
+from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.formats.options import OpenOptions
 
 ALL = ("source", "groups", "hdf5", "lmdb", "tfrecord", "zarr")
@@ -218,64 +218,6 @@ def test_what_is_damaged_is_written_again(data, tmp_path, cut):
     )
     assert writes(data, ["tfrecord"], folder=folder) == ["tfrecord"]
     same(values(made(data, "tfrecord", folder)), values(data))
-
-
-class Peer:
-    fail: BaseException | None = None
-
-    @staticmethod
-    def check(schema):
-        assert schema.names
-
-    @staticmethod
-    def write(source, target):
-        target.mkdir()
-        (target / "one").write_bytes(b"1" * len(source))
-        if Peer.fail is not None:
-            raise Peer.fail
-
-
-@pytest.fixture
-def peer(monkeypatch):
-    class Known(Entry):
-        def load(self):
-            return Peer
-
-    monkeypatch.setitem(strategies.STRATEGIES, "peer", Known("x:Y", "own", "", optional=True))
-    monkeypatch.setattr(Peer, "fail", None)
-    return Peer
-
-
-def test_own_form(data, tmp_path, peer, monkeypatch):
-    more = {"folder": tmp_path / "kept", "limit": 1000}
-    peer.fail = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        made(data, "own:peer", **more)
-    assert [p.name for p in more["folder"].iterdir()] == [".lock"]
-    planned = plan(data, ["own:peer"], **more)
-    assert [*planned.writes] == ["own:peer"], "an interrupted form is not taken for a whole one"
-    left = planned.items["own:peer"].directory
-    left.with_name(f"{left.name}.partial").mkdir()  # of a run that was killed
-    peer.fail = None
-    assert (made(data, "own:peer", **more) / "one").read_bytes() == b"1" * 6
-    assert writes(data, ["own:peer"], **more) == []
-    peer.fail = ZeroDivisionError("a bug of the peer")
-    with pytest.raises(DsprepError, match=r"peer could not write .*ZeroDivisionError"):
-        made(data, "own:peer", more["folder"])
-    monkeypatch.setattr(Peer, "write", staticmethod(lambda source, target: None))
-    with pytest.raises(OSError, match="wrote nothing"):
-        made(data, "own:peer", more["folder"])
-
-
-def test_what_cannot_be_had_says_why(data, monkeypatch):
-    missing = Entry("x:Y", "own", "", ("no_such_package",), optional=True)
-    monkeypatch.setitem(strategies.STRATEGIES, "gone", missing)
-    planned = plan(data, ["own:gone", "hdf5"])
-    assert planned.impossible == {"own:gone": "not installed: pip install no_such_package"}
-    found = scratch.prepare(planned)
-    assert set(found) == {"hdf5"}
-    with pytest.raises(UnsupportedError, match="no_such_package"):
-        found["own:gone"]
 
 
 def test_no_space_and_two_at_once(data, tmp_path, monkeypatch):

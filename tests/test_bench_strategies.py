@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import multiprocessing
 import os
 import sys
@@ -24,12 +23,10 @@ from support import STRUCT, assert_same_batch, random_array, random_batch, raw, 
 import dsprep
 from dsprep import formats
 from dsprep.bench.strategies import SETS, STRATEGIES, TIERED, find
-from dsprep.bench.strategies.peers import Ranges, blocks
 from dsprep.bench.strategies.samples import DIRECT_NBYTES
 from dsprep.bench.task import Task
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.source.dataset import open_dataset
 
 COUNT, BATCH = 37, 5
 
@@ -39,9 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 DUMB = ("pread-limit", "dummy")  # they deliver nothing
 NAMES = [n for n in STRATEGIES if n not in (*DUMB, *TIERED)]  # those: test_bench_tiers.py
 LMDBIO = SETS["lmdbio"][1:]  # their ranks are tested where they work together
-PEERS = SETS["peers"][1:]  # in-place: test_bench_today.py
-ALONE = ("litdata", "streaming", "webdataset")
-SAMPLEWISE = [name for name in NAMES if name not in (*LMDBIO, *PEERS)]
+SAMPLEWISE = [name for name in NAMES if name not in LMDBIO]
 GROUPWISE = ("group", "group-db", "dsprep", "provenance")
 TENSORFLOW = ("tf", "tf-prefetch", "tfrecord")
 IN_ORDER = SETS["lmdbio"]
@@ -92,7 +87,7 @@ SCHEMAS = {
 
 
 def make(folder: Path, schema: Schema, container: str, batch: dict) -> Path:
-    """Write the samples in that form, as the benchmark does; ``own:NAME``: by the strategy."""
+    """Write the samples in that form, as the benchmark does."""
     source = folder / "source.h5"
     if not source.exists():
         write_batch(formats.load("hdf5"), source, schema, batch)
@@ -104,9 +99,6 @@ def make(folder: Path, schema: Schema, container: str, batch: dict) -> Path:
         return source
     if container == "groups":
         dsprep.repack(source, path, buffer_size=8, durable=False)
-    elif container.startswith("own:"):
-        with open_dataset(source) as opened:
-            find(container[4:]).load().write(opened, path)
     else:
         dsprep.convert(source, path, durable=False)
     return path
@@ -125,7 +117,6 @@ def datasets(tmp_path_factory):
     def dataset(label, name):
         need(name)
         container = find(name).container
-        container = f"own:{name}" if container == "own" else container
         schema = SCHEMAS[label]
         if label not in folders:
             folders[label] = tmp_path_factory.mktemp(label), random_batch(schema, COUNT, seed=1)
@@ -135,14 +126,6 @@ def datasets(tmp_path_factory):
         return made[label, container], batch
 
     return dataset
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    """End what numba keeps for FFCV within the test: its finalisers complain."""
-    yield
-    if "ffcv" in sys.modules:
-        gc.collect()
 
 
 def strategy_of(name, path, schema, **settings):
@@ -167,7 +150,7 @@ def run_epoch(strategy, number):
     batches, sizes = [], []
     for item in strategy.epoch(number):
         sizes.append(strategy.size(item))
-        batch = copy.deepcopy(strategy.batch(item))  # FFCV writes the next batches over it
+        batch = copy.deepcopy(strategy.batch(item))
         assert {len(column) for column in batch.values()} == {sizes[-1]}
         batches.append(batch)
     return concatenate(strategy.task.schema, batches), sizes
@@ -203,7 +186,7 @@ def left_open(path: Path) -> list[str]:
 
 
 LABELS = ("fixed", "ragged", "scalar")
-TAKES = dict.fromkeys(PEERS, ("fixed", "scalar")) | {"tf-prefetch": ("ragged",)}  # as tf
+TAKES = {"tf-prefetch": ("ragged",)}  # as tf
 
 
 @pytest.mark.parametrize(
@@ -213,7 +196,7 @@ def test_every_sample_comes_once(datasets, name, label):
     schema = SCHEMAS[label]
     path, expected = datasets(label, name)
     once, threads = Counter(keys(expected, schema)), threading.active_count()
-    for world in (1,) if name in (*LMDBIO, *ALONE) else (1, 3):
+    for world in (1,) if name in LMDBIO else (1, 3):
         epochs = [[], []]
         for rank in range(world):
             more = {} if world == 1 else {"buffer_nbytes": 16_000}
@@ -224,10 +207,9 @@ def test_every_sample_comes_once(datasets, name, label):
                 assert_same_types(batch, schema)
                 assert len(sizes) <= strategy.task.steps
                 assert 0 < min(sizes) <= max(sizes) <= BATCH
-                if name not in PEERS:
-                    assert sizes[:-1] == [BATCH] * (len(sizes) - 1)
+                assert sizes[:-1] == [BATCH] * (len(sizes) - 1)
                 epochs[number].append(keys(batch, schema))
-                if rank == 0 and number == 0 and name not in PEERS:  # as a cold run does
+                if rank == 0 and number == 0:  # as a cold run does
                     strategy.close()
                     assert left_open(path) == []
                     strategy.open()
@@ -235,8 +217,7 @@ def test_every_sample_comes_once(datasets, name, label):
             strategy.close()
         first, second = ([k for part in parts for k in part] for parts in epochs)
         assert Counter(first) == Counter(second) == once
-        if world == 1 or name not in PEERS:  # few batches a rank may come in one order twice
-            assert (first == second) == (name in IN_ORDER)
+        assert (first == second) == (name in IN_ORDER)
         assert name in IN_ORDER or first != list(keys(expected, schema))
     assert left_open(path) == []
     if name in GROUPWISE:
@@ -266,7 +247,7 @@ def assert_same_types(batch, schema):
         assert column.shape[1:] == f.inner
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in (*PEERS, *TENSORFLOW)])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in TENSORFLOW])
 def test_types_of_all_sorts(datasets, name):
     path, expected = datasets("foreign", name)
     assert delivers(name, path, SCHEMAS["foreign"], expected)
@@ -282,9 +263,8 @@ def test_types_that_tensorflow_lacks(datasets, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_closing_in_the_middle_of_an_epoch(datasets, name):
-    label = "fixed" if name in PEERS else "ragged"
-    path, _ = datasets(label, name)
-    strategy = strategy_of(name, path, SCHEMAS[label])
+    path, _ = datasets("ragged", name)
+    strategy = strategy_of(name, path, SCHEMAS["ragged"])
     strategy.open()
     items = strategy.epoch(0)
     assert strategy.size(next(items)) == BATCH
@@ -294,79 +274,6 @@ def test_closing_in_the_middle_of_an_epoch(datasets, name):
     strategy.open()
     assert sum(run_epoch(strategy, 1)[1]) == COUNT
     strategy.close()
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_peers_that_cannot_share_refuse_ranks(datasets, name):
-    path, _ = datasets("scalar", name)
-    with pytest.raises(UnsupportedError, match="--ranks 1"):
-        strategy_of(name, path, SCHEMAS["scalar"], world_size=2).open()
-
-
-@pytest.mark.parametrize("name", [n for n in PEERS if find(n).container == "own"])
-@pytest.mark.parametrize(
-    "field", [Field.opaque("v"), Field("v", F4, (None, 2)), Field("v", F4, (0,))]
-)
-def test_peers_refuse_other_fields(name, field, tmp_path):
-    class Odd:
-        schema = Schema((field,))
-
-    with pytest.raises(UnsupportedError, match="field v"):
-        find(name).load().write(Odd(), tmp_path / "own")
-    assert not (tmp_path / "own").exists()
-
-
-class Slices(Ranges):
-    """A peer whose library has slices."""
-
-    project = "slices"
-
-    @classmethod
-    def save(cls, source, target):
-        np.save(target, np.concatenate([columns["f0"] for _, columns in blocks(source)]))
-
-    def made(self, held):
-        return np.load(self.task.path, mmap_mode="r")
-
-    def rows(self, start, stop):
-        return [self.loader[start:stop]]
-
-
-@pytest.mark.parametrize("world", [1, 3, 9])
-def test_ranges_are_read_ahead_and_each_sample_comes_once(tmp_path, world):
-    schema, path = Schema((Field("x", F4, (2,)),)), tmp_path / "x.npy"
-
-    class Source:
-        schema = Schema((Field("x", F4, (2,)),))
-
-        def __len__(self):
-            return COUNT
-
-        def read(self, start, stop):
-            return {"x": np.arange(2 * COUNT, dtype=F4).reshape(-1, 2)[start:stop]}
-
-    Slices.write(Source(), path)
-    threads, epochs = threading.active_count(), []
-    for number in range(2):
-        seen = []
-        for rank in range(world):
-            settings = {"samples": COUNT, "batch_size": BATCH, "threads": 2}
-            settings |= {"rank": rank, "world_size": world}
-            strategy = Slices(Task(strategy="slices", path=path, schema=schema, **settings))
-            strategy.open()
-            steps = [strategy.batch(item)["x"] for item in strategy.epoch(number)]
-            assert len(steps) <= strategy.task.steps
-            assert all(np.ptp(step[:, 0]) < 2 * BATCH for step in steps)
-            strategy.close()
-            seen += [float(row[0]) for step in steps for row in step]
-        assert sorted(seen) == list(range(0, 2 * COUNT, 2))
-        epochs.append(seen)
-    assert epochs[0] != epochs[1]
-    strategy.open()
-    items = strategy.epoch(0)
-    next(items, None)
-    strategy.close()
-    assert threading.active_count() == threads
 
 
 @pytest.mark.parametrize("name", [n for n in SAMPLEWISE if n not in GROUPWISE])
@@ -470,3 +377,41 @@ def test_tensorflow_is_quiet(monkeypatch):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     tensorflow()
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
+
+
+PEER = """
+import sys; sys.path.insert(0, {folder!r})
+import numpy as np
+from common import Ranges, blocks, stored
+
+def write(source, path):
+    path.mkdir()
+    for name in ("f0", "f1"):
+        parts = [columns[name] for _, columns in blocks(source)]
+        np.save(path / f"{{name}}.npy", np.concatenate(parts))
+
+def make(data, batch_size, rank, world_size, seed, threads):
+    path, schema, count = stored(data, "test", write)
+    arrays = [np.load(path / f"{{name}}.npy", mmap_mode="r") for name in ("f0", "f1")]
+    read = lambda start, stop: [a[start:stop] for a in arrays]
+    return Ranges(read, count, batch_size, rank, world_size, seed, threads)
+"""
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_loaders_of_other_projects_give_each_sample_once(datasets, tmp_path, monkeypatch, world):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = str(Path(__file__).parents[1] / "examples" / "peers")
+    (tmp_path / "peer.py").write_text(PEER.format(folder=folder))
+    path, expected = datasets("fixed", "in-place")
+    once = sorted(row.tobytes() for row in expected["image"])
+    for number in range(2):
+        images = []
+        for rank in range(world):
+            task = {"rank": rank, "world_size": world}
+            strategy = strategy_of(f"{tmp_path}/peer.py:make", path, SCHEMAS["fixed"], **task)
+            strategy.open()
+            images += [row.tobytes() for item in strategy.epoch(number) for row in item[0]]
+            strategy.close()
+        assert sorted(images) == once
+    assert len(list((tmp_path / "dsprep-peers").iterdir())) == 1

@@ -16,7 +16,6 @@ import zarr
 from typer.testing import CliRunner
 
 from dsprep.bench.reading import Settings, Work, bench_read, plan_read
-from dsprep.bench.strategies import SETS
 from dsprep.bench.strategies.in_place import InPlace
 from dsprep.bench.strategies.own_loader import count_samples
 from dsprep.bench.task import Task
@@ -92,17 +91,6 @@ def test_ways_that_were_asked_for_read_a_copy(compressed: list[Path]) -> None:
     work = plan_read(compressed, ["h5py", "dsprep"], WARM)
     answer = " ".join(measured(work).answer)
     assert "Read by h5py, after a conversion to hdf5" in answer
-    assert {"in-place", "h5py", "dsprep"} < set(SETS["peers"])
-
-
-def test_a_project_that_cannot_hold_the_fields_has_a_row_that_says_so(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("v", (20,), h5py.special_dtype(vlen=bytes))[:] = b"abc"
-    work = plan_read([tmp_path / "a.h5"], ["in-place", "arrow"], WARM)
-    rows = {row.name: row for row in bench_read(work).rows}
-    assert rows["in-place"].problems == ()
-    assert "failed: datasets is measured with fields of a fixed shape" in rows["arrow"].failure
 
 
 def test_the_first_samples_are_read_in_place(compressed: list[Path]) -> None:

@@ -15,7 +15,6 @@ from support import MPIEXEC
 from typer.testing import CliRunner
 
 from dsprep.bench.reading import plan_read
-from dsprep.bench.strategies import SETS, STRATEGIES, Entry
 from dsprep.cli import app
 from dsprep.synth import synth
 
@@ -184,17 +183,6 @@ def test_what_cannot_be_read_so_is_said_in_its_row(tmp_path, report_of):
     assert found["tf"]["measures"] == {}
     assert "no dtype" in found["tf"]["problems"][0]
     assert found["dsprep"]["problems"] == []
-
-
-def test_what_is_not_installed_is_a_row(data, report_of, monkeypatch):
-    gone = Entry("x:Y", "own", "", ["no_such_package"], optional=True)
-    monkeypatch.setitem(STRATEGIES, "litdata", gone)
-    monkeypatch.setitem(SETS, "peers", ("litdata",))
-    why = "not installed: pip install no_such_package"
-    for words, code in (("--set", "peers"), 0), (("-s", "litdata"), 1):
-        found = rows(report_of(data, *words, "-s", "dsprep", *WARM, code=code))
-        assert found["litdata"]["problems"] == [why]
-        assert found["dsprep"]["problems"] == []
 
 
 def test_the_list_and_the_plan(data):

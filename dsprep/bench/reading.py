@@ -142,7 +142,7 @@ def plan_read(
     notes = [LEFT_OUT] if stored and not requested else []
     for _, one in points:
         tiering.check(names, one, one.ranks, swept)
-    forms = dict.fromkeys(_form(name) for name in names if not find(name).missing)
+    forms = dict.fromkeys(find(name).container for name in names if not find(name).missing)
     plans = list[scratch.Preparation]()
     for _, one in points:
         plan = scratch.plan(
@@ -159,7 +159,7 @@ def plan_read(
     if not requested:
         excess = _not_today(names, plans[0], baseline)
         names = tuple(name for name in names if name not in excess)
-        unused = set(forms) - {_form(name) for name in names}
+        unused = set(forms) - {find(name).container for name in names}
         plans = [plan.without(unused) for plan in plans]
     notes += [n for plan in plans for n in plan.notes]
     return Work(
@@ -280,7 +280,7 @@ def _not_today(names: Sequence[str], plan: scratch.Preparation, baseline: str | 
     Where it has the form that its format's own ways read, reading it in place is one of them.
     """
     ways = [n for n in names if n in TODAY.get(plan.source, ())]
-    here = any(_form(n) in plan.in_place for n in ways)
+    here = any(find(n).container in plan.in_place for n in ways)
     return ({IN_PLACE} if here else set(ways)) - {baseline}
 
 
@@ -328,12 +328,6 @@ def _warmup(settings: Settings) -> int:
     return int(not settings.cold) if settings.warmup is None else settings.warmup
 
 
-def _form(strategy: str) -> str:
-    """Return the form of the dataset that a strategy needs."""
-    container = find(strategy).container
-    return f"own:{strategy}" if container == "own" else container
-
-
 def _tasks(
     names: Sequence[str], settings: Settings, plan: scratch.Preparation, made: scratch.Forms
 ) -> dict[str, Task | Failure]:
@@ -344,7 +338,7 @@ def _tasks(
             tasks[name] = Failure(missing)
             continue
         try:
-            form = made[_form(name)]
+            form = made[find(name).container]
         except UnsupportedError as error:
             tasks[name] = Failure(str(error))
             continue

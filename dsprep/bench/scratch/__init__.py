@@ -40,8 +40,7 @@ class Forms(dict[str, Prepared]):
 
     def __missing__(self, name: str) -> Prepared:
         reason = self.impossible.get(name, "it was not prepared")
-        own = name.startswith("own:")  # whose reasons name the project
-        raise UnsupportedError(reason if own else f"the dataset cannot be read as {name}: {reason}")
+        raise UnsupportedError(f"the dataset cannot be read as {name}: {reason}")
 
 
 def prepare(plan: Preparation) -> Forms:

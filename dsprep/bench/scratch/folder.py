@@ -44,7 +44,6 @@ class Item:
         compare=False
     )  # given the samples that are taken, and the target
     data: Path | None = None  # the dataset, where the form is a sidecar of it
-    marked: bool = True  # whether changes of its files are noticed
 
     @property
     def name(self) -> str:
@@ -63,7 +62,7 @@ class Item:
             if record.get("from") != dict(self.made_from) or not self.path.exists():
                 return False
             then = Mark.from_json(record["mark"], self.path)
-            return not self.marked or then.is_same(Mark.with_files(self.path)[0])
+            return then.is_same(Mark.with_files(self.path)[0])
         except (OSError, KeyError, TypeError, ValueError):
             return False
 

@@ -15,10 +15,10 @@ import dsprep
 from dsprep import formats
 from dsprep.bench.machine import existing
 from dsprep.bench.scratch.folder import Item, folder_for, identity
-from dsprep.bench.strategies import find, forms
+from dsprep.bench.strategies import forms
 from dsprep.core.packing import digest
 from dsprep.core.schema import Ints, Schema
-from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
+from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.reader.subset import Subset
@@ -44,9 +44,6 @@ GROUPS = 8
 
 SLACK = 1.1
 """Groups may be this much larger than what is asked for: fields and padding between samples."""
-
-OWN_NBYTES = 1536
-"""Bytes of a field of a sample besides its values in another project's form: a member of a tar."""
 
 STEP = 1 << 18
 """Samples whose sizes are looked at together."""
@@ -125,7 +122,7 @@ def plan(
     data, reading
         The dataset, and how to read it.
     containers
-        ``files``, ``source``, ``groups``, names of formats, ``own:STRATEGY``.
+        ``files``, ``source``, ``groups``, names of formats.
     folder
         Where to write, and to keep it; None: a temporary one beside the dataset.
     limit
@@ -282,8 +279,6 @@ class _Deciding:
             return self._source()
         if name == "groups":
             return self._groups()
-        if name.startswith("own:"):
-            return self._own(name)
         if name not in formats.WRITTEN:
             raise UsageError(f"{name!r} is not a form of a dataset")
         readable = forms.is_readable(name, self.source, self.facts.files, self.format)
@@ -361,30 +356,6 @@ class _Deciding:
 
         settings = {"chunk": options.chunk, "shard": options.zarr_shard}
         return self._item(name, f"data{format.suffixes[0]}", estimate, write, **settings)
-
-    def _own(self, name: str) -> Item:
-        """Return the form that a strategy itself writes; what its project raises is one line."""
-        strategy = name.removeprefix("own:")
-        entry = find(strategy)
-        if entry.missing:
-            raise UnsupportedError(entry.missing)
-        getattr(entry.load(), "check")(self.source.schema)  # noqa: B009
-
-        def write(source: Source, target: Path) -> None:
-            try:
-                getattr(entry.load(), "write")(source, target)  # noqa: B009
-            except (DsprepError, OSError, MemoryError):
-                raise
-            except Exception as error:
-                raise DsprepError(
-                    f"{strategy} could not write its form of the dataset: "
-                    f"{type(error).__name__}: {error}",
-                    fix="leave this strategy out",
-                ) from error
-
-        members = self.facts.samples * len(self.facts.schema) * OWN_NBYTES
-        estimate = self.facts.payload * 11 // 10 + members
-        return replace(self._item(name, "data", estimate, write), marked=False)
 
     def _item(
         self,

@@ -15,13 +15,10 @@ from typing import Literal, TypeAlias
 from dsprep.bench.strategies.base import Strategy
 from dsprep.errors import UsageError
 
-Container: TypeAlias = Literal[
-    "files", "source", "groups", "hdf5", "lmdb", "tfrecord", "zarr", "own"
-]
+Container: TypeAlias = Literal["files", "source", "groups", "hdf5", "lmdb", "tfrecord", "zarr"]
 """The form of the dataset that a strategy reads.
 
-``files``: the dataset as it is; ``source``: the same, through its sidecar; ``groups``: repacked;
-``own``: a form that the strategy's own file can write (its class has ``write``)."""
+``files``: the dataset as it is; ``source``: the same, through its sidecar; ``groups``: repacked."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +29,13 @@ class Entry:
     container: Container  # the form of the dataset that it reads
     words: str  # what it does, in half a line
     packages: Sequence[str] = ()  # that have to be installed besides dsprep's own
-    optional: bool = False  # whether it is another project's loader, taken only where asked for
     tier: bool = False  # whether it needs a fast tier
     settles: bool = False  # whether its first epoch differs from further ones, so never counts
 
     @property
     def missing(self) -> str:
         """Which packages are missing, and how to install them; empty if none is."""
-        names = [DISTRIBUTIONS.get(p, p) for p in self.packages if find_spec(p) is None]
+        names = [p for p in self.packages if find_spec(p) is None]
         return f"{ABSENT}: pip install {' '.join(names)}" if names else ""
 
     def check(self, name: str) -> None:
@@ -55,13 +51,6 @@ class Entry:
         strategy: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), name)
         return strategy
 
-
-DISTRIBUTIONS = {
-    "array_record": "array-record",
-    "lance": "pylance",
-    "streaming": "mosaicml-streaming",
-}
-"""Packages that are installed under another name."""
 
 LIMIT = "pread-limit"
 DUMMY = "dummy"
@@ -119,20 +108,6 @@ STRATEGIES: dict[str, Entry] = {
     MET: Entry(
         "tiers:Met", "groups", "dsprep.Reader, mini-epoch training", tier=True, settles=True
     ),
-    **{
-        name: Entry(f"peers.{name}:{name.title()}", "own", words, packages, optional=True)
-        for name, words, *packages in (
-            ("ffcv", "FFCV, random order", "ffcv"),
-            ("litdata", "litdata's streaming", "litdata", "torch"),
-            ("streaming", "MosaicML streaming", "streaming", "torch"),
-            ("webdataset", "webdataset, tar shards", "webdataset", "torch"),
-            ("tensorstore", "TensorStore over Zarr", "tensorstore"),
-            ("zarrs", "zarr with the Rust codec pipeline", "zarrs"),
-            ("grain", "Grain over ArrayRecord", "grain", "array_record"),
-            ("arrow", "Hugging Face datasets over Arrow", "datasets"),
-            ("lance", "Lance's torch dataset", "lance", "torch"),
-        )
-    },
 }
 
 SETS: dict[str, tuple[str, ...]] = {
@@ -148,13 +123,7 @@ SETS: dict[str, tuple[str, ...]] = {
     ),
     "samples": ("h5py", "zarr", "lmdb-get", "mmap", "torch", "tf", "tf-prefetch"),
     "cache": ("dsprep", "cache-first", "cache-next"),
-    "peers": (
-        IN_PLACE,
-        "h5py",
-        "dsprep",
-        *(name for name, entry in STRATEGIES.items() if entry.optional),
-    ),
-    "all": tuple(name for name, e in STRATEGIES.items() if not (e.optional or e.tier)),
+    "all": tuple(name for name, e in STRATEGIES.items() if not e.tier),
 }
 """Names for several strategies at once: the papers' tables, and others."""
 

@@ -53,12 +53,15 @@ def count_samples(batch: Any) -> int | None:
     return int(shape[0]) if shape else None
 
 
+PASSED = ("batch_size", "rank", "world_size", "seed")
+
+
 class OwnLoader(Loader):
     """Batches are counted and not compared, since only the function knows what it does to them.
 
     The function gets what it has parameters for: ``data`` (the paths), ``batch_size``, ``rank``,
-    ``world_size``, ``seed``. What it returns is iterated once for each epoch, for as many steps as
-    the other ways take; its ``set_epoch`` is called where it has one.
+    ``world_size``, ``seed``, ``threads``. What it returns is iterated once for each epoch, for as
+    many steps as the other ways take; its ``set_epoch`` is called where it has one.
     """
 
     delivers: ClassVar[bool] = False
@@ -69,7 +72,8 @@ class OwnLoader(Loader):
         task = self.task
         known = {
             "data": [str(path) for path in task.files],
-            **{name: getattr(task, name) for name in ("batch_size", "rank", "world_size", "seed")},
+            **{name: getattr(task, name) for name in PASSED},
+            "threads": max(1, task.threads),
         }
         function = find_function(task.strategy)
         names = inspect.signature(function).parameters

@@ -47,7 +47,7 @@ class Chosen:
 
     strategies: list[str] = opt.value(
         "NAME",
-        "Ways or sets (async-io, lmdbio, samples, cache, peers, all), as A,B or repeated; "
+        "Ways or sets (async-io, lmdbio, samples, cache, all), as A,B or repeated; "
         "default: what suits.",
         "--strategy",
         "--set",
