@@ -297,8 +297,10 @@ def test_payload_is_that_of_the_samples_or_of_a_probe(monkeypatch):
         ((10, 0, 7), 4, [0, 4, 8, 10, 14, 17]),  # no range goes beyond its file
         ((1, 1, 1, 1), 3, [0, 3, 4]),  # files of less than a range
         ((10,), 4, [0, 4, 8, 10]),
+        ((1,) * 7, 5, [0, 3, 6, 7]),  # no more than 3 files
+        ((1, 1, 1, 9), 5, [0, 3, 8, 12]),
     ],
 )
 def test_ranges_of_a_dataset_without_groups(files, samples, edges):
     content = SimpleNamespace(files=[SimpleNamespace(samples=n) for n in files])
-    assert even_edges(SimpleNamespace(content=content), samples).tolist() == edges
+    assert even_edges(SimpleNamespace(content=content), samples, files=3).tolist() == edges

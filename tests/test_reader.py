@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import image_files
 import numpy as np
 import pytest
+import zarr
 from support import (
     assert_same_batch,
     epochs,
@@ -34,7 +36,7 @@ import dsprep
 from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.formats.options import WriteOptions
+from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.reader.loader import StateWarning
 from dsprep.verbs.provenance import provenance
 
@@ -264,6 +266,31 @@ def test_many_files(format, per, tmp_path):
     for k, setting in enumerate(settings(f"{format} {per}", 4 if per > 1 else 2)):
         size = (3, 40, "1MiB", None)[k]
         check(target, batch, MIXED, replace(setting, buffer_size=size, verify=False))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("npy", 4), ("images", 3), ("zarr", 3)])
+@pytest.mark.parametrize("shuffle", ["group", "global"])
+def test_few_files_are_opened_for_the_first_batch(kind, size, shuffle, tmp_path, monkeypatch):
+    """A file for each sample, within directories or not: read in ranges of a few files."""
+    monkeypatch.setattr("dsprep.reader.units.BUFFER_FILES", 4)
+    data = tmp_path / "data"
+    if kind == "zarr":
+        array = zarr.create_array(data, name="x", shape=(10, 2), chunks=(1, 2), dtype="f4")
+        array[:] = np.arange(20).reshape(10, 2)
+    elif kind == "images":
+        image_files.fill(data, *(f"{k % 2}/{k}.png" for k in range(10)))
+    else:
+        data.mkdir()
+        for k in range(10):
+            np.save(data / f"{k}.npy", np.full((1, 3), k, "f4"))
+    provenance(data, OpenOptions(sample_axis="first") if kind == "npy" else None)
+    with dsprep.Reader(data, 3, shuffle=shuffle) as reader:
+        assert np.diff(reader._order.edges).max() <= size
+        assert sum(len(next(iter(batch.values()))) for batch in reader) == 10
+    with dsprep.Reader(data, 3, shuffle=shuffle, buffer_size=9) as reader:
+        assert np.diff(reader._order.edges).max() == 9  # as asked
+    with dsprep.open(data) as source:
+        assert "dsprep repack" in dsprep.inspect(source).notes[-1]
 
 
 @pytest.mark.parametrize("target", ["hdf5", "zarr"])

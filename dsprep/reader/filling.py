@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -496,9 +497,7 @@ class Filler:
                 if isinstance(column, Ragged):
                     fill.decoded.setdefault(name, []).append((chosen, column))
                 else:
-                    order = np.full(len(fill.slots), -1)
-                    order[fill.slots[chosen]] = np.arange(len(chosen))
-                    self._deliver(fill, self.areas[name], column, order)
+                    self._deliver(fill, self.areas[name], column, fill.slots[chosen])
             return sum(int(column.nbytes) for column in batch.values())
 
         return ReadPart(decode=decode)
@@ -539,11 +538,8 @@ class Filler:
 
     def finish(self, fill: Fill) -> None:
         """Put staged and decoded values where they are delivered, once everything is read."""
-        if fill.staged:
-            order = np.empty_like(fill.slots)
-            order[fill.slots] = np.arange(len(order))
         for name, staged in fill.staged.items():
-            self._deliver(fill, self.areas[name], staged, order)
+            self._deliver(fill, self.areas[name], staged, fill.slots)
         fill.staged.clear()
         for name, columns in fill.decoded.items():
             fill.ragged[name] = _joined(self.sidecar.schema[name], fill, columns)
@@ -562,21 +558,26 @@ class Filler:
             out |= concatenate(Schema((self.sidecar.schema[name],)), parts)
         return out
 
-    def _deliver(self, fill: Fill, area: Area, values: Array, order: Ints) -> None:
-        """Gather values into the blocks; `order` says which comes at each slot, -1: none."""
+    def _deliver(self, fill: Fill, area: Area, values: Array, slots: Ints) -> None:
+        """Gather values into the blocks; `slots` says where each of them is delivered."""
         if not area.nbytes:
             return
         row = np.dtype((np.void, area.nbytes))
         rows = np.ascontiguousarray(values).reshape(-1).view(row)
-        some = len(rows) < len(order)
-        for s in fill.slices:
-            samples = order[s.low : s.high]
-            at = area.at + s.begin * area.nbytes
-            to: Array = np.ndarray(len(samples), row, s.memory, at)
-            if some:
-                to[samples >= 0] = rows[samples[samples >= 0]]
-            else:
-                rows.take(samples, 0, to, "clip")
+        edges = [s.low for s in fill.slices]
+        if len(slots) == len(fill.slots):  # all of them, which need not be sorted
+            order = np.empty_like(slots)
+            order[slots] = np.arange(len(slots))
+        else:
+            order = np.argsort(slots)
+            edges = np.searchsorted(slots, edges, sorter=order).tolist()
+        for s, (a, b) in zip(fill.slices, pairwise([*edges, len(slots)]), strict=True):
+            count, at = s.high - s.low, area.at + s.begin * area.nbytes
+            if b - a == count:
+                rows.take(order[a:b], 0, np.ndarray(count, row, s.memory, at), "clip")
+            elif b > a:
+                to: Array = np.ndarray(count, row, s.memory, at)
+                to[slots[order[a:b]] - s.low] = rows[order[a:b]]
 
 
 def _distinct(samples: Ints, sizes: Ints) -> int:

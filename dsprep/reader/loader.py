@@ -88,7 +88,8 @@ class Reader(ReaderOptions):
     buffer_size
         What is read at a time: samples (an int, or text such as ``"4096"``) or bytes
         (``"64MiB"``). For a dataset with groups it is rounded down to whole groups, at least
-        one; the default (also ``"auto"``) is one group. Without groups: 64 MiB.
+        one; the default (also ``"auto"``) is one group. Without groups: 64 MiB in at most 512
+        files.
     seed
         What the order of the samples is drawn from, with the epoch.
     rank, world_size

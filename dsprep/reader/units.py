@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from dsprep.core.schema import Ints, Schema
+from dsprep.core.spans import offsets_of
 from dsprep.errors import UsageError
 from dsprep.layout.locate import locate
 from dsprep.reader.order import Shuffle
@@ -25,6 +29,9 @@ group has, and no more than these, since each may take a read."""
 
 BUFFER_SAMPLES = 1 << 18
 """Samples of such a range at most: what is computed for each takes some tens of bytes."""
+
+BUFFER_FILES = 512
+"""Files of such a range at most: its first sample waits until all of them were opened."""
 
 
 def sample_nbytes(sidecar: Sidecar, schema: Schema) -> float:
@@ -51,7 +58,8 @@ def cut_units(
         The fields that are read.
     buffer_size
         Samples or bytes; rounded down to whole groups, at least one, where there are groups.
-        None or ``"auto"``: one group, or `BUFFER_NBYTES` and at most `BUFFER_SAMPLES`.
+        None or ``"auto"``: one group, or `BUFFER_NBYTES`, and at most `BUFFER_SAMPLES` in
+        `BUFFER_FILES`.
     mixed
         Ranges to shuffle together; None: as many as `buffer_size` holds.
     kept
@@ -72,9 +80,11 @@ def cut_units(
     stored = group_edges(sidecar)
     if stored is None or shuffle == "global":
         total = len(sidecar)
-        default = min(BUFFER_SAMPLES, max(1, int(BUFFER_NBYTES / nbytes)))
+        few = BUFFER_FILES / files_per_sample(sidecar, schema)
+        default = max(1, int(min(BUFFER_SAMPLES, BUFFER_NBYTES / nbytes, few)))
+        files = BUFFER_FILES if samples is None else total
         samples = min(samples or default, max(1, total))
-        stored = even_edges(sidecar, samples)
+        stored = even_edges(sidecar, samples, files)
         if shuffle == "global":
             stored = np.append(np.arange(0, total, samples, dtype=np.int64), total)
         samples = None
@@ -83,6 +93,20 @@ def cut_units(
         largest, held = (int(np.diff(e).max(initial=1)) for e in (stored, edges))
         mixed = max(1, (samples or (largest if kept is None else min(largest, ENOUGH))) // held)
     return stored, edges, mixed
+
+
+def files_per_sample(sidecar: Sidecar, schema: Schema) -> float:
+    """Return the files that hold a sample, on average; within a directory as in the first one."""
+    numbers = [i for i, entry in enumerate(sidecar.content.files) if entry.samples]
+    if not numbers:
+        return 1.0
+    layout, count = sidecar.layout(numbers[0]), sidecar.content.files[numbers[0]].samples
+    inside = sum(count for f in schema if f.name in layout.files)
+    for grid in (c.grid for name, c in layout.columns.items() if name in schema.names):
+        if grid is not None and grid.several:
+            per = grid.files or (1,) * len(grid.chunks)
+            inside += math.prod(-(-n // p) for n, p in zip(grid.chunks, per, strict=True))
+    return len(numbers) / len(sidecar) + inside / count
 
 
 def is_decoded(sidecar: Sidecar, names: Sequence[str]) -> bool:
@@ -146,19 +170,21 @@ def group_edges(sidecar: Sidecar) -> Ints | None:
     return distinct
 
 
-def even_edges(sidecar: Sidecar, samples: int) -> Ints:
+def even_edges(sidecar: Sidecar, samples: int, files: int = BUFFER_FILES) -> Ints:
     """Return ranges of `samples` consecutive samples, of a dataset without groups.
 
     Where files hold more than that, a range does not go beyond its file; where they hold less,
-    such as one sample each, it takes several. Like `group_edges`.
+    such as one sample each, it takes several, at most `files`. Like `group_edges`.
     """
     counts = np.array([f.samples for f in sidecar.content.files if f.samples], np.int64)
-    total = int(counts.sum())
-    if len(counts) < 2 or total // len(counts) < samples:
+    starts = offsets_of(counts).tolist()
+    total, edges = starts[-1], [0]
+    if len(counts) < 2:
         return np.append(np.arange(0, total, samples, dtype=np.int64), total)
-    starts = np.cumsum(counts) - counts
-    parts = [
-        np.arange(a, a + n, samples, dtype=np.int64)
-        for a, n in zip(starts.tolist(), counts.tolist(), strict=True)
-    ]
+    if total // len(counts) < samples:
+        while (at := edges[-1]) < total:
+            last = bisect_right(starts, at) - 1 + files
+            edges.append(min(at + samples, starts[min(last, len(counts))]))
+        return np.array(edges, np.int64)
+    parts = [np.arange(a, b, samples, dtype=np.int64) for a, b in pairwise(starts)]
     return np.append(np.concatenate(parts), total)

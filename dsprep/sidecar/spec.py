@@ -169,23 +169,17 @@ class Identity:
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
         """Return what `to_json` wrote; `TypeError` or `KeyError` if it is something else."""
-        times = {k: json.get(k) for k in ("mtime_ns", "inode")}
-        known = [value for value in times.values() if value is not None]
-        for value in (json["nbytes"], json.get("files", 1), *known):
+        get = json.get
+        nbytes, files, facts = json["nbytes"], get("files", 1), get("facts", {})
+        mtime_ns, inode = get("mtime_ns"), get("inode")
+        times = 0 if mtime_ns is None else mtime_ns, 0 if inode is None else inode
+        for value in (nbytes, files, *times):
             if type(value) is not int or not 0 <= value < 1 << 64:  # inodes have 64 bits
                 raise TypeError(f"{value!r} is not a size, a time or an inode")
-        facts = json.get("facts", {})
         if not isinstance(facts, Mapping):
             raise TypeError("facts are no JSON object")
-        return cls(
-            json["nbytes"],
-            times["mtime_ns"],
-            times["inode"],
-            json.get("files", 1),
-            facts,
-            str(json.get("sampled", "")),
-            str(json.get("etag", "")),
-        )
+        words = str(get("sampled", "")), str(get("etag", ""))
+        return cls(nbytes, mtime_ns, inode, files, facts, *words)
 
 
 @dataclass(frozen=True)
@@ -230,8 +224,9 @@ class FileEntry:
         path, samples, layout = json["path"], json["samples"], json.get("layout", 0)
         if not isinstance(path, str) or path.startswith("/") or "\0" in path:
             raise ValueError(f"the path {path!r} is not relative")
-        os.fsencode(path)  # ValueError if no file can be called so
-        if ".." in path.split("/"):
+        if not path.isascii():
+            os.fsencode(path)  # ValueError if no file can be called so
+        if ".." in path and ".." in path.split("/"):
             raise ValueError(f"the path {path!r} leaves the dataset")
         for value in (samples, layout):
             if type(value) is not int or not 0 <= value < MAX_SAMPLES:
@@ -239,7 +234,8 @@ class FileEntry:
         crcs = json.get("crc32c")
         if crcs is not None and not isinstance(crcs, Mapping):
             raise TypeError("crc32c is no JSON object")
-        unknown = {k: v for k, v in json.items() if k not in _KNOWN_OF_FILES}
+        known = json.keys() <= _KNOWN_OF_FILES
+        unknown = {} if known else {k: json[k] for k in json if k not in _KNOWN_OF_FILES}
         return cls(path, samples, Identity.from_json(json), layout, crcs, unknown)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Array, Batch, Field, Ragged, batch_nbytes, encode_dtype
+from dsprep.core.units import show_nbytes
 from dsprep.formats.base import Source
 from dsprep.formats.options import not_enough
 from dsprep.layout.describe import FieldStorage
@@ -216,7 +217,7 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
         stored_nbytes=stored_nbytes,
         fields=tuple(facts),
         attrs=source.schema.attrs,
-        notes=source.notes,
+        notes=(*source.notes, *_note_of_small_files(len(stored), stored_nbytes)),
         groups=groups,
         epoch_requests=_epoch_requests(paths, stored_nbytes, groups),
     )
@@ -232,6 +233,17 @@ def _epoch_requests(
 
     units = max(len(paths), groups[0] if groups else -(-nbytes // BUFFER_NBYTES))
     return epoch_requests(paths[0], units, nbytes / units)
+
+
+def _note_of_small_files(files: int, nbytes: int) -> list[str]:
+    """Return a line if a Reader opens more files at a time than it should."""
+    from dsprep.reader.units import BUFFER_FILES, BUFFER_NBYTES
+
+    mean = nbytes // max(1, files)
+    if files <= BUFFER_FILES or mean * BUFFER_FILES >= BUFFER_NBYTES:
+        return []
+    text = f"{files:,} files of {show_nbytes(mean)} on average are each opened in every epoch"
+    return [f"{text}; dsprep repack puts them into few large ones"]
 
 
 def _groups(source: Source) -> tuple[int, int] | None:
