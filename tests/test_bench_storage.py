@@ -197,7 +197,6 @@ def test_what_fails_on_the_way_leaves_nothing(place, monkeypatch):
         (["storage", "--streams", "1025"], 2, "--streams is too large"),
         (["storage", "--workers", "2"], 2, "add --executor"),
         (["storage", "--out", "there.json"], 1, "add --overwrite"),
-        (["storage", "--evict-server", "exit 3"], 2, "--evict-server failed"),
     ],
 )
 def test_mistakes_are_one_line(place, monkeypatch, words, code, message):

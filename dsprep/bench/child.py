@@ -18,8 +18,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dsprep.bench import caches, counters, sums
-from dsprep.bench.caches import Watch
-from dsprep.bench.evidence import Seen
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Epoch, Result, Task, make_compute
@@ -46,21 +44,13 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
         task.share(0)
         if not task.cold:
             strategy.open()
-        elif task.warm_server and task.rank == 0:
-            caches.fill(task.drop)
-        watch = Watch(task.drop, tries=task.rank == 0) if task.cold else None
-        warm = None if task.cold else Seen(keeps=caches.look(task.drop).keeps)
         epochs = []
         for number in range(task.warmup + task.epochs):
-            if watch is None and number and strategy.anew:
+            if not task.cold and number and strategy.anew:
                 _close(strategy, wait)
                 strategy.open()
-            evidence = warm if watch is None else _made_cold(task, strategy, wait, watch)
-            came = None if watch is None else watch.received()
-            epoch = _epoch(task, strategy, number, wait, compute)
-            if watch is not None and evidence is not None and came is not None:
-                evidence = replace(evidence, received=watch.received() - came)
-            epoch = replace(epoch, seen=evidence)
+            held = _made_cold(task, strategy, wait) if task.cold else None
+            epoch = replace(_epoch(task, strategy, number, wait, compute), held=held)
             if number >= task.warmup:
                 epochs.append(epoch)
         peak = counters.peak_rss()
@@ -82,8 +72,8 @@ def _close(strategy: Strategy, wait: Callable[[], None]) -> None:
         wait()
 
 
-def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None], watch: Watch) -> Seen:
-    """Close, drop the files from the page cache, and open again; return what that showed.
+def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None]) -> float | None:
+    """Close, drop the files from the page cache, open again; return the share that had stayed.
 
     What opening read, such as the first pages of many small files, is dropped as well: a loop does
     not find it in memory when it comes to those files.
@@ -95,18 +85,14 @@ def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None], watch: 
         if task.tier_folder is not None:
             caches.drop(p for p in task.tier_folder.rglob("*") if p.is_file())
     wait()
-    if task.rank == 0:
-        caches.drop_server(task.evict_server)
-    evidence = watch.before()
+    held = caches.held(task.drop)
     wait()
-    before = counters.count().device
     strategy.open()
-    nbytes = counters.count().device - before
     wait()
     if drops:
         caches.drop(task.drop)
     wait()
-    return watch.opened(evidence, nbytes)
+    return held
 
 
 def _epoch(

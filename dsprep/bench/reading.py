@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dsprep.bench import caches, scratch, sums, tiering
-from dsprep.bench.evidence import server_words
 from dsprep.bench.machine import describe
 from dsprep.bench.report import sweeping
 from dsprep.bench.report.answer import answer
@@ -199,7 +198,6 @@ def bench_read(
         in its row.
     """
     first, settings = work.plans[0], work.points[0][1]
-    caches.drop_server(settings.evict_server)  # it fails before anything is converted
     with scratch.opened(work.plans) as prepare:
         progress(0, work.runs, "preparing")
         made = [prepare(plan) for plan in work.plans]
@@ -231,7 +229,6 @@ def _facts(expected: sums.Sums, settings: Settings) -> StrategyFacts:
         cold=settings.cold,
         computes=settings.compute != "none",
         checked=settings.check,
-        server=server_words(settings.warm_server, settings.evict_server),
     )
 
 
@@ -299,12 +296,6 @@ def _points(settings: Settings, sweep: str | None) -> list[tuple[str, Settings]]
 
 def _check(settings: Settings) -> None:
     """Raise `UsageError` if a setting is beyond all sense."""
-    warm, evict = settings.warm_server, settings.evict_server is not None
-    if warm and evict:
-        raise UsageError("--warm-server and --evict-server contradict each other")
-    if (warm or evict) and not settings.cold:
-        name = "--warm-server" if warm else "--evict-server"
-        raise UsageError(f"{name} is about cold runs", fix="add --cold")
     for name, largest in LARGEST.items():
         value = getattr(settings, name)
         if value is not None and not value <= largest:  # nor is it NaN

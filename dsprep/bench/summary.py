@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dsprep.bench import tiering
-from dsprep.bench.evidence import COLD, SERVER_UNKNOWN, UNKEPT, Evidence, weakest
+from dsprep.bench.evidence import COLD, Evidence, largest, weakest
 from dsprep.bench.report.model import Measure, Row
 from dsprep.bench.strategies import ABSENT, DUMMY, LIMIT, find
 from dsprep.bench.sums import Sums
@@ -26,7 +26,6 @@ class StrategyFacts:
     checked: bool = True  # whether all that was delivered was compared
     # bytes of the files that the strategy reads, fewer where they are compressed; None: as many
     stored: int | None = None
-    server: str = SERVER_UNKNOWN  # what was done about the server's cache, in words
     times: int = 1  # that every sample comes in an epoch
     capacity: float | None = None  # bytes per second of the capacity tier, if it is throttled
     remark: str = ""  # on how tiers of storage were made
@@ -64,8 +63,8 @@ def row(name: str, runs: Sequence[list[Result] | Failure], facts: StrategyFacts)
     epochs = [each for run in done for each in zip(*(r.epochs for r in run), strict=True)]
     evidence = [_evidence(ranks, facts) for ranks in epochs]
     taken: dict[str, list[float]] = {}
-    for ranks, proof in zip(epochs, evidence, strict=True):
-        for key, value in _measures(ranks, facts, proof).items():
+    for ranks in epochs:
+        for key, value in _measures(ranks, facts).items():
             taken.setdefault(key, []).append(value)
     taken["peak_rss_bytes"] = [max(r.peak_rss for r in run) for run in done]
     measures = {key: spread(values) for key, values in taken.items()}
@@ -101,9 +100,7 @@ def against_limit(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(notes)
 
 
-def _measures(
-    ranks: Sequence[Epoch], facts: StrategyFacts, evidence: Evidence | None
-) -> dict[str, float]:
+def _measures(ranks: Sequence[Epoch], facts: StrategyFacts) -> dict[str, float]:
     """Return the measures of one epoch over all ranks."""
     seconds = max(e.seconds for e in ranks)
     waits = np.concatenate([e.waits[:-1] or (0.0,) for e in ranks])
@@ -121,11 +118,8 @@ def _measures(
         "major_faults": float(sum(e.counters.faults for e in ranks)),
         "context_switches": float(sum(e.counters.switches for e in ranks)),
         "cpu_seconds": sum(e.counters.cpu for e in ranks),
+        "device_bytes": float(sum(e.counters.device for e in ranks)),
     }
-    if evidence is None or evidence.counts is not False:
-        measures["device_bytes"] = float(sum(e.counters.device for e in ranks))
-    if evidence is not None and evidence.counts is not True and evidence.network is not None:
-        measures["network_bytes"] = float(evidence.network)
     if facts.computes:
         computing = float(np.mean([e.computing for e in ranks]))
         measures["compute_seconds"] = computing
@@ -168,11 +162,10 @@ def _problems(name: str, run: Sequence[Result], facts: StrategyFacts) -> list[st
 
 def _evidence(ranks: Sequence[Epoch], facts: StrategyFacts) -> Evidence | None:
     """Return what shows whether an epoch was cold; None if it was not meant to be."""
-    looks = [e.seen for e in ranks if e.seen is not None]
-    if not facts.cold or not looks:
+    if not facts.cold:
         return None
     device = sum(e.counters.device for e in ranks)
-    return Evidence.of(looks, device, facts.least, facts.server)
+    return Evidence(largest([e.held for e in ranks]), device, facts.least)
 
 
 def _notes(
@@ -183,9 +176,6 @@ def _notes(
     came = min(sum(e.samples for e in ranks) for ranks in epochs)
     if not strategy.counted and came != facts.expected.samples:
         notes.append(f"{came:,} of {facts.expected.samples:,} samples came")
-    looks = [e.seen for ranks in epochs for e in ranks if e.seen is not None]
-    if not facts.cold and name != DUMMY and any(not s.keeps for s in looks):
-        notes.append(UNKEPT)
     device = measures["device_bytes"].value / facts.least if not facts.cold else 0.0
     if device > 1 - COLD and name != DUMMY:
         notes.append(f"{device:.0%} of the bytes came from a device, not from the page cache")

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.bench.counters import Counters
-from dsprep.bench.evidence import Seen
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.units import parse_seconds
 from dsprep.errors import UsageError
@@ -32,8 +31,6 @@ class Conditions:
     engine: str = "buffered"  # of the `Reader` and of the limit; see `dsprep.reader.engines`
     compute: str = "none"  # what a step does with its batch; see `parse_compute`
     cold: bool = False  # whether the data are dropped from the page cache before each epoch
-    warm_server: bool = False  # whether all is read once before, for the server to have it
-    evict_server: str | None = None  # the command that drops the server's cache before each epoch
     check: bool = True  # whether all that is delivered is summed up, in one more epoch
     tier: Path | None = None  # a directory of the fast tier, where the strategy has a cache
     tier_size: str | None = None  # what the cache may take of it, as `dsprep.Reader` takes it
@@ -110,7 +107,7 @@ class Epoch:
     counters: Counters  # what the kernel counted
     light: int | None  # the light sum of what was delivered; None where nothing is
     excess: bool = False  # whether there were more batches than steps
-    seen: Seen | None = None  # what shows whether it was cold, or could be warm
+    held: float | None = None  # share of the files in the page cache before; None: unknown
     drawn: Drawn | None = None  # where tiers of storage are measured
 
     @property

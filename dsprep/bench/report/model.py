@@ -49,9 +49,6 @@ MEASURES: dict[str, Kind] = {
     "read_calls": Kind("1", "read system calls in an epoch", -1, "reads", 11),
     "asked_bytes": Kind("B", "asked for by read calls in an epoch", 0, "asked", 15),
     "device_bytes": Kind("B", "that came from the device in an epoch", 0, "device", 9),
-    "network_bytes": Kind(
-        "B", "that the mount or an interface received in an epoch", 0, "network", 9
-    ),
     "major_faults": Kind("1", "page faults that had to read, in an epoch", -1, "faults", 16),
     "context_switches": Kind("1", "voluntary and other, in an epoch", -1, "switches", 17),
     "cpu_seconds": Kind("s", "of processors, user and system, in an epoch", -1, "CPU", 13),
@@ -79,7 +76,7 @@ COLUMNS = (
     *("model_gb_per_second", "drawn_gb_per_second", "model_drawn_gb_per_second", "hit_percent"),
     *("copied_bytes", "stall_seconds"),
     *("limit_percent", "utilisation_percent", "skew_seconds", "read_calls", "asked_bytes"),
-    *("device_bytes", "network_bytes", "major_faults", "context_switches", "peak_rss_bytes"),
+    *("device_bytes", "major_faults", "context_switches", "peak_rss_bytes"),
     *("cpu_seconds", "epoch_seconds"),
 )
 """The measures that tables have, in their order there."""

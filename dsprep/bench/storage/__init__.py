@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dsprep.bench import caches
-from dsprep.bench.evidence import Evidence, server_words, weakest
+from dsprep.bench.evidence import Evidence, largest, weakest
 from dsprep.bench.machine import describe
 from dsprep.bench.reading import Progress
 from dsprep.bench.scratch.folder import check_free
@@ -73,7 +72,6 @@ class StoragePlan:
     streams: Sequence[int]  # numbers of streams, rising; each is measured
     workers: int  # processes that read at the same time, each a file
     engine: str = "buffered"  # see `dsprep.reader.engines`
-    evict_server: str | None = None  # the command that drops the server's cache before each phase
 
 
 def plan_storage(
@@ -130,7 +128,6 @@ def measure(plan: StoragePlan, executor: Executor | None, progress: Progress) ->
     DsprepError, OSError
         If files cannot be written or read, or the workers do not begin at the same time.
     """
-    caches.drop_server(plan.evict_server)  # it fails before anything is written
     try:
         plan.scratch.mkdir()
         return _Measuring(plan, executor, progress).run()
@@ -231,7 +228,6 @@ class _Measuring:
             Job(
                 folder=plan.scratch / str((k + (function is not worker.write)) % plan.workers),
                 streams=streams // workers + (k < streams % workers),
-                tries=k == 0,
                 **{**how, **job},
             )
             for k in range(workers)
@@ -246,15 +242,12 @@ class _Measuring:
 
     def read(self, size: int, share: float, streams: int = 1, **job: Any) -> list[Done]:
         """Read by so many streams, spread over the workers."""
-        caches.drop_server(self.plan.evict_server)
         workers = min(streams, self.plan.workers)
         results = self.phase(worker.read, share, workers, streams, transfer=size, **job)
-        looks = [one.seen for one in results if one.seen is not None]
         device = sum(one.device for one in results)
         least = size * sum(len(one.times) for one in results)
-        server = server_words(False, self.plan.evict_server)
-        self.evidence.append(Evidence.of(looks, device, least, server))
-        self.nodes = max(self.nodes, len({one.node for one in looks}))
+        self.evidence.append(Evidence(largest([one.held for one in results]), device, least))
+        self.nodes = max(self.nodes, len({one.node for one in results}))
         return results
 
     def part(self, seconds: float) -> int:

@@ -6,20 +6,19 @@ has been touched. All times are of whole calls.
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from dsprep.bench import caches
-from dsprep.bench.caches import Watch
 from dsprep.bench.counters import fetched
-from dsprep.bench.evidence import Seen
 from dsprep.reader.engines import make
 from dsprep.reader.memory import anonymous
 from dsprep.storage.durable import sync
@@ -52,7 +51,6 @@ class Job:
     streams: int = 1  # threads, which share the reads
     engine: str = "buffered"
     start: float = 0.0  # the time (of the epoch) at which all workers begin
-    tries: bool = True  # whether it tries what the kernel counts; see `Watch`
 
 
 class Done(NamedTuple):
@@ -62,7 +60,8 @@ class Done(NamedTuple):
     per_second: float  # calls, of all threads
     late: float  # seconds that it began after the others
     device: int = 0  # bytes that the kernel counted
-    seen: Seen | None = None  # what shows whether the reads were cold
+    held: float | None = None  # share of the file in the page cache before; None: unknown
+    node: str = ""  # the name of the machine
 
 
 def write(job: Job) -> int:
@@ -99,9 +98,8 @@ def read(job: Job) -> Done:
         If it cannot be read.
     """
     path, count = job.folder / "data", job.nbytes // job.transfer
-    watch = Watch([path], job.tries)
     caches.drop([path])
-    seen = watch.before()
+    held = caches.held([path])
     parts = np.random.default_rng(0).permutation(count) if job.random else np.arange(count)
     file, engine = open_file(path), make(job.engine)
     engine.prepare(file)
@@ -113,11 +111,10 @@ def read(job: Job) -> Done:
         iovecs = np.array([[address, job.transfer]], np.int64)
         return lambda start: engine.read(file, start, iovecs)
 
-    came, device = watch.received(), fetched()
+    device = fetched()
     readers = [reader(number) for number in range(job.streams)]
     done = timed(readers, (parts[:READS] * job.transfer).tolist(), job)
-    seen = replace(seen, received=watch.received() - came)
-    return done._replace(device=fetched() - device, seen=seen)
+    return done._replace(device=fetched() - device, held=held, node=platform.node())
 
 
 def open_files(job: Job) -> Done:

@@ -78,14 +78,6 @@ class Chosen:
         default=True,
         panel=HOW,
     )
-    warm_server: bool = opt.switch(
-        "Read all once before; drop this node's pages only.",
-        "--warm-server",
-        panel=HOW,
-    )
-    evict_server: str | None = opt.value(
-        "CMD", "Run before each cold run, to drop the server's cache.", panel=HOW
-    )
     epochs: int = opt.value("N", "Epochs per run.", "--epochs", "-E", default=1, min=1, panel=HOW)
     warmup: int | None = opt.value(
         "N", "First epochs, not counted; by default 0, warm 1.", min=0, panel=HOW

@@ -35,7 +35,6 @@ def storage(
     seconds: float = opt.value("S", "How long it may take, about.", default=45.0, min=1, max=86400),
     streams: str | None = opt.value("N,N,...", "Threads that read (1,2,4,8, of each worker)."),
     engine: Literal["buffered", "direct"] = opt.value("KIND", "How to read.", default="buffered"),
-    evict_server: str | None = opt.value("CMD", "Run before each phase: drops the server's cache."),
     workers: int | None = opt.value("N", "Processes that read (all), each a file.", min=1),
     overwrite: bool = opt.switch("Replace FILE.", "--overwrite"),
     dry_run: opt.DryRun = False,
@@ -61,7 +60,7 @@ def storage(
     elif (workers or 1) > 1 and not dry_run:
         raise UsageError("--workers are processes", fix="add --executor, or take --streams")
     numbers = [int(n) for n in sweeping.parse(f"threads={streams}")[1]] if streams else []
-    how = {"seconds": seconds, "engine": engine, "evict_server": evict_server}
+    how = {"seconds": seconds, "engine": engine}
     plan = plan_storage(folder, opt.nbytes_of(size), numbers, workers or 1, **how)
     written = f"{show_binary_nbytes(plan.nbytes)} and {FILES:,} small files"
     written += f" by each of {plan.workers} workers" if plan.workers > 1 else ""
