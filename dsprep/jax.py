@@ -24,18 +24,19 @@ a jitted function is compiled again and again: pad them in a `transform`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
+from dsprep.core.schema import Array, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
 from dsprep.reader.options import ReaderOptions, check_names
+from dsprep.reader.transforms import Transforms
 
 try:
     import jax
@@ -85,7 +86,7 @@ class Batches(ReaderLoops):
         batch_size: int,
         *,
         sharding: Any = None,
-        transform: Callable[[Batch], Any] | None = None,
+        transform: Transforms = None,
         **options: Any,
     ) -> None:
         check_names(options, (*ReaderOptions.__dataclass_fields__, "sharding"))
@@ -93,7 +94,7 @@ class Batches(ReaderLoops):
             options["rank"], options["world_size"] = jax.process_index(), jax.process_count()
         self.reader = Reader(path, batch_size, transform=transform, **options)
         self._sharding = sharding
-        if self.reader.function is None:
+        if not self.reader.transforms:
             check_fields(self.reader.schema, takes, "JAX")
         if self.reader.remainder == "ragged" and self._global():
             raise UsageError(

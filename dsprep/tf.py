@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from dsprep.reader.adapters import check_fields, native
 from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
 from dsprep.reader.options import ReaderOptions, check_names
+from dsprep.reader.transforms import Transforms
 
 try:
     import tensorflow as tf
@@ -47,7 +48,7 @@ def dataset(
     epoch: int = 0,
     step: int = 0,
     prefetch: int = 1,
-    transform: Callable[[Batch], Any] | None = None,
+    transform: Transforms = None,
     output_signature: Any = None,
     **options: Any,
 ) -> Any:
@@ -96,15 +97,15 @@ def dataset(
     size = None if reader.remainder == "ragged" else batch_size
     if step and not 0 < step <= steps:
         raise UsageError(f"step is {step}", expected=f"at most {steps}, the steps of an epoch")
-    signature = _signatures(schema, size, reader.function, output_signature)
+    signature = _signatures(schema, size, reader.transforms, output_signature)
 
     def batches() -> Iterator[Any]:
         for batch in readers.loop():
-            yield batch if reader.function is not None else _plain(batch)
+            yield batch if reader.transforms else _plain(batch)
             del batch
 
     data = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    if reader.function is None and schema.ragged:
+    if not reader.transforms and schema.ragged:
         data = data.map(lambda batch: {f.name: _joined(f, batch[f.name]) for f in schema})
     if not step and reader.mini_epochs is None:
         data = data.apply(tf.data.experimental.assert_cardinality(steps))
@@ -173,14 +174,14 @@ def _text(f: Field) -> bool:
     return f.kind != "array" or (f.dtype.kind in "SU" and not is_extension(f.dtype))
 
 
-def _signatures(schema: Schema, size: int | None, transform: Any, given: Any) -> Any:
+def _signatures(schema: Schema, size: int | None, transforms: Sequence[Any], given: Any) -> Any:
     """Return the kinds of tensors of a batch: those `given` with a transform, or by the fields."""
-    if (transform is None) != (given is None):
+    if bool(transforms) != (given is not None):
         raise UsageError(
             "transform, or collate, and output_signature belong together",
             fix="give both: TensorFlow has to know in advance what the function returns",
         )
-    if transform is not None:
+    if transforms:
         return given
     check_fields(schema, takes, "TensorFlow")
     return {f.name: _signature(f, size) for f in schema}

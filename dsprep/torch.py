@@ -41,7 +41,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Column, DType, Ragged, Schema, is_extension
+from dsprep.core.schema import Array, Column, DType, Ragged, Schema, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.data import Paths, absolute, names_of, open_data
@@ -50,6 +50,7 @@ from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
 from dsprep.reader.options import ReaderOptions, check_names
 from dsprep.reader.subset import Subset, kept_samples
+from dsprep.reader.transforms import Transforms, as_transforms
 from dsprep.sidecar.sidecar import Sidecar
 
 try:
@@ -133,7 +134,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         device: str | torch.device = "cpu",
         pin_memory: bool | None = None,
         nested: bool = False,
-        transform: Callable[[Batch], Any] | None = None,
+        transform: Transforms = None,
         collate: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
@@ -155,7 +156,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         self._is_early = options.get("rank") is None and not _is_initialized()
         alone = {"rank": 0, "world_size": 1} if self._is_early_child() else {}
         self._reader = Reader(**{**self._arguments, **alone})
-        if self._reader.function is None:
+        if not self._reader.transforms:
             check_fields(self._reader.schema, takes, "PyTorch")
         self._worker: _Worker | None = None
         self._is_placed = False  # whether somebody said at which epoch and step it is
@@ -388,7 +389,7 @@ class Samples(Dataset[Any]):
         The dataset, if it is not beside the sidecar.
     transform
         Gets a sample, whose values are numpy arrays, `bytes` and `str`; every array in what it
-        returns becomes a tensor. None: a sample is as above.
+        returns becomes a tensor. None: a sample is as above; a list: one after another.
     follow_external
         Whether symbolic links may lead out of the directory of the dataset.
     **others
@@ -419,7 +420,7 @@ class Samples(Dataset[Any]):
         fields: Sequence[str] = (),
         subset: Any = None,
         data: Paths | None = None,
-        transform: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Transforms = None,
         follow_external: bool = False,
         **others: Any,
     ) -> None:
@@ -430,7 +431,7 @@ class Samples(Dataset[Any]):
         check_names(others, ("fields", "subset", "data", "transform", "follow_external"))
         self._path = [*map(absolute, names_of("path", path))]
         self._data = None if data is None else [*map(absolute, names_of("data", data))]
-        self._follow, self._transform = follow_external, transform
+        self._follow, self._transforms = follow_external, as_transforms(transform, of="sample")
         self._stated: bytes | None = None
         self._opened: tuple[int, Sidecar] | None = None
         subset, known = Subset.of(subset), self._sidecar().schema
@@ -438,7 +439,7 @@ class Samples(Dataset[Any]):
         chosen = (fields,) if isinstance(fields, str) else fields or known.names
         self.schema = Schema(tuple(known[name] for name in chosen))
         self._names = self.schema.names
-        if transform is None:
+        if not self._transforms:
             check_fields(self.schema, takes, "PyTorch")
 
     def __len__(self) -> int:
@@ -456,7 +457,7 @@ class Samples(Dataset[Any]):
             If the data were written to since they were opened.
         """
         if not hasattr(index, "__index__"):
-            if self._transform is not None:
+            if self._transforms:
                 raise UsageError(
                     "a transform takes one sample, not a batch",
                     fix="give the DataLoader a batch_size, or a batch_sampler",
@@ -468,10 +469,12 @@ class Samples(Dataset[Any]):
         """Return several samples, which are read together."""
         numbers = self._numbers([*map(operator.index, indices)])
         batch = self._sidecar().read(numbers, self._names)
-        if self._transform is None:
+        if not self._transforms:
             return _apart({name: _tensors(column) for name, column in batch.items()})
-        samples = _apart({name: _arrays(column) for name, column in batch.items()})
-        return [mapped(_leaf, self._transform(sample)) for sample in samples]
+        samples: list[Any] = _apart({name: _arrays(column) for name, column in batch.items()})
+        for transform in self._transforms:
+            samples = [*map(transform, samples)]
+        return [mapped(_leaf, sample) for sample in samples]
 
     def _numbers(self, indices: Any) -> Any:
         """Return which samples of the dataset some of these are."""

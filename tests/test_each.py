@@ -181,6 +181,44 @@ def test_functions_of_a_batch_may_want_random_numbers(data: Path) -> None:
     assert len({number for _, number in expected}) == len(expected)
 
 
+def test_transforms_follow_one_another(data: Path) -> None:
+    def doubled(batch: Any) -> Any:
+        return {**batch, "x": batch["x"] * 2}
+
+    def again(sample: dict[str, Any], out: dict[str, Array], rng: np.random.Generator) -> None:
+        out["y"][:] = sample["noise"][:2] + rng.random(2)
+
+    def renamed(batch: Any, rng: np.random.Generator) -> Any:
+        return {"first": batch["i"], "total": batch["sum"], "y": batch["y"], "r": rng.random()}
+
+    second = dsprep.each(again, {"y": ("f8", (2,))})
+    every = [doubled, dsprep.each(noisy, OUT, threads=2), second, renamed]
+
+    def opened() -> dsprep.Reader:
+        return dsprep.Reader(data, 16, seed=3, transform=every)
+
+    with opened() as reader:
+        found = list(itertools.islice(reader, 4))
+        state = reader.state_dict()
+    with opened() as reader:
+        reader.load_state_dict(state)
+        found += list(reader)
+    with dsprep.Reader(data, 16, seed=3) as reader:
+        plain = list(reader)
+    assert len({batch["r"] for batch in found}) == len(found) == len(plain)
+    for batch, before in zip(found, plain, strict=True):
+        assert (batch["first"] == before["i"]).all()
+        extra = [len(w) + r.sum() for w, r in zip(before["word"], before["rows"], strict=True)]
+        np.testing.assert_allclose(batch["total"], 2 * before["x"].sum((1, 2)) + extra)
+        for i, y in zip(batch["first"].tolist(), batch["y"], strict=True):
+            first = generator(derive(3, "each", 1), 0, i).random(4)
+            later = generator(derive(3, "each", 2), 0, i).random(2)
+            np.testing.assert_array_equal(y, first[:2] + later)
+    with pytest.raises(UsageError, match="transform is"):
+        dsprep.Reader(data, 16, transform=[doubled, 3])  # type: ignore[list-item]
+    assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-transform")]
+
+
 # --- images ------------------------------------------------------------------------------------
 
 

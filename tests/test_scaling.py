@@ -6,6 +6,7 @@ import pytest
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import UsageError
+from dsprep.reader.stats import FieldSums
 
 netCDF4 = pytest.importorskip("netCDF4")
 
@@ -88,3 +89,54 @@ def test_what_is_not_packed_is_refused():
     text = Field("x", np.dtype("i2"), (), attrs={"scale_factor": "0.1"})
     with pytest.raises(UsageError, match="scale_factor of x is not a number"):
         dsprep.mask_and_scale(Schema((text,)))
+
+
+@pytest.mark.parametrize(("dtype", "attrs", "fill", "result"), PACKED)
+def test_statistics_are_of_unpacked_values_without_missing_ones(packed, dtype, attrs, fill, result):
+    path, expected = packed(dtype, attrs, fill)
+    dsprep.provenance(path)
+    found = dsprep.stats(path)["x"]
+    absent = 0 if np.isnan(fill or 0) else np.isnan(expected).sum()
+    assert (found.missing, found.missing + found.nans) == (absent, np.isnan(expected).sum())
+    assert found.mean == pytest.approx(np.nanmean(expected, dtype="f8"), rel=1e-4)
+    assert found.std == pytest.approx(np.nanstd(expected, dtype="f8"), rel=1e-4)
+    if expected.dtype.kind == "f" and np.isnan(expected).any():
+        with pytest.raises(UsageError, match="missing values") as error:
+            dsprep.normalise(path, "x")
+        assert 'missing="mean"' in error.value.fix
+    with dsprep.open(path) as source:
+        stored = source[0:40]
+    unpack = dsprep.mask_and_scale(path, "x")
+    for missing, value in (("mean", 0), ("nan", np.nan)):
+        scale = dsprep.normalise(path, "x", missing=missing)
+        right = (expected - found.mean) / found.std
+        right = np.where(np.isnan(right), value, right)
+        for transform in (scale, [unpack, scale]):
+            with dsprep.Reader(path, 40, shuffle="none", transform=transform) as reader:
+                np.testing.assert_allclose(next(iter(reader))["x"], right, atol=2e-5)
+        if dtype != result:  # else nothing shows that they were unpacked
+            np.testing.assert_allclose(scale(unpack(dict(stored)))["x"], right, atol=2e-5)
+
+
+def test_classes_leave_missing_values_out():
+    f = Field("y", np.dtype("u1"), attrs={"_FillValue": np.uint8(255)})
+    sums = FieldSums.of(f, np.array([1, 255, 2, 1, 255], "u1")).result(f)
+    assert (sums.classes, sums.missing, sums.max) == ({1: 2, 2: 1}, 2, 2)
+
+
+def test_what_is_changed_already_is_refused(packed):
+    path, _ = packed("i2", {"scale_factor": 0.01, "add_offset": 250.0}, -32768)
+    dsprep.provenance(path)
+    unpack, scale = dsprep.mask_and_scale(path), dsprep.normalise(path, "x", missing="nan")
+    for wrong in ([scale, unpack], [unpack, unpack], [scale, scale], [unpack, dict, scale, scale]):
+        with pytest.raises(UsageError, match=r"field x is (normalised|unpacked) already"):
+            dsprep.Reader(path, 4, transform=wrong)
+    with dsprep.open(path) as source, pytest.raises(UsageError, match="not as stored"):
+        unpack(scale(source[0:4]))
+
+
+def test_a_batch_with_missing_values_that_the_statistics_do_not_have(packed):
+    path, _ = packed("i2", {"scale_factor": 0.01}, -32768)
+    scale = dsprep.normalise(path, "x", subset=[0, 1, 2])
+    with dsprep.open(path) as source, pytest.raises(UsageError, match="x has missing values"):
+        scale(source[4:5])

@@ -153,8 +153,13 @@ def _rows(stats: FieldStats) -> list[tuple[str, str]]:
     """Return the statistics of a field in lines."""
     rows = [("samples", f"{stats.samples:,}, {stats.count:,} values")]
     if stats.mean is not None:
-        rows.append(("range", f"{stats.min:,} to {stats.max:,}"))
-        rows.append(("mean", f"{stats.mean:,.6g}, standard deviation {stats.std:,.6g}"))
+        units = {} if stats.field is None else stats.field.attrs
+        unit = f" {units['units']}" if isinstance(units.get("units"), str) else ""
+        rows.append(("range", f"{stats.min:,} to {stats.max:,}{unit}"))
+        rows.append(("mean", f"{stats.mean:,.6g}{unit}, standard deviation {stats.std:,.6g}"))
+    if stats.missing:
+        share = 100 * stats.missing / stats.count
+        rows.append(("missing", f"{stats.missing:,} ({share:.3g} %), left out"))
     if stats.nans or stats.infinities:
         rows.append(("left out", f"{stats.nans:,} NaNs, {stats.infinities:,} infinities"))
     if stats.lengths is not None:

@@ -302,7 +302,7 @@ def has_coordinates(arrays: Mapping[str, Sized]) -> bool:
 def unapplied(fields: Mapping[str, Attrs]) -> list[str]:
     """Return the note on attributes by which other programs change the values of fields, if any."""
     changing = {
-        name: [c for c in CONVENTIONS if c in attrs and not _is_nan(attrs[c])]
+        name: [c for c in CONVENTIONS if c in attrs and not is_nan(attrs[c])]
         for name, attrs in fields.items()
     }
     names = [name for name, changed in changing.items() if changed]
@@ -328,7 +328,7 @@ def _formula(attrs: Attrs) -> str:
     return words + (f" {attrs['units']}" if isinstance(attrs.get("units"), str) else "")
 
 
-def _is_nan(value: object) -> bool:
+def is_nan(value: object) -> bool:
     """Whether an attribute is NaN, which stands for itself; Zarr's JSON has it as text."""
     if isinstance(value, str):
         return value in ("NaN", "AAAAAAAA+H8=", "AADAfw==")

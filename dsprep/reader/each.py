@@ -17,14 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, DType, Ints, Schema
+from dsprep.core.schema import Array, Batch, DType, Ints, Ragged, Schema
 from dsprep.errors import ItemError, UsageError
 from dsprep.reader.memory import Allocate, Pool
-from dsprep.reader.mini_epochs import derive
 from dsprep.reader.order import EpochSegment
 
 _ALIGN = 64  # bytes, for vector instructions
-_BLOCKS = 3  # batches in memory: one used, one ready, one on its way
 _RUNS = 2  # of samples for each thread: who is done with one takes the next
 
 
@@ -157,21 +155,27 @@ class EachRun:
     Parameters
     ----------
     each, schema
-        What is applied, and the fields of batches.
-    seed
-        What `rng` is drawn from.
+        What is applied, and the fields of batches; None: another transform makes them.
+    key
+        What `rng` is drawn from, with the epoch and the number of the sample.
     dataset
         For errors.
-    allocate
-        Gives memory.
+    blocks, allocate
+        How many batches are in memory, and what gives it.
     """
 
     def __init__(
-        self, each: Each, schema: Schema, seed: int, dataset: Path, allocate: Allocate
+        self,
+        each: Each,
+        schema: Schema | None,
+        key: int,
+        dataset: Path,
+        blocks: int,
+        allocate: Allocate,
     ) -> None:
-        self._each, self._keep, self._dataset = each, each.kept(schema), dataset
-        self._key = derive(seed, "each")
-        self._pool = Pool(1, _BLOCKS, allocate)
+        self._each, self._dataset = each, dataset
+        self._keep, self._key = each.keep if schema is None else each.kept(schema), key
+        self._pool = Pool(1, blocks, allocate)
         self._numbers: Iterator[Ints] = iter(())
 
     def begin(
@@ -188,7 +192,10 @@ class EachRun:
             pool.submit(self._fill, batch, out, numbers, epoch, range(at, min(at + each, count)))
             for at in range(0, count, each)
         ]
-        return EachBegun(runs, {**{name: batch[name] for name in self._keep}, **out})
+        keep = self._keep
+        if keep is None:
+            keep = tuple(n for n, c in batch.items() if not isinstance(c, Ragged) and n not in out)
+        return EachBegun(runs, {**{name: batch[name] for name in keep}, **out})
 
     def _arrays(self, count: int) -> dict[str, Array]:
         """Return memory for the results of `count` samples."""

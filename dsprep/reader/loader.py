@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from dsprep.core.schema import Batch, Schema
+from dsprep.core.schema import Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
 from dsprep.reader.cached import CacheWarning, ReaderCache, compared
@@ -169,7 +169,7 @@ class Reader(ReaderOptions):
     transform
         Applied to every batch, in threads. One with a parameter ``rng`` is also given a
         `numpy.random.Generator` that depends on seed, epoch, step and rank. `dsprep.each`: a
-        function of a sample in place of a batch.
+        function of a sample in place of a batch. A list of these: one after another.
     collate
         In place of `transform`: a function of the samples of a batch, as ``collate_fn`` of a
         DataLoader is: a list of dicts of field name to value (an array, a number, `bytes` or
@@ -306,7 +306,7 @@ class Reader(ReaderOptions):
         self._filler = Filler(self._sidecar, self.schema.names, capacity, self.verify)
         self._pools: Pools | None = None
         self._shared: tuple[IoThreads, float] | None = None
-        self._each: EachRun | None = None
+        self._each: dict[int, EachRun] = {}  # by the number of the transform
         self._batches: Callable[[], Batches | None] = lambda: None  # the last loop, if it is there
         self._node = None
         options = self.cache_options(self._choice.threads)
@@ -664,8 +664,9 @@ class Reader(ReaderOptions):
         self._closing = self._looping = None
 
     def _loop(self, running: Steps) -> Generator[Any, None, None]:
-        batches = running.batches()
-        loop = batches if self.function is None else self._transformed(batches)
+        loop: Iterator[tuple[EpochSegment, int, Any]] = running.batches()
+        for number in range(len(self.transforms)):
+            loop = self._transformed(loop, number)
         for _, _, batch in loop:
             object.__setattr__(self, "_done", self._done + 1)  # quicker than past the options
             yield batch
@@ -740,15 +741,18 @@ class Reader(ReaderOptions):
         self._begin_process()
         self._settings = self._reading(None)
 
-    def _transformed(self, batches: Iterator[tuple[EpochSegment, int, Batch]]) -> Iterator[Any]:
-        """Apply the transform in threads, in order, a few batches ahead."""
-        transform, cores = self.function, cores_of(self.rank_info, self._part[1])
-        begin: Callable[[ThreadPoolExecutor, Batch, EpochSegment, int], Begun] = self._of_batch
+    def _transformed(
+        self, batches: Iterator[tuple[EpochSegment, int, Any]], number: int
+    ) -> Iterator[tuple[EpochSegment, int, Any]]:
+        """Apply the transform of this number in threads, in order, a few batches ahead."""
+        transform, cores = self.transforms[number], cores_of(self.rank_info, self._part[1])
+        begin: Callable[[ThreadPoolExecutor, Any, EpochSegment, int], Begun]
         if isinstance(transform, Each):
             threads = transform.threads or threads_by_rule(cores, decoded=True)
-            begin, most = partial(self._each_run(transform).begin, threads=threads), 1
+            begin, most = partial(self._each_run(number).begin, threads=threads), 1
         else:
             threads = most = self.transform_threads or threads_by_rule(cores)
+            begin = partial(self._of_batch, number)
         ahead: deque[tuple[EpochSegment, int, Begun]] = deque()
         with ThreadPoolExecutor(threads, "dsprep-transform") as pool:
             try:
@@ -765,21 +769,27 @@ class Reader(ReaderOptions):
                 for _, _, begun in ahead:
                     begun.cancel()
 
-    def _each_run(self, transform: Each) -> EachRun:
-        if self._each is None:
-            how = self.schema, self.seed, self._sidecar.dataset, self.allocate
-            self._each = EachRun(transform, *how)
-        return self._each
+    def _each_run(self, number: int) -> EachRun:
+        if number not in self._each:
+            schema = None if number else self.schema
+            blocks = 3  # batches in memory: one used, one ready, one on its way
+            blocks += 5 * (number + 1 < len(self.transforms))  # on their way through the others
+            how = schema, self._key("each", number), self._sidecar.dataset, blocks, self.allocate
+            self._each[number] = EachRun(self.transforms[number], *how)
+        return self._each[number]
+
+    def _key(self, *words: str | int) -> int:
+        """Return what random numbers are drawn from; the last word is a transform's number."""
+        return derive(self.seed, *(words if words[-1] else words[:-1]))
 
     def _of_batch(
-        self, pool: ThreadPoolExecutor, batch: Batch, leg: EpochSegment, step: int
+        self, number: int, pool: ThreadPoolExecutor, batch: Any, leg: EpochSegment, step: int
     ) -> Future[Any]:
         """Begin to transform a batch."""
-        function = self.function
-        assert callable(function), "it was checked"
+        function = self.transforms[number]
         if not takes_rng(function):
             return pool.submit(function, batch)
-        key = derive(self.seed, "batch", self.rank_info.rank)
+        key = self._key("batch", self.rank_info.rank, number)
         return pool.submit(function, batch, rng=generator(key, leg.number, step))
 
     # --- resuming ----------------------------------------------------------------------------

@@ -156,7 +156,7 @@ class Mix:
     def _check_within(self) -> None:
         """Raise `UsageError` unless readers give the parts of batches that can be joined."""
         readers = [reader for reader in self.readers if isinstance(reader, Reader)]
-        if len(readers) < len(self.readers) or any(r.function is not None for r in readers):
+        if len(readers) < len(self.readers) or any(r.transforms for r in readers):
             raise UsageError("within=True joins batches of dsprep.Reader without a transform")
         sizes = [reader.batch_size for reader in readers]
         exact = [share * sum(sizes) for share in self.shares]

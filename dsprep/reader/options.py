@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeAlias, cast
 
@@ -17,12 +18,13 @@ from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
 from dsprep.reader.data import Paths, names_of
-from dsprep.reader.each import Collate, Each
+from dsprep.reader.each import Collate
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
 from dsprep.reader.order import REMAINDERS, SHUFFLES, Assignment, Remainder, Shuffle
 from dsprep.reader.subset import Subset, kept_samples, read_weights
+from dsprep.reader.transforms import Transforms, as_transforms
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
 
@@ -171,7 +173,7 @@ class ReaderOptions(OrderOptions):
     transfer_size: int | None = None
     engine: str = "buffered"
     verify: bool = False
-    transform: Callable[..., Any] | Each | None = None
+    transform: Transforms = None
     collate: Callable[..., Any] | None = None
     transform_threads: int | None = None
     readers_per_node: int | None = None
@@ -184,11 +186,8 @@ class ReaderOptions(OrderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = self.transform is None or callable(self.transform)
-        if not known and not isinstance(self.transform, Each):
-            expected = "a function of a batch, or dsprep.each"
-            raise UsageError(f"transform is {self.transform!r}", expected=expected)
-        if self.collate is not None and (self.transform is not None or not callable(self.collate)):
+        given = as_transforms(self.transform)
+        if self.collate is not None and (given or not callable(self.collate)):
             found = f"collate is {self.collate!r}, transform is {self.transform!r}"
             raise UsageError(found, expected="a function of a list of samples, or a transform")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
@@ -197,12 +196,12 @@ class ReaderOptions(OrderOptions):
         check_word("engine", self.engine, NAMES)
         check_word("on_break", self.on_break, ("continue", "restart"))
 
-    @property
-    def function(self) -> Callable[..., Any] | Each | None:
-        """What is applied to every batch: `transform`, or what calls `collate`."""
-        if self.collate is None or isinstance(self.collate, Collate):
-            return self.collate or self.transform
-        return Collate(self.collate)
+    @cached_property
+    def transforms(self) -> tuple[Any, ...]:
+        """What is applied to every batch, in order: of `transform`, or what calls `collate`."""
+        if self.collate is None:
+            return as_transforms(self.transform)
+        return (self.collate if isinstance(self.collate, Collate) else Collate(self.collate),)
 
     def _check_cache(self) -> None:
         """Raise `UsageError` if the options of a cache make no sense."""

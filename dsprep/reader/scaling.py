@@ -5,17 +5,21 @@ By the CF conventions, section 8.1 (packed data) and 2.5.1 (missing data).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Attrs, Batch, DType, Field, Ragged, Schema
+from dsprep.core.schema import Array, Attrs, Batch, DType, Field, Schema
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
-from dsprep.formats.samples import CONVENTIONS
+from dsprep.formats.samples import CONVENTIONS, is_nan
+from dsprep.reader.transforms import FieldTransform, Function
 from dsprep.source.dataset import open_dataset
+
+PACKING = (*CONVENTIONS, "valid_min", "valid_max", "valid_range")
+"""Attributes by which values are packed, missing or invalid."""
 
 
 def mask_and_scale(
@@ -59,30 +63,21 @@ def mask_and_scale(
     if not names:
         raise UsageError("no field is packed", expected=f"attributes: {', '.join(CONVENTIONS[:4])}")
     result = None if dtype is None else np.dtype(dtype)
-    return on_values({name: _unpacking(schema[name], result) for name in names})
+    functions = {name: _unpacking(schema[name], result) for name in names}
+    return FieldTransform("unpacked", functions)
 
 
-def on_values(functions: Mapping[str, Callable[[Array], Array]]) -> Callable[[Batch], Batch]:
-    """Return a ``transform`` that applies functions to the numbers of fields, ragged or not."""
-
-    def transform(batch: Batch) -> Batch:
-        out = dict(batch)
-        for name, function in functions.items():
-            column = batch[name]
-            if isinstance(column, Ragged):
-                first = int(column.offsets[0])
-                rows = column.values[first : int(column.offsets[-1])]
-                out[name] = Ragged(function(rows), column.offsets - first)
-            else:
-                out[name] = function(np.asarray(column))
-        return out
-
-    return transform
+def unpacking(f: Field) -> Function | None:
+    """Return what unpacks the values of a field, missing ones as NaN; None if it changes none."""
+    attrs = {name: value for name, value in f.attrs.items() if name in PACKING}
+    if not is_packable(f) or all(is_nan(value) for value in attrs.values()):
+        return None
+    return _unpacking(f, None)
 
 
 def _unpacking(f: Field, dtype: DType | None) -> Callable[[Array], Array]:
     """Return the function that unpacks the values of a field."""
-    if f.kind != "array" or f.dtype.kind not in "iuf":
+    if not is_packable(f):
         raise UsageError(f"{f} is not a field of numbers that can be packed")
     stored = f.dtype.newbyteorder("=")
     if stored.kind == "i" and str(f.attrs.get("_Unsigned")).lower() == "true":
@@ -99,6 +94,11 @@ def _unpacking(f: Field, dtype: DType | None) -> Callable[[Array], Array]:
     result = dtype or result
 
     def unpacked(values: Array) -> Array:
+        if not is_stored(f, values):
+            raise UsageError(
+                f"field {f} is {values.dtype}, not as stored",
+                fix="mask_and_scale comes before all that changes the field",
+            )
         packed = values.astype(stored, copy=False)
         invalid = np.zeros(packed.shape, bool)
         for value in missing:
@@ -117,6 +117,16 @@ def _unpacking(f: Field, dtype: DType | None) -> Callable[[Array], Array]:
         return made
 
     return unpacked
+
+
+def is_packable(f: Field) -> bool:
+    """Whether the values of a field are numbers that can be packed."""
+    return f.kind == "array" and f.dtype.kind in "iuf"
+
+
+def is_stored(f: Field, values: Array) -> bool:
+    """Whether values of a field have the dtype that is stored."""
+    return values.dtype.newbyteorder("=") == f.dtype.newbyteorder("=")
 
 
 def _numbers(f: Field, name: str, stored: DType | None = None) -> Array:

@@ -21,12 +21,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from dataclasses import field as dataclass_field
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -36,8 +37,10 @@ from dsprep.core.schema import Arena, Array, Batch, Column, Field, Ints, Ragged,
 from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.options import not_enough
-from dsprep.reader.scaling import on_values
+from dsprep.formats.samples import CONVENTIONS
+from dsprep.reader.scaling import PACKING, is_stored, unpacking
 from dsprep.reader.subset import Subset, is_trusted, kept_samples
+from dsprep.reader.transforms import FieldTransform, Function
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource
@@ -72,8 +75,8 @@ class FieldStats:
     samples, count
         Samples, and values in them.
     min, max, mean, std
-        Of the finite values; `std` is that of the population. None if there are none, or the
-        values are no real numbers.
+        Of the finite values, unpacked as `mask_and_scale` does; `std` is that of the population.
+        None if there are none, or the values are no real numbers.
     nans, infinities
         How many values are not finite.
     lengths
@@ -81,6 +84,10 @@ class FieldStats:
     classes
         How many samples have each value, rising, of fields that are one integer, bool or string a
         sample, with at most `CLASSES` values; else None.
+    missing
+        How many values are missing by the attributes of the field, which nothing else counts.
+    field
+        What they are of.
     """
 
     samples: int
@@ -93,11 +100,13 @@ class FieldStats:
     infinities: int = 0
     lengths: tuple[int, float, int] | None = None
     classes: Mapping[Any, int] | None = None
+    missing: int = 0
+    field: Field | None = dataclass_field(default=None, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; classes as a list of [value, samples]."""
         classes = None if self.classes is None else [[k, n] for k, n in self.classes.items()]
-        return {**vars(self), "classes": classes}
+        return {n: v for n, v in vars(self).items() if n != "field"} | {"classes": classes}
 
 
 @dataclass
@@ -112,11 +121,13 @@ class Moments:
     m2: float = 0.0
     nans: int = 0
     infinities: int = 0
+    missing: int = 0
 
     def merge(self, other: Moments) -> None:
         """Add the values of another one."""
         self.nans += other.nans
         self.infinities += other.infinities
+        self.missing += other.missing
         if not other.count:
             return
         if not self.count:
@@ -128,15 +139,20 @@ class Moments:
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.count = total
 
-    def add(self, values: Array) -> None:
-        """Add values of a dtype that `is_number`, of any shape."""
+    def add(self, values: Array, unpack: Function | None = None) -> None:
+        """Add values of a dtype that `is_number`, of any shape; `unpack` makes missing ones NaN."""
         rows = max(1, BLOCK // max(1, values[:1].size))
         scratch = np.empty(min(BLOCK, values.size))
         with np.errstate(all="ignore"):
             for i in range(0, len(values), rows):
                 flat = values[i : i + rows].reshape(-1)
                 for j in range(0, flat.size, BLOCK):
-                    self.merge(_block(_plain(flat[j : j + BLOCK]), scratch))
+                    block = flat[j : j + BLOCK]
+                    moments = _block(_plain(unpack(block) if unpack else block), scratch)
+                    if unpack:
+                        nans = int(np.count_nonzero(np.isnan(block)))
+                        moments.nans, moments.missing = nans, moments.nans - nans
+                    self.merge(moments)
 
 
 def _plain(values: Array) -> Array:
@@ -187,9 +203,9 @@ class FieldSums:
 
     samples: int = 0
     count: int = 0
-    values: Moments = field(default_factory=Moments)
-    lengths: Moments = field(default_factory=Moments)
-    classes: dict[Any, int] | None = field(default_factory=dict)
+    values: Moments = dataclass_field(default_factory=Moments)
+    lengths: Moments = dataclass_field(default_factory=Moments)
+    classes: dict[Any, int] | None = dataclass_field(default_factory=dict)
 
     @classmethod
     def of(cls, f: Field, column: Column) -> FieldSums:
@@ -200,9 +216,15 @@ class FieldSums:
             values = column.values[int(column.offsets[0]) : int(column.offsets[-1])]
             sums.lengths.add(column.lengths)
         sums.count = int(values.size)
+        unpack = unpacking(f)
         if is_number(f):
-            sums.values.add(values)
-        sums.classes = _classes(f, column, sums.values)
+            sums.values.add(values, unpack)
+        if unpack is None or not _has_classes(f):
+            sums.classes = _classes(f, column, sums.values)
+        elif f.attrs.keys() & CONVENTIONS[:2]:
+            sums.classes = None  # they would be those of the packed values
+        else:
+            sums.classes = _classes(f, values[~np.isnan(unpack(values))], Moments())
         return sums
 
     def merge(self, other: FieldSums) -> None:
@@ -246,6 +268,7 @@ class FieldSums:
             *(self.samples, self.count, values.low, values.high, mean, std),
             *(values.nans, values.infinities, lengths),
             None if classes is None or not _has_classes(f) else MappingProxyType(classes),
+            *(values.missing, f),
         )
 
 
@@ -371,7 +394,9 @@ def _kept_path(source: Source, names: Sequence[str], kept: Ints | None) -> Path 
     if path is None or isinstance(path, StorePath):
         return None
     options = getattr(source.opening, "options", None)
-    facts = [str(source.schema[n]) for n in names], options and options.meaning.to_json()
+    schema = [source.schema[n] for n in names]
+    packing = [repr({c: f.attrs[c] for c in PACKING if c in f.attrs}) for f in schema]
+    facts = [*map(str, schema)], packing, options and options.meaning.to_json()
     which = "" if kept is None else hashlib.blake2b(kept.tobytes()).hexdigest()
     key = digest(repr((facts, len(source), which)).encode())
     return path.with_name(f".stats-{key}.{path.name}")
@@ -476,9 +501,15 @@ class _Pass:
 
 
 def normalise(
-    of: str | Path | Source | Mapping[str, FieldStats], *fields: str, subset: Any = None
+    of: str | Path | Source | Mapping[str, FieldStats],
+    *fields: str,
+    subset: Any = None,
+    missing: Literal["mean", "nan"] | None = None,
 ) -> Callable[[Batch], Batch]:
     """Return a ``transform`` that gives fields the mean 0 and the standard deviation 1.
+
+    Packed values are unpacked, as by `mask_and_scale`, unless that was done before:
+    ``transform=[mask_and_scale(...), normalise(...)]``.
 
     Parameters
     ----------
@@ -489,6 +520,9 @@ def normalise(
         Names, of numbers, ragged or not.
     subset
         The samples whose statistics are taken, as of `stats`.
+    missing
+        What missing values and NaNs become: ``"mean"`` (0, then), or ``"nan"``; None: there are
+        none.
 
     Returns
     -------
@@ -499,30 +533,55 @@ def normalise(
     Raises
     ------
     UsageError
-        If no field is named, or one has no mean.
+        If no field is named, one has no mean, or it has missing values and `missing` is None.
     """
     if not fields:
         raise UsageError("normalise is given no field", expected='normalise("train.h5", "image")')
+    if missing not in (None, "mean", "nan"):
+        raise UsageError(f"missing is {missing!r}", expected='"mean" or "nan"')
     known = of if isinstance(of, Mapping) else stats(of, fields, subset)
-    scales: dict[str, Callable[[Array], Array]] = {}
+    functions: dict[str, Function] = {}
     for name in fields:
         found = known.get(name)
         if found is None or found.mean is None or found.std is None:
             raise UsageError(
                 f"field {name} has no mean", expected="statistics of a field of numbers"
             )
-        factor = 1 / found.std if found.std else 0.0
-        scales[name] = partial(_scaled, mean=found.mean, factor=factor)
-    return on_values(scales)
+        if found.missing + found.nans and missing is None:
+            raise _missing(name, f"{found.missing + found.nans:,} of {found.count:,} values")
+        unpack = None if found.field is None else unpacking(found.field)
+        functions[name] = partial(_scaled, known=found, missing=missing, unpack=unpack)
+    return FieldTransform("normalised", functions)
 
 
-def _scaled(values: Array, mean: float, factor: float) -> Array:
-    """Return values less their mean, times a factor: float32."""
+def _missing(name: str, found: str) -> UsageError:
+    return UsageError(
+        f"field {name} has missing values",
+        found=found,
+        fix='say what becomes of them: normalise(..., missing="mean"), or missing="nan"',
+    )
+
+
+def _scaled(
+    values: Array,
+    known: FieldStats,
+    missing: str | None,
+    unpack: Function | None,
+    is_unpacked: bool = False,
+) -> Array:
+    """Return values, unpacked if they are as stored, less their mean, over their deviation."""
+    if (f := known.field) is not None and unpack is not None:
+        values = unpack(values) if not is_unpacked and is_stored(f, values) else values
+        if missing is None and np.isnan(values).any():
+            raise _missing(f.name, "some of a batch")
     if is_extension(values.dtype):
         values = values.astype(np.float32)
     in_place = values.dtype == np.float32 and values.flags.writeable
     out = values if in_place else np.empty(values.shape, np.float32)
     wide = values.dtype.itemsize > 4 or (values.dtype.kind in "iu" and values.itemsize > 2)
     number = np.float64 if wide else np.float32
-    np.subtract(values, number(mean), out=out, casting="same_kind")
-    return np.multiply(out, np.float32(factor), out=out)
+    np.subtract(values, number(known.mean), out=out, casting="same_kind")
+    np.multiply(out, np.float32(1 / known.std if known.std else 0), out=out)
+    if missing == "mean":
+        out[np.isnan(out)] = 0
+    return out
