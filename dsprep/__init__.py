@@ -42,7 +42,7 @@ The public interface, imported when it is first used:
     Samples that a program makes, as such a dataset; `Writer` takes them one by one.
 `inspect`
     What a source holds and how it is stored.
-`decode`, `errors`, `executors`, `torch`, `lightning`, `transformers`, `tf`, `jax`, `dlio`
+`decode`, `errors`, `executors`, `torch`, `lightning`, `transformers`, `tf`, `jax`
     Modules, imported when they are first used, too; all but the first three need their framework.
 
 >>> import dsprep
@@ -59,7 +59,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dsprep import decode as decode
-    from dsprep import dlio as dlio
     from dsprep import errors as errors
     from dsprep import executors as executors
     from dsprep import jax as jax
@@ -131,7 +130,6 @@ _WHERE = {
     "transformers": "dsprep.transformers",
     "tf": "dsprep.tf",
     "jax": "dsprep.jax",
-    "dlio": "dsprep.dlio",
     "inspect": "dsprep.verbs.inspect:inspect",
     "write": "dsprep.verbs.write:write",
     "Writer": "dsprep.verbs.write:Writer",

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from dsprep.dlio import Loader
+from dlio_loader import Loader
 
 
 class Recorded(Loader):

@@ -42,7 +42,6 @@ FOLDERS = [
         "transformers",
         "tf",
         "jax",
-        "dlio",
         "verbs",
         "bench",
         "cli",
@@ -217,7 +216,7 @@ def test_public_names_exist():
 
 
 NAMES = ["errors", "executors", "repeats", "decode", "torch", "lightning", "transformers"]
-NAMES += ["tf", "jax", "dlio"]
+NAMES += ["tf", "jax"]
 
 
 @pytest.mark.parametrize("name", NAMES)

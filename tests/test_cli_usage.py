@@ -147,7 +147,7 @@ def test_a_mistake_in_options_is_one_line(line, told):
         ("bench read a --strategy ", [*STRATEGIES, *SETS]),
         ("bench read a -s lmdbio-", [n for n in STRATEGIES if n.startswith("lmdbio-")]),
         ("provenance a --law ", list(LAWS)),
-        ("provenance a --export ", ["kerchunk", "dali-idx", "off-idx"]),
+        ("provenance a --export ", ["kerchunk", "dali-idx"]),
         ("synth cosmo", [n for n in synth_names() if n.startswith("cosmo")]),
     ],
 )

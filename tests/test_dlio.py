@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import json
 import logging
 import os
@@ -16,6 +17,8 @@ from adapter_contract import COUNT, PLAIN, made
 from support import MPIEXEC
 
 from dsprep.errors import UsageError
+
+FOLDER = Path(__file__).parents[1] / "examples" / "dlio"
 
 Shuffle = enum.Enum("Shuffle", {"OFF": "off", "SEED": "seed"})
 Dataset = enum.Enum("DatasetType", {"TRAIN": "train", "VALID": "valid"})
@@ -35,7 +38,7 @@ class Base:
 
 @pytest.fixture
 def dlio(monkeypatch):
-    """`dsprep.dlio` on a package of the same names as DLIO."""
+    """The example, on a package of the same names as DLIO."""
     members = {
         "common.enumerations": {"DataLoaderType": SimpleNamespace(PYTORCH=0), "Shuffle": Shuffle},
         "data_loader.base_data_loader": {"BaseDataLoader": Base},
@@ -44,13 +47,10 @@ def dlio(monkeypatch):
         module = ModuleType(f"dlio_benchmark{name}")
         vars(module).update(members.get(name[1:], {}))
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    before = sys.modules.pop("dsprep.dlio", None)
-    import dsprep.dlio
-
-    yield dsprep.dlio
-    del sys.modules["dsprep.dlio"], dsprep.dlio
-    if before is not None:
-        sys.modules["dsprep.dlio"] = dsprep.dlio = before
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.delitem(sys.modules, "dlio_loader", raising=False)
+    yield importlib.import_module("dlio_loader")
+    sys.modules.pop("dlio_loader", None)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_dlio_itself_reads_every_sample_once_on_two_ranks(train, tmp_path):
     environment = os.environ | {
         "NOTES": str(tmp_path / "notes"),
         "DSPREP_TRAIN": str(train),
-        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
+        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent, FOLDER))),
     }
     command = [MPIEXEC, "-n", "2", sys.executable, "-m", "dlio_benchmark.main"]
     command += ["--config-dir", str(tmp_path / "config"), "workload=tiny"]

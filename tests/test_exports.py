@@ -367,69 +367,9 @@ def test_dali_finds_records(field, tmp_path):
 
 def test_dali_has_no_index_of_other_formats_and_unknown_kinds_are_named(tmp_path):
     made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
-    for kind, words in (("dali-idx", "TFRecord"), ("parquet", "kerchunk, dali-idx, off-idx")):
+    for kind, words in (("dali-idx", "TFRecord"), ("parquet", "kerchunk, dali-idx")):
         with pytest.raises(UsageError, match=words):
             export(made, kind)
-
-
-def dlio(file: Path, index: Path) -> list[bytes]:
-    """The samples, read as DLIO's reader of indexed binary files reads them."""
-    offsets = np.fromfile(f"{index}.off.idx", "<i8")
-    sizes = np.fromfile(f"{index}.sz.idx", "<i8")
-    assert len(offsets) == len(sizes)
-    data = file.read_bytes()
-    return [data[a : a + n] for a, n in zip(offsets.tolist(), sizes.tolist(), strict=True)]
-
-
-@pytest.mark.parametrize("field", [Field("x", F4, (1500,)), Field.opaque("x")], ids=str)
-def test_dlio_finds_the_values_of_lmdb(field, tmp_path):
-    import lmdb
-
-    schema = Schema((field,))
-    path = write(tmp_path, "lmdb", schema, random_batch(schema, 40, longest=9000))
-    made = described(path, schema, (path, 40))
-    found = export(made, "off-idx")
-    assert [p.name for p in found] == ["data.lmdb.off.idx", "data.lmdb.sz.idx"]
-    environment = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False)
-    with environment as env, env.begin() as transaction:
-        values = [bytes(v) for _, v in transaction.cursor()]
-    file = path / "data.mdb" if path.is_dir() else path
-    read = dlio(file, path)
-    assert len(read) == 40
-    assert read == [v for v in values if v in set(read)]
-    made.check()  # what was written is no part of the dataset
-
-
-def test_dlio_finds_the_payloads_of_tfrecord(tmp_path):
-    schema = Schema((Field.opaque("x"), Field("y", F4, (3,))))
-    path = write(tmp_path, "tfrecord", schema, random_batch(schema, 20))
-    export(described(path), "off-idx")
-    data = path.read_bytes()
-    assert dlio(path, path) == [data[at + 12 : at + n - 4] for at, n in scanned(path)]
-
-
-def test_dlio_finds_the_rows_of_hdf5(tmp_path):
-    x = np.arange(60.0).reshape(20, 3)
-    export(hdf5(tmp_path / "a.h5", x), "off-idx")
-    assert dlio(tmp_path / "a.h5", tmp_path / "a.h5") == [row.tobytes() for row in x]
-    export(hdf5(tmp_path / "b.h5", x, chunks=(6, 3)), "off-idx")
-    assert dlio(tmp_path / "b.h5", tmp_path / "b.h5") == [row.tobytes() for row in x]
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"chunks": (4, 3), "compression": "gzip"}, ["x"]),
-        ({"chunks": (4, 2)}, ["x"]),
-        ({}, ["x", "y"]),
-    ],
-)
-def test_samples_that_are_not_one_range_have_no_offsets(options, names, tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for name in names:
-            file.create_dataset(name, data=np.arange(60.0).reshape(20, 3), **options)
-    with pytest.raises(UsageError, match=", ".join(names)):
-        export(described(tmp_path / "a.h5"), "off-idx")
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -445,7 +385,7 @@ def test_exports_in_a_directory_are_no_part_of_its_dataset(tmp_path):
         for kind in KINDS:
             if kind != "kerchunk":  # bytes are ragged
                 export(made, kind)
-    assert len(list(directory.iterdir())) == 2 + 2 + 4
+    assert len(list(directory.iterdir())) == 2 + 2
     with described(directory) as again:
         again.check()
         assert len(again) == 7
@@ -453,32 +393,28 @@ def test_exports_in_a_directory_are_no_part_of_its_dataset(tmp_path):
 
 def test_nothing_is_overwritten_unless_asked_for(tmp_path):
     made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
-    (tmp_path / "a.h5.sz.idx").write_text("mine")
+    (tmp_path / "a.h5.kerchunk.json").write_text("mine")
     with pytest.raises(TargetError, match="there already"):
-        export(made, "off-idx")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "a.h5",
-        "a.h5.dsprep.json",
-        "a.h5.sz.idx",
-    ]
-    assert (tmp_path / "a.h5.sz.idx").read_text() == "mine"
-    export(made, "off-idx", overwrite=True)
-    assert np.fromfile(tmp_path / "a.h5.sz.idx", "<i8").tolist() == [16] * 3
+        export(made, "kerchunk")
+    assert (tmp_path / "a.h5.kerchunk.json").read_text() == "mine"
+    (found,) = export(made, "kerchunk", overwrite=True)
+    assert np.array_equal(group(found)["x"][...], np.zeros((3, 2)))
 
 
 def test_files_go_where_they_are_wanted(tmp_path):
-    made = hdf5(tmp_path / "a.h5", np.zeros((3, 2)))
+    schema, directory = Schema((Field("x", F4, (3,)),)), tmp_path / "train"
+    directory.mkdir()
+    for n in (3, 4):
+        write(directory, "tfrecord", schema, random_batch(schema, n), f"{n}")
     (tmp_path / "out").mkdir()
-    found = export(made, "off-idx", tmp_path / "out")
-    assert [p.relative_to(tmp_path).as_posix() for p in found] == [
-        "out/a.h5.off.idx",
-        "out/a.h5.sz.idx",
-    ]
+    made = described(directory)
+    found = export(made, "dali-idx", tmp_path / "out")
+    assert len({p.parent for p in found if (tmp_path / "out") in p.parents}) == 1
     with pytest.raises(UsageError, match="2 files"):
-        export(made, "off-idx", tmp_path / "there")
+        export(made, "dali-idx", tmp_path / "there")
     (only,) = export(made, "kerchunk", tmp_path / "refs.json")
     assert only == tmp_path / "refs.json"
-    assert np.array_equal(group(only)["x"][...], np.zeros((3, 2)))
+    assert group(only)["x"].shape == (7, 3)
 
 
 def test_a_dataset_without_samples(tmp_path):
@@ -486,6 +422,5 @@ def test_a_dataset_without_samples(tmp_path):
     path = write(tmp_path, "tfrecord", schema, random_batch(schema, 0))
     made = described(path, schema, (path, 0))
     assert [p.read_bytes() for p in export(made, "dali-idx")] == [b""]
-    assert [p.read_bytes() for p in export(made, "off-idx")] == [b"", b""]
     (refs,) = export(made, "kerchunk")
     assert group(refs)["x"].shape == (0, 3)

@@ -107,7 +107,7 @@ def provenance(
     ),
     export: str | None = opt.value(
         "KIND",
-        "Write kerchunk references, or a dali-idx or off-idx index.",
+        "Write kerchunk references, or a dali-idx index.",
         panel=USING,
         autocompletion=opt.completing("dsprep.sidecar.export:KINDS"),
     ),

@@ -3,7 +3,6 @@
 ============ ====================================================================================
 ``kerchunk`` references by which fsspec and zarr open the dataset as a virtual Zarr group
 ``dali-idx`` NVIDIA DALI's index of a TFRecord file
-``off-idx``  offsets and sizes as DLIO keeps them, for its workloads of Megatron
 ============ ====================================================================================
 
 Only the sidecar is read, the data are not touched. A file gets its name when it is complete, and
@@ -29,7 +28,6 @@ KINDS: Mapping[str, str] = MappingProxyType(
     {
         "kerchunk": "references by which fsspec and zarr open the dataset as a virtual Zarr group",
         "dali-idx": "NVIDIA DALI's index, one file for each TFRecord file",
-        "off-idx": "offsets and sizes of samples as DLIO keeps them, for its workloads of Megatron",
     }
 )
 """Name to what it is; a kind is one module and one line."""

@@ -36,7 +36,7 @@ def preload() -> None:
     import dsprep
 
     parts = (m.name for m in pkgutil.walk_packages(dsprep.__path__, "dsprep."))
-    frameworks = ("torch", "lightning", "transformers", "dlio", "tf", "jax")
+    frameworks = ("torch", "lightning", "transformers", "tf", "jax")
     skipped = ("dsprep.__main__", *(f"dsprep.{name}" for name in frameworks))
     for name in ("h5py", "lmdb", "numcodecs", "zarr", "google_crc32c", "ml_dtypes", *parts):
         if name not in skipped:

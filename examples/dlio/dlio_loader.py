@@ -1,9 +1,9 @@
-"""`Loader`: the training loop of the DLIO benchmark reads through a `Reader`.
+"""The training loop of the DLIO benchmark reads through a `dsprep.Reader`.
 
-In the workload of DLIO::
+With the directory of this file in PYTHONPATH, in the workload of DLIO::
 
     reader:
-      data_loader_classname: dsprep.dlio.Loader
+      data_loader_classname: dlio_loader.Loader
       data_loader_sampler: iterative  # DLIO asks for one, which is not used
 
 The dataset is ``train`` in DLIO's ``data_folder``, and ``valid`` for its evaluation, or what the
@@ -17,16 +17,11 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dsprep.errors import MissingExtra, UsageError
-from dsprep.reader.loader import Batches, Reader
+from dlio_benchmark.common.enumerations import DataLoaderType, Shuffle
+from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
 
-try:
-    from dlio_benchmark.common.enumerations import DataLoaderType, Shuffle
-    from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
-except ImportError as error:
-    raise MissingExtra(
-        "dsprep.dlio needs DLIO", fix=f"install dlio_benchmark here: {error}"
-    ) from error
+from dsprep.errors import UsageError
+from dsprep.reader.loader import Batches, Reader
 
 
 class Loader(BaseDataLoader):
