@@ -14,7 +14,7 @@ from sample_files import COUNT, FORMS, SCHEMA, make
 from support import flip
 
 import dsprep
-from dsprep.errors import DsprepError, FormatError, UsageError
+from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.loader import UnverifiedWarning
 from dsprep.sidecar import sidecar
 from dsprep.sidecar.sidecar import Sidecar
@@ -54,6 +54,12 @@ def flip_field(path, field):
     return row.index
 
 
+def prove(opened, sample, field):
+    """Compare a field of a sample with whatever checksum it has."""
+    opened.proofs.check(0, np.array([sample]), [field], read=True)
+    opened.read([sample], [field])
+
+
 @pytest.fixture
 def unchanged(monkeypatch):
     """From now on datasets pass for those that the sidecars describe: checksums alone are left."""
@@ -90,9 +96,13 @@ def test_a_flipped_bit_is_noticed(made, field, sums, tmp_path, unchanged):
         options = {"shuffle": shuffle, "fields": [field], "verify": True, **HOW}
         with (
             dsprep.Reader(path, 8, **options) as reader,
-            pytest.raises(DsprepError, match=NOTICED),
+            pytest.raises(ReadError, match=NOTICED) as caught,
         ):
             list(reader)
+        named = caught.value.sample
+        assert str(caught.value).startswith(f"sample {named} ")
+        with Sidecar.open(path) as opened, pytest.raises(FormatError, match=NOTICED):
+            prove(opened, named, field)
 
 
 @pytest.mark.parametrize("field", SCHEMA.names)

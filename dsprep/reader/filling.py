@@ -26,7 +26,7 @@ import numpy as np
 
 from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, concatenate
 from dsprep.core.spans import move_spans, offsets_of
-from dsprep.errors import FormatError, UsageError, layout_mismatch
+from dsprep.errors import DsprepError, FormatError, UsageError, layout_mismatch
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
 from dsprep.reader.cached import Staged
 from dsprep.reader.memory import Block
@@ -51,7 +51,6 @@ EACH = 64
 """Samples of a part where each has files of its own."""
 
 _ALIGN = 64
-_NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,8 @@ class ReadPart:
     runs: Runs | None = None
     decode: Callable[[Arena, Sidecar], int] | None = None
     """With memory of the thread, and the dataset or a copy of it; returns bytes asked for."""
+    samples: Ints | None = None  # that are decoded
+    some: Callable[[slice], ReadPart] | None = None  # the part that decodes some of them
 
 
 @dataclass
@@ -477,7 +478,10 @@ class Filler:
                 opened.read_files(number, names.some(local), begins, ends, memory)
                 return int((ends - begins).sum())
 
-            return ReadPart(decode=read)
+            samples = self.sidecar.first(number) + local
+            return ReadPart(
+                decode=read, samples=samples, some=lambda s: part(number, chosen[s], local[s])
+            )
 
         fill.parts += [
             part(number, chosen[a : a + EACH], local[a : a + EACH])
@@ -500,7 +504,9 @@ class Filler:
                     self._deliver(fill, self.areas[name], column, fill.slots[chosen])
             return sum(int(column.nbytes) for column in batch.values())
 
-        return ReadPart(decode=decode)
+        return ReadPart(
+            decode=decode, samples=samples, some=lambda s: self._decoding(fill, chosen[s], names)
+        )
 
     def _checking(self, number: int, local: Ints) -> ReadPart:
         """Return the part that compares samples with their checksums."""
@@ -509,10 +515,16 @@ class Filler:
             opened.proofs.check(number, local, self.names, read=True)
             return 0
 
-        return ReadPart(decode=check)
+        samples = self.sidecar.first(number) + local
+        return ReadPart(
+            decode=check, samples=samples, some=lambda s: self._checking(number, local[s])
+        )
 
     def sample_at(self, fill: Fill, part: ReadPart, error: BaseException) -> int:
         """Return the sample of a unit at which reading a part failed, or the unit's first one."""
+        damaged = isinstance(error, (FormatError, FileNotFoundError))
+        if part.samples is not None and part.some is not None:
+            return self._decoded_at(part.samples, part.some) if damaged else int(part.samples[0])
         if part.file is not None and part.runs is not None:
             starts, end = part.runs.starts, part.file.identify().nbytes
             beyond = np.flatnonzero(starts + part.runs.sizes > end)
@@ -533,6 +545,22 @@ class Filler:
                         if len(hit) and self.sidecar.open_file(number, path) is part.file:
                             return int(fill.samples[chosen[extents.request[positions][hit[0]]]])
         return int(fill.samples[0])
+
+    def _decoded_at(self, samples: Ints, part: Callable[[slice], ReadPart]) -> int:
+        """Return the first of some samples that cannot be decoded, by halving them."""
+
+        def fails(low: int, high: int) -> bool:
+            decode = part(slice(low, high)).decode
+            try:
+                return decode is not None and decode(Arena(), self.sidecar) < 0
+            except (OSError, DsprepError):
+                return True
+
+        low, high = 0, len(samples)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fails(low, middle) else (middle, high)
+        return int(samples[low if fails(low, high) else 0])
 
     # --- finishing ---------------------------------------------------------------------------
 
