@@ -158,6 +158,19 @@ def test_errors_name_the_sample(data: Path) -> None:
         assert str(data) in str(caught.value)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert not [t for t in threading.enumerate() if t.name.startswith("dsprep-transform")]
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def silent(*_: object) -> None:
+        raise Silent
+
+    with (
+        dsprep.Reader(data, 16, transform=dsprep.each(silent, OUT)) as reader,
+        pytest.raises(ItemError, match=r"sample \d+ cannot .* Silent"),
+    ):
+        list(reader)
     for out in (None, {}, {"a": "u1"}, {"a": ("u1", (-1,))}, {"a": (object, (1,))}):
         with pytest.raises(UsageError, match="out is"):
             dsprep.each(broken, out)

@@ -260,7 +260,9 @@ def test_what_does_not_fit_is_refused(data: list[Path]) -> None:
     a, b = readers(data)
     with pytest.raises(UsageError, match="batch_size=14, 6"):
         Mix({a: 0.7, b: 0.3}, within=True)
-    for shares in ({}, {a: 0}, {a: -1, b: 2}, {a: float("nan")}, [a, b], {a: "x"}, {a: None}):
+    vanishing = ({a: 1e308, b: 1e308}, {a: 1.0, b: 1e-300}, {a: float("inf"), b: 1})
+    wrong = ({}, {a: 0}, {a: -1, b: 2}, {a: -1, b: -1}, {a: float("nan")}, [a, b], {a: "x"})
+    for shares in (*vanishing, *wrong, {a: None}):
         with pytest.raises(UsageError, match="shares are"):
             Mix(shares)  # type: ignore[arg-type]
     for other in ("web.h5", Mix({a: 1})):
@@ -273,15 +275,16 @@ def test_what_does_not_fit_is_refused(data: list[Path]) -> None:
         Mix({c: 0.5, b: 0.5}, within=True)
     mix = Mix({a: 0.7, b: 0.3})
     state = mix.state_dict()
-    for wrong in (
+    for damaged in (
         {},
         {**state, "version": 9},
         {**state, "counts": [1]},
         {**state, "mix": None},
         {**state, "steps": 2**70},
-        {**state, "epoch": float("inf")},
+        {**state, "epoch": 1.5},
+        {**state, "counts": [True, 1]},
         {**state, "mix": [1, "first", False, [0.7, 0.3]]},
         {**state, "readers": state["readers"][::-1]},
     ):
         with pytest.raises(UsageError):
-            mix.load_state_dict(wrong)
+            mix.load_state_dict(damaged)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import dsprep
 from dsprep.errors import UsageError
 from dsprep.reader.ranks import RankInfo, _tasks, detect
 
@@ -204,11 +203,3 @@ print([m for m in ("torch", "mpi4py", "numpy.testing") if m in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_the_old_name_of_the_rank_info(tmp_path):
-    np.save(tmp_path / "x.npy", np.arange(10))
-    dsprep.provenance(tmp_path / "x.npy")
-    reader = dsprep.Reader(tmp_path / "x.npy", batch_size=2)
-    with reader, pytest.warns(DeprecationWarning, match="rank_info"):
-        assert reader.place is reader.rank_info

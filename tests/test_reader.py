@@ -769,10 +769,20 @@ def test_states_of_others_are_refused(tmp_path):
             assert reader.state_dict() == before
     with dsprep.Reader(path, **base) as reader:
         damaged: list[Any] = [{}, None, [], "x", {**state, "version": 99}]
-        damaged += [{**state, "epoch": e} for e in (-1, None, "x", [], float("inf"))]
+        damaged += [{**state, "epoch": e} for e in (-1, None, "x", 1.5, True, 2**63)]
         damaged += [
             {**state, "stages": s}
-            for s in (None, [], [[1]], [[1, 2, -1]], [[0, 5, 1]], [[1, 0, 1]], [["a", 1, 1]], 3)
+            for s in (
+                None,
+                [],
+                [[1]],
+                [[1, 2, -1]],
+                [[0, 5, 1]],
+                [[1, 0, 1]],
+                [[1, 5, 2.5]],
+                [["a", 1, 1]],
+                3,
+            )
         ]
         damaged += [
             {**state, "stages": [[1 << 40, 5, 1], [1, 5, 0]]}  # absurd ranks

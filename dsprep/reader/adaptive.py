@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, describe
 from dsprep.reader.mini_epochs import MOST, Policy
+from dsprep.reader.options import at_least
 from dsprep.reader.ranks import RankInfo
 
 
@@ -50,7 +51,7 @@ class Adaptive:
                 report = {name: _number(name, value) for name, value in metrics.items()}
                 own_report = report, ready and bool(self._policy.enough([*self.reports, report]))
             except Exception as error:
-                own_report, failure = f"{type(error).__name__}: {error}", error
+                own_report, failure = describe(error), error
         shared = self._agreed(own_report)
         if failure is not None:
             raise failure
@@ -88,9 +89,9 @@ class Adaptive:
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was called; raise `UsageError` if it is damaged."""
         try:
-            decided = tuple(map(int, state["repeats"]))
+            decided = tuple(at_least("repeats", n, 1, 1 << 32) for n in state["repeats"])
             reports = [{str(k): float(v) for k, v in r.items()} for r in state["reports"]]
-            if min(decided, default=1) < 1 or len(decided) > MOST:
+            if len(decided) > MOST:
                 raise ValueError("numbers of passes are out of range")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"the state of the reader is damaged: {error}") from error

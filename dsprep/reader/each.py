@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dsprep.core.schema import Array, Batch, DType, Ints, Ragged, Schema
-from dsprep.errors import ItemError, UsageError
+from dsprep.errors import ItemError, UsageError, describe
 from dsprep.reader.memory import Allocate, Pool
 from dsprep.reader.order import EpochSegment
 
@@ -223,7 +223,7 @@ class EachRun:
                 self._each.function(sample, {n: a[i, ...] for n, a in out.items()}, rng)
             except Exception as error:
                 raise ItemError(
-                    f"sample {number} cannot be transformed: {type(error).__name__}: {error}",
+                    f"sample {number} cannot be transformed: {describe(error)}",
                     where=self._dataset,
                 ) from error
 

@@ -400,12 +400,6 @@ class Reader(ReaderOptions):
         return fallback
 
     @property
-    def place(self) -> RankInfo:
-        """The old name of `rank_info`, for one version."""
-        warnings.warn("Reader.place is called rank_info", DeprecationWarning, stacklevel=2)
-        return self.rank_info
-
-    @property
     def choice(self) -> Choice:
         """Engine and threads as they are, and why: where the engine was refused, ``"buffered"``."""
         engine, chosen = self._settings.engine, self._choice
@@ -1002,16 +996,18 @@ def _progress(
 ) -> tuple[int, list[ResumePoint], list[int], int]:
     """Return epoch, stages, part and steps of a state; `part` is that of a reader without."""
     try:
-        epoch = int(state["epoch"])
-        stages = [ResumePoint(*map(int, stage)) for stage in state["stages"]]
-        sizes = [n for s in stages for n in (s.world_size, s.batch_size, s.steps + 1)]
-        if epoch < 0 or not stages or min(sizes) < 1:
-            raise ValueError("numbers are below zero")
-        if max(s.world_size for s in stages) > MOST_RANKS:
-            raise ValueError(f"there are more than {MOST_RANKS} ranks")
-        *numbers, done = map(int, state.get("part", (*part, 0)))
-        if done < 0:
-            raise ValueError("numbers are below zero")
+        epoch = at_least("epoch", state["epoch"], 0)
+        stages = [
+            ResumePoint(
+                at_least("world_size", world_size, 1, MOST_RANKS),
+                at_least("batch_size", batch_size, 1),
+                at_least("steps", steps, 0),
+            )
+            for world_size, batch_size, steps in state["stages"]
+        ]
+        if not stages:
+            raise ValueError("there are no stages")
+        *numbers, done = (at_least("part", n, 0) for n in state.get("part", (*part, 0)))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"the state of the reader is damaged: {error}") from error
     return epoch, stages, numbers, done

@@ -9,13 +9,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import LARGEST, Ints, concatenate, differences
+from dsprep.core.schema import Ints, concatenate, differences
 from dsprep.errors import SchemaError, UsageError
 from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
 from dsprep.reader.mini_epochs import derive
-from dsprep.reader.options import at_least, check_word
+from dsprep.reader.options import LARGEST_SEED, at_least, check_word
 
 Stop: TypeAlias = Literal["first", "all", "never"]
 
@@ -129,10 +129,14 @@ class Mix:
                     f"a Mix has no batches of {reader!r}",
                     expected="dsprep.Reader, or Batches of dsprep.torch and its like",
                 )
-        if not len(weights) or not (np.isfinite(weights).all() and (weights > 0).all()):
-            raise UsageError(f"shares are {[*shares.values()]}", expected="numbers above 0")
-        self.shares: tuple[float, ...] = tuple((weights / weights.sum()).tolist())
-        self.seed, self.stop, self.within = at_least("seed", seed, 0), stop, bool(within)
+        with np.errstate(all="ignore"):  # a sum that is too large leaves none of them a share
+            parts = weights / weights.sum()
+        if not len(parts) or not ((weights > 0) & (parts > 2.0**-53)).all():
+            expected = "numbers above 0, none of which vanishes beside the others"
+            raise UsageError(f"shares are {[*shares.values()]}", expected=expected)
+        self.shares: tuple[float, ...] = tuple(parts.tolist())
+        self.seed = at_least("seed", seed, 0, LARGEST_SEED)
+        self.stop, self.within = stop, bool(within)
         ends = np.cumsum(self.shares[:-1])  # the last one has the rest
         self._ends = np.array([int(end * 2.0**64) for end in ends], np.uint64)
         self._shift = derive(self.seed, "mix")
@@ -336,11 +340,11 @@ class Mix:
         mine = [self.seed, self.stop, self.within, list(self.shares)]
         try:
             found, readers = list(state["mix"]), state["readers"]
-            numbers = [int(state[name]) for name in ("version", "epoch", "steps")]
-            counts = [int(n) for n in state["counts"]]
+            numbers = [at_least(name, state[name], 0) for name in ("version", "epoch", "steps")]
+            counts = [at_least("counts", n, 0) for n in state["counts"]]
             flags = [[bool(b) for b in state[name]] for name in ("ended", "through")]
-            if numbers[0] != STATE_VERSION or min(*numbers, *counts) < 0 or numbers[2] > LARGEST:
-                raise ValueError(f"version {numbers[0]}, {numbers[2]} steps")
+            if numbers[0] != STATE_VERSION:
+                raise ValueError(f"version {numbers[0]}")
             if {len(readers), len(counts), *map(len, flags)} != {len(self.readers)}:
                 raise ValueError(f"it has {len(readers)} readers, not {len(self.readers)}")
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -13,9 +13,9 @@ import numpy as np
 
 from dsprep.cache.copier import Throttle
 from dsprep.cache.folder import Size
-from dsprep.core.schema import Ints, Schema
+from dsprep.core.schema import LARGEST, Ints, Schema
 from dsprep.core.units import parse_rate
-from dsprep.errors import UsageError
+from dsprep.errors import UsageError, describe
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
 from dsprep.reader.data import Paths, names_of
 from dsprep.reader.each import Collate
@@ -27,6 +27,8 @@ from dsprep.reader.subset import Subset, kept_samples, read_weights
 from dsprep.reader.transforms import Transforms, as_transforms
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
+
+LARGEST_SEED = (1 << 128) - 1
 
 Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
 """How often each part of an epoch is passed, as users write it."""
@@ -70,7 +72,7 @@ class OrderOptions:
         if self.drop_last and self.pad:
             raise UsageError("drop_last and pad exclude each other", fix="give one of them")
         check_numbers(self, ("batch_size", "pools"), ("buffers_mixed", "mini_epochs"))
-        object.__setattr__(self, "seed", at_least("seed", self.seed, 0))
+        object.__setattr__(self, "seed", at_least("seed", self.seed, 0, LARGEST_SEED))
         object.__setattr__(self, "repeats", checked_repeats(self.repeats))
         check_word("shuffle", cast("str", self.shuffle), SHUFFLES)
         if self.mini_epochs is None and self.repeats != 1:
@@ -256,11 +258,14 @@ def check_names(given: Iterable[str], known: Iterable[str]) -> None:
             raise UsageError(f"there is no option {name}", fix=_OF_LOADERS.get(name, fix))
 
 
-def at_least(name: str, value: Any, minimum: int) -> int:
-    """Return an option as a number; `UsageError` unless it is a whole one from `minimum` on."""
+def at_least(name: str, value: Any, minimum: int, maximum: int = LARGEST) -> int:
+    """Return an option as a number; `UsageError` unless it is a whole one in these bounds."""
     number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not number or value < minimum:
-        raise UsageError(f"{name} is {value!r}", expected=f"a whole number, at least {minimum}")
+    if not number or not minimum <= value <= maximum:
+        expected = f"a whole number, at least {minimum}"
+        if number and value > maximum:
+            expected = f"at most {maximum}"
+        raise UsageError(f"{name} is {value!r}", expected=expected)
     return int(value)
 
 
@@ -316,7 +321,7 @@ def cut_epochs(
                 result = function(part)
             except Exception as error:
                 raise UsageError(
-                    f"repeats({part}) failed: {type(error).__name__}: {error}",
+                    f"repeats({part}) failed: {describe(error)}",
                     expected="a function of the number of a part, such as lambda part: 4 + part",
                 ) from error
             return at_least(f"repeats({part})", result, 1)
