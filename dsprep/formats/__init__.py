@@ -1,12 +1,13 @@
 """The table of formats, and finding the one that a path is of.
 
-A further format is one package beside the others and one line in `WRITTEN` or `READ_ONLY`. Nothing
-is imported until it is asked for.
+A further format is one package beside the others and one line in `WRITTEN` or `READ_ONLY`, or an
+entry point ``dsprep.formats`` of another distribution, whose value is ``module:Class``. Nothing is
+imported until it is asked for, and entry points are only read where no format here fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -114,6 +115,23 @@ def _attribute(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def _with_installed() -> Iterator[str]:
+    """Yield the names of the formats here, then those of formats that are installed besides."""
+    known = [*FORMATS]
+    yield from known
+    _add_installed()
+    yield from [name for name in FORMATS if name not in known]
+
+
+@cache
+def _add_installed() -> None:
+    """Add the formats that other distributions declare."""
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="dsprep.formats"):
+        FORMATS.setdefault(entry.name, entry.value)
+
+
 @cache
 def load(name: str) -> Format:
     """Return the format called `name`.
@@ -123,6 +141,8 @@ def load(name: str) -> Format:
     UsageError
         If there is no such format.
     """
+    if name not in FORMATS:
+        _add_installed()
     if name not in FORMATS:
         raise UsageError(f"{name!r} is not a format", expected="one of " + ", ".join(FORMATS))
     made: Format = _attribute(FORMATS[name])()
@@ -138,7 +158,7 @@ def named(word: str) -> Format:
         If it is of none.
     """
     suffix = f".{word.lower().removeprefix('.')}"
-    for name in FORMATS:
+    for name in _with_installed():
         if suffix == f".{name}" or suffix in load(name).suffixes:
             return load(name)
     return load(word)
@@ -205,7 +225,7 @@ def recognise(path: Path) -> Format:
     with closing(Candidate(path)) as candidate:
         if not candidate.head and not candidate.is_file:
             next(scan(path), None)  # an error says why a directory cannot be read
-        for name in FORMATS:
+        for name in _with_installed():
             if load(name).recognises(candidate):
                 return load(name)
     raise foreign.refused(path, tuple(FORMATS))
@@ -213,7 +233,7 @@ def recognise(path: Path) -> Format:
 
 def by_suffix(path: Path) -> Format | None:
     """Return the format that the name `path` ends in, or None."""
-    for name in FORMATS:
+    for name in _with_installed() if path.suffix else FORMATS:
         if path.name.lower().endswith(load(name).suffixes):
             return load(name)
     return None

@@ -37,7 +37,10 @@ def register(scheme: str, store: Store) -> None:
 
 
 SCHEMES = dict.fromkeys(("s3", "gs", "az", "https", "http"), "dsprep.storage.objects.store")
-"""Schemes of stores that are not registered at first, and the modules that do so for one."""
+"""Schemes of stores that are not registered at first, and the modules that do so for one.
+
+An entry point ``dsprep.stores`` of another distribution, called as its scheme, names a function
+that returns the store."""
 
 
 def _store(scheme: str) -> Store:
@@ -192,6 +195,11 @@ def as_path(name: str | Path) -> Path:
         return path
     if not scheme.isalnum():
         return Path(name)
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="dsprep.stores", name=scheme):
+        register(scheme, entry.load()(scheme))
+        return StorePath(name)
     raise UsageError(
         f"{scheme}:// is not a kind of store that dsprep reads", where=name, fix="copy it to a disk"
     )
