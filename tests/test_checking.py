@@ -346,6 +346,8 @@ def test_ragged_rows_that_do_not_exist(tmp_path):
     for key, value in (("count", 1 << 40), ("first", -5), ("first", 99)):
         edit(path, lambda c, k=key, v=value: c["layouts"][0]["columns"]["v"].update({k: v}))
         assert "rows that do not exist" in texts(path)
+    edit(path, lambda c: c["schema"][0].update(shape=[None, 0]))
+    assert "rows of no bytes" in texts(path, full=True)
 
 
 # --- comparing layouts -----------------------------------------------------------------------

@@ -247,7 +247,9 @@ def _check_part(part: Part, field: Field, recipe: Mapping[str, Any] | None, tabl
         return
     if not field.ragged and part.nbytes != field.row_nbytes:
         raise damaged(f"field {field.name} has a wrong size", tables, field.row_nbytes, part.nbytes)
-    if field.ragged and part.nbytes is not None and part.nbytes % max(1, field.row_nbytes):
+    if field.ragged and not field.row_nbytes:
+        raise damaged(f"field {field.name} has rows of no bytes", tables, found=str(field))
+    if field.ragged and part.nbytes is not None and part.nbytes % field.row_nbytes:
         raise damaged(f"field {field.name} has a wrong size", tables, field, part.nbytes)
 
 
@@ -302,6 +304,8 @@ def _column(
         return Column(None, lines, first, number)
     grid = _grid({"rows": count * lines, **json}, tables)
     if field is not None:
+        if field.ragged and not field.row_nbytes:
+            raise damaged(f"field {name} has rows of no bytes", tables, found=str(field))
         if field.ragged and first is None and lines != grid.shape[0]:
             raise damaged(f"field {name} is laid out as another kind", tables, field)
         per = grid.row_nbytes * (1 if field.ragged else lines)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import math
 import os
+import re
 import zlib
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -418,14 +421,30 @@ def test_what_only_the_library_finds(tmp_path):
     assert found["odd"]
 
 
-def test_edges_that_may_be_stored_without_filters(tmp_path):
+@pytest.mark.parametrize("filtered", [True, False])
+def test_edges_that_may_be_stored_without_filters(tmp_path, filtered):
+    values, library = np.arange(70, dtype="<i8").reshape(10, 7), hdf5_library()
     with h5py.File(tmp_path / "a", "w", libver="latest") as file:
-        file.create_dataset("x", data=np.arange(10), chunks=(4,), shuffle=True)
-        file.create_dataset("y", data=np.arange(10), chunks=(5,), shuffle=True)
-        file.create_dataset("z", data=np.arange(10), chunks=(4,), shuffle=True, **GZIP)
+        space = h5py.h5s.create_simple(values.shape)
+        for name, chunk, gzip in (("x", (4, 7), 0), ("y", (5, 7), 1), ("z", (3, 2), 1)):
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_chunk(chunk)
+            plist.set_shuffle()
+            if gzip:
+                plist.set_deflate(1)
+            if not filtered:
+                assert library.H5Pset_chunk_opts(ctypes.c_int64(plist.id), 2) >= 0
+            made = h5py.h5d.create(file.id, name.encode(), h5py.h5t.NATIVE_INT64, space, plist)
+            h5py.Dataset(made)[:] = values
     layout = compare(tmp_path / "a")
-    assert list(layout.unlocated) == ["x"]
-    assert "edges" in layout.unlocated["x"]
+    assert not layout.unlocated
+    assert (layout.columns["x"].grid.masks is None) is filtered
+
+
+def hdf5_library():
+    """Return the HDF5 library that h5py uses."""
+    mapped = re.search(r"/\S*/libhdf5[-.]\S*", Path("/proc/self/maps").read_text())
+    return ctypes.CDLL(mapped[0])
 
 
 def test_missing_chunks_without_fill_values_read_as_zeros(tmp_path):

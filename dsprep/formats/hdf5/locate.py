@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.filters import decode
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Ints, has_padding
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Grid
@@ -232,24 +232,32 @@ def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
     return not bool(stored.all() or stored[math.prod(grid_of(dataset)[unlimited[0] :]) :].any())
 
 
-def edges_unfiltered(dataset: Any, table: NDArray[Any], nbytes: int) -> bool:
-    """Whether the chunks that stick out of a filtered dataset may be stored without filters.
+def unfiltered_edges(
+    dataset: Any, table: NDArray[Any], nbytes: int, file: Handle, fill: Callable[..., bytes]
+) -> Ints:
+    """Return the numbers of chunks that stick out of a filtered dataset and are not filtered.
 
     That is an option of the dataset (``H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS``) which neither h5py
     nor the chunk's own mask states. It is ruled out where one of these chunks has another size
-    than its content, which is `nbytes`.
+    than its content, which is `nbytes`, or other bytes than the values that the library reads.
     """
-    sizes = table["nbytes"].reshape(grid_of(dataset))
-    masks = table["mask"].reshape(grid_of(dataset))
-    any_plain = False
+    sticks_out = np.zeros(grid_of(dataset), bool)
     for axis, (n, c) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
-        if n % c:
-            edge = np.take(sizes, -1, axis)
-            plain = (edge == nbytes) & (np.take(masks, -1, axis) == 0)
-            if bool(((edge > 0) & ~plain).any()):
-                return False
-            any_plain = any_plain or bool(plain.any())
-    return any_plain
+        np.moveaxis(sticks_out, axis, 0)[-1] |= n % c != 0
+    numbers = np.flatnonzero(sticks_out.reshape(-1) & (table["address"] >= 0))
+    edges, itemsize = table[numbers], nbytes // math.prod(dataset.chunks)
+    if ((edges["nbytes"] != nbytes) | (edges["mask"] != 0)).any():
+        return numbers[:0]
+    if len(numbers) and (fill is not _fill or has_padding(dataset.dtype)):
+        raise Unlocated("chunks at its edges may be stored without its filters")
+    for number, address in zip(numbers.tolist(), edges["address"].tolist(), strict=True):
+        corner = _corner(dataset, number)
+        inside = tuple(map(min, dataset.chunks, np.subtract(dataset.shape, corner).tolist()))
+        stored = np.frombuffer(file.pread_exact(nbytes, address), f"V{itemsize}")
+        stored = stored.reshape(dataset.chunks)[tuple(map(slice, inside))]
+        if stored.tobytes() != _by_library(dataset, corner, inside):
+            return numbers[:0]
+    return numbers
 
 
 # --- datasets --------------------------------------------------------------------------------
@@ -395,11 +403,11 @@ def _chunked(
     if table is None:
         raise Unlocated("the HDF5 library cannot list its chunks")
     _check(table, nbytes if not filters else None, file, where)
-    if filters and edges_unfiltered(dataset, table, nbytes):
-        raise Unlocated("chunks at its edges may be stored without its filters")
     stored = table["address"] >= 0
     if dataset.file.id.get_create_plist().get_userblock() and not _believed(dataset, table, file):
         raise Unlocated("the HDF5 library gives wrong addresses after a user block")
+    if filters:
+        table["mask"][unfiltered_edges(dataset, table, nbytes, file, fill)] = 0xFFFFFFFF
     blocks = Blocks(
         Explicit(np.ascontiguousarray(table["address"])),
         Explicit(table["nbytes"].astype(np.int64)),
@@ -438,15 +446,19 @@ def _believed(dataset: Any, table: NDArray[Any], file: Handle) -> bool:
 
 def _fill(dataset: Any, missing: int, itemsize: int) -> bytes:
     """Return the element that the library gives for a chunk that is not stored; or else zeros."""
+    return _by_library(dataset, _corner(dataset, missing), (1,) * len(dataset.chunks))
+
+
+def _by_library(dataset: Any, corner: tuple[int, ...], shape: tuple[int, ...]) -> bytes:
+    """Return elements as the library reads them, zeros where it reads none."""
     from h5py import h5s, h5t
 
-    one = (1,) * len(dataset.chunks)
     space = dataset.id.get_space()
-    space.select_hyperslab(_corner(dataset, missing), one)
-    value = np.zeros(one, dataset.dtype)
+    space.select_hyperslab(corner, shape)
+    values = np.zeros(shape, dataset.dtype)
     element = h5t.py_create(dataset.dtype, logical=True)
-    dataset.id.read(h5s.create_simple(one), space, value, element)
-    return value.tobytes()
+    dataset.id.read(h5s.create_simple(shape), space, values, element)
+    return values.tobytes()
 
 
 def _no_items(dataset: Any, missing: int, itemsize: int) -> bytes:
