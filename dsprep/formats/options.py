@@ -63,7 +63,8 @@ class OpenOptions:
         Read several datasets as one, whose samples have the fields of all of them: each path is a
         dataset; of only one path, each file. All have as many samples, in the same order.
     follow_external
-        hdf5, images, numpy, zarr: also read what the dataset refers to outside of its directory.
+        images, numpy, zarr: also read what the dataset refers to outside of its directory; hdf5:
+        what it has in other files.
     memory
         Bytes that decoding may take; None: a quarter of what is free. What cannot be decoded in
         as many is refused before it is tried, as far as the file states sizes.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import h5py
 import hdf5plugin
@@ -14,7 +17,7 @@ from hdf5_files import HDF5, opened, options
 from support import NESTED, random_array, raw
 
 import dsprep
-from dsprep.core.schema import Arena
+from dsprep.core.schema import Arena, FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.options import OpenOptions
 from dsprep.reading import columns
@@ -358,35 +361,96 @@ def write_elsewhere(kind, folder, other):
     return path
 
 
-@pytest.mark.parametrize("kind", ["external", "virtual", "relative"])
-def test_inside_and_outside(tmp_path, kind):
-    path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "sub" / "other")
-    with dsprep.open(path) as source:
-        assert source.schema.names == ("x", "y")
-        np.testing.assert_array_equal(source[:]["x"], INTS)
-        assert any("values are in other files" in note for note in source.notes)
-    path = write_elsewhere(kind, tmp_path / "in", tmp_path / "out" / "other")
+FOLLOW = OpenOptions(follow_external=True)
+
+
+@pytest.mark.parametrize("kind", ["external", "virtual", "relative", "chain", "linked"])
+def test_other_files_are_read_only_if_the_user_says_so(tmp_path, kind):
+    path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "other")
     with dsprep.open(path) as source:
         assert source.schema.names == ("y",)
-        assert any("out/other, outside" in n and "--follow-external" in n for n in source.notes)
+        assert any("other" in n and "--follow-external" in n for n in source.notes)
     with pytest.raises(SchemaError, match="--follow-external"):
         dsprep.open(path, options("x"))
-    with dsprep.open(path, OpenOptions(follow_external=True)) as source:
+    with dsprep.open(path, FOLLOW) as source:
+        assert any("values are in other files" in note for note in source.notes)
         np.testing.assert_array_equal(source[:]["x"], INTS)
-    (tmp_path / "in" / "link").symlink_to(tmp_path / "out" / "other")
-    if kind != "relative":
-        path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "link")
-        with dsprep.open(path) as source:
-            assert source.schema.names == ("y",)
+        (tmp_path / "in" / "other").unlink()
+        if kind != "external":  # the library has it open
+            np.testing.assert_array_equal(source[:]["x"], INTS)
+            return
+        with pytest.raises(FormatError, match="unable to open external raw data file"):
+            source[:]
 
 
-@pytest.mark.parametrize("kind", ["chain", "linked"])
-def test_what_the_other_file_refers_to(tmp_path, kind):
-    path = write_elsewhere(kind, tmp_path / "in", tmp_path / "in" / "other.h5")
-    with dsprep.open(path) as source:
-        assert source.schema.names == ("y",)
-    with dsprep.open(path, OpenOptions(follow_external=True)) as source:
+def test_a_virtual_dataset_of_its_own_file_needs_no_leave(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["d"] = INTS
+        layout = h5py.VirtualLayout(INTS.shape, INTS.dtype)
+        layout[:] = h5py.VirtualSource(file["d"])
+        file.create_virtual_dataset("x", layout)
+        far = h5py.VirtualLayout(INTS.shape, INTS.dtype)
+        far[:] = h5py.VirtualSource(".", "link", INTS.shape)
+        file.create_virtual_dataset("z", far)
+        file["link"] = h5py.ExternalLink("other.h5", "d")
+    with dsprep.open(tmp_path / "a.h5") as source:
+        assert source.schema.names == ("d", "x")
         np.testing.assert_array_equal(source[:]["x"], INTS)
+
+
+@pytest.mark.parametrize("damage", ["file", "dataset", "inner", "short", "gone"])
+def test_a_missing_source_is_an_error_that_names_it(tmp_path, damage):
+    kind = {"inner": "chain", "short": "external", "gone": "external"}.get(damage, "virtual")
+    other = tmp_path / "in" / "other"
+    path = write_elsewhere(kind, tmp_path / "in", other)
+    if damage == "dataset":
+        with h5py.File(other, "a") as file:
+            del file["d"]
+    elif damage == "short":
+        other.write_bytes(INTS.tobytes()[:-1])
+    else:
+        (tmp_path / "far" / "raw" if damage == "inner" else other).unlink()
+    with pytest.raises(FormatError, match="raw" if damage == "inner" else "in/other"):
+        dsprep.open(path, FOLLOW)
+    with dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("y"),), follow_external=True)) as s:
+        assert len(s[:]["y"]) == 6
+
+
+def test_sources_by_number_are_refused(tmp_path):
+    """Of these the first one that is missing is the end."""
+    for i in (0, 1, 3):
+        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
+            file["d"] = np.full(2, i)
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        space = h5py.h5s.create_simple((0,), (h5py.h5s.UNLIMITED,))
+        rows = space.copy()
+        rows.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (2,), (2,))
+        plist.set_virtual(rows, b"%b.h5", b"/d", h5py.h5s.create_simple((2,)))
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT64, space, plist)
+    with pytest.raises(FormatError, match=r"%b\.h5"):
+        dsprep.open(tmp_path / "a.h5", FOLLOW)
+
+
+def test_a_source_that_cannot_be_opened_is_an_error(tmp_path):
+    layout = h5py.VirtualLayout((60,), "i4")
+    for i in range(60):
+        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
+            file["d"] = np.array([i + 1], "i4")
+        layout[i] = h5py.VirtualSource(tmp_path / f"{i}.h5", "d", (1,))
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    used = len([*Path("/proc/self/fd").iterdir()])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        for limit in range(used + 40, used + 66):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+            with suppress(OSError), dsprep.open(tmp_path / "all.h5", FOLLOW) as source:
+                np.testing.assert_array_equal(source[:]["x"], np.arange(1, 61))
+                break
+        assert limit > used + 60
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_virtual_dataset_of_itself(tmp_path):
@@ -401,7 +465,7 @@ def test_a_virtual_dataset_of_itself(tmp_path):
 def test_the_option_is_not_kept_in_a_sidecar(tmp_path):
     """Whoever reads decides, not whoever wrote the sidecar."""
     path = write_elsewhere("external", tmp_path / "in", tmp_path / "out" / "other")
-    dsprep.provenance(path, OpenOptions(follow_external=True))
+    dsprep.provenance(path, FOLLOW)
     assert "follow_external" not in path.with_name("a.h5.dsprep.json").read_text()
     with dsprep.open(path, options("y")) as source:
         assert source.schema.names == ("y",)

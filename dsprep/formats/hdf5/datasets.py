@@ -5,17 +5,18 @@ cycle end. Soft and external links are not followed: what a soft link names insi
 a name of its own, and an external link may name any file on the machine.
 
 External storage and virtual datasets have their values in other files. Whoever wrote a file can
-make the library read any file of the machine through them. So the files that it would open are
-found first, as the library looks for them, and must be in the directory of the file itself, links
-resolved, unless the user allows others (`Elsewhere`).
+make the library read any file of the machine through them, so they are read only if the user allows
+it (`Elsewhere`). For files that are missing the library gives fill values: here that is an error
+(`open_sources`).
 """
 
 from __future__ import annotations
 
-import glob
+import math
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -30,6 +31,7 @@ from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
+from dsprep.formats.samples import listed
 from dsprep.storage.base import Handle
 
 _DEEPEST = 8
@@ -379,105 +381,158 @@ _MATTERS = frozenset((0x07, 0x0C, 0x10, 0x11, 0x15, 0x16))
 
 
 class Elsewhere:
-    """The other files that datasets of the file at `path` may be read from; with `follow`, any.
+    """Whether datasets are read that have values in other files: only if `follow` allows it.
 
     `read` has the names of the other files, as the datasets name them.
     """
 
-    def __init__(self, path: Path, follow: bool) -> None:
-        self._path, self._follow = path, follow
-        # By the name that was given, and by the one that it leads to.
-        self._roots = tuple({path.parent.resolve(), path.resolve().parent})
+    def __init__(self, follow: bool) -> None:
+        self._follow = follow
         self.read: dict[str, None] = {}
 
     def reason(self, dataset: Any) -> str | None:
         """Return why an `h5py.Dataset` is not read, or None if it may be."""
-        return self._reason(dataset, self._path, 0)
-
-    def _reason(self, dataset: Any, path: Path, depth: int) -> str | None:
-        from h5py import h5d
-
-        plist = dataset.id.get_create_plist()
-        layout = plist.get_layout()
-        if layout == h5d.VIRTUAL:
-            for i in range(plist.get_virtual_count()):
-                name = plist.get_virtual_filename(i)
-                source = plist.get_virtual_dsetname(i)
-                reason = self._virtual(name, source, dataset.file, path, depth)
-                if reason is not None:
-                    return reason
-        elif layout == h5d.CONTIGUOUS:
-            for i in range(plist.get_external_count()):
-                name = os.fsdecode(plist.get_external(i)[0])
-                prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
-                # As the library looks for it.
-                reason = self._outside(name, [Path(_origin(prefix, path), name).absolute()])
-                if reason is not None:
-                    return reason
+        names = dict.fromkeys(_other_files(dataset))
+        if names and not self._follow:
+            return f"its values are in other files, {listed([*names])} (--follow-external reads it)"
+        self.read |= names
         return None
 
-    def _virtual(self, name: str, source: str, file: Any, path: Path, depth: int) -> str | None:
-        """Return why a part of a virtual dataset is not read."""
-        import h5py
 
-        if depth == _DEEPEST:
-            return "it is virtual, and so are its sources, without end"
-        if name == ".":
-            return self._source(file, source, path, depth)
-        files = list(_sources(name, path))
-        reason = self._outside(name, files)
-        if reason is not None:
-            return reason
-        for other in files:
-            if not (other.is_file() and h5py.is_hdf5(other)):
-                continue  # which the library takes for missing
-            with open_hdf5(other) as opened:
-                reason = self._source(opened, source, other, depth)
-            if reason is not None:
-                return reason
-        return None
+def _other_files(dataset: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the names of the other files, and of links, that an `h5py.Dataset` is read through."""
+    import h5py
+    from h5py import h5d
 
-    def _source(self, file: Any, source: str, path: Path, depth: int) -> str | None:
-        """Return why a dataset that a virtual one is made of is not read."""
-        import h5py
-
-        item = file
-        for part in source.replace("%b", "0").strip("/").split("/"):
+    plist = dataset.id.get_create_plist()
+    layout = plist.get_layout()
+    _check_depth(depth, dataset)
+    if layout == h5d.CONTIGUOUS:
+        for i in range(plist.get_external_count()):
+            yield os.fsdecode(plist.get_external(i)[0])
+    for i in range(plist.get_virtual_count() if layout == h5d.VIRTUAL else 0):
+        if (name := plist.get_virtual_filename(i)) != ".":
+            yield name
+            continue
+        item, source = dataset.file, plist.get_virtual_dsetname(i)
+        for part in source.strip("/").split("/"):
             link = item.get(part, getlink=True) if isinstance(item, h5py.Group) else None
-            if link is None:
-                return None  # missing: the library gives the fill value
-            if not isinstance(link, h5py.HardLink):
-                return None if self._follow else f"it is made of a link, {source} in {path}"
-            item = item[part]
-        return self._reason(item, path, depth + 1) if isinstance(item, h5py.Dataset) else None
-
-    def _outside(self, name: str, files: list[Path]) -> str | None:
-        """Return why files that a dataset names are not read, if one is outside."""
-        for other in files:
-            inside = any(other.resolve().is_relative_to(root) for root in self._roots)
-            if not inside and not self._follow:
-                return (
-                    f"its values are in {other}, outside the directory of the file "
-                    "(--follow-external reads it)"
-                )
-        self.read.setdefault(name)
-        return None
+            if link is not None and not isinstance(link, h5py.HardLink):
+                yield f"through the link {source}"
+            item = item[part] if isinstance(link, h5py.HardLink) else None
+        if isinstance(item, h5py.Dataset):
+            yield from _other_files(item, depth + 1)
 
 
-def _sources(name: str, path: Path) -> Iterator[Path]:
-    """Yield the files that may be the one that a virtual dataset calls `name`.
+def _check_depth(depth: int, dataset: Any) -> None:
+    if depth == _DEEPEST:
+        raise FormatError(
+            "a dataset is virtual, and so are its sources, without end",
+            where=f"{dataset.file.filename}, field {str(dataset.name).strip('/')}",
+        )
 
-    ``%b`` stands for the number of a block. The library tries the variable's directories, that of
-    the file, and the current one; of an absolute path that is not there, the last part alone.
+
+def open_sources(dataset: Any, where: str, depth: int = 0) -> None:
+    """Have the library open every source of a virtual dataset, and look for external files.
+
+    For a source that it cannot open it gives the fill value. One that it has read from stays open
+    as long as the dataset.
+
+    Raises
+    ------
+    FormatError
+        If a file or a dataset is missing, or too short.
     """
-    pattern = glob.escape(name).replace("%b", "*").replace("%%", "%")
-    names = [pattern, Path(pattern).name] if Path(name).is_absolute() else [pattern]
+    import h5py
+    from h5py import h5d, h5s, h5t
+
+    plist, path = dataset.id.get_create_plist(), Path(dataset.file.filename)
+    if plist.get_layout() != h5d.VIRTUAL:
+        check_external(dataset, where)
+        return
+    _check_depth(depth, dataset)
+    missing, points, kept = list[str](), [], []
+    files: dict[str, Any] = {".": dataset.file}
+    with ExitStack() as opened:
+        for i in range(plist.get_virtual_count()):
+            name, source = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
+            if "%b" in (name + source).replace("%%", ""):
+                raise FormatError(
+                    "a virtual dataset has any number of sources, so none is known to be missing",
+                    where=where,
+                    found=f"{source} in {name}",
+                    fix="make it again with a source of its own for each part",
+                )
+            if name not in files:
+                found = next(filter(Path.is_file, _candidates(name, path)), None)
+                with hdf5_errors(f"{where}, source {found}", "it cannot be opened"):
+                    files[name] = found and opened.enter_context(open_hdf5(found))
+            item = None if files[name] is None else files[name].get(source)
+            if not isinstance(item, h5py.Dataset):
+                missing.append(name if files[name] is None else f"{source} in {name}")
+                continue
+            open_sources(item, where, depth + 1)
+            kept.append(item)
+            points.append(_first_point(plist.get_virtual_vspace(i)))
+        if missing:
+            raise FormatError(
+                "sources of a virtual dataset are missing",
+                where=where,
+                expected=f"beside {path}, or where HDF5_VDS_PREFIX says",
+                found=f"{len(missing)} of {plist.get_virtual_count()}: {listed(missing)}",
+            )
+        with path.open("rb"):  # the library needs one more at times
+            pass
+        space, one = dataset.id.get_space(), np.zeros(1, dataset.dtype)
+        for point in points:
+            if all(p < n for p, n in zip(point, dataset.shape, strict=True)):
+                space.select_hyperslab(point, (1,) * len(point))
+                element = h5t.py_create(dataset.dtype, logical=True)
+                dataset.id.read(h5s.create_simple((1,)), space, one, element)
+
+
+def _first_point(space: Any) -> tuple[int, ...]:
+    """Return a point of the selection that a source of a virtual dataset fills."""
+    from h5py import h5s
+
+    if space.get_select_type() == h5s.SEL_ALL:
+        return (0,) * int(space.get_simple_extent_ndims())
+    if space.is_regular_hyperslab():
+        return tuple(map(int, space.get_regular_hyperslab()[0]))
+    return tuple(map(int, space.get_select_hyper_blocklist()[0][0]))
+
+
+def check_external(dataset: Any, where: str) -> None:
+    """Raise `FormatError` if a file of external storage is missing, or short, which reads as 0."""
+    plist, path = dataset.id.get_create_plist(), Path(dataset.file.filename)
+    left = math.prod(dataset.shape) * int(dataset.id.get_type().get_size())
+    for i in range(plist.get_external_count()):
+        name, offset, size = plist.get_external(i)
+        # As the library looks for it.
+        file = Path(_origin(os.environ.get("HDF5_EXTFILE_PREFIX", ""), path), os.fsdecode(name))
+        needed = offset + min(size, left)
+        nbytes = file.stat().st_size if file.is_file() else -1
+        if nbytes < needed:
+            raise FormatError(
+                f"a file of its values is missing or too short: {file.absolute()}",
+                where=where,
+                expected=f"{needed} bytes",
+                found=f"{nbytes} bytes" if nbytes >= 0 else "none",
+            )
+        left -= min(size, left)
+
+
+def _candidates(name: str, path: Path) -> Iterator[Path]:
+    """Yield the files that may be the one that a virtual dataset calls `name`, as the library does.
+
+    It tries the variable's directories, that of the file, and the current one; of an absolute path
+    that is not there, the last part alone.
+    """
+    name = name.replace("%%", "%")
     prefixes = [_origin(p, path) for p in os.environ.get("HDF5_VDS_PREFIX", "").split(":") if p]
-    folders: list[str | Path] = [*prefixes, path.parent, path.resolve().parent, Path()]
-    for folder in folders:
-        for each in names:
-            matches = glob.iglob(str(Path(folder, each).absolute()))  # noqa: PTH207 (absolute)
-            yield from map(Path, matches)
+    for folder in (*prefixes, path.parent, path.resolve().parent, Path()):
+        yield Path(folder, name)
+        yield Path(folder, Path(name).name) if Path(name).is_absolute() else Path(folder, name)
 
 
 def _origin(prefix: str, path: Path) -> str:

@@ -89,7 +89,7 @@ class Fields:
             descriptors = Descriptors(self._heaps)
             self._sound = descriptors.sound
             self._own = LAYOUT_ATTRIBUTE in file.attrs
-        elsewhere = Elsewhere(self._path, options.follow_external)
+        elsewhere = Elsewhere(options.follow_external)
         self._contents = walk(file, disk, self._path, elsewhere)
         self._stated = Stated()
         if not self._own:

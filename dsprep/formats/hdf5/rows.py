@@ -14,7 +14,7 @@ import numpy as np
 
 from dsprep.core.schema import Arena, Array, Field, Ints, has_padding, new_array
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.datasets import StoredType
+from dsprep.formats.hdf5.datasets import StoredType, check_external, open_sources
 from dsprep.formats.hdf5.dimensions import fill_value
 from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
@@ -68,6 +68,7 @@ class Rows:
         self.short = any(a != b for a, b in zip(stored_type.shape, dataset.shape, strict=False))
         with hdf5_errors(where, "the dataset cannot be read"):
             need_filters(dataset, where)
+            open_sources(dataset, where)
             stored = dataset.id.get_storage_size()
         if self.row_nbytes > max(_LARGE, _BEST_RATIO * stored):
             raise FormatError(
@@ -201,3 +202,4 @@ class Rows:
             memory = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
             element = h5t.py_create(self.dataset.dtype, logical=True)
             self.dataset.id.read(memory, file_space, out, element)
+            check_external(self.dataset, self.where)
