@@ -529,10 +529,10 @@ def _candidates(name: str, path: Path) -> Iterator[Path]:
     that is not there, the last part alone.
     """
     name = name.replace("%%", "%")
+    names = [name, Path(name).name] if Path(name).is_absolute() else [name]
     prefixes = [_origin(p, path) for p in os.environ.get("HDF5_VDS_PREFIX", "").split(":") if p]
-    for folder in (*prefixes, path.parent, path.resolve().parent, Path()):
-        yield Path(folder, name)
-        yield Path(folder, Path(name).name) if Path(name).is_absolute() else Path(folder, name)
+    for folder in (*map(Path, prefixes), path.parent, path.resolve().parent, Path()):
+        yield from (folder / each for each in names)
 
 
 def _origin(prefix: str, path: Path) -> str:
