@@ -73,14 +73,8 @@ PAUSE = 0.05
 DEADLINE = 60.0
 """Seconds after which a request that has not ended fails, and is made again."""
 
-LATE = 3.0
-"""Times the expected time after which one of the last requests of a read is sent a second time."""
-
-LEAST_LATE = 0.25
-"""Seconds before which that is never done."""
-
-HEDGED = 16
-"""One of so many requests of a read, and one in any case, may be sent a second time."""
+STALLED = 10.0
+"""Seconds without a byte after which a request to read fails, and is made again."""
 
 LAST = 0.02
 """Seconds at the end of the program for threads of obstore to let its objects go."""
@@ -104,8 +98,8 @@ class Counters:
         Requests for ranges that were answered, and bytes that came.
     other
         Requests for what objects are (HEAD, LIST), and to write them.
-    retries, hedges
-        Requests that were made again, after an error or since they took long.
+    retries
+        Requests that were made again.
     sent
         Bytes that were written.
     """
@@ -114,7 +108,6 @@ class Counters:
     nbytes: int = 0
     other: int = 0
     retries: int = 0
-    hedges: int = 0
     sent: int = 0
 
 
@@ -224,7 +217,7 @@ class _Flight:
 class _Pace:
     """How long requests take: moving averages of the time to the first byte, and of bytes a second.
 
-    Only what decides how ranges are cut, and when a request is late, depends on it.
+    Only how ranges are cut depends on it.
     """
 
     def __init__(self) -> None:
@@ -242,10 +235,6 @@ class _Pace:
         least, most = PART_NBYTES
         fitting: int = int(min(max(self.latency * self.bandwidth, least), most))
         return fitting >> 16 << 16
-
-    def late(self, nbytes: int) -> float:
-        """Return after how many seconds a request is late."""
-        return max(LEAST_LATE, LATE * (self.latency + nbytes / self.bandwidth))
 
 
 pace = _Pace()
@@ -355,51 +344,20 @@ class Requests:
         return bytes(out)
 
     async def _read(self, parts: Sequence[Part], bodies: _Bodies) -> None:
-        began: dict[int, float] = {}
-        left = set(range(len(parts)))
+        async def make(part: Part) -> None:
+            body = await self._one(part.version, part.start, part.stop)
+            part.place(body) if part.nbytes <= SMALL_NBYTES else bodies.put((part, body))
 
-        async def make(number: int) -> None:
-            part = parts[number]
-            body = await self._one(part.version, part.start, part.stop, began, number)
-            if number in left:  # else its twin was quicker
-                left.discard(number)
-                part.place(body) if part.nbytes <= SMALL_NBYTES else bodies.put((part, body))
-
-        pending = {self._loop.create_task(make(i)) for i in range(len(parts))}
-        spare, hedged = len(parts) // HEDGED + 1, set[int]()
+        tasks = [self._loop.create_task(make(part)) for part in parts]
         try:
-            while left:
-                patience = pace.late(0)
-                done, pending = await asyncio.wait(
-                    pending, timeout=patience, return_when=_until(left, spare)
-                )
-                for task in done:
-                    task.result()
-                if len(left) > spare:
-                    continue
-                for number in left - hedged:
-                    since = _now() - began.get(number, _now())
-                    if since > pace.late(parts[number].nbytes):
-                        hedged.add(number)
-                        counters.hedges += 1
-                        pending.add(self._loop.create_task(make(number)))
+            await asyncio.gather(*tasks)
         finally:
-            for task in pending:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(
-        self,
-        version: Version,
-        start: int,
-        stop: int,
-        began: dict[int, float] | None = None,
-        number: int = 0,
-    ) -> Any:
-        """Return the body of one range, tried again as long as that makes sense.
-
-        `began` gets the time of the first try, under `number`.
-        """
+    async def _one(self, version: Version, start: int, stop: int) -> Any:
+        """Return the body of one range, tried again as long as that makes sense."""
         nbytes, pause, problem = stop - start, PAUSE, ""
         for attempt in range(TRIES):
             if attempt:
@@ -409,8 +367,6 @@ class Requests:
             if not self._flight.has_entered(nbytes):
                 await self._flight.enter(nbytes)
             try:
-                if began is not None:
-                    began.setdefault(number, _now())
                 return await self._get(version, start, stop)
             except exceptions.PreconditionError as error:
                 raise version.changed("another version") from error
@@ -428,28 +384,20 @@ class Requests:
         raise RangeError(errno.EIO, text, version.name).at(start)
 
     async def _get(self, version: Version, start: int, stop: int) -> Any:
-        began = _now()
+        began = time.monotonic()
         options: Any = {"range": (start, stop), **version.condition}
         answer = await obstore.get_async(version.store, version.key, options=options)
-        first = _now()
+        first = time.monotonic()
         version.check(answer.meta)
         body = await answer.bytes_async()
         if len(body) != stop - start:
             raise OSError(errno.EIO, f"{len(body)} bytes came of {stop - start}")
         counters.requests += 1
         counters.nbytes += len(body)
-        pace.note(first - began, len(body), _now() - first)
+        pace.note(first - began, len(body), time.monotonic() - first)
         flight = self._flight
         flight.ceiling = min(CEILING, flight.ceiling + 1 / flight.ceiling)
         return body
-
-
-def _until(left: set[int], spare: int) -> str:
-    """Return until when is waited: the last requests of a read are looked at as each ends."""
-    return asyncio.FIRST_COMPLETED if len(left) <= spare else asyncio.FIRST_EXCEPTION
-
-
-_now = time.monotonic
 
 
 def brief(error: BaseException) -> str:
