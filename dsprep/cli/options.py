@@ -353,13 +353,19 @@ class Talking:
 class Asking:
     """Which object store is asked for URLs."""
 
-    endpoint: str | None = value("URL", "The server that s3:// means, if not Amazon's.")
+    endpoint: str | None = value("URL", "The server that s3://, gs:// or az:// means.")
 
-    def apply(self) -> None:
-        """Have this process, and those that it starts, ask that server."""
+    def apply(self, given: object) -> None:
+        """Have this process, and those that it starts, ask that server for what is `given`."""
+        from dsprep.storage.paths import ENDPOINTS
+
+        named = [scheme for scheme in ENDPOINTS if f"{scheme}://" in str(given)]
+        if self.endpoint is not None and len(named) > 1:
+            names = " and ".join(ENDPOINTS[scheme][0] for scheme in named)
+            fail(f"--endpoint is of one kind of store, and here are several: set {names}", 2)
         if self.endpoint is not None:
-            for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-                os.environ[name] = self.endpoint
+            for scheme in named or ENDPOINTS:
+                os.environ.update(dict.fromkeys(ENDPOINTS[scheme], self.endpoint))
 
 
 DATASETS = frozenset({"paths", "data", "a"})
@@ -431,7 +437,7 @@ def _runner(
             ExitStack() as stack,
         ):
             if asks:
-                pick(Asking).apply()
+                pick(Asking).apply(given)
             values = {n: pick(kind).made(given, stack) for n, kind in groups.items()}
             command(**{n: values[n] if n in values else given[n] for n in plain})
             say_asked()

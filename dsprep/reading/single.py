@@ -104,6 +104,8 @@ class Single:
                 return None
             ranges.append(extent)
         data = self._read(ranges)
+        if data is None:
+            return None
         out: Batch = {}
         decoded: Batch | None = None
         for name, k, make in self._fields:
@@ -124,6 +126,8 @@ class Single:
     def _read_arrays(self, sample: int, path: str, arrays: Sequence[Contiguous]) -> Batch | None:
         """Read values of contiguous arrays straight into what is returned."""
         file, offset = self._open(path), 0
+        if file.fd < 0 and len(arrays) > 1:
+            return None  # a plan asks a store for all of them at once
         out: Batch = {}
         for name, first, nbytes, shape, dtype in arrays:
             offset = first + sample * nbytes
@@ -134,16 +138,17 @@ class Single:
         file.check_same(offset)
         return out
 
-    def _read(self, ranges: Sequence[Range]) -> list[Bytes]:
-        """Return the bytes of ranges; those that are near each other are read together."""
+    def _read(self, ranges: Sequence[Range]) -> list[Bytes] | None:
+        """Return the bytes of ranges, those near each other by one read; None as `read` does."""
         path, begin, total = ranges[0]
-        end = begin + total
+        end, is_near = begin + total, True
         for other, offset, nbytes in ranges[1:]:
             begin, end, total = min(begin, offset), max(end, offset + nbytes), total + nbytes
-            if other != path:
-                return self._read_apart(ranges)
-        if len(ranges) == 1 or end - begin > total + NEAR:
+            is_near &= other == path
+        if len(ranges) == 1:
             return self._read_apart(ranges)
+        if not is_near or end - begin > total + NEAR:
+            return None if self._open(path).fd < 0 else self._read_apart(ranges)
         (data,) = self._read_apart([(path, begin, end - begin)])
         return [data[offset - begin : offset - begin + nbytes] for _, offset, nbytes in ranges]
 

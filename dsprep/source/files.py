@@ -22,7 +22,7 @@ from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import HINT, by_part
 from dsprep.sidecar import spec
 from dsprep.source.braces import expand
-from dsprep.storage.atomic import refuse_partial, restore
+from dsprep.storage.atomic import refuse_partial, restore, written_as
 from dsprep.storage.paths import StorePath, as_path, common_path, scan
 
 MAX_LIST_NBYTES = 256 << 20
@@ -46,6 +46,7 @@ def find_dataset(paths: Sequence[str | Path]) -> tuple[Format, list[Path], list[
     first, format = files[0]
     for path, other in files:
         if other is not format:
+            refuse_partial(written_as([path for path, _ in files]))
             raise FormatError(
                 "the dataset mixes formats",
                 where=path,
@@ -100,6 +101,16 @@ def _expand(text: str) -> list[Path]:
         raise UsageError("the list names no file", where=listing)
     above = str(listing.parent)
     where = [name if "://" in name else os.path.join(above, name) for name in names]  # noqa: PTH118 (keeps names as they are)
+    if isinstance(listing, StorePath):
+        bucket = "/".join(above.split("/")[:3])
+        for name, path in zip(names, where, strict=True):
+            if not path.startswith(f"{bucket}/"):
+                raise UsageError(
+                    f"the list names {name}, and others may have written it: a list in a store "
+                    f"names only what is in {bucket}",
+                    where=listing,
+                    fix="copy the list to a disk if you trust it, and name that",
+                )
     return [path for name in where for path in _match(name)]
 
 
@@ -134,7 +145,8 @@ def _match(text: str) -> list[Path]:
         if not matches:
             raise UsageError(f"nothing matches {text!r}")
         for above in {above for m in matches for above in m.absolute().parents}:
-            foreign.check_no_table(above, tuple(formats.FORMATS))
+            with suppress(PermissionError):  # which says nothing of what is there
+                foreign.check_no_table(above, tuple(formats.FORMATS))
         return sorted(matches, key=natural_key)
     if missing:
         restore(path)

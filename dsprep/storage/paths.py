@@ -42,6 +42,13 @@ SCHEMES = dict.fromkeys(("s3", "gs", "az", "https", "http"), "dsprep.storage.obj
 An entry point ``dsprep.stores`` of another distribution, called as its scheme, names a function
 that returns the store."""
 
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Variables of the environment that name the server of a scheme."""
+
 
 def _store(scheme: str) -> Store:
     """Return the store of a scheme, registered when it is first named."""
@@ -93,7 +100,8 @@ class StorePath(PosixPath):
     @property
     @override
     def parents(self) -> tuple[Self, ...]:
-        return tuple(type(self)(*self.parts[:n]) for n in range(len(self.parts) - 1, 0, -1))
+        # What has no name is not asked for: a scheme alone, where the bucket would be one.
+        return tuple(type(self)(*self.parts[:n]) for n in range(len(self.parts) - 1, 1, -1))
 
     @override
     def is_absolute(self) -> bool:

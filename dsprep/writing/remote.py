@@ -28,12 +28,18 @@ from dsprep.errors import TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import marker_path
+from dsprep.storage.identity import ChangedError
 from dsprep.storage.marks import Mark
 from dsprep.storage.paths import StorePath, scan
 from dsprep.storage.trees import data_entries
 
 THREADS = 16
 """Small objects that are read, written or removed at a time."""
+
+LOOKS = 10
+"""How often a claim is looked at that its owner replaces meanwhile, as it does a few times."""
+
+MEANWHILE = "another process has begun to write it meanwhile"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +83,19 @@ def read_claim(target: StorePath) -> tuple[Claim | None, str]:
         If it is not one.
     """
     path = _root(target) / marker_path(target).name
-    path.store.forget(path.key)
+    for _ in range(LOOKS):
+        path.store.forget(path.key)
+        with suppress(ChangedError):
+            try:
+                version = path.store.etag(path.key)
+                data = path.read_bytes()
+                break
+            except FileNotFoundError:
+                return None, ""
+    else:
+        raise TargetError(MEANWHILE, where=target, fix="let that one end")
     try:
-        version = path.store.etag(path.key)
-        return Claim(**json.loads(path.read_bytes())), version
-    except FileNotFoundError:
-        return None, ""
+        return Claim(**json.loads(data)), version
     except (ValueError, TypeError) as error:
         raise TargetError(
             "the record of a run that writes it is damaged", where=path, fix="remove it"
@@ -101,9 +114,13 @@ def write_claim(target: StorePath, claim: Claim, version: str) -> str:
     try:
         return path.store.put(path.key, claim.dump(), overwrite=version or False)
     except FileExistsError as error:
-        raise TargetError(
-            "another process has begun to write it meanwhile", where=target, fix="let that one end"
-        ) from error
+        raise TargetError(MEANWHILE, where=target, fix="let that one end") from error
+
+
+def ignores_conditions(target: StorePath, claim: Claim) -> bool:
+    """Whether the store puts a claim that is there once more, though a condition forbids it."""
+    path = _root(target) / marker_path(target).name
+    return path.store.ignores_conditions(path.key, claim.dump())
 
 
 def published(target: StorePath) -> bool:

@@ -36,6 +36,11 @@ from dsprep.writing.remote import Claim, as_object
 from dsprep.writing.shards import START, samples_of, saved_groups, shard_path
 from dsprep.writing.staging import Staging
 
+UNCONDITIONAL = (
+    "this store ignores If-None-Match and replaced an object that was there: two runs that write "
+    "to one name at the same time may not notice each other"
+)
+
 
 def open_staging(target: Path, job: Mapping[str, Any], **options: bool) -> Staging:
     """Return the directory in which `target` is made; see `Staging`."""
@@ -143,6 +148,10 @@ class UploadStaging(Staging):
         else:
             replaces = before.replaces or remote.published(self._remote)
         self._hold(Claim(job=job, run=secrets.token_hex(8), replaces=replaces))
+        assert self._claim is not None
+        if remote.ignores_conditions(self._remote, self._claim):
+            _, self._version = remote.read_claim(self._remote)
+            self.notes += (UNCONDITIONAL,)
         if before is not None and not replaces:
             remote.remove(self._remote)  # all that is there was uploaded by runs that are given up
 

@@ -218,7 +218,7 @@ class Scan:
         if begins:
             self._accept(window[np.array(begins)[:, None] + np.arange(HEADER)])
 
-    def hop(self, file: Handle, limit: int = 4096) -> bool:
+    def hop(self, file: Handle, limit: int) -> bool:
         """Take up to `limit` headers of a file, each by a read of its own.
 
         Returns whether any was taken.

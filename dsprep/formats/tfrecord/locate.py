@@ -2,10 +2,10 @@
 
 The headers were read when the file was opened. A field of a ``tf.train.Example`` has a constant
 place if all records have one length and agree in every byte that is not part of a value: tags,
-lengths and names. Where they differ in length, they have to agree up to the end of the features,
-and behind it there has to be nothing, or padding up to the end of the record (`plan`). That is
-proven for every record. Of records from `SPARSE` bytes on only these bytes are read; shorter ones
-are read with all that is between them, which is faster.
+lengths and names, which is seen while the records are looked into. Where they differ in length,
+they have to agree up to the end of the features, and behind it there has to be nothing, or padding
+up to the end of the record (`plan`). That is proven for every record: of large ones (`sparse`) only
+these bytes are read; shorter ones are read with all that is between them, which is faster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dsprep.formats.tfrecord.fields import check_sizes
 from dsprep.formats.tfrecord.fields import describe as describe_recipe
 from dsprep.formats.tfrecord.framing import HEADER, Index
 from dsprep.formats.tfrecord.plan import Arrangement
-from dsprep.formats.tfrecord.stream import SPARSE, WINDOW
+from dsprep.formats.tfrecord.stream import WINDOW, sparse
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.storage.base import Handle
@@ -54,14 +54,16 @@ def file_layout(
     index: Index,
     features: Sequence[Feature],
     known: frozenset[str] | None,
+    alike: bool,
     progress: Progress,
 ) -> FileLayout:
     """Return the layout of records of Examples, with the place of each field that has one in all.
 
-    `known` are the features that a record may have; None: any. Raises `FormatError` if the file has
-    changed, and `RecordMismatch` if a record has a length that does not fit.
+    `known` are the features that a record may have; None: any. `alike`: it is known that they
+    differ in values alone. Raises `FormatError` if the file has changed, and `RecordMismatch` if a
+    record has a length that does not fit.
     """
-    parts = _parts(file, index, features, known, progress)
+    parts = _parts(file, index, features, known, alike, progress)
     return FileLayout(index.count, records_of(index, features, known, parts))
 
 
@@ -171,6 +173,7 @@ def _parts(
     index: Index,
     features: Sequence[Feature],
     known: frozenset[str] | None,
+    alike: bool,
     progress: Progress,
 ) -> dict[str, Part]:
     """Return the place of each field, where it has one in all records."""
@@ -189,7 +192,7 @@ def _parts(
     fits = known is None or parsed.keys() <= known
     if ranges is None or not fits or not any(placed.values()):
         return parts
-    if not _all_agree(file, index, first, ranges, progress):
+    if not (alike or _all_agree(file, index, first, ranges, progress)):
         return parts
     return {name: part or Part() for name, part in placed.items()}
 
@@ -274,13 +277,13 @@ def _rows(file: Handle, index: Index, spans: Ranges) -> Iterator[Bytes]:
     table = np.array(spans, np.int64)
     begins, widths = table[:, 0], table[:, 1] - table[:, 0]
     columns, reach = ranges(begins, widths), int(table[-1, 1])
-    sparse = index.nbytes >= SPARSE * index.count
-    each = len(columns) if sparse else index.nbytes // index.count
+    apart = index.nbytes >= sparse(file) * index.count
+    each = len(columns) if apart else index.nbytes // index.count
     step = max(1, min(_AT_ONCE, WINDOW // max(1, each)))
     for start in range(0, index.count, step):
         starts = index.offsets.span(start, min(start + step, index.count))
         first, stop = int(starts[0]), min(int(starts[-1]) + reach, index.nbytes)
-        if stop - first <= 4 * WINDOW and not sparse:
+        if stop - first <= 4 * WINDOW and not apart:
             window = np.zeros(stop - first + TAIL, np.uint8)
             file.read_into(window[: stop - first], first)
             yield window[(starts - first)[:, None] + columns]

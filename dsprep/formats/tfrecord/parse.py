@@ -43,10 +43,7 @@ class FileView:
         self._at, self._block = 0, b""
 
     def _read(self, start: int, stop: int) -> bytes:
-        out = np.empty(max(0, min(stop, self._stop) - start), np.uint8)
-        if len(out):
-            self._stream.read_into(out, start)
-        return out.tobytes()
+        return self._stream.pread_exact(max(0, min(stop, self._stop) - start), start)
 
     def __getitem__(self, key: int | slice) -> int | bytes:
         if isinstance(key, slice):
@@ -65,7 +62,7 @@ class Discovery:
     With `check_crc` a record counts only if its CRC is right; `records` counts them. `reason` is
     why the first ones cannot be taken apart, None if they can; `unlike` has an error for each
     feature that is of several types; `damaged` the number and the offset of the first record that
-    was passed over, as its CRC is wrong.
+    was passed over, as its CRC is wrong. `alike`: all records so far differ in values alone.
     """
 
     def __init__(self, stream: Handle, check_crc: bool, where: object) -> None:
@@ -75,6 +72,8 @@ class Discovery:
         self.reason: WireError | None = None
         self.unlike: dict[str, FormatError] = {}
         self.damaged: tuple[int, int] | None = None
+        self.alike = True
+        self._outline: example.Outline | None = None
 
     def take(self, buffer: Bytes, starts: Ints, lengths: Ints, at: int = 0) -> None:
         """Look into records that `buffer`, the bytes from offset `at` on, has with their CRCs."""
@@ -82,11 +81,11 @@ class Discovery:
         alike = unlike = 0
         while parts and self.reason is None:
             a, b = parts.pop()
-            stats = None
+            stats, outline = None, None
             if unlike <= MOST_UNLIKE + alike:
-                stats = _together(buffer, starts[a:b], lengths[a:b])
+                stats, outline = _together(buffer, starts[a:b], lengths[a:b])
             if stats is not None and not self._changes(stats):
-                self._add(stats)
+                self._add(stats, outline)
                 alike += 1
                 continue
             unlike += stats is None
@@ -106,7 +105,8 @@ class Discovery:
         if self.reason is not None:
             return
         try:
-            stats = _stats(example.parse(data, start, start + length), data)
+            parsed = example.parse(data, start, start + length)
+            stats = _stats(parsed, data)
         except WireError as error:
             if self._sound(data, start, length, at):
                 if self.stats:
@@ -119,7 +119,8 @@ class Discovery:
                 if added.types != known and name not in self.unlike:
                     problem = f"feature {name} is of another type"
                     self.unlike[name] = self._unlike(problem, _lists(known), _lists(added.types))
-            self._add(stats)
+            outline = example.outline(parsed, data, start, length) if self.alike else None
+            self._add(stats, outline)
 
     def _unlike(self, problem: str, expected: object, actual: object) -> FormatError:
         return FormatError(
@@ -136,6 +137,7 @@ class Discovery:
         right = not self._check_crc or payload_right(data, start, length)
         if not right:
             self.damaged = self.damaged or (self.records + self._passed, at + start)
+            self.alike = False
             self._passed += 1
         return right
 
@@ -149,7 +151,10 @@ class Discovery:
             for name, s in self.stats.items()
         )
 
-    def _add(self, stats: StatsByName) -> None:
+    def _add(self, stats: StatsByName, outline: example.Outline | None) -> None:
+        if not self.records:
+            self._outline = outline
+        self.alike &= outline is not None and outline == self._outline
         for name, added in stats.items():
             known = self.stats.get(name)
             if known is not None and known.covers(added):
@@ -189,22 +194,30 @@ def _varints(data: Viewed, start: int, stop: int) -> int:
     return count
 
 
-def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> StatsByName | None:
-    """Return what records hold that have the same features; None if they have not."""
-    spans_of = None
+def _together(
+    buffer: Bytes, starts: Ints, lengths: Ints
+) -> tuple[StatsByName | None, example.Outline | None]:
+    """Return what records hold that have the same features, and what they have beside values.
+
+    None if they have not the same features; None if they differ in more than values.
+    """
+    spans_of = outline = None
     if (lengths == lengths[0]).all():
         spans_of = example.parse_alike(buffer, 0, starts, int(lengths[0]))
-    if spans_of is None:
+    if spans_of is not None:
+        data, start, length = example.view(buffer), int(starts[0]), int(lengths[0])
+        outline = example.outline(example.parse(data, start, start + length), data, start, length)
+    else:
         spans_of = parse_together(buffer, starts, lengths)
     if spans_of is None:
-        return None
+        return None, None
     n, stats = len(starts), {}
     for name, spans in spans_of.items():
         counts = _counts(buffer, spans)
         low, high = int(counts.min()), int(counts.max())
         short, long = int(spans.totals.min()), int(spans.totals.max())
         stats[name] = FeatureStats(_TYPES[spans.type], low, high, short, long, n)
-    return stats
+    return stats, outline
 
 
 def _counts(buffer: Bytes, spans: FeatureSpans) -> Ints:

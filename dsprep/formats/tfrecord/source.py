@@ -61,8 +61,10 @@ class TFRecordSource(Source):
             opaque = options.records == "opaque" or (hint is not None and features.is_opaque(hint))
             every = not opaque and not hint
             look = Discovery(self._stream, options.check_crc, path)
-            self._index = index or read_index(self._stream, look if every else None)
-            if not opaque and not every:
+            # Reading the headers of a file in a store takes reading all of it.
+            through = every or not (opaque or index or self._codec or self._stream.fd >= 0)
+            self._index = index or read_index(self._stream, look if through else None)
+            if not opaque and not through:
                 self._sample(look)
             available, notes = (None, []) if opaque else self._find_features(look, options, hint)
             self._opaque = available is None
@@ -74,7 +76,8 @@ class TFRecordSource(Source):
         except BaseException:
             self.close()
             raise
-        self._looked = every
+        self._look = look if through else None
+        self._is_confirmed = every
         # What other records have beyond these must not get lost, unless a note has named it.
         names = frozenset(f.name for f in self._features)
         left_out = options.fields or (every and look.stats.keys() - names)
@@ -193,10 +196,12 @@ class TFRecordSource(Source):
 
     def confirm(self) -> None:
         """Look into every record, if types were known when the file was opened."""
-        if self._opaque or not self._index.count or self._looked:
+        if self._opaque or not self._index.count or self._is_confirmed:
             return
-        look = Discovery(self._stream, self._check_crc, self.path)
-        read_index(self._stream, look)
+        if self._look is None:
+            self._look = Discovery(self._stream, self._check_crc, self.path)
+            read_index(self._stream, self._look)
+        look = self._look
         available, _ = features.discover(look.stats, look.records, look.unlike)
         if look.reason is not None:
             raise FormatError(
@@ -226,7 +231,9 @@ class TFRecordSource(Source):
         try:
             if self._opaque:
                 return opaque_layout(self._index, self._features)
-            return file_layout(self._stream, self._index, self._features, self._known, progress)
+            alike = self._look is not None and self._look.alike
+            how = self._index, self._features, self._known, alike
+            return file_layout(self._stream, *how, progress)
         except RecordMismatch as m:
             raise m.named(self._label) from m
 

@@ -37,8 +37,13 @@ Packing: TypeAlias = Literal["gzip", "zlib"]
 
 WINDOW = 4 << 20
 """Bytes of one read while the headers are collected."""
-SPARSE = 64 << 10
-"""From this record size on, headers are read one by one; below, the whole file is read."""
+SPARSE, SPARSE_APART = 64 << 10, 8 << 20
+"""From this record size on, headers are read one by one; below, the whole file is read. The second
+one is of a file without a descriptor, each read of which is a request."""
+PIECE, PIECES = 16 << 20, 4
+"""Bytes of one request for such a file, and how many are under way."""
+HOPS = 32
+"""Headers of such a file that are read before their records are looked at, while they are kept."""
 READERS = 2
 """Threads that read windows of a file."""
 AHEAD = 3
@@ -111,6 +116,8 @@ def read_index(file: Handle, look: Look | None = None) -> Index:
     if isinstance(file, PackedFile):
         return file.unpack(look)
     size = file.nbytes
+    if file.fd < 0 and int.from_bytes(file.pread(8, 0), "little") < SPARSE_APART:
+        return _read_through(file, _pieces(file), look, KEPT)
     here: tuple[NDArray[np.uint8], int] = np.empty(0, np.uint8), 0
 
     def taken(starts: Ints, lengths: Ints) -> None:
@@ -120,22 +127,78 @@ def read_index(file: Handle, look: Look | None = None) -> Index:
     scan = Scan(file.path, size, taken if look is not None else None)
     window = np.empty(min(WINDOW, size), np.uint8)
     while scan.position + HEADER <= size:
-        if scan.length >= SPARSE:
+        if scan.length >= sparse(file):
             here = np.empty(0, np.uint8), 0
-            if scan.hop(file):
+            if scan.hop(file, HOPS if file.fd < 0 else 4096):
                 continue
         begin = scan.position
         part = window[: min(WINDOW, size - begin)]
         file.read_into(part, begin)
         here = part, begin
         scan.take(part, begin)
-        if scan.length < SPARSE:
+        if scan.length < sparse(file):
             # They overlap, so that every header is whole in one of them.
             starts = range(scan.position, size - HEADER + 1, WINDOW - HEADER)
             for at, part in windows(file, starts, WINDOW):
                 here = part, at
                 scan.take(part, at)
     return scan.index(size)
+
+
+def sparse(file: Handle) -> int:
+    """Return from which record size on reading what is needed of each takes less than all."""
+    return SPARSE if file.fd >= 0 else SPARSE_APART
+
+
+def _pieces(file: Handle) -> Iterator[bytes]:
+    """Yield all bytes of a file, some long reads at a time."""
+    for start in range(0, file.nbytes, PIECES * PIECE):
+        stop = min(start + PIECES * PIECE, file.nbytes)
+        yield from file.pread_blocks(PIECE, range(start, stop, PIECE))
+
+
+def _read_through(file: Handle, pieces: Iterable[bytes], look: Look | None, kept: int) -> Index:
+    """Read all headers, and show all records, of bytes that come one after another."""
+    begun: list[tuple[int, int]] = []  # a record that is not all in the window
+    far: list[tuple[int, int]] = []  # those that are too large to wait for
+
+    def taken(starts: Ints, lengths: Ints) -> None:
+        inside = starts + lengths + FOOTER <= at + len(window)
+        if look is not None and inside.any():
+            look.take(window, starts[inside] - at, lengths[inside], at)
+        for record in zip(starts[~inside].tolist(), lengths[~inside].tolist(), strict=True):
+            (begun if record[1] <= kept else far).append(record)
+
+    stored = file.stored.nbytes if isinstance(file, PackedFile) else file.nbytes
+    end = None if isinstance(file, PackedFile) else file.nbytes
+    scan = Scan(file.path, end, taken if look is not None else None)
+    parts: list[bytes] = []  # of a record that has begun, or of a header
+    have = at = 0
+    for data in pieces:
+        parts.append(data)
+        have += len(data)
+        if begun and at + have < sum(begun[0]) + FOOTER:
+            continue
+        window = np.frombuffer(b"".join(parts), np.uint8)
+        if begun:
+            taken(*np.array([begun.pop()], np.int64).T)
+        scan.take(window, at)
+        if scan.length > max(LEAST_RECORD, UNPACKED * stored):
+            raise FormatError(
+                f"record {scan.count - 1} unpacks to far more than the file holds",
+                where=file.path,
+                expected=f"at most {UNPACKED} times its {stored} bytes",
+                found=f"{scan.length} bytes",
+                fix=f"if that is right, unpack it first: gzip -dc {file.path.name} > FILE",
+            )
+        needed = begun[0][0] if begun else scan.position
+        used = min(len(window), max(0, needed - at))
+        parts, have, at = [window[used:].tobytes()], len(window) - used, at + used
+    index = scan.index(at + have)
+    for start, length in far:
+        assert look is not None
+        look.take_on_disk(start, length)
+    return index
 
 
 def windows(file: Handle, starts: range, nbytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
@@ -227,47 +290,15 @@ class PackedFile(Handle):
 
     def unpack(self, look: Look | None = None) -> Index:
         """Read all headers; see `read_index`."""
-        begun: list[tuple[int, int]] = []  # a record that is not all in the window
-        far: list[tuple[int, int]] = []  # those that are too large to wait for
 
-        def taken(starts: Ints, lengths: Ints) -> None:
-            inside = starts + lengths + FOOTER <= at + len(window)
-            if look is not None and inside.any():
-                look.take(window, starts[inside] - at, lengths[inside], at)
-            for record in zip(starts[~inside].tolist(), lengths[~inside].tolist(), strict=True):
-                (begun if record[1] <= self._kept else far).append(record)
+        def pieces() -> Iterator[bytes]:
+            cursor = _Cursor(self)
+            while data := cursor.read(1 << 20):
+                self._head += data[: HEAD - len(self._head)]
+                self.nbytes = cursor.position
+                yield data
 
-        scan = Scan(self.path, taken=taken if look is not None else None)
-        cursor = _Cursor(self)
-        parts: list[bytes] = []  # of a record that has begun, or of a header
-        have = at = 0
-        while data := cursor.read(1 << 20):
-            self._head += data[: HEAD - len(self._head)]
-            parts.append(data)
-            have += len(data)
-            if begun and at + have < sum(begun[0]) + FOOTER:
-                continue
-            window = np.frombuffer(b"".join(parts), np.uint8)
-            if begun:
-                taken(*np.array([begun.pop()], np.int64).T)
-            scan.take(window, at)
-            if scan.length > max(LEAST_RECORD, UNPACKED * self.stored.nbytes):
-                raise FormatError(
-                    f"record {scan.count - 1} unpacks to far more than the file holds",
-                    where=self.path,
-                    expected=f"at most {UNPACKED} times its {self.stored.nbytes} bytes",
-                    found=f"{scan.length} bytes",
-                    fix=f"if that is right, unpack it first: gzip -dc {self.path.name} > FILE",
-                )
-            needed = begun[0][0] if begun else scan.position
-            used = min(len(window), max(0, needed - at))
-            parts, have, at = [window[used:].tobytes()], len(window) - used, at + used
-        self.nbytes = cursor.position
-        index = scan.index(self.nbytes)
-        for start, length in far:
-            assert look is not None
-            look.take_on_disk(start, length)
-        return index
+        return _read_through(self, pieces(), look, self._kept)
 
     def _descriptor(self) -> int:
         """Return the descriptor of the temporary file of the unpacked bytes."""

@@ -147,7 +147,7 @@ class Version:
 
     def check(self, meta: Any) -> None:
         """Raise `ChangedError` if an answer states another version."""
-        etag = meta["e_tag"] or ""
+        etag = etag_of(meta)
         same = etag == self.etag if self.etag else modified_ns(meta) == self.modified
         if not same or meta["size"] != self.nbytes:
             raise self.changed(f"{etag or modified_ns(meta)}, {meta['size']:,} bytes")
@@ -162,6 +162,12 @@ class Version:
             fix="open it again; where a sidecar describes it, write that again with dsprep "
             "provenance, or, if the content is the same, with dsprep provenance --refresh",
         )
+
+
+def etag_of(meta: Any) -> str:
+    """Return the ETag of an object, quoted also where a store leaves the quotes out; "" if none."""
+    etag: str = meta["e_tag"] or ""
+    return etag if not etag or etag.endswith('"') else f'"{etag}"'
 
 
 def modified_ns(meta: Any) -> int:
@@ -405,17 +411,37 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; instead, for a public "
+    "bucket, AWS_SKIP_SIGNATURE=true; as well, where requesters pay, AWS_REQUEST_PAYER=true",
+    "gs": "GOOGLE_SERVICE_ACCOUNT, a path; instead, for a public bucket, "
+    "GOOGLE_SKIP_SIGNATURE=true",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY; instead of the key, for a "
+    "public container, AZURE_SKIP_SIGNATURE=true",
+}
+"""Variables of the environment by which a store knows who asks."""
+
+
 def refused(name: str, error: BaseException) -> OSError:
     """Return the error for a request that the store refuses, whatever it is tried."""
-    if "error sending request" in str(error):
+    text, (scheme, _, key) = str(error), name.partition("://")
+    if "status code: 404" in text or isinstance(
+        error, FileNotFoundError | exceptions.NotFoundError
+    ):
+        bucket = f"{scheme}://{key.partition('/')[0]}"
+        return FileNotFoundError(errno.ENOENT, "there is no such bucket or container", bucket)
+    if "://169.254.169.254" in text:  # asked for the credentials of a machine's role
+        return OSError(errno.EACCES, f"no credentials: set {CREDENTIALS[scheme]}", name)
+    if "error sending request" in text:
         words = "the server cannot be reached: is --endpoint or AWS_ENDPOINT_URL right?"
         return OSError(errno.EHOSTUNREACH, words, name)
-    number = errno.EIO
+    number, more = errno.EIO, ""
     if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
         number = errno.EACCES
+        more = f"; set {CREDENTIALS[scheme]}" if scheme in CREDENTIALS else ""
     elif isinstance(error, exceptions.NotSupportedError):
         number = errno.EOPNOTSUPP
-    return OSError(number, f"{os.strerror(number)}: {brief(error)}", name)
+    return OSError(number, f"{os.strerror(number)}: {brief(error)}{more}", name)
 
 
 # --- one for each process ----------------------------------------------------------------------

@@ -35,17 +35,20 @@ from dsprep.storage.base import Handle, Known, Store, made_status
 from dsprep.storage.identity import Status
 from dsprep.storage.objects.requests import (
     DEADLINE,
+    STALLED,
     Part,
     Requests,
     Version,
     check_process,
     counters,
+    etag_of,
     modified_ns,
     pace,
     parts_of,
     refused,
     requests,
 )
+from dsprep.storage.paths import ENDPOINTS
 from dsprep.storage.scatter import Runs, one_range
 from dsprep.storage.trees import SIDECARS
 
@@ -158,15 +161,16 @@ class ObjectFile(Handle):
             if number not in self._blocks:
                 self._fetch(number)
             self._blocks.move_to_end(number)
+        self._last = numbers[-1]
         data = b"".join(self._blocks[number] for number in numbers)
         at = start - numbers[0] * BLOCK_NBYTES
         return data[at : at + stop - start]
 
     def _fetch(self, number: int) -> None:
         """Fetch a block, and more after it if blocks have been read in about this order."""
-        self._ahead = min(2 * self._ahead, AHEAD) if 0 <= number - self._last <= self._ahead else 1
+        is_next = 0 < number - self._last <= min(self._ahead, AHEAD // 2)
+        self._ahead = min(2 * self._ahead, AHEAD) if is_next else 1
         stop = number + self._ahead
-        self._last = stop
         begin, end = number * BLOCK_NBYTES, min(stop * BLOCK_NBYTES, self.nbytes)
         data = requests().fetch(self.version, begin, end)
         for k in range(number, stop):
@@ -314,7 +318,10 @@ class ObjectStore(Store):
             except (FileNotFoundError, exceptions.NotFoundError):
                 pass
             except exceptions.BaseError as error:
-                raise refused(self._url(name), error) from error
+                # Who may not list a bucket is refused also what is not there.
+                denied = isinstance(error, exceptions.PermissionDeniedError)
+                if not (denied and name.endswith(SIDECARS)):
+                    raise refused(self._url(name), error) from error
         self._note(name, answer)
         return answer
 
@@ -339,9 +346,8 @@ class ObjectStore(Store):
         return version, data
 
     def _version(self, reading: Any, key: str, name: str, meta: Any) -> Version:
-        return Version(
-            reading, key, self._url(name), meta["size"], meta["e_tag"] or "", modified_ns(meta)
-        )
+        etag, when = etag_of(meta), modified_ns(meta)
+        return Version(reading, key, self._url(name), meta["size"], etag, when)
 
     def _kept(self, name: str) -> tuple[Version | None, bytes] | None:
         """Return the last answer on an object, as long as it holds; also that a list lacks it."""
@@ -475,13 +481,13 @@ class ObjectStore(Store):
             mode: Any = "overwrite" if overwrite else "create"
             if isinstance(overwrite, str) or (size > part and not overwrite):
                 there = self._meta(other, key)
-                if (there or {}).get("e_tag") != (overwrite or None):
+                if (etag_of(there) if there else "") != (overwrite or ""):
                     raise taken
                 known = ("e_tag", "version")
                 mode = {name: there[name] for name in known if there[name]} if there else mode
             if size <= part:
                 data = data if isinstance(data, bytes) else data.read_bytes()
-                made = obstore.put(other, key, data, mode=mode, use_multipart=False)
+                made = _put(other, key, data, mode)
             else:  # uploads in several parts know no condition
                 made = obstore.put(other, key, data, chunk_size=part, max_concurrency=UPLOADS)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
@@ -496,7 +502,17 @@ class ObjectStore(Store):
             self.forget(name)
         counters.other += 1
         counters.sent += size
-        return made["e_tag"] or ""
+        return etag_of(made)
+
+    @override
+    def ignores_conditions(self, name: str, data: bytes) -> bool:
+        (_, other), key = self._split(name)
+        counters.other += 1
+        try:
+            _put(other, key, data, "create")
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            return False
+        return True
 
     def _meta(self, other: Any, key: str) -> Any:
         """Return what the server says of an object now, None if there is none."""
@@ -524,6 +540,17 @@ def store(scheme: str) -> ObjectStore:
     return ObjectStore(scheme)
 
 
+def _put(store: Any, key: str, data: Any, mode: Any) -> Any:
+    """Put an object by one request; Ceph compares If-Match with an ETag without quotes."""
+    try:
+        return obstore.put(store, key, data, mode=mode, use_multipart=False)
+    except exceptions.PreconditionError:
+        if not isinstance(mode, dict) or "e_tag" not in mode:
+            raise
+        mode = {**mode, "e_tag": mode["e_tag"].strip('"')}
+        return obstore.put(store, key, data, mode=mode, use_multipart=False)
+
+
 def _connect(url: str, tries: int) -> Any:
     """Return obstore's store of a bucket, which tries requests again so many times.
 
@@ -537,12 +564,11 @@ def _connect(url: str, tries: int) -> Any:
         "timeout": timedelta(seconds=DEADLINE),
         "connect_timeout": timedelta(seconds=10),
         "pool_max_idle_per_host": "256",
+        "allow_http": scheme != "https",  # only an endpoint that says so is http
     }
-    if scheme == "s3":
-        _check_environment()
-    endpoint = next((os.environ[n] for n in _ENDPOINTS if n in os.environ), "")
-    if url.startswith("http://") or (scheme == "s3" and endpoint.startswith("http://")):
-        options["allow_http"] = True
+    if not tries:  # of an upload, nothing comes until all was sent
+        options["read_timeout"] = timedelta(seconds=STALLED)
+    _check_environment(scheme)
     more: dict[str, Any] = {}
     if scheme == "s3" and (provider := _profile()) is not None:
         more["credential_provider"] = provider
@@ -554,22 +580,21 @@ def _connect(url: str, tries: int) -> Any:
         raise UsageError(f"there is no way to this store: {text}", where=url) from error
 
 
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 
 
-def _check_environment() -> None:
+def _check_environment(scheme: str) -> None:
     """Raise `UsageError` for variables at which obstore panics, or that it would show in errors.
 
     The message has no value: it may be secret.
     """
     for name, value in os.environ.items():
-        if name.startswith("AWS_") and _CONTROL.search(value):
+        if scheme == "s3" and name.startswith("AWS_") and _CONTROL.search(value):
             raise UsageError(
                 f"{name} has control characters, such as the end of a line",
                 fix="unset it or give it again",
             )
-        if name in _ENDPOINTS:
+        if name in ENDPOINTS.get(scheme, ()):
             with suppress(ValueError):  # of a port that is no number
                 url = urlsplit(value)
                 if (
