@@ -760,9 +760,10 @@ def served(*paths: Path) -> Iterator[str]:
             assert server.stdout is not None
             port = int(server.stdout.readline())
             url, bucket = f"http://127.0.0.1:{port}", f"b{port}"
-            for path in paths:
-                request = urllib.request.Request(f"{url}/{bucket}/{path.name}", method="PUT")
-                urllib.request.urlopen(request, path.read_bytes()).close()
+            objects = {f"{bucket}/{path.name}": path.read_bytes() for path in paths}
+            for name, data in ({bucket: b""} | objects).items():
+                request = urllib.request.Request(f"{url}/{name}", method="PUT")
+                urllib.request.urlopen(request, data).close()
             urllib.request.urlopen(f"{url}/-set?latency=0.03&bandwidth=1e8").close()
             os.environ |= {
                 "AWS_ENDPOINT_URL": url,

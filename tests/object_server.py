@@ -23,6 +23,7 @@ from multiprocessing import forkserver
 from xml.sax.saxutils import escape, unescape
 
 SETTINGS = ("latency", "bandwidth", "slow", "500", "503", "reset", "short", "lost", "etag", "moved")
+HABITS = ("bare-list", "bare-match", "unconditional", "private", "denied")
 
 
 class Server:
@@ -32,6 +33,11 @@ class Server:
     seconds for one of 50 requests; the probabilities of 500, 503, a reset before the answer, a body
     cut short, a reset after an object or part was put (`lost`), another ETag in an answer (`etag`),
     and of ignoring If-Match (`moved`).
+
+    Habits of real stores, by 1.0: ETags in listings have no quotes (`bare-list`, Azure), PUT
+    compares If-Match with an ETag without quotes (`bare-match`, Ceph), PUT ignores conditions
+    (`unconditional`), listing is forbidden, and so is what is not there (`private`), all is
+    (`denied`). A bucket that is not in `buckets` is not found; what tests put makes its bucket.
     """
 
     def __init__(self, **settings):
@@ -39,12 +45,14 @@ class Server:
         self.stat = dict.fromkeys(
             ("requests", "gets", "bytes", "flying", "most", "faults", "puts"), 0
         )
-        self.set = dict.fromkeys(SETTINGS, 0.0) | settings
+        self.set = dict.fromkeys((*SETTINGS, *HABITS), 0.0) | settings
+        self.buckets = {"b"}
         self.random = random.Random(1)
         self.sleeping = 0
 
     def put(self, path, data):
         data = bytes(data)
+        self.buckets.add(path.split("/")[1])
         self.objects[path] = data, f'"{hashlib.md5(data).hexdigest()}"'
         return self.objects[path][1]
 
@@ -94,8 +102,20 @@ class Server:
                 self.stat["faults"] += 1
                 await self._send(writer, code, b"<Error><Code>SlowDown</Code></Error>")
                 return True
+        is_list = "list-type" in query
+        missing = verb in ("GET", "HEAD") and (is_list or path not in self.objects)
+        if self.set["denied"] or (self.set["private"] and missing):
+            await self._send(writer, 403, b"<Error><Code>AccessDenied</Code></Error>", verb=verb)
+            return True
+        if verb == "PUT" and path.count("/") == 1:
+            self.buckets.add(path[1:])
+            await self._send(writer, 200)
+            return True
+        if path.split("/")[1] not in self.buckets:
+            await self._send(writer, 404, b"<Error><Code>NoSuchBucket</Code></Error>", verb=verb)
+            return True
         if verb in ("GET", "HEAD"):
-            if "list-type" in query:
+            if is_list:
                 await self._send(writer, 200, self._listing(path, query))
                 return True
             return await self._get(writer, verb, path, headers)
@@ -138,9 +158,9 @@ class Server:
             return 200, {"ETag": f'"{hashlib.md5(body).hexdigest()}"'}, b""
         known = self.objects.get(path)
         wanted = headers.get("if-match")
-        if (headers.get("if-none-match") == "*" and known) or (
-            wanted and (known is None or known[1] != wanted)
-        ):
+        etag = known and (known[1].strip('"') if self.set["bare-match"] else known[1])
+        refused = (headers.get("if-none-match") == "*" and known) or (wanted and wanted != etag)
+        if refused and not self.set["unconditional"]:
             return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
         self.stat["puts"] += 1
         return 200, {"ETag": self.put(path, body)}, b""
@@ -191,6 +211,7 @@ class Server:
                 prefixes.add(prefix + below.partition(delimiter)[0] + delimiter)
                 continue
             data, etag = self.objects[begin + key]
+            etag = etag.strip('"') if self.set["bare-list"] else etag
             text += (
                 f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size>"
                 f"<ETag>{escape(etag)}</ETag><LastModified>2026-11-22T00:00:00.000Z</LastModified>"

@@ -68,6 +68,7 @@ def server(running, local, monkeypatch):
     for scheme in paths.SCHEMES:
         monkeypatch.delitem(paths._stores, scheme, raising=False)
     running.objects.clear()
+    running.set.update(dict.fromkeys(running.set, 0.0))
     for name in ("plain.h5", "g.h5"):
         running.put(f"/b/{name}", (local / name).read_bytes())
     return running
@@ -351,18 +352,30 @@ def test_a_bench_reads_from_the_store(url, tmp_path, monkeypatch):
     assert names == ["pread-limit", "group", "group-db", "dsprep"]
 
 
-@pytest.mark.parametrize(
-    "name", ["s3://b/p*.h5", "s3://b/{plain,none}.h5", "s3://*/x/plain.h5", "s3://b/**/pl*.h5"]
-)
-def test_names_that_mean_several_objects(server, local, name, tmp_path):
+@pytest.mark.parametrize("habit", ["", "bare-list"])
+@pytest.mark.parametrize("name", ["s3://b/p*.h5", "s3://b/{plain,none}.h5", "s3://b/**/pl*.h5"])
+def test_names_that_mean_several_objects(server, local, name, habit):
     server.put("/b/d/plain.h5", (local / "plain.h5").read_bytes())
+    server.set[habit] = 1.0
     if "none" in name:
         assert "No such file" in run("inspect", name, code=1)
-    elif "*/x" in name:
-        assert "nothing matches" in run("inspect", name, code=2)
     else:
         with dsprep.open(name) as source:
             assert len(source) == COUNT * (2 if "**" in name else 1)
+            assert (source[5:7]["id"] == [5, 6]).all()
+
+
+@pytest.mark.parametrize("name", ["plain.h5", "*.h5", "d", "@s3://none/list"])
+def test_a_bucket_that_is_missing_is_said_to_be(server, name):
+    name = name if "://" in name else f"s3://none/{name}"
+    assert "no such bucket" in run("inspect", name, code=1)
+
+
+def test_an_object_is_read_where_a_listing_is_forbidden(server, url):
+    server.set["private"] = 1.0
+    for name in (url, "s3://b/plain.h5"):
+        with dsprep.open(name) as source:
+            assert (source[5:7]["id"] == [5, 6]).all()
 
 
 def test_lists_and_directories(server, local, tmp_path):
@@ -382,6 +395,13 @@ def test_lists_and_directories(server, local, tmp_path):
             assert (source[5:7]["id"] == [5, 6]).all()
 
 
+@pytest.mark.parametrize("line", ["/tmp/x.h5", "http://h/x.h5", "s3://c/x.h5", "../../c/x.h5"])
+def test_a_list_of_a_store_names_only_what_is_there(server, line):
+    server.put("/b/d/list.txt", f"../plain.h5\n{line}\n".encode())
+    with pytest.raises(UsageError, match=r"s3://b/d/list.txt|\.\. or"):
+        dsprep.open("@s3://b/d/list.txt")
+
+
 def test_what_a_web_server_cannot_do(server):
     with pytest.raises(UnsupportedError, match="gives no list of files"):
         dsprep.open(f"{server.endpoint}/b/*.h5")
@@ -392,6 +412,22 @@ def test_the_endpoint_is_an_option(server, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     assert "640" in run("inspect", "s3://b/plain.h5", "--endpoint", endpoint)
+    several = "convert", "s3://b/plain.h5", "gs://b/x.h5", "--endpoint", endpoint
+    assert "GOOGLE_BASE_URL" in run(*several, code=2)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_other_endpoints_take_http(server, scheme, monkeypatch, tmp_path):
+    key = {"gcs_base_url": server.endpoint, "disable_oauth": True}
+    key |= dict.fromkeys(("private_key", "private_key_id", "client_email"), "")
+    (tmp_path / "key.json").write_text(json.dumps(key))
+    names = "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"
+    for name in names:
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "key.json"))
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "b")
+    monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
+    assert "640" in run("inspect", f"{scheme}://b/plain.h5", "--endpoint", server.endpoint)
 
 
 # --- what is asked for ---------------------------------------------------------------------------
@@ -407,6 +443,34 @@ def test_hdf5_is_located_by_few_requests(server):
         with Asked() as made, Sidecar.open(f"s3://b/{name}") as sidecar:
             assert len(sidecar) == COUNT
         assert (made.requests, made.other) == (1, 0)
+
+
+def test_tfrecord_is_read_through_once(server, tmp_path):
+    """Records of any size up to some MB, alike or not, with the sidecar of before, too."""
+    for name, sizes in {"a": [150_000] * 100, "b": range(130_000, 180_000, 500)}.items():
+        records = ({"x": bytes(n), "y": i} for i, n in enumerate(sizes))
+        dsprep.write(tmp_path / "t.tfrecord", records, length=100, durable=False, overwrite=True)
+        server.put(f"/b/{name}.tfrecord", (tmp_path / "t.tfrecord").read_bytes())
+        for _ in range(2):
+            with Asked() as made:
+                dsprep.provenance(f"s3://b/{name}.tfrecord")
+            assert made.requests <= 10
+            assert made.nbytes < 1.1 * (tmp_path / "t.tfrecord").stat().st_size
+        with Sidecar.open(f"s3://b/{name}.tfrecord") as sidecar:
+            assert (sidecar.read([99, 3])["y"] == [99, 3]).all()
+
+
+def test_a_sample_of_fields_that_lie_apart_takes_one_round_trip(server, tmp_path):
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        for k in range(6):
+            file[f"f{k}"] = np.arange(40_000).reshape(40, 1000) + k
+    server.put("/b/f.h5", (tmp_path / "f.h5").read_bytes())
+    dsprep.provenance("s3://b/f.h5")
+    with Sidecar.open("s3://b/f.h5") as sidecar:
+        server.stat["most"], server.set["latency"] = 0, 0.05
+        batch = sidecar.read([7])
+    assert all((batch[f"f{k}"] == np.arange(7000, 8000) + k).all() for k in range(6))
+    assert server.stat["most"] == 6
 
 
 def test_a_tree_is_listed_at_once(server, tmp_path):
@@ -471,16 +535,25 @@ def test_formats_without_a_signature_are_not_read_to_find_that_out(server, tmp_p
     [
         *(("AWS_ENDPOINT_URL", url) for url in ("", "nonsense", "http://", "http://h:99999")),
         ("AWS_ENDPOINT_URL", "http://user:secret-secret@127.0.0.1:1"),
+        ("AWS_ENDPOINT_URL", "127.0.0.1:9000"),
         ("AWS_SESSION_TOKEN", "secret-secret\n"),
     ],
 )
 def test_an_environment_that_cannot_be_is_one_line_without_secrets(
-    server, monkeypatch, name, value
+    server, local, monkeypatch, name, value
 ):
     monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=name) as caught:
-        dsprep.open("s3://b/plain.h5")
-    assert "secret" not in str(caught.value)
+    for use in (dsprep.open, lambda url: dsprep.convert(local / "g.h5", f"{url}.zarr")):
+        with pytest.raises(UsageError, match=name) as caught:
+            use("s3://b/plain.h5")
+        assert "secret" not in str(caught.value)
+
+
+def test_who_is_refused_is_told_how_to_ask(server, monkeypatch):
+    server.set["denied"] = 1.0
+    text = run("inspect", "s3://b/plain.h5", code=1)
+    assert "AWS_SKIP_SIGNATURE=true" in text
+    assert "AWS_REQUEST_PAYER=true" in text
 
 
 def test_names_that_no_object_has_and_files_of_several_stores(server, local):

@@ -27,7 +27,7 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import paths
 from dsprep.storage.identity import ChangedError
 from dsprep.storage.objects.store import ObjectStore
-from dsprep.writing.remote import read_claim
+from dsprep.writing.remote import Claim, read_claim, write_claim
 
 COUNT = 90
 RNG = np.random.default_rng(2)
@@ -141,6 +141,27 @@ def test_bytes_and_sidecar_are_those_of_a_local_run(verb, cut, suffix, source, s
         assert b.identity.etag
     check_read(f"s3://b/{name}")
     check_clean(server, tmp_path)
+
+
+@pytest.mark.parametrize("habit", ["bare-list", "bare-match", "unconditional"])
+def test_stores_of_other_habits(habit, source, server, tmp_path):
+    server.set[habit] = 1.0
+    for _ in range(2):
+        report = dsprep.convert(
+            source, "s3://b/out", to="hdf5", samples_per_file=30, overwrite=True
+        )
+        told = [note for note in report.notes if "ignores" in note]
+        assert len(told) == (habit == "unconditional")
+        check_read("s3://b/out")
+    with dsprep.Reader("s3://b/out", 16, epochs=1) as reader:
+        assert sum(len(batch["y"]) for batch in reader) == COUNT
+    dsprep.provenance("s3://b/out/*.h5", out="s3://b/glob.dsprep.json")
+    check_clean(server, tmp_path)
+
+
+def test_a_bucket_that_is_missing(source, server):
+    with pytest.raises(FileNotFoundError, match=r"no such bucket.*s3://none"):
+        dsprep.convert(source, "s3://none/out.h5")
 
 
 def test_large_files_go_in_parts(source, server, tmp_path, monkeypatch):
@@ -374,6 +395,35 @@ def test_who_loses_its_claim_does_not_publish(restart, source, server, tmp_path,
         check_read("s3://b/out.h5", 30)
     else:
         assert server.objects["/b/out.h5"][0] == b"of another program"
+
+
+def test_a_claim_that_is_replaced_while_it_is_looked_at(server, monkeypatch):
+    target, (one, other) = (
+        paths.as_path("s3://b/w"),
+        [Claim(job={}, run="a", replaces=False, owner=owner) for owner in ("", "o")],
+    )
+    write_claim(target, one, "")
+    etag = ObjectStore.etag
+
+    def replaced(self, name):
+        found = etag(self, name)
+        server.put(f"/{name}", other.dump())
+        return found
+
+    monkeypatch.setattr(ObjectStore, "etag", replaced)
+    assert read_claim(target)[0] == other
+
+
+def test_what_is_being_replaced_by_another_format_is_not_complete(source, server, monkeypatch):
+    dsprep.convert(source, "s3://b/out", to="hdf5", samples_per_file=30)
+    more = {"to": "tfrecord", "samples_per_file": 30, "overwrite": True}
+    with monkeypatch.context() as patched:
+        fail_at(patched, 5, OSError(5, "the store is away"))
+        with pytest.raises(OSError, match="away"):
+            dsprep.convert(source, "s3://b/out", **more)
+    assert {key.rpartition(".")[2] for key in server.objects} > {"h5", "tfrecord"}
+    with pytest.raises(TargetError, match="not complete"):
+        dsprep.open("s3://b/out")
 
 
 # --- the other verbs ----------------------------------------------------------------------------

@@ -92,7 +92,8 @@ def _expand(text: str) -> list[Path]:
     if not text.startswith("@"):
         return _match(text)
     listing = as_path(text[1:])
-    if not listing.is_file() or listing.stat().st_size > MAX_LIST_NBYTES:
+    status = listing.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LIST_NBYTES:
         raise UsageError("this is not a list of paths", where=listing)
     data = listing.read_bytes().removeprefix(codecs.BOM_UTF8)
     lines = [os.fsdecode(w.strip()) for w in data.splitlines()]

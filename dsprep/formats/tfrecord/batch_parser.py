@@ -121,6 +121,10 @@ def _expect_padding(at: Lockstep, ends: NDArray[np.int64]) -> None:
     at.expect((at.length() + at.pos == ends).all())
 
 
+TAIL = 6
+"""Bytes behind the features that are looked at: the tag and the length of padding."""
+
+
 def is_padding(tails: NDArray[np.uint8], nbytes: NDArray[np.int64]) -> bool:
     """Whether messages end in padding and nothing else.
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +38,6 @@ PADDING_TAG = 15 << 3 | 2
 """What padding behind the features of an Example begins with."""
 PADDED_VARINT = 10
 """Bytes of each int64 that dsprep writes, so that all records have one size."""
-
-
-Outline: TypeAlias = list[tuple[int, bytes]]
-"""The bytes of a message outside of its values, by their offsets in it."""
 
 
 @dataclass
@@ -175,12 +170,6 @@ def glue(features: Mapping[str, Value], begin: int, end: int) -> list[tuple[int,
     ranges = sorted(r for value in features.values() for r in value.ranges)
     edges = [begin, *(edge for r in ranges for edge in r), end]
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
-
-
-def outline(features: Mapping[str, Value], data: Viewed, start: int, length: int) -> Outline | None:
-    """Return the bytes of a message outside of its values, and where they are; see `glue`."""
-    ranges = glue(features, start, start + length)
-    return None if ranges is None else [(a - start, bytes(data[a:b])) for a, b in ranges]
 
 
 def parse_alike(

@@ -23,7 +23,7 @@ from dsprep.core.spans import offsets_of, ranges
 from dsprep.errors import FormatError
 from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, framing
-from dsprep.formats.tfrecord.batch_parser import is_padding
+from dsprep.formats.tfrecord.batch_parser import TAIL, is_padding
 from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value
 from dsprep.formats.tfrecord.features import Feature
@@ -42,8 +42,6 @@ NEAR = 128
 _AT_ONCE = 4096
 PROBED, PROBED_NBYTES = 16, 16 << 20
 """Records that are compared with what was written, and their bytes: at least two records."""
-TAIL = 6
-"""Bytes behind the features that are looked at: the tag and the length of padding."""
 
 Progress: TypeAlias = Callable[[int, int], None] | None
 Ranges: TypeAlias = list[tuple[int, int]]
@@ -54,14 +52,14 @@ def file_layout(
     index: Index,
     features: Sequence[Feature],
     known: frozenset[str] | None,
-    alike: bool,
+    alike: bool | None,
     progress: Progress,
 ) -> FileLayout:
     """Return the layout of records of Examples, with the place of each field that has one in all.
 
-    `known` are the features that a record may have; None: any. `alike`: it is known that they
-    differ in values alone. Raises `FormatError` if the file has changed, and `RecordMismatch` if a
-    record has a length that does not fit.
+    `known` are the features that a record may have; None: any. `alike`: whether they differ in
+    values and padding alone; None: not known. Raises `FormatError` if the file has changed, and
+    `RecordMismatch` if a record has a length that does not fit.
     """
     parts = _parts(file, index, features, known, alike, progress)
     return FileLayout(index.count, records_of(index, features, known, parts))
@@ -173,12 +171,12 @@ def _parts(
     index: Index,
     features: Sequence[Feature],
     known: frozenset[str] | None,
-    alike: bool,
+    alike: bool | None,
     progress: Progress,
 ) -> dict[str, Part]:
     """Return the place of each field, where it has one in all records."""
     parts = {f.field.name: Part() for f in features}
-    nbytes = _common(file, index) if index.count and features else 0
+    nbytes = _common(file, index) if index.count and features and alike is not False else 0
     if not nbytes:
         return parts
     first = np.empty(nbytes, np.uint8)

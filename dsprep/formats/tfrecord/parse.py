@@ -16,7 +16,7 @@ from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.protobuf import Viewed, WireError
 from dsprep.formats.tfrecord import example
-from dsprep.formats.tfrecord.batch_parser import parse_together
+from dsprep.formats.tfrecord.batch_parser import TAIL, is_padding, parse_together
 from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, FeatureSpans, Value
 from dsprep.formats.tfrecord.features import FeatureStats
 from dsprep.formats.tfrecord.fields import gather
@@ -33,6 +33,8 @@ PIECE = 1 << 20
 
 _TYPES = {type_: frozenset([type_]) for type_ in TYPES}
 StatsByName: TypeAlias = Mapping[str, FeatureStats]
+Outline: TypeAlias = list[tuple[int, bytes]]
+"""Bytes of a record by their offsets in it."""
 
 
 class FileView:
@@ -73,7 +75,7 @@ class Discovery:
         self.unlike: dict[str, FormatError] = {}
         self.damaged: tuple[int, int] | None = None
         self.alike = True
-        self._outline: example.Outline | None = None
+        self._outline: Outline | None = None
 
     def take(self, buffer: Bytes, starts: Ints, lengths: Ints, at: int = 0) -> None:
         """Look into records that `buffer`, the bytes from offset `at` on, has with their CRCs."""
@@ -119,8 +121,7 @@ class Discovery:
                 if added.types != known and name not in self.unlike:
                     problem = f"feature {name} is of another type"
                     self.unlike[name] = self._unlike(problem, _lists(known), _lists(added.types))
-            outline = example.outline(parsed, data, start, length) if self.alike else None
-            self._add(stats, outline)
+            self._add(stats, _outline(parsed, data, start, length) if self.alike else None)
 
     def _unlike(self, problem: str, expected: object, actual: object) -> FormatError:
         return FormatError(
@@ -151,7 +152,7 @@ class Discovery:
             for name, s in self.stats.items()
         )
 
-    def _add(self, stats: StatsByName, outline: example.Outline | None) -> None:
+    def _add(self, stats: StatsByName, outline: Outline | None) -> None:
         if not self.records:
             self._outline = outline
         self.alike &= outline is not None and outline == self._outline
@@ -196,17 +197,20 @@ def _varints(data: Viewed, start: int, stop: int) -> int:
 
 def _together(
     buffer: Bytes, starts: Ints, lengths: Ints
-) -> tuple[StatsByName | None, example.Outline | None]:
+) -> tuple[StatsByName | None, Outline | None]:
     """Return what records hold that have the same features, and what they have beside values.
 
-    None if they have not the same features; None if they differ in more than values.
+    None if they have not the same features; None if they differ in more than values and padding.
     """
     spans_of = outline = None
-    if (lengths == lengths[0]).all():
-        spans_of = example.parse_alike(buffer, 0, starts, int(lengths[0]))
+    start, length = int(starts[0]), int(lengths[0])
+    if (lengths != length).any():
+        length = _unpadded(buffer, starts, lengths)
+    if length:
+        spans_of = example.parse_alike(buffer, 0, starts, length)
     if spans_of is not None:
-        data, start, length = example.view(buffer), int(starts[0]), int(lengths[0])
-        outline = example.outline(example.parse(data, start, start + length), data, start, length)
+        data = example.view(buffer)
+        outline = _outline(example.parse(data, start, start + length), data, start, length)
     else:
         spans_of = parse_together(buffer, starts, lengths)
     if spans_of is None:
@@ -218,6 +222,37 @@ def _together(
         short, long = int(spans.totals.min()), int(spans.totals.max())
         stats[name] = FeatureStats(_TYPES[spans.type], low, high, short, long, n)
     return stats, outline
+
+
+def _unpadded(buffer: Bytes, starts: Ints, lengths: Ints) -> int:
+    """Return the bytes of the first record's features, 0 unless padding alone may follow them."""
+    begin = int(starts[0])
+    try:
+        end = example.features_end(example.view(buffer)[begin : begin + int(lengths[0])])
+    except WireError:
+        return 0
+    rest = lengths - end
+    after = (starts + end)[rest > 0, None] + np.arange(TAIL)
+    is_padded = (rest >= 0).all() and is_padding(
+        buffer[np.minimum(after, len(buffer) - 1)], rest[rest > 0]
+    )
+    return end if is_padded else 0
+
+
+def _outline(
+    features: Mapping[str, Value], data: Viewed, start: int, length: int
+) -> Outline | None:
+    """Return the bytes of a record outside of its values and padding; see `example.glue`."""
+    head = np.frombuffer(bytes(data[start : start + TAIL]), np.uint8)
+    try:
+        end = example.features_end(example.view(head))
+    except WireError:
+        return None
+    tail = np.frombuffer(bytes(data[start + end : start + end + TAIL]).ljust(TAIL, b"\0"), np.uint8)
+    if length > end and not is_padding(tail.reshape(1, TAIL), np.array([length - end])):
+        end = length
+    ranges = example.glue(features, start, start + end)
+    return None if ranges is None else [(a - start, bytes(data[a:b])) for a, b in ranges]
 
 
 def _counts(buffer: Bytes, spans: FeatureSpans) -> Ints:

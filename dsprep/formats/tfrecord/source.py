@@ -231,7 +231,7 @@ class TFRecordSource(Source):
         try:
             if self._opaque:
                 return opaque_layout(self._index, self._features)
-            alike = self._look is not None and self._look.alike
+            alike = None if self._look is None else self._look.alike
             how = self._index, self._features, self._known, alike
             return file_layout(self._stream, *how, progress)
         except RecordMismatch as m:

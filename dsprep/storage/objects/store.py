@@ -306,9 +306,9 @@ class ObjectStore(Store):
             version, data = known
             if not head or data or version is None or not version.nbytes:
                 return known
-        (reading, other), key = self._split(name)
         answer: tuple[Version | None, bytes] = None, b""
-        if key:
+        if "/" in name:  # a bucket's sidecar would have the name of another bucket
+            (reading, other), key = self._split(name)
             try:
                 if head:
                     answer = self._first(reading, other, key, name)
@@ -496,7 +496,7 @@ class ObjectStore(Store):
             if there is None or obstore.get(other, key).bytes() != data:
                 raise taken from error
             made = there
-        except exceptions.BaseError as error:
+        except (FileNotFoundError, exceptions.BaseError) as error:
             raise refused(self._url(name), error) from error
         finally:
             self.forget(name)
