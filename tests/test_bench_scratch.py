@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import h5py
@@ -40,10 +38,6 @@ def writes(*words, **more):
     return [*plan(*words, **more).writes]
 
 
-def made(path, name, folder, **more):
-    return scratch.prepare(plan(path, [name], folder=folder, **more))[name].path
-
-
 def values(path):
     with dsprep.open(path) as source:
         return {k: np.asarray(v) for k, v in source[0 : len(source)].items()}
@@ -61,7 +55,6 @@ def test_every_form_holds_the_samples_and_the_data_are_read_in_place(data):
     assert (planned.samples, planned.of, planned.source) == (64, 64, "hdf5")
     assert planned.payload == 64 * (5 * 7 * 4 + 8)
     assert planned.needed > planned.payload * 4
-    assert planned.temporary
     assert planned.folder.parent == data.parent
     assert not planned.folder.exists(), "a plan writes nothing"
     with scratch.opened([planned]) as prepare:
@@ -179,51 +172,19 @@ def test_a_subset_of_ragged_samples(tmp_path):
         assert [len(opened[i]["v"]) for i in range(5)] == [1, 2, 3, 4, 5]
 
 
-def test_a_folder_is_kept_and_used_again(data, tmp_path):
-    more = {"folder": tmp_path / "kept"}
-    first = plan(data, ("groups", "lmdb"), **more)
-    assert not first.temporary
-    with scratch.opened([first]) as prepare:
-        inode = prepare(first)["lmdb"].path.stat().st_ino
-    again = plan(data, ("groups", "lmdb", "zarr"), **more)
-    assert [*again.writes] == ["zarr"]
-    assert again.needed < first.needed
-    path = scratch.prepare(again)["lmdb"].path
-    assert path.stat().st_ino == inode
-    record = json.loads((path.parent / "made.json").read_bytes())
-    assert record["from"]["container"] == "lmdb"
-    assert writes(data, ["groups"], buffer_size=3, **more) == ["groups"]
-    assert writes(data, ["lmdb"], limit=500, **more) == ["lmdb"]
+def test_plans_of_a_sweep_share_what_is_the_same(data, tmp_path):
+    first = plan(data, ("groups", "lmdb"), folder=tmp_path / "scratch")
+    assert first.folder.parent == tmp_path / "scratch"
+    again = plan(data, ("groups", "lmdb"), into=first.folder, buffer_size=3)
+    with scratch.opened([first, again]) as prepare:
+        one, two = prepare(first), prepare(again)
+        assert one["lmdb"] == two["lmdb"]
+        assert one["groups"] != two["groups"]
+        same(values(one["groups"].path), values(two["groups"].path))
+    assert not first.folder.exists()
 
 
-def test_changed_data_are_converted_again(data, tmp_path):
-    folder = tmp_path / "kept"
-    old = made(data, "lmdb", folder)
-    with h5py.File(data, "a") as file:
-        file["y"][0] = 77
-    os.utime(data, ns=(1, 1))
-    assert writes(data, ["lmdb"], folder=folder) == ["lmdb"]
-    assert values(made(data, "lmdb", folder))["y"][0] == 77
-    assert not old.exists(), "what can never be used again is removed"
-
-
-@pytest.mark.parametrize("cut", [True, False])
-def test_what_is_damaged_is_written_again(data, tmp_path, cut):
-    folder = tmp_path / "kept"
-    path = made(data, "tfrecord", folder)
-    assert not writes(data, ["tfrecord"], folder=folder)
-    content, middle = path.read_bytes(), path.stat().st_size // 2
-    path.write_bytes(
-        content[:-5] if cut else content[:middle] + b"\xff" * 64 + content[middle + 64 :]
-    )
-    assert writes(data, ["tfrecord"], folder=folder) == ["tfrecord"]
-    same(values(made(data, "tfrecord", folder)), values(data))
-
-
-def test_no_space_and_two_at_once(data, tmp_path, monkeypatch):
-    planned = plan(data, ["lmdb"], folder=tmp_path)
-    with scratch_folder.locked(tmp_path), pytest.raises(TargetError, match="another dsprep bench"):
-        scratch.prepare(planned)
+def test_no_space(data, monkeypatch):
     monkeypatch.setattr(scratch_folder, "free_nbytes", lambda path: 100)
     planned = plan(data, ["lmdb"])
     with pytest.raises(TargetError, match=r"not enough space .*100 B free.*--scratch"):

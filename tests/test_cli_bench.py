@@ -146,17 +146,6 @@ def test_computation_hides_reading_of_double_buffers_only(data, report_of):
     assert "dummy" in found
 
 
-def test_a_scratch_folder_is_used_again(data, tmp_path):
-    scratch = tmp_path / "scratch"
-    arguments = [data, "-s", "lmdb-get", *WARM, "--scratch", scratch]
-    run(*arguments)
-    kept = {p: p.stat().st_mtime_ns for p in scratch.rglob("data.mdb")}
-    assert kept
-    run(*arguments, "--dry-run")
-    run(*arguments)
-    assert {p: p.stat().st_mtime_ns for p in scratch.rglob("data.mdb")} == kept
-
-
 def test_ragged_samples_and_subsets(tmp_path, report_of):
     made = synth("cosmic-tagger", tmp_path / "events.h5", samples=12).path
     ways = ("-s", "h5py", "-s", "lmdb-get", "-s", "dsprep")

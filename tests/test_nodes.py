@@ -19,7 +19,6 @@ from support import assert_same_batch, random_batch
 from test_marks import COUNT, SCHEMA, SHARDS, Inline, data_file, interrupted, made, replace
 
 import dsprep
-from dsprep.bench import scratch
 from dsprep.errors import TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
@@ -477,17 +476,3 @@ class Rounded:
         if name in ("st_mtime_ns", "st_ctime_ns"):
             return 1_790_000_000 * 10**9
         return getattr(self._found, name)
-
-
-def test_what_a_benchmark_has_kept_is_used_on_servers_whose_clocks_differ(tmp_path, mount):
-    """The times of its files come from several servers, and are compared with none of another."""
-    (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=True)
-    words = ([path], dsprep.OpenOptions(), ["lmdb"])
-    kept = scratch.prepare(scratch.plan(*words, folder=tmp_path / "kept"))["lmdb"].path
-    found = kept.parent / "made.json"
-    os.utime(found, (1, 1))  # as by a clock that is late
-    mount.inodes, mount.device = 4000, 95
-    plan = scratch.plan(*words, folder=tmp_path / "kept")
-    assert not plan.writes
-    data_file(kept).write_bytes(data_file(kept).read_bytes() + b"more")
-    assert scratch.plan(*words, folder=tmp_path / "kept").writes

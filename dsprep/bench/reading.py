@@ -117,7 +117,7 @@ def plan_read(
     limit
         Bytes of values to read at most: the first samples; None: all.
     folder
-        Where converted forms are kept for later; None: a temporary folder beside the dataset.
+        Where converted forms are written for the time of the run; None: beside the dataset.
     baseline
         The strategy by which the dataset is read today, with which the others are compared.
 
@@ -149,12 +149,12 @@ def plan_read(
             reading,
             tuple(forms),
             folder=folder,
+            into=plans[0].folder if plans else None,
             limit=limit,
             buffer_size=one.buffer_size,
             subset=one.subset,
         )
-        folder = plan.folder
-        plans.append(plan if not plans else replace(plan, temporary=plans[0].temporary))
+        plans.append(plan)
     if not requested:
         excess = _not_today(names, plans[0], baseline)
         names = tuple(name for name in names if name not in excess)

@@ -1,7 +1,6 @@
 """The dataset in the forms that strategies need: in place where it has one, else written once.
 
-`plan` decides, looking at files only; `prepare` writes. The name of a form's directory states what
-it was made from and how, so that it is used again until that changes.
+`plan` decides, looking at files only; `prepare` writes to a temporary folder.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsprep.bench.scratch.folder import check_free, locked, remove_outdated
+from dsprep.bench.scratch.folder import check_free
 from dsprep.bench.scratch.planning import Preparation, plan
 from dsprep.core.schema import Ints
 from dsprep.errors import UnsupportedError
@@ -49,17 +48,15 @@ def prepare(plan: Preparation) -> Forms:
     Raises
     ------
     TargetError
-        If there is not enough space, or another process writes to the folder.
+        If there is not enough space.
     DsprepError, OSError
         If the data are damaged, or a form cannot be written; no part of it is left.
     """
     if plan.writes:
         check_free(plan.folder, plan.needed)
-        plan.folder.mkdir(parents=True, exist_ok=True)
-        with locked(plan.folder), open_dataset(list(plan.data), plan.reading) as source:
-            remove_outdated(plan.folder, next(iter(plan.writes.values())).made_from)
+        with open_dataset(list(plan.data), plan.reading) as source:
             for item in plan.writes.values():
-                if not item.is_complete():  # else it was written for an earlier plan
+                if not item.path.exists():  # written for another plan
                     item.make(plan.chosen(source))
     forms, dataset = Forms(plan.impossible), dataset_of(plan.files)
     forms.update({name: Prepared(dataset, numbers=plan.numbers) for name in plan.in_place})
@@ -71,10 +68,9 @@ def prepare(plan: Preparation) -> Forms:
 
 @contextmanager
 def opened(plans: Sequence[Preparation]) -> Iterator[Callable[[Preparation], Forms]]:
-    """Yield `prepare`, and in the end remove what is temporary, also when interrupted."""
+    """Yield `prepare`, and in the end remove what it wrote, also when interrupted."""
     try:
         yield prepare
     finally:
         for plan in plans:
-            if plan.temporary:
-                remove(plan.folder)
+            remove(plan.folder)

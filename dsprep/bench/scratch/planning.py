@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-import dsprep
 from dsprep import formats
 from dsprep.bench.machine import existing
-from dsprep.bench.scratch.folder import Item, folder_for, identity
+from dsprep.bench.scratch.folder import Item, folder_for
 from dsprep.bench.strategies import forms
-from dsprep.core.packing import digest
 from dsprep.core.schema import Ints, Schema
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source
@@ -61,8 +56,7 @@ class Preparation:
     files: tuple[Path, ...]
     source: str  # its format
     schema: Schema
-    folder: Path  # where forms are written
-    temporary: bool  # whether the folder is removed in the end
+    folder: Path  # where forms are written, and which is removed in the end
     samples: int  # that are taken
     of: int  # samples of the dataset
     numbers: Ints | None  # those that are taken; None: all
@@ -74,7 +68,6 @@ class Preparation:
     # The other forms, in the folder. Several may be the same item: the source of a subset is that
     # of its own format.
     items: Mapping[str, Item] = field(default_factory=dict)
-    writes: Mapping[str, Item] = field(default_factory=dict)  # the items that are not there yet
     impossible: Mapping[str, str] = field(default_factory=dict)  # forms that cannot be had, and why
     notes: tuple[str, ...] = ()  # remarks, one clause each
 
@@ -89,6 +82,11 @@ class Preparation:
         return isinstance(self.files[0], StorePath) and "groups" in self.not_copied
 
     @property
+    def writes(self) -> dict[str, Item]:
+        """The items, each once."""
+        return {item.name: item for item in self.items.values()}
+
+    @property
     def needed(self) -> int:
         """Bytes that will be written."""
         return sum(item.estimate for item in self.writes.values())
@@ -98,11 +96,9 @@ class Preparation:
         return source if self.numbers is None else SelectedSource(source, self.numbers)
 
     def without(self, forms: Iterable[str]) -> Preparation:
-        """Return the plan without some forms, and without writing what only they need."""
+        """Return the plan without some forms."""
         items = {name: item for name, item in self.items.items() if name not in forms}
-        needed = {item.name for item in items.values()}
-        writes = {name: item for name, item in self.writes.items() if name in needed}
-        return replace(self, items=items, writes=writes)
+        return replace(self, items=items)
 
 
 def plan(
@@ -111,6 +107,7 @@ def plan(
     containers: Sequence[str],
     *,
     folder: Path | None = None,
+    into: Path | None = None,
     limit: int | None = None,
     buffer_size: str | int | None = None,
     subset: str | None = None,
@@ -124,7 +121,9 @@ def plan(
     containers
         ``files``, ``source``, ``groups``, names of formats.
     folder
-        Where to write, and to keep it; None: a temporary one beside the dataset.
+        Where the temporary folder is made; None: beside the dataset.
+    into
+        The temporary folder of another plan, whose forms are shared where they are the same.
     limit
         Take the first samples, as many as have so many bytes of values; at least one. None: all.
     buffer_size
@@ -145,7 +144,7 @@ def plan(
     located = find_files(data)[0]
     files, format = tuple(path.absolute() for path, _ in located), located[0][1]
     dataset = dataset_of(files)
-    where, temporary = folder_for(data, dataset, folder)
+    where = into or folder_for(data, dataset, folder)
     with open_dataset(data, reading) as source:
         if not len(source):
             raise FormatError("the dataset has no samples", where=dataset)
@@ -168,7 +167,6 @@ def plan(
             source=format.name,
             schema=source.schema,
             folder=where,
-            temporary=temporary,
             samples=samples,
             of=len(source),
             numbers=kept,
@@ -237,7 +235,6 @@ class _Deciding:
         self.facts, self.source, self.format = facts, source, format
         self.whole, self.grouped = whole, grouped
         self.notes = list(source.notes)
-        self.identity = identity(facts.files)
 
     def decided(self, containers: Sequence[str]) -> Preparation:
         """Return the plan for some forms."""
@@ -253,20 +250,18 @@ class _Deciding:
                 here.append(name)
             else:
                 items[name] = item
-        writes = {item.name: item for item in items.values() if not item.is_complete()}
         device = existing(self.facts.folder).stat().st_dev
-        if writes and device != self.facts.files[0].stat().st_dev:
+        if items and device != self.facts.files[0].stat().st_dev:
             self.notes.append(
                 "the scratch folder is on another file system than the data: "
                 "what is measured there is not theirs"
             )
-        if writes and any(layout.codecs for layout in self.source.storage().values()):
+        if items and any(layout.codecs for layout in self.source.storage().values()):
             self.notes.append("the data are compressed, what is prepared from them is not")
         return replace(
             self.facts,
             in_place=tuple(here),
             items=items,
-            writes=writes,
             impossible=impossible,
             notes=tuple(self.notes),
         )
@@ -298,8 +293,6 @@ class _Deciding:
                 lambda _, target: replace(made[0], path=target).save(),
             )
             item = replace(item, data=dataset_of(facts.files))
-            if item.is_complete():
-                return item
             try:
                 made.append(provenance(list(facts.data), facts.reading, out=item.path, write=False))
             except UnsupportedError as error:
@@ -334,7 +327,7 @@ class _Deciding:
             def write(source: Source, target: Path, options: RepackOptions = options) -> None:
                 run_repack(plan_repack(source, target, options), QUICK, measure=False)
 
-            return self._item("groups", f"data{suffix}", estimate, write, format=name, size=size)
+            return self._item("groups", f"data{suffix}", estimate, write)
         assert reason is not None  # no format can hold the fields
         raise reason
 
@@ -354,36 +347,11 @@ class _Deciding:
             how = ConvertOptions(to=name, write=options)
             run_job(plan_job(source, target, how), source, QUICK)
 
-        settings = {"chunk": options.chunk, "shard": options.zarr_shard}
-        return self._item(name, f"data{format.suffixes[0]}", estimate, write, **settings)
+        return self._item(name, f"data{format.suffixes[0]}", estimate, write)
 
     def _item(
-        self,
-        name: str,
-        file: str,
-        estimate: int,
-        write: Callable[[Source, Path], None],
-        **settings: Any,
+        self, name: str, file: str, estimate: int, write: Callable[[Source, Path], None]
     ) -> Item:
-        facts = self.facts
-        made_from = {
-            "data": [str(p) for p in facts.files[:64]],
-            "identity": self.identity,
-            "samples": facts.samples,
-            "numbers": None if facts.numbers is None else digest(facts.numbers.tobytes()),
-            "reading": facts.reading.to_json(),
-            "schema": facts.schema.to_json(),
-            "container": name,
-            "settings": settings,
-            "version": dsprep.__version__,
-        }
-        text = json.dumps(made_from, sort_keys=True).encode()
-        key = hashlib.blake2b(text, digest_size=6).hexdigest()
-        stem = f"{dataset_of(facts.files).name[:40]}-{name.replace(':', '-')}-{key}"
-        return Item(
-            directory=facts.folder / stem,
-            file=file,
-            estimate=estimate,
-            made_from=made_from,
-            write=write,
-        )
+        part = f"groups-{self.facts.group_text}" if name == "groups" else name
+        path = self.facts.folder / part / file
+        return Item(name=name, path=path, estimate=estimate, write=write)

@@ -103,7 +103,7 @@ class Chosen:
     )
     scratch: Path | None = opt.value(
         "DIR",
-        "Keep converted forms here, not beside the data.",
+        "Write converted forms here, not beside the data.",
         panel=HOW,
     )
     check: bool = opt.switch(
@@ -253,9 +253,8 @@ def _plan(work: Work) -> None:
     ]
     needed = sum(p.needed for p in work.plans)
     if needed:
-        kept = "for this run" if first.temporary else "kept"
         bound = "at most " if len(work.plans) > 1 else ""  # they share forms
-        rows.append(("to write", f"{bound}{show_nbytes(needed)} in {first.folder}, {kept}"))
+        rows.append(("to write", f"{bound}{show_nbytes(needed)} in {first.folder}, for this run"))
     print_rows(rows)
 
 
