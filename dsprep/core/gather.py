@@ -38,7 +38,7 @@ def take(
         column = batch[f.name]
         name = f"{key}.{f.name}"
         if isinstance(column, Ragged):
-            out[f.name] = _take_ragged(column, rows, arena, name)
+            out[f.name] = take_ragged(column, rows, arena, name)
         else:
             result = new_array(arena, name, (len(rows), *f.inner), f.dtype)
             take_into(result, column, rows)
@@ -55,7 +55,8 @@ def take_into(out: Array, column: Array, rows: Ints) -> None:
     np.take(flat, rows, axis=0, out=out.reshape(len(out), -1).view(np.uint8), mode="clip")
 
 
-def _take_ragged(column: Ragged, rows: Ints, arena: Arena | None, key: str) -> Ragged:
+def take_ragged(column: Ragged, rows: Ints, arena: Arena | None = None, key: str = "") -> Ragged:
+    """Return the samples `rows` of one ragged field; see `take`."""
     lengths = column.lengths[rows]
     offsets = offsets_of(lengths)
     total = int(offsets[-1])

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Column, Ragged, Schema, is_extension
+from dsprep.core.gather import take_ragged
+from dsprep.core.schema import Array, Batch, Column, Ints, Ragged, Schema, is_extension
 from dsprep.errors import UsageError
 
 LONGEST = 10_000
@@ -34,12 +35,19 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "abs": np.abs,
-    "isnan": np.isnan,
-    "isfinite": np.isfinite,
+    "abs": lambda values: _compute(lambda _, v: abs(v), 0, values),
+    "isnan": lambda values: np.isnan(np.asarray(_number(values), np.float64)),
+    "isfinite": lambda values: np.isfinite(np.asarray(_number(values), np.float64)),
     "any": lambda values: _reduced(np.any, values),
     "all": lambda values: _reduced(np.all, values),
 }
+
+_WHOLE_BITS, _FLOAT_BITS = 62, 53
+"""Bits of whole numbers that add up within int64, and of those that are exact as float64."""
+
+
+class _Text(np.ndarray[Any, Any]):
+    """An array of the bytes of each sample's text."""
 
 
 class Where:
@@ -48,8 +56,13 @@ class Where:
     It knows names of fields, numbers and text, ``and``, ``or``, ``not``, comparisons, ``in`` and
     ``not in``, ``+ - * / // %``, ``x[0]`` for an element of a vector, and the functions ``abs``,
     ``isnan``, ``isfinite``, ``any`` and ``all`` (over the elements of a sample), ``len`` (rows of
-    a ragged field) and ``field`` (one whose name is no word: ``field("a/b") > 0``). Integers are
-    computed with 64 bits; floats, and numbers beside them, with those of the field.
+    a ragged field) and ``field`` (one whose name is no word: ``field("a/b") > 0``).
+
+    Each sample is judged as Python judges it, whatever the others hold: whole numbers are exact,
+    floats have 64 bits, and ``and`` and ``or`` look no further than they must. A float that is
+    compared with a field is first rounded to the field's dtype, so that ``x == 0.1`` finds what is
+    stored as 0.1. Division by zero is refused, as are whole numbers beyond 64 bits, of uint64
+    beyond 128.
 
     Parameters
     ----------
@@ -101,7 +114,7 @@ class Where:
         try:
             with np.errstate(all="ignore"):
                 result = np.asarray(self._value(self._tree, batch))
-        except (TypeError, ValueError, OverflowError, IndexError, RecursionError) as error:
+        except (TypeError, ValueError, ArithmeticError, IndexError, RecursionError) as error:
             raise self._error(str(error)) from error
         if result.dtype != bool or result.shape != (count,):
             raise self._error(
@@ -142,22 +155,35 @@ class Where:
                     return column.lengths
                 raise TypeError("len is that of a ragged field")
             case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
-                return _FUNCTIONS[name](_number(self._value(argument, batch)))
+                return _FUNCTIONS[name](self._value(argument, batch))
             case ast.Subscript(value=inner, slice=index):
-                return _number(self._value(inner, batch))[:, int(ast.literal_eval(index))]
+                return self._value(inner, batch)[:, operator.index(ast.literal_eval(index))]
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 return ~_truth(self._value(inner, batch))
             case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return -_number(self._value(inner, batch))
+                return _compute(operator.sub, 0, self._value(inner, batch))
             case ast.BinOp(left=left, op=sign, right=right):
-                each = (_number(self._value(side, batch)) for side in (left, right))
-                return _ARITHMETIC[type(sign)](*each)
+                each = (self._value(side, batch) for side in (left, right))
+                return _compute(_ARITHMETIC[type(sign)], *each)
             case ast.BoolOp(op=word, values=parts):
-                combine = np.logical_and if isinstance(word, ast.And) else np.logical_or
-                return reduce(combine, [_truth(self._value(part, batch)) for part in parts])
+                return self._combined(isinstance(word, ast.And), parts, batch)
             case ast.Compare(left=left, ops=signs, comparators=others):
                 return self._compared(left, signs, others, batch)
         raise ValueError(f"{ast.unparse(node)} is none of what a condition may have")
+
+    def _combined(self, every: bool, parts: list[ast.expr], batch: Batch) -> Any:
+        """Return whether all parts hold, or any; samples that are decided are looked at no more."""
+        out = np.array(_truth(self._value(parts[0], batch)))
+        for part in parts[1:]:
+            if out.ndim != 1:  # a constant, or elements of samples
+                combine = np.logical_and if every else np.logical_or
+                out = combine(*_aligned(out, _truth(self._value(part, batch))))
+                continue
+            rows, some = np.flatnonzero(out == every), batch
+            if len(rows) < len(out):
+                some = {name: _take(batch[name], rows) for name in _names(part)}
+            out[rows] = _truth(self._value(part, some))
+        return out
 
     def _compared(
         self, left: ast.expr, signs: list[ast.cmpop], others: list[ast.expr], batch: Batch
@@ -231,28 +257,85 @@ def _values(name: str, column: Column) -> Array:
         out = np.empty(len(column), object)
         data, ends = column.values.tobytes(), column.offsets.tolist()
         out[:] = [data[low:high] for low, high in pairwise(ends)]
-        return out
-    dtype = column.dtype
-    if is_extension(dtype) or dtype == np.float16:
-        return column.astype(np.float32)
-    if dtype.kind == "u" and dtype.itemsize == 8 and bool((column >> np.uint64(63)).any()):
-        return column
-    if dtype.kind in "iu":
-        return column.astype(np.int64)
-    if dtype.kind not in "bfS":
-        raise ValueError(f"{name} is of dtype {dtype}, which has no order")
+        return out.view(_Text)
+    if not is_extension(column.dtype) and column.dtype.kind not in "biufS":
+        raise ValueError(f"{name} is of dtype {column.dtype}, which has no order")
+    if column.dtype.kind == "f" and column.itemsize > 8:
+        raise ValueError(f"{name} is of dtype {column.dtype}, wider than 64 bits")
     return column
 
 
+def _take(column: Column, rows: Ints) -> Column:
+    return take_ragged(column, rows) if isinstance(column, Ragged) else column[rows]
+
+
 def _is_text(value: Any) -> bool:
-    return isinstance(value, bytes) or np.asarray(value).dtype.kind in "SO"
+    return isinstance(value, (bytes, _Text)) or np.asarray(value).dtype.kind == "S"
 
 
 def _number(value: Any) -> Any:
-    """Return a value with which one can compute."""
+    """Return a constant, or an array of int64, uint64, float64, or whole numbers of Python."""
     if _is_text(value):
         raise ValueError("text is only compared")
-    return np.asarray(value).astype(np.int64) if np.asarray(value).dtype.kind == "b" else value
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
+        return value
+    if value.dtype.kind in "biu":
+        return value.astype(np.uint64 if value.dtype.str[1:] == "u8" else np.int64, copy=False)
+    return value.astype(np.float64)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, np.ndarray) and value.dtype.kind == "f")
+
+
+def _exact(value: Any) -> Array:
+    """Return numbers as those of Python."""
+    return np.asarray(value).astype(object)
+
+
+def _span(value: Any) -> tuple[int, int]:
+    """Return the least and the largest of whole numbers."""
+    if not isinstance(value, np.ndarray):
+        return int(value), int(value)
+    return (int(value.min()), int(value.max())) if value.size else (0, 0)
+
+
+def _bits(value: Any) -> int:
+    return max(map(int.bit_length, _span(value)))
+
+
+def _aligned(*values: Any) -> list[Any]:
+    """Return values with as many axes for a sample, unless they are constants."""
+    axes = max(map(np.ndim, values))
+    return [
+        v.reshape(len(v), *[1] * (axes - v.ndim), *v.shape[1:]) if 0 < np.ndim(v) < axes else v
+        for v in values
+    ]
+
+
+def _compute(sign: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Return what Python computes of each sample: quickly where int64 or float64 is the same."""
+    left, right = _aligned(_number(left), _number(right))
+    divides = sign in (operator.truediv, operator.floordiv, operator.mod)
+    if divides and bool(np.any(np.equal(right, 0))):
+        raise ZeroDivisionError("it divides by zero (x != 0 and ... leaves such samples out)")
+    if not np.ndim(left) and not np.ndim(right):
+        return sign(left, right)
+    if _is_float(left) or _is_float(right):
+        return sign(*(np.asarray(v, np.float64) for v in (left, right)))
+    bits = _bits(left), _bits(right)
+    wide = any(np.asarray(v).dtype.kind in "uO" for v in (left, right) if np.ndim(v))
+    enough = _FLOAT_BITS if sign is operator.truediv else _WHOLE_BITS
+    if not wide and (sum(bits) if sign is operator.mul else max(bits)) <= enough:
+        return sign(left, right)
+    out = sign(_exact(left), _exact(right))
+    if sign is operator.truediv:
+        return out.astype(np.float64)
+    least, largest = _span(out)
+    limit = 1 << (127 if wide else 63)
+    if not -limit <= least <= largest < limit:
+        raise OverflowError(f"it gives whole numbers of more than {128 if wide else 64} bits")
+    return out if wide else out.astype(np.int64)
 
 
 def _truth(value: Any) -> Array:
@@ -266,9 +349,25 @@ def _truth(value: Any) -> Array:
 def _compare(sign: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     if _is_text(left) != _is_text(right):
         raise ValueError("a number is compared with text")
+    left, right = _aligned(left, right)
+    if not _is_text(left):
+        left, right = _number(_rounded(left, right)), _number(_rounded(right, left))
+        whole = [v for v in (left, right) if not _is_float(v)]
+        if len(whole) == 1 and _bits(whole[0]) > _FLOAT_BITS:
+            left, right = _exact(left), _exact(right)
     return np.asarray(sign(left, right), bool)
 
 
-def _reduced(function: Callable[..., Any], values: Array) -> Any:
+def _rounded(value: Any, field: Any) -> Any:
+    """Return a constant as the dtype of the field beside it has it, if that is one of floats."""
+    if not isinstance(value, float) or not isinstance(field, np.ndarray):
+        return value
+    if field.dtype.kind != "f" and not is_extension(field.dtype):
+        return value
+    near = float(np.asarray(value).astype(field.dtype))
+    return near if np.isfinite(near) else value
+
+
+def _reduced(function: Callable[..., Any], values: Any) -> Any:
     """Return whether any element, or all elements, of each sample are true."""
-    return function(values, axis=tuple(range(1, np.ndim(values))))
+    return function(np.not_equal(_number(values), 0), axis=tuple(range(1, np.ndim(values))))
