@@ -188,11 +188,14 @@ def test_kept_until_the_data_change(
     if sidecar:
         dsprep.provenance(plain)
         dsprep.stats(plain)
-    for kept in plain.parent.glob(".stats-*"):
-        kept.write_text('{"marks": 3}')
-    starts.clear()
-    assert dsprep.stats(plain)["x"].min == -9
-    assert starts
+    whole = {kept: kept.read_text() for kept in plain.parent.glob(".stats-*")}
+    for old, new in (('"count": ', '"count": 1'), ('"marks": [', '"marks": [1, '), ("{", "")):
+        starts.clear()
+        for kept, text in whole.items():
+            kept.write_text(text.replace(old, new, 1))
+        with pytest.warns(UserWarning, match="damaged"):
+            assert dsprep.stats(plain)["x"].min == -9
+        assert starts
 
 
 KILLED = """

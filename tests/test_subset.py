@@ -82,25 +82,33 @@ def test_conditions_choose_what_numpy_does(grouped: Path, text: str) -> None:
     assert list(grouped.parent.glob(".g.h5*.npy")) == kept  # it was computed once
 
 
-def test_what_was_kept_is_computed_again_where_it_is_not_plain(tmp_path: Path) -> None:
+def test_what_was_kept_is_computed_again_where_it_is_not_to_trust(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["i"] = np.arange(20)
     dsprep.provenance(tmp_path / "a.h5")
-    for spoil in ("write", "link", "pipe"):
+
+    def use() -> None:
         with dsprep.Reader(tmp_path / "a.h5", 4, subset="i < 7") as reader:
             assert sorted(came(reader)) == [*range(7)]
-        (kept,) = tmp_path.glob(".a.h5*.npy")
-        if spoil == "write":
-            kept.write_bytes(b"nothing")
-            continue
+
+    use()
+    (kept,) = tmp_path.glob(".a.h5*.npy")
+    whole = kept.read_bytes()
+    np.testing.assert_array_equal(np.load(kept), np.arange(20) < 7)
+    for at in (*range(0, len(whole), 9), len(whole) - 20):
+        kept.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.warns(UserWarning, match="damaged"):
+            use()
+        assert kept.read_bytes() == whole
+    for spoil in ("link", "pipe"):
+        use()
         np.save(tmp_path / "other.npy", np.arange(3))
         kept.unlink()
         if spoil == "link":
             kept.symlink_to(tmp_path / "other.npy")
         else:
             os.mkfifo(kept)
-    with dsprep.Reader(tmp_path / "a.h5", 4, subset="i < 7") as reader:
-        assert sorted(came(reader)) == [*range(7)]
+    use()
 
 
 @pytest.mark.parametrize(
@@ -235,9 +243,39 @@ def test_subsets_by_numbers_masks_and_files(grouped: Path, tmp_path: Path) -> No
         with dsprep.Reader(grouped, 3, subset=subset) as reader:
             assert sorted(came(reader)) == [3, 7, 500, 999]
             assert reader.stats[-1].samples == 4
-    for wrong in ([1, 1], [-1], [N], [0.5], [[1]], mask[:5], "nosuch.npy"):
+    masked = np.ma.masked_array(numbers, [0, 1, 0, 0])
+    assert numbers_of(np.ma.masked_array(numbers), N).tolist() == [3, 7, 500, 999]
+    for wrong in ([1, 1], [-1], [N], [0.5], [[1]], mask[:5], [*range(N), 3], masked, "nosuch.npy"):
         with pytest.raises(UsageError):
             numbers_of(wrong, N)
+    with pytest.raises(UsageError, match="masked"):
+        dsprep.Reader(grouped, 3, weights=np.ma.masked_less(np.arange(N), 5))
+    huge = tmp_path / "huge.npy"  # its 80 GB are a hole
+    np.save(huge, np.zeros(2, np.int64))
+    header = huge.read_bytes()[:128].replace(b"(2,), }" + b" " * 10, b"(10000000000,), }")
+    huge.write_bytes(header)
+    os.truncate(huge, 128 + 80_000_000_000)
+    with pytest.raises(UsageError, match="10000000000 numbers"):
+        numbers_of(huge, N)
+
+
+def test_damaged_npy_files_are_errors(grouped: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(N))
+    whole, path = (tmp_path / "a.npy").read_bytes(), tmp_path / "b.npy"
+    changes = {b"(1000,)": b"((1000,", b"'<i8'": b"'<i8 ", b"'descr'": b"'de\0cr'", b"<i8": b"08i"}
+    damaged = [whole.replace(*change) for change in changes.items()]
+    for content in (*damaged, whole[:-1], whole[:60], b"", b"\x93NUMPY"):
+        path.write_bytes(content)
+        for argument in ("subset", "weights"):
+            with pytest.raises(DsprepError, match=r"b\.npy"):
+                dsprep.Reader(grouped, 3, **{argument: str(path)})
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DsprepError, match="regular"):
+        dsprep.Reader(grouped, 3, subset=str(path))
+
+
+def test_a_subset_without_samples_is_refused(grouped: Path) -> None:
     with pytest.raises(UsageError, match="no samples"):
         dsprep.Reader(grouped, 3, subset="label > 100")
 

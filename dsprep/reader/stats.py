@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import threading
 import time
 from collections import Counter, deque
@@ -38,8 +37,9 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.options import not_enough
 from dsprep.formats.samples import CONVENTIONS
+from dsprep.reader.hidden import load_hidden, save_hidden
 from dsprep.reader.scaling import PACKING, is_stored, unpacking
-from dsprep.reader.subset import Subset, is_trusted, kept_samples
+from dsprep.reader.subset import Subset, kept_samples
 from dsprep.reader.transforms import FieldTransform, Function
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.dataset import open_dataset
@@ -419,18 +419,24 @@ class _Pass:
 
     def load(self) -> bool:
         """Continue from what is kept of the same data, if there is something."""
-        path = self._path
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            if path is None or not is_trusted(path, self._data[0]):
-                return False
-            kept = json.loads(path.read_text())
-            for old, mark in zip(kept["marks"], self._marks, strict=True):
-                if not Mark.from_json(old, mark.path).is_same(mark):
-                    return False
-            sums = {name: FieldSums.from_json(kept["fields"][name]) for name in self.sums}
-            self.done, self.nbytes, self.sums = int(kept["done"]), int(kept["nbytes"]), sums
-            return True
-        return False
+        kept = self._path and load_hidden(self._path, self._data[0], self._parse)
+        if not kept:
+            return False
+        self.done, self.nbytes, self.sums = kept
+        return True
+
+    def _parse(self, data: bytes) -> tuple[int, int, dict[str, FieldSums]] | tuple[()]:
+        """Return what a file keeps, nothing if that is of other data."""
+        kept = json.loads(data)
+        if kept.pop("digest") != digest(json.dumps(kept).encode()):
+            raise ValueError("it has another digest")
+        if len(kept["marks"]) != len(self._marks):
+            return ()
+        for old, mark in zip(kept["marks"], self._marks, strict=True):
+            if not Mark.from_json(old, mark.path).is_same(mark):
+                return ()
+        sums = {name: FieldSums.from_json(kept["fields"][name]) for name in self.sums}
+        return int(kept["done"]), int(kept["nbytes"]), sums
 
     def save(self) -> None:
         """Keep how far it is, where that can be written."""
@@ -442,14 +448,8 @@ class _Pass:
             "marks": [mark.to_json() for mark in self._marks],
             "fields": {name: sums.to_json() for name, sums in self.sums.items()},
         }
-        temporary = self._path.with_name(f".{secrets.token_hex(4)}{self._path.name}")
-        with suppress(OSError):
-            try:
-                with temporary.open("x") as file:
-                    json.dump(content, file)
-                temporary.replace(self._path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        stated = digest(json.dumps(content).encode())
+        save_hidden(self._path, json.dumps({**content, "digest": stated}).encode())
 
     def run(
         self,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import io
+import mmap
 import re
-import secrets
-import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,13 +15,15 @@ import numpy as np
 
 from dsprep.core.packing import digest
 from dsprep.core.schema import Arena, Array, Ints, Ragged
-from dsprep.errors import UsageError
+from dsprep.errors import DsprepError, UsageError
 from dsprep.formats.base import Source
+from dsprep.formats.npy.header import array_in
+from dsprep.reader.hidden import load_hidden, save_hidden
 from dsprep.reader.order import Weights
 from dsprep.reader.where import Where
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.storage.paths import StorePath
+from dsprep.storage.local import LocalFile
 from dsprep.writing.plan import Shard, pieces
 from dsprep.writing.split import assign, check_shares, group_labels, parse_split
 
@@ -166,13 +167,18 @@ def numbers_of(indices: Indices, count: int) -> Ints:
     name = "indices"
     if isinstance(indices, (str, Path)):
         name, indices = str(indices), _load(indices)
-    numbers: Any = np.asarray(indices)
+    numbers = _whole(indices, name)
     if numbers.dtype == bool and numbers.shape == (count,):
         return np.flatnonzero(numbers)
     if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and len(numbers)):
         raise UsageError(
             f"{name}: {numbers.dtype} of shape {numbers.shape}",
             expected=f"whole numbers in one row, or {count} bools",
+        )
+    if len(numbers) > count:
+        raise UsageError(
+            f"{name}: {len(numbers)} numbers, some of them twice or of no sample",
+            expected=f"each sample once, of {count}",
         )
     rising: Ints = np.sort(numbers).astype(np.int64)
     if len(rising) and not 0 <= rising[0] <= rising[-1] < count:
@@ -186,6 +192,16 @@ def numbers_of(indices: Indices, count: int) -> Ints:
             fix="to read some samples more often, give weights=",
         )
     return rising
+
+
+def _whole(values: Any, name: str) -> Any:
+    """Return an array; raise `UsageError` if some of it is masked."""
+    if np.ma.is_masked(values):
+        raise UsageError(
+            f"{name}: some values are masked, which says nothing of these samples",
+            fix="say what they are: values.filled(0), or values.compressed() to leave them out",
+        )
+    return np.asarray(values)
 
 
 def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
@@ -204,27 +220,22 @@ def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
         return subset.samples(count, opened)
     key = subset.key(sidecar.stated)
     path = sidecar.path.with_name(f".{sidecar.path.name}.{key}.npy")
-    with suppress(OSError, ValueError, UsageError, EOFError):
-        if is_trusted(path, sidecar.path):
-            return numbers_of(np.load(path, allow_pickle=False), count)
+    kept = load_hidden(path, sidecar.path, lambda data: _parse(data, count, path))
+    if kept is not None:
+        return kept
     samples = subset.samples(count, opened)
-    if sidecar.kept and not isinstance(path, StorePath):
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-        with suppress(OSError):
-            try:
-                with temporary.open("xb") as file:
-                    np.save(file, samples if samples.nbytes < count else _mask(samples, count))
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+    if sidecar.kept:
+        out = io.BytesIO()
+        np.save(out, samples if samples.nbytes < count else _mask(samples, count))
+        save_hidden(path, out.getvalue() + digest(out.getvalue()).encode())
     return samples
 
 
-def is_trusted(path: Path, sidecar: Path) -> bool:
-    """Whether a file is a plain one of this user, of root, or of whom the sidecar belongs to."""
-    status = path.lstat()
-    owners = (os.getuid(), 0, sidecar.stat().st_uid)
-    return stat.S_ISREG(status.st_mode) and status.st_uid in owners
+def _parse(data: bytes, count: int, path: Path) -> Ints:
+    """Return the samples that a hidden file keeps: a ``.npy`` file, and the digest behind it."""
+    if data[-16:] != digest(data[:-16]).encode():
+        raise ValueError("it has another digest")
+    return numbers_of(array_in(np.frombuffer(data, np.uint8), path), count)
 
 
 def _mask(samples: Ints, count: int) -> Array:
@@ -254,7 +265,7 @@ def read_weights(given: Any, sidecar: Sidecar, kept: Ints | None) -> Weights:
     elif isinstance(given, (str, Path)):
         name, weights = str(given), _load(given)
     else:
-        name, weights = "weights", np.asarray(given)
+        name, weights = "weights", _whole(given, "weights")
     if (
         isinstance(weights, Ragged)
         or weights.shape != (len(sidecar),)
@@ -270,10 +281,14 @@ def read_weights(given: Any, sidecar: Sidecar, kept: Ints | None) -> Weights:
 
 
 def _load(path: str | Path) -> Any:
-    """Return an array; raise `UsageError` if it cannot be read."""
+    """Return an array; raise `UsageError` or `FormatError` if it cannot be read."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with closing(LocalFile(path)) as file:
+            mapped = mmap.mmap(file.fd, 0, access=mmap.ACCESS_READ)
+        return array_in(np.frombuffer(mapped, np.uint8), path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, DsprepError):
+            raise
         raise UsageError(f"{path} cannot be read: {error}", expected="a .npy file") from error
 
 

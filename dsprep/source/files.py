@@ -25,11 +25,11 @@ from dsprep.source.braces import expand
 from dsprep.storage.atomic import refuse_partial, restore, written_as
 from dsprep.storage.paths import StorePath, as_path, common_path, scan
 
-MAX_LIST_NBYTES = 256 << 20
+MAX_LIST_NBYTES, MAX_LISTED = 256 << 20, 2_000_000
+"""No list of paths is larger, in bytes and lines."""
 
 MAX_SIBLINGS = 10_000
 """Names of a directory that are looked through for one like a name that is not there."""
-"""No list of paths is larger."""
 
 
 def find_dataset(paths: Sequence[str | Path]) -> tuple[Format, list[Path], list[str]]:
@@ -96,6 +96,8 @@ def _expand(text: str) -> list[Path]:
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LIST_NBYTES:
         raise UsageError("this is not a list of paths", where=listing)
     data = listing.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if max(data.count(b"\n"), data.count(b"\r")) > MAX_LISTED:
+        raise UsageError("the list is too long", where=listing, expected=f"<= {MAX_LISTED:,} lines")
     lines = [os.fsdecode(w.strip()) for w in data.splitlines()]
     names = [w for w in lines if w and not w.startswith("#")]
     if not names:

@@ -16,7 +16,7 @@ import numpy as np
 from dsprep.core.schema import DType
 from dsprep.errors import DsprepError, FormatError, UnsupportedError
 from dsprep.formats.npy import archive
-from dsprep.formats.npy.header import MAGIC, Header, parse
+from dsprep.formats.npy.header import MAGIC, Header, check_size, parse
 from dsprep.formats.ragged import may_be_table
 from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import without_part
@@ -143,7 +143,7 @@ def of_file(file: Handle, name: str) -> Arrays:
 
 def _in_file(file: Handle, path: str, notes: list[str]) -> StoredArray:
     header = parse(partial(file.pread, offset=0), file.path)
-    _check_size(header, file.nbytes, file.path)
+    check_size(header, file.nbytes, file.path)
     end = header.begin + header.nbytes
     if end < file.nbytes:
         another = file.pread(len(MAGIC), end) == MAGIC
@@ -154,21 +154,6 @@ def _in_file(file: Handle, path: str, notes: list[str]) -> StoredArray:
     _check_order(header, file.path)
     extent = header.begin, header.nbytes, path
     return StoredArray(header.dtype, header.shape, *extent, columns=header.columns)
-
-
-def _check_size(header: Header, nbytes: int, where: object) -> None:
-    """Raise `FormatError` unless all values fit into so many bytes, the header's own included."""
-    if header.begin + header.nbytes > nbytes:
-        raise FormatError(
-            "the array is truncated",
-            where=where,
-            expected=f"{header.nbytes} bytes at {header.begin}",
-            found=f"{max(0, nbytes - header.begin)} bytes",
-        )
-    if not header.nbytes and max(header.shape, default=0) > nbytes:
-        raise FormatError(
-            "the array has no values", where=where, found=f"shape {header.shape}"[:80]
-        )
 
 
 def _check_order(header: Header, where: object, *, deflated: bool = False) -> None:
@@ -223,7 +208,7 @@ def _says_more(name: str) -> bool:
 def _in_member(file: Handle, member: archive.Member) -> StoredArray:
     where = f"{file.path}, {member.name}"
     header = parse(lambda nbytes: member.head(file, nbytes), where)
-    _check_size(header, member.nbytes, where)
+    check_size(header, member.nbytes, where)
     if header.begin + header.nbytes != member.nbytes:
         raise FormatError(
             "there are bytes behind the array",

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import LARGEST, DType, decode_dtype, encode_dtype
+from dsprep.core.schema import LARGEST, Array, Bytes, DType, decode_dtype, encode_dtype
 from dsprep.errors import FormatError, SchemaError, UnsupportedError
 
 MAGIC = b"\x93NUMPY"
@@ -108,6 +108,29 @@ def parse(read: Callable[[int], bytes], where: object) -> Header:
             "the header is cut off", where=where, expected=f"{begin} bytes", found=len(head)
         )
     return _header(_values(head[8 + width : begin], version[0], where), begin, where)
+
+
+def check_size(header: Header, nbytes: int, where: object) -> None:
+    """Raise `FormatError` unless all values fit into so many bytes, the header's own included."""
+    if header.begin + header.nbytes > nbytes:
+        raise FormatError(
+            "the array is truncated",
+            where=where,
+            expected=f"{header.nbytes} bytes at {header.begin}",
+            found=f"{max(0, nbytes - header.begin)} bytes",
+        )
+    if not header.nbytes and max(header.shape, default=0) > nbytes:
+        raise FormatError(
+            "the array has no values", where=where, found=f"shape {header.shape}"[:80]
+        )
+
+
+def array_in(data: Bytes, where: object) -> Array:
+    """Return the array that the bytes of a file are: a view of them; raises as `parse` does."""
+    header = parse(lambda nbytes: data[:nbytes].tobytes(), where)
+    check_size(header, len(data), where)
+    order: Any = "F" if header.columns else "C"
+    return np.ndarray(header.shape, header.dtype, data, header.begin, order=order)
 
 
 def _values(text: bytes, version: int, where: object) -> dict[str, Any]:
