@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,10 +16,17 @@ SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Of a random crop: its share of the area, and its width by its height, as in training on
 ImageNet (Szegedy et al., "Going Deeper with Convolutions", 2014, section 6)."""
 
-MOST_PIXELS = 178_956_970
-"""Pixels of a JPEG or PNG that are decoded at most: 0.5 GB, and where Pillow refuses an image."""
+MAX_PIXELS = 178_956_970
+"""Pixels of the largest JPEG that is decoded: 0.5 GB, and where Pillow refuses one.
+
+A quarter of it of others, for which libraries take up to 16 bytes a pixel.
+"""
+
+KINDS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+"""The images that are decoded, as Pillow calls them: all whose size and depth a header states."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+_SEGMENTS = {0xC4, 0xCC, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # that come before a frame header
 _TRIES = 10
 _CENTER = 256 / 224  # the shorter side, by the size that is cut out of its middle
 
@@ -43,19 +50,23 @@ class image:
     flip
         Whether every second image, by chance, is mirrored.
     field
-        The field with the encoded image: JPEG, PNG, WebP and what else the decoder knows. None:
-        the only field of kind `bytes`.
+        The field with the encoded image: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF. None: the
+        only field of kind `bytes`.
     name
         What the result is called.
     layout
-        ``"chw"``: shape ``(3, height, width)``; ``"hwc"``: ``(height, width, 3)``. Either is uint8,
-        RGB: subtract and divide on the accelerator, to which it is a quarter of the bytes.
+        ``"chw"``: shape ``(3, height, width)``; ``"hwc"``: ``(height, width, 3)``. Either is RGB.
+    dtype
+        ``"uint8"``: subtract and divide on the accelerator, to which it is a quarter of the bytes
+        of float32. ``"uint16"``: images of 16 bits a channel, such as depth maps and X-rays, with
+        the values that are stored. An image of other depth is an error, never rounded.
 
     Attributes
     ----------
     decoder
-        ``"opencv"``, or ``"pillow"`` where that is not installed. Large JPEGs are decoded at 1/2,
-        1/4 or 1/8 of their size where that is enough. Pixels of the two differ a little.
+        ``"opencv"``, or ``"pillow"`` where that is not installed, and of all but JPEG and PNG.
+        Large JPEGs are decoded at 1/2, 1/4 or 1/8 of their size where that is enough. Pixels of
+        the two differ a little.
     out
         What it fills, for `dsprep.each`.
 
@@ -81,6 +92,7 @@ class image:
         field: str | None = None,
         name: str = "image",
         layout: Literal["chw", "hwc"] = "chw",
+        dtype: Literal["uint8", "uint16"] = "uint8",
     ) -> None:
         height, width = (size, size) if isinstance(size, int) else size
         if min(height, width) < 1:
@@ -90,10 +102,12 @@ class image:
                 f"crop is {crop!r}, layout is {layout!r}",
                 expected='crop "random", "center" or None; layout "chw" or "hwc"',
             )
+        if dtype not in ("uint8", "uint16"):
+            raise UsageError(f"dtype is {dtype!r}", expected='"uint8" or "uint16"')
         self.size, self.crop, self.flip = (height, width), crop, flip
         self.field, self.name, self.layout = field, name, layout
         shape = (3, height, width) if layout == "chw" else (height, width, 3)
-        self.out: dict[str, tuple[DType, tuple[int, ...]]] = {name: (np.dtype("u1"), shape)}
+        self.out: dict[str, tuple[DType, tuple[int, ...]]] = {name: (np.dtype(dtype), shape)}
         self.decoder = _decoder()
 
     def __call__(
@@ -102,10 +116,14 @@ class image:
         """Fill ``out[name]``; see `dsprep.each`."""
         data = self._encoded(sample)
         draws = rng.random(2 * _TRIES + 3) if self.crop == "random" or self.flip else np.zeros(0)
-        decode = _by_opencv if self.decoder == "opencv" else _by_pillow
         flipped = bool(self.flip and draws[-1] < 0.5)
         box = partial(self.box, draws=draws)
-        decode(data, box, self.size, flipped, out[self.name], self.layout == "chw")
+        target, planes = out[self.name], self.layout == "chw"
+        header = _read_header(data) if self.decoder == "opencv" else None
+        if header is not None:
+            _by_opencv(data, header, box, self.size, flipped, target, planes)
+        else:
+            _by_pillow(data, box, self.size, flipped, target, planes)
 
     def _encoded(self, sample: dict[str, Any]) -> bytes:
         if self.field is not None:
@@ -171,28 +189,30 @@ def _reduction(h: int, w: int, size: tuple[int, int]) -> int:
 
 
 def _by_opencv(
-    data: bytes, box: Box, size: tuple[int, int], flipped: bool, target: Array, planes: bool
+    data: bytes,
+    header: _Header,
+    box: Box,
+    size: tuple[int, int],
+    flipped: bool,
+    target: Array,
+    planes: bool,
 ) -> None:
-    """Fill `target` with the part of an image that is kept, scaled to `size`: RGB."""
+    """Fill `target` with the part of a JPEG or PNG that is kept, scaled to `size`: RGB."""
     import cv2
 
-    known, n = _jpeg_size(data), 1
-    if known is None and data.startswith(_PNG):
-        _check_png(data)
-    if known is not None:
-        *shape, start = known
-        top, left, h, w = box(*shape)
+    _check(header.height, header.width, header.bits, target, bool(header.frame))
+    top, left, h, w = box(header.height, header.width)
+    n = 1
+    if header.frame:
         n = _reduction(h, w, size)
-        _check_pixels(shape[0] // n, shape[1] // n)
-        if data.rfind(b"\xff\xd9") < start:  # OpenCV makes the rest grey; a thumbnail ends before
+        if data.rfind(b"\xff\xd9") < header.frame:  # OpenCV makes the rest grey
             raise ValueError("the image is truncated: its end is missing")
     flags = {1: cv2.IMREAD_COLOR, 2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4}
     flag = flags.get(n, cv2.IMREAD_REDUCED_COLOR_8) | cv2.IMREAD_IGNORE_ORIENTATION
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flag) if data else None
+    flag |= cv2.IMREAD_ANYDEPTH if header.bits > 8 else 0
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     if pixels is None:
-        raise ValueError("it is no image that OpenCV can decode")
-    if known is None:
-        top, left, h, w = box(*pixels.shape[:2])
+        raise ValueError("it is not an image that OpenCV can decode")
     part = pixels[top // n : -(-(top + h) // n), left // n : -(-(left + w) // n)]
     small = part.shape[0] >= 2 * size[0] and part.shape[1] >= 2 * size[1]
     how = cv2.INTER_AREA if small else cv2.INTER_LINEAR  # which takes 1/7 of its time
@@ -208,52 +228,95 @@ def _by_opencv(
 def _by_pillow(
     data: bytes, box: Box, size: tuple[int, int], flipped: bool, target: Array, planes: bool
 ) -> None:
-    """Do the same as `_by_opencv`, but for rounding."""
+    """Do the same as `_by_opencv`, but for rounding, for an image of any of `KINDS`."""
     import io
 
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as opened:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        fix = "pip install pillow"
+        raise MissingExtra("only Pillow decodes what is not JPEG or PNG", fix=fix) from error
+    try:
+        opened = Image.open(io.BytesIO(data), formats=KINDS)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"it is not an image of {', '.join(KINDS)}, or damaged") from error
+    with opened:
         height, width = opened.height, opened.width
+        bits = _read_bits(opened, data)
+        tags = opened.tag_v2 if opened.format == "TIFF" else {}
+        tile = tags.get(322, 1) * tags.get(323, 1)  # may be larger than the image
+        _check(max(height, tile // width), width, bits, target, opened.format == "JPEG")
         top, left, h, w = box(height, width)
         n = _reduction(h, w, size)
         if n > 1:
             opened.draft("RGB", (-(-width // n), -(-height // n)))
         scale = opened.width / width
         area = tuple(edge * scale for edge in (left, top, left + w, top + h))
-        scaled = opened.convert("RGB").resize(size[::-1], Image.Resampling.BILINEAR, area)
+        if bits > 8 and not opened.mode.startswith("I"):
+            raise ValueError("colors of 16 bits are decoded by OpenCV, and of PNG alone")
+        mode = "I" if bits > 8 else "RGB"
+        whole = opened if opened.mode == mode else opened.convert(mode)
+        scaled = whole.resize(size[::-1], Image.Resampling.BILINEAR, area)
     pixels = np.asarray(scaled)[:, :: -1 if flipped else 1]
+    if bits > 8:
+        if pixels.min() < 0:
+            raise ValueError("it has negative values")
+        pixels = np.stack([pixels] * 3, axis=2)
     target[:] = pixels.transpose(2, 0, 1) if planes else pixels
 
 
-def _check_pixels(one: int, other: int) -> None:
-    """Raise `ValueError` if an image is so large that a damaged or hostile header says so."""
-    if one * other > MOST_PIXELS:
-        raise ValueError(f"its header says {one} x {other} pixels, more than {MOST_PIXELS:,}")
+def _check(height: int, width: int, bits: int, target: Array, jpeg: bool) -> None:
+    """Raise `ValueError` for a size that a damaged or hostile header states, or another depth."""
+    limit = MAX_PIXELS if jpeg else MAX_PIXELS // 4
+    if height * width > limit:
+        raise ValueError(f"its header says {width} x {height} pixels, more than {limit:,}")
+    expected = target.dtype.itemsize * 8
+    if max(bits, 8) != expected:
+        own = "decode it in a function of your own"
+        fix = {8: 'dtype="uint8"', 16: 'dtype="uint16"'}.get(max(bits, 8), own)
+        raise ValueError(f"it has {bits} bits a channel, not {expected}: {fix}")
 
 
-def _check_png(data: bytes) -> None:
-    """Raise `ValueError` for sizes in a PNG that OpenCV would have memory for before it looks."""
-    _check_pixels(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"))
-    at = len(_PNG)
-    while at + 8 <= len(data):
-        at += 12 + int.from_bytes(data[at : at + 4], "big")  # length, name, the chunk, its sum
-    if at > len(data):
-        raise ValueError("the image is truncated or damaged: a chunk ends beyond it")
+def _read_bits(opened: Any, data: bytes) -> int:
+    """Return the bits a channel of an image that Pillow has opened, of which it may keep 8."""
+    if opened.format == "PNG":
+        return data[24]
+    if opened.format == "TIFF":
+        return int(max(opened.tag_v2.get(258, (1,))))
+    if opened.format == "AVIF":
+        return 10 if data[data.find(b"av1C") + 6] & 0x40 else 8
+    if opened.format == "PPM" and opened.tile[0].codec_name != "raw":
+        largest = int(opened.tile[0].args[1])  # value, to which Pillow scales others
+        return 16 if largest == 65535 else min(largest.bit_length(), 15)
+    return {"I": 16, "F": 32}.get(opened.mode, 8)
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int, int] | None:
-    """Return height, width and offset of the frame header of a JPEG; None: it is none, or damaged.
+class _Header(NamedTuple):
+    """The size of a JPEG or PNG, and the offset of the frame header of a JPEG, else 0."""
 
-    Source: ITU-T T.81, annex B.2.2.
-    """
-    if data[:2] != b"\xff\xd8":
-        return None
-    at = 2
+    height: int
+    width: int
+    bits: int
+    frame: int
+
+
+def _read_header(data: bytes) -> _Header | None:
+    """Return the size of a JPEG or PNG as the libraries for them find it; None: not one, or odd."""
+    if data.startswith(_PNG + b"\0\0\0\rIHDR") and len(data) > 24:
+        at = len(_PNG)
+        while at + 8 <= len(data):  # sizes of chunks, for which OpenCV would have memory first
+            at += 12 + int.from_bytes(data[at : at + 4], "big")  # length, name, the chunk, its sum
+        if at > len(data):
+            raise ValueError("the image is truncated or damaged: a chunk ends beyond it")
+        width, height = (int.from_bytes(data[k : k + 4], "big") for k in (16, 20))
+        return _Header(height, width, data[24], 0)
+    at = 2 if data[:2] == b"\xff\xd8" else len(data)  # ITU-T T.81, annex B.2.2
     while at + 9 < len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = (int.from_bytes(data[at + k : at + k + 2], "big") for k in (5, 7))
-            return (height, width, at) if height and width else None
+            return _Header(height, width, data[at + 4], at) if height and width else None
+        if marker != 0xFF and (marker not in _SEGMENTS or length < 2):
+            return None
         at += 1 if marker == 0xFF else 2 + length
     return None

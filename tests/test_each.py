@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import mmap
 import resource
 import struct
 import threading
-import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dsprep.reader.each import generator
 from dsprep.reader.mini_epochs import derive
 
 cv2 = pytest.importorskip("cv2")
-PIL = pytest.importorskip("PIL")
+Image = pytest.importorskip("PIL.Image")
 
 N = 230
 
@@ -382,16 +382,96 @@ def test_other_kinds_and_damaged_images(decoder: str) -> None:
     assert decoded(f, whole).shape == (3, 32, 32)
     with pytest.raises((ValueError, OSError), match="truncated"):
         decoded(f, whole[:-2000])
-    header = struct.pack(">I4sIIBBBBB", 13, b"IHDR", 60_000, 10_000, 8, 2, 0, 0, 0)
-    huge = b"\x89PNG\r\n\x1a\n" + header + struct.pack(">I", zlib.crc32(header[4:]))
     large = cv2.imencode(".png", gradient(64, 64))[1].tobytes()
-    with pytest.raises(Exception, match=r"pixels"):
-        decoded(f, huge + large[33:])
     damaged = large[:33] + b"\xb3" + large[34:]  # a chunk of 3 GB
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with suppress(ValueError):  # Pillow reads what is there
         decoded(f, damaged)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+def encoded(kind: str, pixels: Array, **options: Any) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind, **options)
+    return out.getvalue()
+
+
+def huge_images() -> dict[str, bytes]:
+    """Return small files whose headers state 16,000 x 16,000 pixels."""
+    small, side = np.zeros((16, 16, 3), np.uint8), struct.pack("<H", 16_000)
+    found = {}
+    big = side[::-1]
+    for kind, before, size in (
+        ("jpeg", b"\xff\xc0\0\x11\x08", big * 2),
+        ("png", b"IHDR", (b"\0\0" + big) * 2),
+        ("gif", b"GIF87a", side * 2),
+        ("bmp", b"\x28\0\0\0", (side + b"\0\0") * 2),
+        ("avif", b"ispe\0\0\0\0", (b"\0\0" + big) * 2),
+        ("webp", b"/", (15_999 | 15_999 << 14).to_bytes(4, "little")),
+        ("ppm", b"P6\n", b"16000 16000\n255\n"),
+        ("tiff", b"\n\0", b"".join(b"%c\1\4\0\1\0\0\0%s\0\0" % (i, side) for i in (0, 1))),
+        ("jpeg2000", b"\xff\x51\0\x2f\0\0", (b"\0\0" + big) * 2),
+    ):
+        data = encoded(kind, small, **({"lossless": True} if kind == "webp" else {}))
+        at = data.index(before) + len(before)
+        found[kind] = data[:at] + size + data[at + len(size) :]
+    jpeg = found["jpeg"]
+    for marker in (b"\xff\x01", b"\xff\xd0", b"\xff\xe0\0\0", b"\xff\xff"):
+        found[f"jpeg {marker!r}"] = jpeg[:2] + marker + jpeg[2:]
+    found["jpeg hidden"] = b"\xff\xd8\xff\0" + len(jpeg).to_bytes(2, "big") + jpeg[2:] + jpeg
+    progressive = encoded("jpeg", small, progressive=True)
+    at = progressive.index(b"\xff\xc2") + 5
+    found["jpeg progressive"] = progressive[:at] + b"\xff\xd0" * 2 + progressive[at + 4 :]
+    found["hdr"] = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y 16000 +X 16000\n" + bytes(99)
+    return found
+
+
+@pytest.mark.parametrize("kind", huge_images())
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_huge_images_are_refused_before_memory_is_taken(decoder: str, kind: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Exception, match=r"pixels|not an image"):
+        decoded(decode.image(32, crop=None), huge_images()[kind])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
+
+
+DEEP = (np.arange(64, dtype=np.uint16) * 300).reshape(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "values"),
+    [
+        (encoded("png", DEEP), True),
+        (encoded("tiff", DEEP), True),
+        (b"P5\n8 8\n65535\n" + DEEP.astype(">u2").tobytes(), True),
+        (b"P5\n8 8\n40000\n" + DEEP.astype(">u2").tobytes(), False),
+        (cv2.imencode(".tif", np.dstack([DEEP] * 3))[1].tobytes(), False),
+        (encoded("tiff", DEEP.astype(np.float32)), False),
+    ],
+)
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_images_of_more_than_8_bits(decoder: str, data: bytes, values: bool, layout: str) -> None:
+    with pytest.raises(ValueError, match="bits a channel"):
+        decoded(decode.image(8, crop=None), data)
+    deep = decode.image(8, crop=None, layout=layout, dtype="uint16")  # type: ignore[arg-type]
+    if values:
+        assert (decoded(deep, data) == (DEEP if layout == "chw" else DEEP[..., None])).all()
+    else:
+        with pytest.raises(ValueError, match="bits"):
+            decoded(deep, data)
+    with pytest.raises(ValueError, match=r'8 bits.*dtype="uint8"'):
+        decoded(deep, jpeg(gradient(64, 64)))
+
+
+def test_colors_of_16_bits(decoder: str) -> None:
+    colors = np.dstack([DEEP, DEEP + 1, DEEP + 2])
+    data = cv2.imencode(".png", colors[..., ::-1])[1].tobytes()
+    deep = decode.image(8, crop=None, layout="hwc", dtype="uint16")
+    if decoder == "opencv":
+        assert (decoded(deep, data) == colors).all()
+    else:
+        with pytest.raises(ValueError, match="OpenCV"):
+            decoded(deep, data)
 
 
 def test_decoding_in_a_reader(decoder: str, tmp_path: Path) -> None:
@@ -410,7 +490,7 @@ def test_decoding_in_a_reader(decoder: str, tmp_path: Path) -> None:
 
 
 def test_what_is_impossible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for options in ({"size": 0}, {"crop": "left"}, {"layout": "cwh"}):
+    for options in ({"size": 0}, {"crop": "left"}, {"layout": "cwh"}, {"dtype": "f4"}):
         with pytest.raises(UsageError):
             decode.image(**options)
     with pytest.raises(UsageError, match="0 of the fields"):
