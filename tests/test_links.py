@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import zarr
+from image_files import png
 from support import random_batch, written
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.options import OpenOptions
+from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.writing.plan import Cut
 
@@ -41,13 +43,13 @@ def test_links_of_a_sidecar(to, tmp_path):
     batch = random_batch(SCHEMA, 20)
     written(path, SCHEMA, batch, to=to, cut=Cut(samples_per_file=10))
     last = sorted(path.iterdir())[-1]
-    replace_by_link(last, tmp_path / "in" / "beside")  # in the directory of the dataset
+    replace_by_link(last, path / "below")
     with Sidecar.open(path) as opened:
         assert len(opened.read(slice(None))["y"]) == 20
-    (tmp_path / "out").mkdir()
-    shutil.move(tmp_path / "in" / "beside" / last.name, tmp_path / "out" / last.name)
+    beside = tmp_path / "in" / "beside"
+    shutil.move(path / "below", beside)
     last.unlink()
-    last.symlink_to(tmp_path / "out" / last.name)
+    last.symlink_to(beside / last.name)
     with Sidecar.open(path) as opened, pytest.raises(FormatError, match=OUT) as caught:
         opened.read(slice(None))
     assert "--follow-external" in str(caught.value)
@@ -80,3 +82,26 @@ def test_links_of_a_zarr_tree(what, codec, tmp_path):
     assert run("convert", path, tmp_path / "b.h5", "--follow-external").exit_code == 0
     with dsprep.open(tmp_path / "b.h5") as source:
         np.testing.assert_array_equal(source.read(0, 10)["x"], x)
+
+
+def test_links_of_a_folder_of_images(tmp_path):
+    """They lead below the folder that is named, or to the blobs of a snapshot of the hub."""
+    hub = tmp_path / "datasets--a--b"
+    root = hub / "snapshots" / "1f"
+    (hub / "blobs").mkdir(parents=True)
+    (root / "a").mkdir(parents=True)
+    for i in range(2):
+        (hub / "blobs" / str(i)).write_bytes(png(i))
+        (root / "a" / f"{i}.png").symlink_to(f"../../../blobs/{i}")
+    for named in (root, root / "a"):
+        dsprep.provenance(named)
+        with dsprep.Reader(named, 2, shuffle="none") as reader:
+            assert [list(batch["image"]) for batch in reader] == [[png(0), png(1)]]
+        spec.sidecar_path(named).unlink()
+    link = root / "a" / "2.png"
+    for target in (hub / "2", hub / "snapshots" / "2", root / "2"):
+        target.write_bytes(png(2))
+        link.symlink_to(target)
+        with pytest.raises(FormatError, match=OUT), dsprep.open(root / "a"):
+            pass
+        link.unlink()

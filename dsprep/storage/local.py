@@ -85,7 +85,10 @@ class LocalFile(Handle):
 
 
 class DirectoryGuard:
-    """The directory in which a dataset lies, out of which no symbolic link may lead.
+    """The directory of a dataset, out of which no symbolic link may lead.
+
+    It is the directory that the user named, or that of the file. Files of a snapshot of the Hugging
+    Face hub, ``NAME/snapshots/REVISION``, may be links to files in ``NAME/blobs``.
 
     Parameters
     ----------
@@ -96,8 +99,10 @@ class DirectoryGuard:
     """
 
     def __init__(self, dataset: Path, follow: bool) -> None:
-        named, real = dataset.absolute().parent, Path(os.path.realpath(dataset)).parent
-        self._roots = () if follow else tuple({os.path.realpath(named), str(real)})
+        real, named = (Path(os.path.realpath(p)) for p in (dataset, dataset.absolute().parent))
+        roots = [real] if real.is_dir() else [named, real.parent]
+        roots += [up.parent / "blobs" for up in roots[0].parents if up.name == "snapshots"]
+        self._roots = () if follow else tuple(dict.fromkeys(map(str, roots)))
         self._inside: set[bytes] = set()  # directories
 
     def check(self, file: Handle) -> None:

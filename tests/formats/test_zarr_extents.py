@@ -276,8 +276,8 @@ def test_keys_at_the_root_and_roots_in_a_folder(tmp_path: Path) -> None:
 def test_links(tmp_path: Path) -> None:
     path = tmp_path / "a"
     zarr.create_array(path, data=X, chunks=(5, 2, 6), compressors=None)
-    (path / "c/1").rename(tmp_path / "elsewhere")
-    (path / "c/1").symlink_to(tmp_path / "elsewhere")
+    (path / "c/1").rename(path / "elsewhere")
+    (path / "c/1").symlink_to(path / "elsewhere")
     with opened(path) as source:
         assert check(path, source).columns["data"].grid.fill is None
     for name in ("0", "1"):
