@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numcodecs
 import numpy as np
@@ -35,6 +37,7 @@ from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
 from dsprep.formats import recognise
 from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.formats.zarr import parse
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.fields import Elements
 from dsprep.storage.identity import ChangedError
@@ -72,6 +75,50 @@ def test_missing_chunks_are_counted(tmp_path: Path, separator: str, zipped: bool
         assert np.array_equal(source[:]["x"], values)
     with opened(path, "full") as source:
         assert source.notes == ()
+
+
+SPELLINGS: dict[str, Any] = {
+    f"{name}{separator}": {"name": name, "configuration": {"separator": separator}}
+    for name in ("default", "v2")
+    for separator in "./"
+}
+
+
+@pytest.mark.parametrize("written", [*SPELLINGS, "other", "none"])
+@pytest.mark.parametrize("stated", SPELLINGS)
+def test_chunks_of_another_spelling_are_not_missing(
+    tmp_path: Path, written: str, stated: str
+) -> None:
+    root = new_store(tmp_path / "a")
+    keys = SPELLINGS.get(written, SPELLINGS["v2/"])
+    array = root.create_array("x", shape=(4, 4), dtype=F4, chunks=(2, 2), chunk_key_encoding=keys)
+    if written != "none":
+        array[2:] = 1  # and the others are not stored
+    if written == "other":
+        (tmp_path / "a" / "x" / "1").rename(tmp_path / "a" / "x" / "part1")
+    edit(tmp_path / "a" / "x" / "zarr.json", chunk_key_encoding=SPELLINGS[stated])
+    if written == "none" or written == stated:
+        with opened(tmp_path / "a") as source:
+            assert source[3]["x"].tolist() == [float(written != "none")] * 4
+        return
+    fix = "part1" if written == "other" else re.escape(json.dumps(SPELLINGS[written]))
+    with pytest.raises(FormatError, match=fix):
+        opened(tmp_path / "a")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_folders_of_chunks_that_version_2_does_not_state(
+    tmp_path: Path, monkeypatch, many: bool
+) -> None:
+    if many:
+        monkeypatch.setattr(parse, "MAX_FILES", 3)
+    path = tmp_path / "a"
+    root = zarr.create_group(path, zarr_format=2)
+    keys = {"name": "v2", "separator": "/"}
+    create(root, "x", np.ones((8, 6), F4), chunks=(4, 3), chunk_key_encoding=keys)
+    edit(path / "x" / ".zarray", dimension_separator=".")
+    with pytest.raises(FormatError, match='"dimension_separator": "/"'):
+        opened(path)
 
 
 def test_what_samples_have_no_place_for_is_said(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ The walk through the groups, the choice of fields, and the source that reads the
 
 from __future__ import annotations
 
+import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +41,7 @@ from dsprep.formats.zarr.conventions import state_images
 from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading
 from dsprep.formats.zarr.locate import Unlocated
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
-from dsprep.formats.zarr.store import Directory, Store, Zip, join
+from dsprep.formats.zarr.store import DOCUMENTS, Directory, Store, Zip, join
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.columns import fetch
@@ -50,6 +53,12 @@ MAX_DEPTH = 32  # Linux follows 40 symbolic links on one path
 MAX_NODES = 100_000
 MAX_FILES = 100_000
 """Files of a store that are looked for when it is opened."""
+
+FEW_FILES = 64
+"""Those of an array of more files."""
+
+CHUNK_NAME = re.compile(r"c|(c\.)?\d+(\.\d+)*")
+"""The names of chunks, or of the folders that hold them, in all spellings."""
 
 MAX_NAMES = 4096
 """Names or categories that an attribute may hold."""
@@ -512,16 +521,53 @@ def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading], *, counted:
 
 
 def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
-    """Return how many files of each array are missing, for as many files as are soon counted."""
+    """Return how many files of each array are missing, for as many files as are soon counted.
+
+    Raise `FormatError` if they lie there under other names than the metadata give.
+    """
     notes, left = [], MAX_FILES
     for array in (a for r in readings for a in r.arrays if a.meta.shape):
-        files = array.meta.files()
+        meta, files = array.meta, array.meta.files()
         if files > left:
+            if not any(map(store.has, islice(meta.file_keys(0, len(array)), FEW_FILES))):
+                check_names(store, meta, every=False)
             continue
         left -= files
-        absent = store.count_missing(array.meta.file_keys(0, len(array)))
+        absent = store.count_missing(meta.file_keys(0, len(array)))
         if absent:
-            name = array.meta.path or "the array"
+            check_names(store, meta, every=absent == files)
+            name = meta.path or "the array"
             consequence = "" if array.complete else " and read as the fill value"
             notes.append(f"{absent} of {files} chunk files of {name} are missing{consequence}")
     return notes
+
+
+def check_names(store: Store, meta: ArrayMeta, *, every: bool) -> None:
+    """Raise `FormatError` if files are where chunks of an array belong, but are called otherwise.
+
+    Those are files with the names of chunks in another spelling; if `every` chunk is missing, any.
+    """
+    last = meta.key(*(-(-n // g) - 1 for n, g in zip(meta.shape, meta.grid, strict=True)))
+    first = last.removeprefix(f"{meta.path}/").partition("/")[0]
+    spelling = re.sub(r"\d+", r"\\d+", re.escape(first))
+    inside = {*store.children(meta.path), *(name for name, *_ in store.listed(meta.path, 0))}
+    names = sorted(n for n in inside if CHUNK_NAME.fullmatch(n) and not re.fullmatch(spelling, n))
+    fix = "if they are its chunks, rename them"
+    if names:
+        separator, start = "." if "." in names[0] else "/", names[0][0]
+        encoding = {"name": "default" if start == "c" else "v2"}
+        stated = {**encoding, "configuration": {"separator": separator}}
+        if meta.version == 3:
+            fix += f' or state "chunk_key_encoding": {json.dumps(stated)} in zarr.json'
+        elif start != "c":
+            fix += f' or state "dimension_separator": "{separator}" in .zarray'
+    elif every and store.nbytes(meta.path):
+        names = sorted(n for n in inside if n[0] != "." and n not in DOCUMENTS)
+    if names:
+        raise FormatError(
+            "files of an array have other names than its metadata give to chunks",
+            where=f"{store.path}, array {meta.path or ROOT_NAME}",
+            expected=f"names such as {last}",
+            found=samples.listed([join(meta.path, n) for n in names]),
+            fix=fix,
+        )
