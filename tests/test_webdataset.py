@@ -240,6 +240,26 @@ def test_the_end(tmp_path):
     assert len(values(path)) == 2
 
 
+@pytest.mark.parametrize("folder", ["", "d" * 120 + "/"])
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_whole_samples_before_a_cut(tmp_path, format, folder):
+    members = {f"{folder}{i}.{name}": bytes([i] * 700) for i in range(6) for name in ("x", "y")}
+    path = pack(tmp_path / "a.tar", members.items(), format)
+    whole = path.read_bytes()
+    with tarfile.open(path) as archive:
+        ends = [m.offset_data + 1024 for m in archive][1::2]
+    for cut in (*range(ends[1], ends[-1], 1536), *(end + 7 for end in ends[1:])):
+        path.write_bytes(whole[:cut])
+        stop = sum(end <= cut for end in ends)
+        with pytest.raises(FormatError, match=f"--samples 0:{stop} "):
+            values(path)
+        found = [sample["y"] for sample in values(path, stop=stop)]
+        assert found == [bytes([i] * 700) for i in range(stop)]
+        assert len(values(path, stop=stop - 1)) == stop - 1
+        with pytest.raises(FormatError, match=f"--samples 0:{stop} "):
+            values(path, stop=stop + 1)
+
+
 def patched(data, at, value):
     """Return an archive with other bytes in a header, whose checksum is made right again."""
     data = bytearray(data)

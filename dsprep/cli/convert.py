@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -87,6 +88,7 @@ def convert(
     from dsprep.core.schema import parse_dtype
     from dsprep.verbs.convert import ConvertOptions, plan_job, verify_job
     from dsprep.writing.job import admit
+    from dsprep.writing.plan import stop_of
     from dsprep.writing.run import run_job
 
     sources, target = opt.sources_and_target("convert", paths, run.overwrite or dry_run)
@@ -102,6 +104,7 @@ def convert(
             **({} if key_format is None else {"key_format": key_format}),
         ),
     )
+    reading = replace(reading, stop=stop_of(samples))
     with opt.opened(sources, reading, not json, marked=True) as source:
         job = plan_job(source, as_path(target), options)
         if dry_run:

@@ -65,6 +65,9 @@ class OpenOptions:
     follow_external
         images, numpy, zarr: also read what the dataset refers to outside of its directory; hdf5:
         what it has in other files.
+    stop
+        tfrecord, webdataset: read only so many samples of each file, and look at nothing behind
+        them: the file may be damaged or cut there.
     memory
         Bytes that decoding may take; None: a quarter of what is free. What cannot be decoded in
         as many is refused before it is tried, as far as the file states sizes.
@@ -85,6 +88,7 @@ class OpenOptions:
     file_field: str | None = None
     join: bool = False
     follow_external: bool = False
+    stop: int | None = None
     memory: int | None = None
 
     @property
@@ -142,10 +146,10 @@ class OpenOptions:
 OF_DATASETS = frozenset({"file_field", "join"})
 """Options about the files of a dataset, which all formats have in common."""
 
-UNRECORDED = frozenset({"check_crc", "follow_external", "join", "memory"})
+UNRECORDED = frozenset({"check_crc", "follow_external", "join", "memory", "stop"})
 """Options that no sidecar keeps: what is checked and allowed is decided by whoever reads."""
 
-OF_ALL = frozenset({"memory"})
+OF_ALL = frozenset({"memory", "stop"})
 """Options that apply to every format."""
 
 

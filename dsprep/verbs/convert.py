@@ -30,6 +30,7 @@ from dsprep.writing.plan import (
     shard_names,
     shards_by_bytes,
     shards_by_samples,
+    stop_of,
     with_rows,
 )
 from dsprep.writing.run import run_job
@@ -260,7 +261,8 @@ def convert(
         durable=durable,
         executor=executor,
     )
-    with open_dataset(source, reading(open_options, fields, run.memory), marked=True) as opened:
+    how = replace(reading(open_options, fields, run.memory), stop=stop_of(samples))
+    with open_dataset(source, how, marked=True) as opened:
         return run_job(plan_job(opened, as_path(target), options), opened, run, progress)
 
 

@@ -8,6 +8,7 @@ output is the same whatever the number of workers and interruptions.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -399,6 +400,16 @@ def parse_range(text: str, count: int) -> tuple[int, int]:
     if first > last:
         raise UsageError(f"the range {text} ends before it begins", expected="START:STOP")
     return first, last
+
+
+def stop_of(text: str | None) -> int | None:
+    """Return behind which sample ``START:STOP`` needs none, counted from the first; None: it may.
+
+    >>> stop_of("5:10"), stop_of("-5:10"), stop_of("5:")
+    (10, None, None)
+    """
+    match = re.fullmatch(r"\d*:(\d+)", text or "")
+    return int(match[1]) or None if match else None
 
 
 def one_each(shards: Sequence[Shard]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import re
 import zlib
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 from record_checks import frame
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
-from dsprep.core.schema import Batch, FieldSpec, Schema
+import dsprep
+from dsprep.core.schema import Batch, Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load, recognise
 from dsprep.formats.options import OpenOptions
@@ -21,6 +24,8 @@ from dsprep.storage.paths import Candidate
 
 TFR = load("tfrecord")
 ALL = dict(schemas())
+SCHEMA = Schema((Field("x", np.dtype("<f4"), (3,)),))
+X = random_batch(SCHEMA, 12)
 
 
 def header(length: int) -> bytes:
@@ -45,7 +50,7 @@ def intact(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Schema
 
 def test_truncated_anywhere(intact: tuple[Path, Schema, Batch]) -> None:
     path, schema, batch = intact
-    data = path.read_bytes()
+    data, advised = path.read_bytes(), 0
     for length in sorted(
         {*range(1, len(data), 37), *range(1, 40), *range(len(data) - 20, len(data))}
     ):
@@ -53,10 +58,31 @@ def test_truncated_anywhere(intact: tuple[Path, Schema, Batch]) -> None:
         TFR.recognises(Candidate(path))
         try:
             found = read(path, schema)
-        except DsprepError:
+        except DsprepError as error:
+            whole = re.search(r"--samples 0:(\d+) ", str(error))
+            if whole is not None:
+                stop = int(whole[1])
+                found = read(path, schema, stop=stop)
+                assert_same_batch(found, take(batch, 0, stop), schema)
+                advised += 1
+                with pytest.raises(FormatError):
+                    read(path, schema, stop=stop + 1)
             continue
         # cut between two records it is a shorter dataset, which nothing in the file contradicts
         assert_same_batch(found, take(batch, 0, len(found["label"])), schema)
+    assert advised > 10
+
+
+def test_what_is_whole_is_converted(tmp_path: Path) -> None:
+    write_batch(TFR, tmp_path / "a", SCHEMA, X)
+    (tmp_path / "cut").write_bytes((tmp_path / "a").read_bytes()[:-1])
+    with pytest.raises(FormatError, match=r"truncate -s (\d+)") as caught:
+        dsprep.convert(tmp_path / "cut", tmp_path / "out.h5")
+    dsprep.convert(tmp_path / "cut", tmp_path / "out.h5", samples="2:11")
+    with dsprep.open(tmp_path / "out.h5") as source:
+        assert_same_batch(source[:], take(X, 2, 11), SCHEMA)
+    os.truncate(tmp_path / "cut", int(re.findall(r"truncate -s (\d+)", str(caught.value))[0]))
+    assert_same_batch(read(tmp_path / "cut", SCHEMA), take(X, 0, 11), SCHEMA)
 
 
 def test_one_flipped_bit(intact: tuple[Path, Schema, Batch]) -> None:

@@ -15,6 +15,7 @@ gives the offset of any record without I/O.
 from __future__ import annotations
 
 import itertools
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -187,20 +188,32 @@ class Scan:
 
     `position` is where the next header begins, `count` the headers seen so far, `length` the
     payload bytes of the last. `end` are the bytes of the file, where they are known; `taken` is
-    called with the payloads of each run of records.
+    called with the payloads of each run of records. Nothing is looked at behind record `stop`.
     """
 
-    def __init__(self, where: object, end: int | None = None, taken: Taken | None = None) -> None:
+    def __init__(
+        self,
+        where: object,
+        end: int | None = None,
+        taken: Taken | None = None,
+        stop: int | None = None,
+    ) -> None:
         self.where, self.end, self._taken = where, end, taken
+        self._stop = LONGEST if stop is None else stop
         self.position = self.count = self.length = 0
         self._parts: list[Array] = []
         self._first: int | None = None  # the length of all so far, while they are the same
+
+    @property
+    def full(self) -> bool:
+        """Whether all records were taken that are wanted."""
+        return self.count >= self._stop
 
     def take(self, window: NDArray[np.uint8], at: int) -> None:
         """Take every header that is completely in `window`, the bytes from offset `at` on."""
         last = len(window) - HEADER
         pos = self.position - at
-        if pos > last:
+        if pos > last or self.full:
             return
         stride = int(window[pos : pos + 8].view("<u8")[0]) + FRAME
         if stride <= (last - pos) // 8:  # try whether records of this length follow
@@ -236,7 +249,7 @@ class Scan:
 
     def _accept(self, heads: NDArray[np.uint8]) -> None:
         """Append the records of these headers, shape ``(n, 12)``, once their CRCs are right."""
-        heads = np.ascontiguousarray(heads)
+        heads = np.ascontiguousarray(heads[: self._stop - self.count])
         lengths = heads[:, :8].copy().view("<u8").reshape(-1)
         stored = heads[:, 8:].copy().view("<u4").reshape(-1)
         bad = (stored != crc_of_lengths(heads[:, :8])) | (lengths >= LONGEST)
@@ -248,7 +261,8 @@ class Scan:
                 f"the header of record {self.count} is damaged",
                 where=f"{self.where}, offset {self.position}",
                 expected="a length with its CRC32C",
-                fix="the file is damaged there, or is not a TFRecord file",
+                fix="the file is damaged there, or is not a TFRecord file"
+                + self.advice(self.count, self.position),
             )
 
     def _append(self, lengths: NDArray[np.uint64]) -> None:
@@ -286,11 +300,20 @@ class Scan:
             f"the file ends inside record {record}",
             where=f"{self.where}, offset {offset}",
             expected=f"more than {end} bytes",
-            fix=TRUNCATED,
+            fix=TRUNCATED + self.advice(record, offset),
         )
+
+    def advice(self, whole: int, end: int) -> str:
+        """Return what to do with a file of which so many records are whole, up to offset `end`."""
+        if not whole:
+            return ""
+        name = shlex.quote(str(self.where))
+        cut = "" if self.end is None else f", as does truncate -s {end} of a copy"
+        return f"; dsprep convert {name} OUT --samples 0:{whole} takes the records before it{cut}"
 
     def index(self, end: int) -> Index:
         """Return the index, given that the file ends at offset `end`."""
+        end = self.position if self.full and self.position < end else end
         if self.position < end:
             self.ends_inside(self.count, self.position, end)
         if self.position > end:

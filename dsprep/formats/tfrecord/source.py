@@ -53,7 +53,7 @@ class TFRecordSource(Source):
         self, path: Path, options: OpenOptions, hint: Schema | None, index: Index | None = None
     ) -> None:
         self.path = path
-        self._check_crc = options.check_crc
+        self._check_crc, self._stop = options.check_crc, options.stop
         if options.records == "opaque" and hint is not None and not features.is_opaque(hint):
             hint = Schema((), hint.attrs)  # it describes what is inside the records
         self._stream = open_stream(path, options.limit)
@@ -63,7 +63,8 @@ class TFRecordSource(Source):
             look = Discovery(self._stream, options.check_crc, path)
             # Reading the headers of a file in a store takes reading all of it.
             through = every or not (opaque or index or self._codec or self._stream.fd >= 0)
-            self._index = index or read_index(self._stream, look if through else None)
+            shown = look if through else None
+            self._index = index or read_index(self._stream, shown, options.stop)
             if not opaque and not through:
                 self._sample(look)
             available, notes = (None, []) if opaque else self._find_features(look, options, hint)
@@ -200,7 +201,7 @@ class TFRecordSource(Source):
             return
         if self._look is None:
             self._look = Discovery(self._stream, self._check_crc, self.path)
-            read_index(self._stream, self._look)
+            read_index(self._stream, self._look, self._stop)
         look = self._look
         available, _ = features.discover(look.stats, look.records, look.unlike)
         if look.reason is not None:

@@ -108,25 +108,27 @@ def _look(look: Look, window: NDArray[np.uint8], at: int, starts: Ints, lengths:
         look.take_on_disk(start, length)
 
 
-def read_index(file: Handle, look: Look | None = None) -> Index:
+def read_index(file: Handle, look: Look | None = None, stop: int | None = None) -> Index:
     """Read all headers, and show every record to `look`; of a compressed file, unpack it once.
+
+    With `stop` those of the first records only, and nothing behind them.
 
     Raises `FormatError` if the stream or a header is damaged, or either ends too early.
     """
     if isinstance(file, PackedFile):
-        return file.unpack(look)
+        return file.unpack(look, stop)
     size = file.nbytes
     if file.fd < 0 and int.from_bytes(file.pread(8, 0), "little") < SPARSE_APART:
-        return _read_through(file, _pieces(file), look, KEPT)
+        return _read_through(file, _pieces(file), look, KEPT, stop)
     here: tuple[NDArray[np.uint8], int] = np.empty(0, np.uint8), 0
 
     def taken(starts: Ints, lengths: Ints) -> None:
         if look is not None:
             _look(look, *here, starts, lengths)
 
-    scan = Scan(file.path, size, taken if look is not None else None)
+    scan = Scan(file.path, size, taken if look is not None else None, stop)
     window = np.empty(min(WINDOW, size), np.uint8)
-    while scan.position + HEADER <= size:
+    while scan.position + HEADER <= size and not scan.full:
         if scan.length >= sparse(file):
             here = np.empty(0, np.uint8), 0
             if scan.hop(file, HOPS if file.fd < 0 else 4096):
@@ -142,6 +144,8 @@ def read_index(file: Handle, look: Look | None = None) -> Index:
             for at, part in windows(file, starts, WINDOW):
                 here = part, at
                 scan.take(part, at)
+                if scan.full:
+                    break
     return scan.index(size)
 
 
@@ -157,7 +161,24 @@ def _pieces(file: Handle) -> Iterator[bytes]:
         yield from file.pread_blocks(PIECE, range(start, stop, PIECE))
 
 
-def _read_through(file: Handle, pieces: Iterable[bytes], look: Look | None, kept: int) -> Index:
+def _wanted(pieces: Iterable[bytes], scan: Scan) -> Iterator[bytes]:
+    """Yield bytes that come one after another until `scan` has the records that it wants."""
+    end = 0
+    try:
+        for data in pieces:
+            end += len(data)
+            yield data
+            if scan.full and scan.position <= end:
+                return
+    except FormatError as error:
+        whole = scan.count - (scan.position > end)
+        fix = (error.fix or "") + scan.advice(whole, scan.position)
+        raise FormatError(error.what, where=error.where, fix=fix.strip("; ")) from error
+
+
+def _read_through(
+    file: Handle, pieces: Iterable[bytes], look: Look | None, kept: int, stop: int | None
+) -> Index:
     """Read all headers, and show all records, of bytes that come one after another."""
     begun: list[tuple[int, int]] = []  # a record that is not all in the window
     far: list[tuple[int, int]] = []  # those that are too large to wait for
@@ -171,10 +192,10 @@ def _read_through(file: Handle, pieces: Iterable[bytes], look: Look | None, kept
 
     stored = file.stored.nbytes if isinstance(file, PackedFile) else file.nbytes
     end = None if isinstance(file, PackedFile) else file.nbytes
-    scan = Scan(file.path, end, taken if look is not None else None)
+    scan = Scan(file.path, end, taken if look is not None else None, stop)
     parts: list[bytes] = []  # of a record that has begun, or of a header
     have = at = 0
-    for data in pieces:
+    for data in _wanted(pieces, scan):
         parts.append(data)
         have += len(data)
         if begun and at + have < sum(begun[0]) + FOOTER:
@@ -288,7 +309,7 @@ class PackedFile(Handle):
             where=f"{self.path}, before offset {cursor.at}",
         )
 
-    def unpack(self, look: Look | None = None) -> Index:
+    def unpack(self, look: Look | None = None, stop: int | None = None) -> Index:
         """Read all headers; see `read_index`."""
 
         def pieces() -> Iterator[bytes]:
@@ -298,7 +319,7 @@ class PackedFile(Handle):
                 self.nbytes = cursor.position
                 yield data
 
-        return _read_through(self, pieces(), look, self._kept)
+        return _read_through(self, pieces(), look, self._kept, stop)
 
     def _descriptor(self) -> int:
         """Return the descriptor of the temporary file of the unpacked bytes."""
@@ -315,13 +336,13 @@ class PackedFile(Handle):
         cursor = _Cursor(self)
         unpacked = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed with the handle)
         try:
-            while data := cursor.read(INPUT):
+            while cursor.position < self.nbytes and (data := cursor.read(INPUT)):
                 try:
                     unpacked.write(data)
                     unpacked.flush()
                 except OSError as error:
                     raise self._no_space(folder) from error
-            if cursor.position != self.nbytes:
+            if cursor.position < self.nbytes:
                 raise FormatError(
                     "the file has changed since its records were counted",
                     where=self.path,

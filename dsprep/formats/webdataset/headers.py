@@ -103,20 +103,21 @@ class Archive:
         Members that are not files, by what they are: how many, and the name of the first.
     ended
         Whether the blocks of zeros were found with which an archive ends; set by `members`.
+    damage
+        The error at which `members` ended, if it is damaged or cut.
     """
 
     def __init__(self, file: Handle) -> None:
         self.file, self.at, self.ended = file, 0, False
+        self.damage: FormatError | None = None
         self.skipped: dict[str, tuple[int, bytes]] = {}
         self._stated: _Stated | None = None
 
     def members(self) -> Iterator[Members]:
-        """Yield the files, many at a time.
+        """Yield the files, many at a time, up to the end or to `damage`.
 
         Raises
         ------
-        FormatError
-            If the archive is damaged, or cut.
         UnsupportedError
             If a member is stored in a way that has no single range of bytes.
         """
@@ -125,15 +126,18 @@ class Archive:
             begin = self.at
             rest = self.file.nbytes - begin
             if rest < BLOCK:
-                raise self._cut("header", begin, BLOCK, rest)
+                self.damage = self._cut("header", begin, BLOCK, rest)
+                return
             window = buffer[: min(span, rest) // BLOCK * BLOCK]
             self.file.read_into(window, begin)
             batch, headers = self._window(window.reshape(-1, BLOCK))
             if batch.names:
                 yield batch
+            if self.damage is not None:
+                return
             span = LARGE if self.at - begin <= APART * max(1, headers) else SMALL
         if self._stated is not None or not self.ended:
-            raise FormatError(
+            self.damage = FormatError(
                 "the archive has no end, the blocks of zeros behind the last member",
                 where=f"{self.file.path}, offset {self.at}",
                 fix="the file was cut: bring it again from where it came from; if you know that it "
@@ -162,18 +166,24 @@ class Archive:
                 continue
             headers += 1
             self.at = begin + i * BLOCK
-            member = self._one(blocks[i].tobytes())
+            try:
+                member = self._one(blocks[i].tobytes())
+            except FormatError as error:
+                self.damage = error
+                break
             if member is not None:
                 others[i] = member
             i = (self.at - begin) // BLOCK
         if not self.ended:
             self.at = begin + i * BLOCK
         members = _joined(blocks, begin, simple, others)
-        if self.at > self.file.nbytes and members.names:
-            offset = int(members.offsets[-1])
-            raise self._cut(
-                show(members.names[-1]), offset, self.at - offset, self.file.nbytes - offset
+        offset = int(members.offsets[-1]) if members.names else 0
+        filled = -(-int(members.lengths[-1]) // BLOCK) * BLOCK if members.names else 0
+        if offset + filled > self.file.nbytes:
+            self.damage = self._cut(
+                show(members.names[-1]), offset, filled, self.file.nbytes - offset
             )
+            members = Members(members.names[:-1], *(column[:-1] for column in members[1:]))
         return members, headers + len(simple)
 
     def _cut(self, subject: str, offset: int, expected: int, available: int) -> FormatError:

@@ -81,6 +81,8 @@ class Samples:
         The fields that are looked for; empty: all, which every sample has to have.
     keys
         Whether the keys of samples are looked for.
+    stop
+        How many samples are wanted, if not all; nothing behind them is looked at.
 
     Attributes
     ----------
@@ -102,14 +104,16 @@ class Samples:
         the keys are not looked for.
     """
 
-    def __init__(self, archive: Archive, requested: Iterable[str], keys: bool) -> None:
+    def __init__(
+        self, archive: Archive, requested: Iterable[str], keys: bool, stop: int | None = None
+    ) -> None:
         self._archive, self._where = archive, archive.file.path
         self._requested = frozenset(requested)
         self._codes = _Codes(())
         self._names: list[str] = []
         self._columns: list[tuple[Numbers, Numbers]] = []
         self._keys = (Numbers(), Numbers()) if keys else None
-        self.count = 0
+        self.count, self._stop = 0, stop
         self._parts: dict[str, str] = {}
         self._go_through()
         if len(self._parts) > 1 and not keys:
@@ -143,7 +147,23 @@ class Samples:
                 )
             self._take(batch.part(0, begin))
             pending = batch.part(begin, len(batch.keys))
-        self._take(pending)
+            if self.count == self._stop:
+                return
+        damage = self._archive.damage
+        there = {_name(field, self._where) for field in pending.fields}
+        if damage is None or (self.count and there.issuperset(self._names)):
+            self._take(pending)
+        if damage is not None and self.count != self._stop:
+            path = shlex.quote(str(self._where))
+            line = f"dsprep convert {path} OUT --samples 0:{self.count} takes the samples before it"
+            fix = "; ".join(filter(None, (damage.fix, line if self.count else "")))
+            raise FormatError(
+                damage.what,
+                where=damage.where,
+                expected=damage.expected,
+                found=damage.found,
+                fix=fix or None,
+            )
         if not self.count:
             raise FormatError(
                 "the archive holds no samples",
@@ -186,6 +206,10 @@ class Samples:
             return
         new = batch.new
         starts = np.flatnonzero(new)
+        if self._stop is not None and self.count + len(starts) > self._stop:
+            if self.count < self._stop:
+                self._take(batch.part(0, int(starts[self._stop - self.count])))
+            return
         self._parts |= parts_of_many(batch.keys)
         if not self.count:
             stop = int(starts[1]) if len(starts) > 1 else len(new)

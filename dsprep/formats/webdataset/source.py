@@ -70,7 +70,8 @@ def _located(file: Handle, options: OpenOptions) -> tuple[Samples, list[tuple[st
     keys = options.keys_as
     members = [spec.path for spec in options.fields if spec.path != keys]
     named = any(spec.path == keys for spec in options.fields)
-    samples = Samples(Archive(file), members, keys is not None and (named or not options.fields))
+    with_keys = keys is not None and (named or not options.fields)
+    samples = Samples(Archive(file), members, with_keys, options.stop)
     if keys in samples.fields:
         raise UsageError(f"--keys-as {keys}: there is a field of this name", where=file.path)
     available = [*samples.fields] + ([keys] if keys is not None and samples.keys else [])
