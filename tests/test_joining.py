@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
+import lmdb
 import numpy as np
 import pytest
 import zarr
+from image_files import png
 from typer.testing import CliRunner, Result
 
 import dsprep
@@ -154,6 +160,71 @@ def test_what_cannot_be_joined_is_refused(pcam: Path, tmp_path: Path) -> None:
     result = run("provenance", pcam, "--join")
     assert result.exit_code == 2
     assert "dsprep repack SRC... DST --join" in result.stderr
+
+
+def keyed(path: Path, kind: str, keys: list[str], folder: str = "") -> Path:
+    """Write samples, of which each holds its number, by these keys."""
+    values = {key: bytes([i]) * 4 for i, key in enumerate(keys)}
+    if kind == "tar":
+        with tarfile.open(path, "w") as archive:
+            for key, value in values.items():
+                member = tarfile.TarInfo(f"{folder}{key}.bin")
+                member.size = 4
+                archive.addfile(member, io.BytesIO(value))
+    elif kind == "lmdb":
+        with lmdb.open(str(path), subdir=False) as env, env.begin(write=True) as transaction:
+            for key, value in values.items():
+                transaction.put(key.encode(), value)
+    elif kind == "images":
+        for i, key in enumerate(keys):
+            (path / f"{key}.png").parent.mkdir(parents=True, exist_ok=True)
+            (path / f"{key}.png").write_bytes(png(i))
+    else:
+        with h5py.File(path, "w") as file:
+            for key, value in values.items():
+                file[f"{key}/v"] = np.frombuffer(value, np.uint8)
+    return path
+
+
+KEYS = ["s01", "s02", "s11", "s30"]
+KINDS = ["tar", "lmdb", "images", "groups"]
+
+
+@pytest.mark.parametrize("kinds", itertools.combinations_with_replacement(KINDS, 2))
+def test_samples_of_other_keys_are_not_joined(tmp_path: Path, kinds: tuple[str, str]) -> None:
+    options = OpenOptions(join=True, sample_axis="groups" if "groups" in kinds else "auto")
+    first = keyed(tmp_path / "first", kinds[0], KEYS)
+    same, other = (
+        keyed(tmp_path / name, kinds[1], keys)
+        for name, keys in (("same", KEYS), ("other", [*KEYS[:2], "s12", "s30"]))
+    )
+    for sidecar in (False, True):
+        if sidecar:
+            for path, kind in zip((first, other), kinds, strict=True):
+                reading = replace(options, join=False) if kind == "groups" else None
+                dsprep.provenance(path, reading)
+            with pytest.raises(SchemaError, match="sample 2"):
+                joined([first, other])
+        with dsprep.open([first, same], options) as source:
+            assert len(source) == 4
+        with pytest.raises(SchemaError, match=r"sample 2.*expected s11.*found s12"):
+            dsprep.open([first, other], options)
+
+
+def test_keys_that_only_count_are_joined_with_any(tmp_path: Path) -> None:
+    counter = keyed(tmp_path / "c.lmdb", "lmdb", [f"{i:08d}" for i in range(4)])
+    tar = keyed(tmp_path / "t.tar", "tar", KEYS)
+    with joined([counter, tar]) as source:
+        assert [source[i]["bin"] for i in range(4)] == [bytes([i]) * 4 for i in range(4)]
+    plain = hdf5(tmp_path / "y.h5", y=Y[:4])
+    with joined([tar, plain]) as source:
+        assert source[3]["y"] == 3
+    zeros = keyed(tmp_path / "z.tar", "tar", ["003", "17"], "some/folder/")
+    short = keyed(tmp_path / "s.tar", "tar", ["3", "17"])
+    with joined([zeros, short]) as source:
+        assert len(source) == 2
+    with pytest.raises(SchemaError, match="sample 1"):
+        joined([zeros, keyed(tmp_path / "o.tar", "tar", ["3", "018"])])
 
 
 # --- the file of a sample ------------------------------------------------------------------------

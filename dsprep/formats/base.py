@@ -511,6 +511,8 @@ class Format(ABC):
         File name endings, the preferred one first.
     open_options
         The names in `OpenOptions` that this format knows.
+    key
+        The field of what its samples are called, where that is one unasked.
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
         see `merge_schemas`.
@@ -523,6 +525,7 @@ class Format(ABC):
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
+    key: ClassVar[str | None] = None
     infers: ClassVar[bool] = False
     keeps_types: ClassVar[bool] = True
     named_only: ClassVar[bool] = False

@@ -61,7 +61,8 @@ class OpenOptions:
         files, as an int64 field of this name.
     join
         Read several datasets as one, whose samples have the fields of all of them: each path is a
-        dataset; of only one path, each file. All have as many samples, in the same order.
+        dataset; of only one path, each file. All have as many samples, in the same order, and
+        where several have keys or names of samples, these are the same.
     follow_external
         images, numpy, zarr: also read what the dataset refers to outside of its directory; hdf5:
         what it has in other files.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from dsprep.errors import DsprepError
-from dsprep.storage.paths import StorePath
 
 T = TypeVar("T")
 
@@ -38,8 +37,6 @@ def load_hidden(path: Path, beside: Path, parse: Callable[[bytes], T]) -> T | No
 
 def save_hidden(path: Path, data: bytes) -> None:
     """Keep `data`, whole or not at all, where that can be written."""
-    if isinstance(path, StorePath):
-        return
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     with suppress(OSError):
         try:

@@ -420,10 +420,9 @@ class _Pass:
     def load(self) -> bool:
         """Continue from what is kept of the same data, if there is something."""
         kept = self._path and load_hidden(self._path, self._data[0], self._parse)
-        if not kept:
-            return False
-        self.done, self.nbytes, self.sums = kept
-        return True
+        if kept:
+            self.done, self.nbytes, self.sums = kept
+        return bool(kept)
 
     def _parse(self, data: bytes) -> tuple[int, int, dict[str, FieldSums]] | tuple[()]:
         """Return what a file keeps, nothing if that is of other data."""

@@ -24,6 +24,7 @@ from dsprep.reader.where import Where
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.local import LocalFile
+from dsprep.storage.paths import StorePath
 from dsprep.writing.plan import Shard, pieces
 from dsprep.writing.split import assign, check_shares, group_labels, parse_split
 
@@ -175,12 +176,8 @@ def numbers_of(indices: Indices, count: int) -> Ints:
             f"{name}: {numbers.dtype} of shape {numbers.shape}",
             expected=f"whole numbers in one row, or {count} bools",
         )
-    if len(numbers) > count:
-        raise UsageError(
-            f"{name}: {len(numbers)} numbers, some of them twice or of no sample",
-            expected=f"each sample once, of {count}",
-        )
-    rising: Ints = np.sort(numbers).astype(np.int64)
+    # Of more numbers than samples, some among the first are wrong already.
+    rising: Ints = np.sort(numbers[: count + 1]).astype(np.int64)
     if len(rising) and not 0 <= rising[0] <= rising[-1] < count:
         wrong = rising[0] if rising[0] < 0 else rising[-1]
         raise UsageError(f"{name}: there is no sample {wrong}", expected=f"0 to {count - 1}")
@@ -224,9 +221,11 @@ def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
     if kept is not None:
         return kept
     samples = subset.samples(count, opened)
-    if sidecar.kept:
+    if sidecar.kept and not isinstance(path, StorePath):
         out = io.BytesIO()
-        np.save(out, samples if samples.nbytes < count else _mask(samples, count))
+        np.save(
+            out, samples if samples.nbytes < count else np.bincount(samples, minlength=count) > 0
+        )
         save_hidden(path, out.getvalue() + digest(out.getvalue()).encode())
     return samples
 
@@ -236,13 +235,6 @@ def _parse(data: bytes, count: int, path: Path) -> Ints:
     if data[-16:] != digest(data[:-16]).encode():
         raise ValueError("it has another digest")
     return numbers_of(array_in(np.frombuffer(data, np.uint8), path), count)
-
-
-def _mask(samples: Ints, count: int) -> Array:
-    """Return which samples are among some of `count`: bool, shape ``(count,)``."""
-    mask = np.zeros(count, bool)
-    mask[samples] = True
-    return mask
 
 
 def read_weights(given: Any, sidecar: Sidecar, kept: Ints | None) -> Weights:

@@ -179,9 +179,8 @@ class Where:
                 combine = np.logical_and if every else np.logical_or
                 out = combine(*_aligned(out, _truth(self._value(part, batch))))
                 continue
-            rows, some = np.flatnonzero(out == every), batch
-            if len(rows) < len(out):
-                some = {name: _take(batch[name], rows) for name in _names(part)}
+            rows = np.flatnonzero(out == every)
+            some = {name: _take(batch[name], rows) for name in _names(part)}
             out[rows] = _truth(self._value(part, some))
         return out
 
@@ -210,12 +209,16 @@ def _names(node: ast.expr) -> list[str]:
         match part:
             case ast.Call(func=ast.Name(id="field")):
                 found.append(_named(part))
-            case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
-                if name not in _FUNCTIONS and name != "len":
+            case ast.Call(
+                func=ast.Name(id="len"), args=[ast.Name() | ast.Call(func=ast.Name(id="field"))]
+            ):
+                pass
+            case ast.Call(func=ast.Name(id="len")):
+                raise ValueError("len is that of a ragged field")
+            case ast.Call(func=ast.Name(id=name), args=[_], keywords=[]):
+                if name not in _FUNCTIONS:
                     known = ", ".join([*_FUNCTIONS, "len", "field"])
                     raise ValueError(f"there is no function {name}, only {known}")
-                if name == "len" and not (isinstance(argument, ast.Name) or _is_named(argument)):
-                    raise ValueError("len is that of a ragged field")
             case ast.Call():
                 raise ValueError(f"{ast.unparse(part)} is not a call of one argument")
             case ast.BinOp(op=sign) if type(sign) not in _ARITHMETIC:
@@ -225,13 +228,6 @@ def _names(node: ast.expr) -> list[str]:
     functions = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
     names = [p.id for p in ast.walk(node) if isinstance(p, ast.Name) and id(p) not in functions]
     return found + names
-
-
-def _is_named(node: ast.expr) -> bool:
-    """Whether it is a call of ``field``."""
-    return (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "field"
-    )
 
 
 def _named(node: ast.Call) -> str:
@@ -258,10 +254,9 @@ def _values(name: str, column: Column) -> Array:
         data, ends = column.values.tobytes(), column.offsets.tolist()
         out[:] = [data[low:high] for low, high in pairwise(ends)]
         return out.view(_Text)
-    if not is_extension(column.dtype) and column.dtype.kind not in "biufS":
-        raise ValueError(f"{name} is of dtype {column.dtype}, which has no order")
-    if column.dtype.kind == "f" and column.itemsize > 8:
-        raise ValueError(f"{name} is of dtype {column.dtype}, wider than 64 bits")
+    dtype = column.dtype
+    if not is_extension(dtype) and (dtype.kind not in "biufS" or dtype.str[1:] == "f16"):
+        raise ValueError(f"{name} is of dtype {dtype}, which is not compared")
     return column
 
 
@@ -293,15 +288,10 @@ def _exact(value: Any) -> Array:
     return np.asarray(value).astype(object)
 
 
-def _span(value: Any) -> tuple[int, int]:
-    """Return the least and the largest of whole numbers."""
-    if not isinstance(value, np.ndarray):
-        return int(value), int(value)
-    return (int(value.min()), int(value.max())) if value.size else (0, 0)
-
-
 def _bits(value: Any) -> int:
-    return max(map(int.bit_length, _span(value)))
+    """Return the bits of the largest of whole numbers, without the sign."""
+    ends = (np.min(value), np.max(value)) if np.size(value) else ()
+    return max((int(end).bit_length() for end in ends), default=0)
 
 
 def _aligned(*values: Any) -> list[Any]:
@@ -331,9 +321,7 @@ def _compute(sign: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     out = sign(_exact(left), _exact(right))
     if sign is operator.truediv:
         return out.astype(np.float64)
-    least, largest = _span(out)
-    limit = 1 << (127 if wide else 63)
-    if not -limit <= least <= largest < limit:
+    if _bits(out) >= (128 if wide else 64):
         raise OverflowError(f"it gives whole numbers of more than {128 if wide else 64} bits")
     return out if wide else out.astype(np.int64)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -17,14 +17,21 @@ from typing import Literal, TypeAlias
 from dsprep.core.schema import Field, FieldSpec, Schema, with_others
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import Format, Opening, Source
-from dsprep.formats.fields import wanted
+from dsprep.formats.fields import MissingField, wanted
 from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.identity import FileComparison
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.source.joined import JoinedSource, assign_fields, check_lengths, joined_names
-from dsprep.source.many import open_native
+from dsprep.source.joined import (
+    KEY,
+    JoinedSource,
+    assign_fields,
+    check_keys,
+    check_lengths,
+    joined_names,
+)
+from dsprep.source.many import NativeOpening, open_native
 from dsprep.source.numbered import without
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.marks import Mark
@@ -128,6 +135,15 @@ def _open_joined(
         reading = OpenOptions(**{**own, "fields": fields})
         return open_dataset(datasets[number], reading, progress, through=through, marked=marked)
 
+    def opened_keys(number: int) -> Source | None:
+        name, opening = formats[number].key or KEY, parts[number].opening
+        assert isinstance(opening, SidecarOpening | NativeOpening)
+        keys_as, fields = None if formats[number].key else KEY, (FieldSpec(name, name),)
+        reading = replace(opening.options, fields=fields, keys_as=keys_as, file_field=None)
+        with suppress(MissingField, UsageError):  # keys that only count, and no groups of HDF5
+            return open_dataset(datasets[number], reading, progress, through="library")
+        return None
+
     with ExitStack() as stack:
         parts = [stack.enter_context(opened(i, ())) for i in range(len(datasets))]
         check_lengths(parts)
@@ -137,6 +153,10 @@ def _open_joined(
             if fields != tuple(FieldSpec(name, name) for name in parts[i].schema.names):
                 parts[i].close()
                 parts[i] = stack.enter_context(opened(i, fields)) if fields else parts[i]
+        keyed = [i for i, f in enumerate(formats) if f.key or "keys_as" in f.open_options]
+        if len(keyed) > 1:
+            known = [source for i in keyed if specs[i] and (source := opened_keys(i)) is not None]
+            check_keys([stack.enter_context(source) for source in known])
         source = JoinedSource([p for p, own in zip(parts, specs, strict=True) if own], order)
         source.named = tuple(map(str, named))
         stack.pop_all()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from dsprep.formats.base import Opening, Source
 from dsprep.formats.fields import missing_field
 from dsprep.layout.describe import FieldStorage
 from dsprep.storage.marks import Mark
+
+KEY = "__key__"
+"""The field that keys become where they are compared."""
+
+AT_ONCE = 1 << 14
+"""Keys that are read at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +223,42 @@ def check_lengths(parts: Sequence[Source]) -> None:
                 found=len(part),
                 fix="leave it out, or name those that belong together",
             )
+
+
+def check_keys(sources: Sequence[Source]) -> None:
+    """Raise `SchemaError` at the first sample that datasets call differently.
+
+    Parameters
+    ----------
+    sources
+        What each calls its samples, as the only field.
+    """
+    for i, keys in enumerate(zip(*map(_keys, sources), strict=False)):
+        for source, key in zip(sources, keys, strict=True):
+            if key[0] != keys[0][0]:
+                raise SchemaError(
+                    "the datasets that are to be joined have other keys for the same sample",
+                    where=f"{source.path}, sample {i}",
+                    expected=f"{keys[0][1]} as {sources[0].path}",
+                    found=key[1],
+                    fix="leave out what the others lack, and give all the same order; if samples "
+                    "belong together whatever they are called, join what has no keys: "
+                    "dsprep convert FILE OUT.h5",
+                )
+
+
+def _keys(source: Source) -> Iterator[tuple[str, str]]:
+    """Yield keys: up to the first dot, without leading zeros and the first one's folder; whole."""
+    (name,) = source.schema.names
+    folder: str | None = None
+    for start in range(0, len(source), AT_ONCE):
+        for key in source.read(start, min(start + AT_ONCE, len(source)))[name]:
+            text = os.fsdecode(key) if isinstance(key, bytes) else str(key)
+            above, _, last = text.rpartition("/")
+            folder = above if folder is None else folder
+            stem = last.partition(".")[0] or last
+            stem = str(int(stem)) if stem.isdecimal() and len(stem) < 99 else stem
+            yield stem if above == folder else f"{above}/{stem}", text
 
 
 def refuse_join(joined: bool, verb: str) -> None:

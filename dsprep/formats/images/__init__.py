@@ -36,6 +36,7 @@ class Images(Format):
     name = "images"
     suffixes = ()
     open_options = frozenset({"fields", "follow_external", "labels", "nulls"})
+    key = "name"
     infers = True
     named_only = True
 

@@ -55,6 +55,7 @@ class Lmdb(WritableFormat):
         {"fields", "order", "values", "database", "skip_keys", "keys_as"}
     )
     write_options: ClassVar[frozenset[str]] = frozenset({"key_format"})
+    key: ClassVar[str | None] = KEY
     infers: ClassVar[bool] = True
     keeps_types: ClassVar[bool] = False
     uneven_groups: ClassVar[bool] = True
