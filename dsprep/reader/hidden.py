@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from dsprep.errors import DsprepError
-
 T = TypeVar("T")
+
+_DAMAGED = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
 
 
 def load_hidden(path: Path, beside: Path, parse: Callable[[bytes], T]) -> T | None:
@@ -30,7 +30,7 @@ def load_hidden(path: Path, beside: Path, parse: Callable[[bytes], T]) -> T | No
         data = path.read_bytes()
         try:
             return parse(data)
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, DsprepError):
+        except _DAMAGED:
             warnings.warn(f"{path} is damaged, so what it keeps is computed again", stacklevel=3)
     return None
 
