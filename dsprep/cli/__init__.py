@@ -96,6 +96,10 @@ def dsprep(
 
 def main() -> None:
     """Run the command line; the entry point of the ``dsprep`` program."""
+    while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # else a file of data gets the number
+        os.set_inheritable(null, True)
+    sys.stdout = sys.stdout or os.fdopen(null, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(null, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):  # file names may be any bytes
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -108,3 +112,5 @@ def main() -> None:
     except BrokenPipeError:  # the reader of the output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        sys.exit(f"dsprep: error: standard output: {error.strerror}")

@@ -28,7 +28,7 @@ PATIENCE = 2.0
 """Seconds after an interrupt until a line says what is waited for."""
 
 WAITING = (
-    "dsprep: note: waiting for reads and writes that are under way; interrupt again to leave at "
+    "waiting for reads and writes that are under way; interrupt again to leave at "
     "once, and run the same command again to continue"
 )
 
@@ -114,7 +114,7 @@ def handling_signals() -> Iterator[None]:
 
     A second interrupt does not raise `KeyboardInterrupt` again, but ends the process.
     """
-    waiting = threading.Timer(PATIENCE, lambda: say(WAITING, err=True))
+    waiting = threading.Timer(PATIENCE, lambda: note(WAITING))
     waiting.daemon = True
 
     def end(number: int, frame: object) -> None:

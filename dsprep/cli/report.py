@@ -76,13 +76,13 @@ def say_json(text: str) -> None:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print an error as one line and leave the command."""
-    say(f"dsprep: error: {' '.join(message.split())}", err=True)
+    _remark(f"dsprep: error: {' '.join(message.split())}")
     raise typer.Exit(code)
 
 
 def note(message: str) -> None:
     """Print a remark that is neither result nor error."""
-    say(f"dsprep: note: {message}", err=True)
+    _remark(f"dsprep: note: {message}")
 
 
 def remark(message: str) -> None:
@@ -94,7 +94,12 @@ def remark(message: str) -> None:
 def detail(message: str) -> None:
     """Print what only ``--verbose`` asks for."""
     if current_verbosity() >= Verbosity.verbose:
-        say(f"dsprep: {message}", err=True)
+        _remark(f"dsprep: {message}")
+
+
+def _remark(line: str) -> None:
+    """Print a line on stderr."""
+    say(*_wrapped(line, 2, err=True), err=True)
 
 
 @contextmanager
@@ -185,17 +190,18 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         say("  ".join(cells).rstrip())
 
 
-def _wrapped(line: str, indent: int) -> list[str]:
+def _wrapped(line: str, indent: int, *, err: bool = False) -> list[str]:
     """Return a line as several, none wider than the terminal where there is one.
 
-    They break between words, never between a number and its unit.
+    They break between words, never between a number and its unit, or an option and its value.
     """
-    columns = 0
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        columns = shutil.get_terminal_size((0, 0)).columns
-    if len(line) <= columns or columns < indent + 20 or "\n" in line:
+    stream, line, columns = (sys.stderr if err else sys.stdout), printable(line), 0
+    if stream.isatty() or ("COLUMNS" in os.environ and not err):
+        own = os.get_terminal_size(stream.fileno()) if stream.isatty() else (0, 0)
+        columns = shutil.get_terminal_size(own).columns
+    if len(line) <= columns or columns < indent + 20:
         return [line]
-    text = re.sub(r"(?<=\d) (?=\S)", "\0", line[indent:])
+    text = re.sub(r"(\d|\s--?[a-z][a-z-]*|\bdsprep) (?=\S)", "\\1\0", line[indent:])
     parts = textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False)
     parts = [part.replace("\0", " ") for part in parts]
     return [line[:indent] + parts[0], *(" " * indent + part for part in parts[1:])]
@@ -302,7 +308,7 @@ def _bar(columns: Sequence[str]) -> Progress:
         "rate": TransferSpeedColumn,
     }
     drawn = [known[c]() if c in known else TextColumn(c, markup=False) for c in columns]
-    return Progress("{task.description}", *drawn, console=Console(stderr=True))
+    return Progress("{task.description}", *drawn, console=Console(stderr=True), transient=True)
 
 
 class _Lines:

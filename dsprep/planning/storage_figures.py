@@ -22,12 +22,16 @@ HEADER = {"dsprep_bench": VERSION, "kind": "storage"}
 LARGEST = 1 << 20
 """Bytes of such a file at most."""
 
+RANGE = 1e-12, 1e18
+"""Numbers other than 0 that a storage may have: what is computed of them stays finite."""
+
 COPYING = 8
 """Threads that copy on each node, as those of `stage`."""
 
 REQUIRED = ("call_seconds", "stream_bytes_per_second")
 ABOVE_0 = ("stream_bytes_per_second", "total_bytes_per_second", "direct_bytes_per_second")
 NUMBERS = (*ABOVE_0, "call_seconds", "seek_seconds", "spread_nbytes", "opens_per_second", "nodes")
+NUMBERS += ("rounds_ratio",)
 TEXTS = ("name", "mount", "measured_on", "obtained")
 """Fields by what they hold."""
 
@@ -59,6 +63,8 @@ class StorageFigures:
         Of all processes together, however many: A. None also where reading did not saturate.
     streams_measured
         Pairs of a number of streams and the bytes per second of all of them.
+    rounds_ratio
+        Between the fastest and the slowest of several rounds that measured the same, at most.
     seek_seconds
         What a random read takes beyond a sequential one.
     transfers_measured
@@ -89,6 +95,7 @@ class StorageFigures:
     stream_bytes_per_second: float
     total_bytes_per_second: float | None = None
     streams_measured: tuple[tuple[int, float], ...] = ()
+    rounds_ratio: float | None = None
     seek_seconds: float | None = None
     transfers_measured: tuple[tuple[int, float, float], ...] = ()
     read_seconds: ReadSeconds | None = None
@@ -102,19 +109,18 @@ class StorageFigures:
     obtained: str = ""
 
     def __post_init__(self) -> None:
-        numbers = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name in NUMBERS]
+        numbers = [(name, getattr(self, name)) for name in NUMBERS]
+        numbers = [(name, v) for name, v in numbers if v is not None or name in REQUIRED]
         numbers += [("streams_measured", v) for pair in self.streams_measured for v in pair]
         numbers += [("transfers_measured", v) for three in self.transfers_measured for v in three]
         numbers += [("read_seconds", v) for v in self.read_seconds or ()]
         for name, value in numbers:
-            if value is None and name not in REQUIRED:
-                continue
             may_be_0 = name in ("call_seconds", "seek_seconds", "transfers_measured", "nodes")
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise UsageError(f"{name} is {value!r}", expected="a number")
-            if not (value > 0 or (may_be_0 and value == 0)) or value == math.inf:
-                expected = "0 or more" if may_be_0 else "more than 0"
-                raise UsageError(f"{name} is {value!r}", expected=expected)
+            if not (RANGE[0] <= value <= RANGE[1] or (may_be_0 and value == 0)):
+                expected = f"{'0 or ' * may_be_0}{RANGE[0]:g} to {RANGE[1]:g}"
+                raise UsageError(f"{name} is {value!r:.40}", expected=expected)
         read = self.read_seconds
         if (read is None) != (self.spread_nbytes is None):
             raise UsageError("read_seconds and spread_nbytes belong together")

@@ -20,9 +20,6 @@ import numpy as np
 from dsprep.planning.storage_figures import StorageFigures
 from dsprep.reader.defaults import buffers_by_rule
 
-ERROR = "within 25 % on storage that bench storage measured at two scales, else a factor of 2"
-"""How far predictions were from the tables of Lee et al.: 20 of 24 cells; see `plan papers`."""
-
 BUSY = 0.95
 """Utilisation from which on training is limited by its own compute."""
 

@@ -127,6 +127,29 @@ class ReadPlan:
         count = self.load.samples
         return BreakEven.of(seconds, each / count, together / count, count)
 
+    @property
+    def verdict(self) -> str:
+        """Whether training waits for this storage, and what is enough."""
+        shares = {name: way.utilisation for name, way in self.ways.items()}
+        each, ours = shares["sample-prefetch"], shares["dsprep"]
+        if each >= waiting.BUSY:
+            return "the storage keeps up, even sample by sample: no repack, no cache needed"
+        words = f"training computes {each:.0%} of the time sample by sample, {ours:.0%} by groups"
+        if ours >= waiting.BUSY:
+            return f"the storage keeps up with reads of groups: {words}; no cache needed"
+        tiers = "".join(f", {shares[n]:.0%} by {n}" for n in ("cache-next", "met") if n in shares)
+        slow = "too slow"
+        if self.facts["given_bytes_per_second"] >= self.facts["needed_bytes_per_second"]:
+            slow = f"fast enough but for its {self.ways['dsprep'].limit}"
+        return f"the storage is {slow}: {words}{tiers or '; --capacity adds a fast tier'}"
+
+    @property
+    def predicted(self) -> str:
+        """How far the storage may be from its figures."""
+        if (ratio := self.figures.rounds_ratio) is None:
+            return "by a closed form; how much the storage varies was not measured"
+        return f"by a closed form; rounds of bench storage differed by up to {ratio:.3g} times"
+
     def simulated(
         self, targets: int | None = None, stagger: int | None = None
     ) -> dict[str, Simulated]:
@@ -168,7 +191,8 @@ class ReadPlan:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {
-            "predicted": waiting.ERROR,
+            "verdict": self.verdict,
+            "predicted": self.predicted,
             "job": {**asdict(self.job), "ranks": self.job.ranks},
             "storage": self.figures.to_json(),
             "load": asdict(self.load),

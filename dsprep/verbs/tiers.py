@@ -182,6 +182,19 @@ class TierPlan:
         return self.at(self.repeats)
 
     @property
+    def verdict(self) -> str:
+        """Whether training waits without the fast tier, and with it."""
+        before, after, enough = (
+            self.before.stalled,
+            self.after.stalled,
+            self.tiers.pfs / self.consumed,
+        )
+        if not before:
+            words = f"the capacity tier alone keeps up ({enough:.3g} times what training takes)"
+            return f"{words}: no mini-epochs, no cache needed"
+        return f"training waits {before:.0%} of the time without the fast tier, {after:.0%} with it"
+
+    @property
     def curve(self) -> list[Point]:
         """What powers of two give as repeating factors, and this plan's own, up to `top`."""
         factors = {1 << i for i in range(self.top.bit_length())} | {self.repeats}

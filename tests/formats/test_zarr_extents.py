@@ -221,11 +221,19 @@ def test_dtypes(tmp_path: Path, dtype: str | list, version: str) -> None:
         expected = np.asarray(array[:])
         assert raw(source[:]["data"].astype(expected.dtype)) == raw(expected)
     assert field.dtype == dtype or "3" in version
-    if dtype.names and version == "3":  # zarr-python passes over the order
+    if dtype.names and version == "3":
         codec = {"name": "bytes", "configuration": {"endian": "big"}}
-        edit(tmp_path / "a" / "zarr.json", codecs=[codec])
-        with opened(tmp_path / "a") as source:
-            assert "big-endian" in source.extents().unlocated["data"]
+        members = {"a": "int32", "b": "float64"}
+        named = {"structured": [*members.items()], "struct": [
+            {"name": name, "data_type": type} for name, type in members.items()]}  # fmt: skip
+        for name, fields in named.items():  # zarr-python passed over the order of the first
+            data_type = {"name": name, "configuration": {"fields": fields}}
+            edit(tmp_path / "a" / "zarr.json", codecs=[codec], data_type=data_type)
+            with opened(tmp_path / "a") as source:
+                if name == "struct":
+                    assert raw(source[:11]["data"]) == raw(values.view(dtype.newbyteorder(">")))
+                else:
+                    assert "big-endian" in source.extents().unlocated["data"]
 
 
 def test_v2_without_a_fill_value(tmp_path: Path) -> None:

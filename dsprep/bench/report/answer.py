@@ -13,6 +13,7 @@ from dsprep.bench.report.comparing import apart
 from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
 from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, PLAINLY, SETS, TIERED, TODAY, find
+from dsprep.bench.task import parse_compute
 from dsprep.core.units import show_nbytes
 
 MEASURES = (LIMIT, DUMMY, "group", "group-db", *SETS["lmdbio"])
@@ -91,11 +92,15 @@ def _need(report: BenchReport, rows: dict[str, Row]) -> str:
     ranks = max(1, int(number(report.settings, "ranks", 1)))
     batch = max(1, int(number(report.settings, "batch_size", 1)))
     share = -(-int(number(report.dataset, "samples", 1)) // ranks)
-    step = times[len(times) // 2] / max(1, -(-share // batch))
+    took = times[len(times) // 2] / max(1, -(-share // batch))
+    kind, seconds = parse_compute(str(report.settings.get("compute", "none")))
+    step = seconds if kind == "wait" else took
+    words = show_seconds(step)
+    words += f" (here {show_seconds(took)}: the machine is busy)" if took > 1.1 * step else ""
     rate = required_bandwidth(batch, nbytes, step)
     every = f" per rank, {show_nbytes(ranks * rate)}/s for all {ranks} ranks" if ranks > 1 else ""
     need = (
-        f"A step of {show_seconds(step)} on {batch} samples of {show_nbytes(nbytes)} needs "
+        f"A step of {words} on {batch} samples of {show_nbytes(nbytes)} needs "
         f"{show_nbytes(rate)}/s{every} (b*S/t)."
     )
     if not gives:

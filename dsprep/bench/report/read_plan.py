@@ -10,7 +10,6 @@ from dsprep.bench.report.plots import curves, epochs
 from dsprep.bench.report.tables import digits, show_seconds
 from dsprep.core.units import show_nbytes
 from dsprep.planning.queues import Simulated
-from dsprep.planning.waiting import ERROR
 from dsprep.verbs.plan_read import ReadPlan
 
 CURVES = ("sample", "group", "group-db", "dsprep")
@@ -45,7 +44,8 @@ def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
     best, group, both = plan.ways["group-db"], facts["group_samples"], facts["buffers_nbytes"]
     enough, turns, epochs = facts["enough_samples"], facts["stagger"], repack.epochs
     mean = best.io_seconds / max(1, load.units)
-    rows = {"dataset": f"{len(plan.sequence):,} samples of {show_nbytes(plan.sample_nbytes)}"}
+    rows = {"verdict": plan.verdict}
+    rows["dataset"] = f"{len(plan.sequence):,} samples of {show_nbytes(plan.sample_nbytes)}"
     rows["dataset"] += f", {show_nbytes(load.nbytes)}; files: {load.files:,}"
     rows["job"] = f"ranks: {job.ranks:,}, nodes: {job.nodes:,}; steps of an epoch: {load.steps:,},"
     rows["job"] += f" each of {job.batch_size:,} samples a rank and {show_seconds(job.compute)}"
@@ -70,7 +70,8 @@ def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
     rows["readers"] += "; at a time (stagger): " + ("all" if turns is None else f"{turns:,}")
     rows["stripes"] = f"{plan.layout.command}: {plan.layout.why}"
     pays = "never pays" if epochs is None else f"pays after {digits(epochs)} epochs"
-    rows["repack"] = f"{show_seconds(repack.rewrite_seconds)} by all ranks; {pays}"
+    if not plan.grouped:
+        rows["repack"] = f"{show_seconds(repack.rewrite_seconds)} by all ranks; {pays}"
     rows["staging"] = f"{show_seconds(facts['staging_seconds'])} to all nodes"
     for name, queue in queues.items():
         closed = plan.ways[name].exposed_seconds + plan.ways[name].skew_seconds
@@ -80,7 +81,7 @@ def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
         rows[f"{name}, simulated"] = (
             words + f"; {queue.simulated_rounds:,} of {queue.rounds:,} groups a rank"
         )
-    return {**rows, "predicted": ERROR}
+    return {**rows, "predicted": plan.predicted}
 
 
 def html(plan: ReadPlan, name: str, facts: Mapping[str, str]) -> str:

@@ -181,7 +181,7 @@ class _Measuring:
         spread = self.read(SPREAD, SPREADING)[0].times
         quantiles = ReadSeconds(*np.quantile(spread, (0.5, 0.99, 0.999)).tolist())
         part = self.part(quantiles.p50)
-        totals = self.totals(part)
+        totals, ratio = self.totals(part)
         alone, together = fit(totals)
         direct = None
         with suppress(Unavailable):
@@ -198,6 +198,7 @@ class _Measuring:
             stream_bytes_per_second=alone,
             total_bytes_per_second=together,
             streams_measured=totals,
+            rounds_ratio=ratio,
             seek_seconds=max(0.0, float(np.median([b - a for _, a, b in transfers]))),
             transfers_measured=tuple(transfers),
             read_seconds=quantiles,
@@ -261,8 +262,11 @@ class _Measuring:
         most = min(BUFFER // threads, share, int(SPREAD * limit / seconds))
         return max(SPREAD, most // SPREAD * SPREAD)
 
-    def totals(self, part: int) -> tuple[tuple[int, float], ...]:
-        """Return the bytes per second of each number of streams: medians of rounds, in turn."""
+    def totals(self, part: int) -> tuple[tuple[tuple[int, float], ...], float | None]:
+        """Return the bytes per second of each number of streams: medians of rounds, in turn.
+
+        And the largest ratio between two rounds of one number; None if there was one round.
+        """
         rates: dict[int, list[float]] = {count: [] for count in self.plan.streams}
         began, limit = time.monotonic(), self.plan.seconds * STREAMING
         for number in range(1, ROUNDS + 1):
@@ -271,4 +275,5 @@ class _Measuring:
                 each.append(part * sum(one.per_second for one in results))
             if (time.monotonic() - began) * (1 + 1 / number) > limit:
                 break
-        return tuple((count, float(np.median(each))) for count, each in rates.items())
+        ratio = max(max(each) / min(each) for each in rates.values()) if number > 1 else None
+        return tuple((count, float(np.median(each))) for count, each in rates.items()), ratio

@@ -91,6 +91,9 @@ def _rows(figures: StorageFigures) -> list[tuple[str, str]]:
     for size, *times in figures.transfers_measured:
         words = "{} in sequence, {} at random".format(*map(show_seconds, times))
         rows.append((f"{show_binary_nbytes(size)} reads", words))
+    if figures.rounds_ratio is not None:
+        words = f"the same reads took up to {figures.rounds_ratio:.3g} times as long in one as in"
+        rows.append(("rounds", f"{words} another"))
     spread = ", ".join(map(show_seconds, figures.read_seconds or ()))
     single, alone = 4096 / figures.call_seconds, figures.streams_measured[0][1]
     most, direct = figures.total_bytes_per_second, figures.direct_bytes_per_second

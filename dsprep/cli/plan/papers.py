@@ -36,9 +36,12 @@ def papers(json: opt.Json = False) -> None:
     say("", "What the model lacks where it is more than 25 % off, or in another order:")
     lacking = {c.lacks: f"{c.source}: {c.column}" for c in reversed(cells) if c.lacks}
     print_rows([(where, words) for words, where in lacking.items()])
-    free = [c for c in cells if not c.calibrated]
+    free = [c for c in cells if not (c.calibrated or c.is_nothing)]
     near, twice = (sum(c.within(factor) for c in free) for factor in (1.25, 2))
-    say("", f"of {len(free)} that are not calibrated (*) {near} are within 25 %, {twice} within 2x")
+    say(
+        "", f"of {len(free)} that are neither calibrated (*) nor 0 in both, {near} are within 25 %,"
+    )
+    say(f"{twice} within 2x")
 
 
 def _words(cell: Cell) -> tuple[str, ...]:

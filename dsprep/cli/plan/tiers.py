@@ -116,6 +116,7 @@ def rows(plan: TierPlan) -> list[tuple[str, str]]:
     total = f"{plan.samples:,} samples in {plan.groups:,} groups, {show_nbytes(plan.nbytes)}"
     room = f"{show_binary_nbytes(job.capacity)}{nodes}"
     return [
+        ("verdict", plan.verdict),
         ("dataset", total),
         ("fast tier", f"{room}: the dataset {'fits' if plan.fits else 'does not fit'}"),
         ("consumed", f"{rate(plan.consumed)} where training never waits (EB1)"),
@@ -146,6 +147,7 @@ def plan_json(plan: TierPlan) -> dict[str, Any]:
             "never": plan.never_seen,
         },
         **{name: asdict(getattr(plan, name)) for name in ("before", "after")},
+        "verdict": plan.verdict,
         "curve": [asdict(point) for point in plan.curve],
         "reader": plan.reader,
         "warnings": list(plan.warnings),

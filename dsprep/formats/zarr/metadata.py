@@ -354,12 +354,12 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         wrapped=first == "sharding_indexed" and len(codecs) > 1,
         attrs=attrs,
         axes=_axes(document.get("dimension_names") or attrs.get(DIMENSIONS)),
-        **_decoding_v3(codecs, sharding, VARYING if vlen else "", dtype),
+        **_decoding_v3(codecs, sharding, VARYING if vlen else "", dtype, type_name),
     )
 
 
 def _decoding_v3(
-    codecs: list[Codec], sharding: Sharding | None, unlocated: str, dtype: DType
+    codecs: list[Codec], sharding: Sharding | None, unlocated: str, dtype: DType, type_name: str
 ) -> dict[str, Any]:
     if codecs[0][0] == "sharding_indexed":
         if len(codecs) > 1:
@@ -369,8 +369,8 @@ def _decoding_v3(
         codecs = [named(c) for c in codecs[0][1]["codecs"]]
     if codecs[0][0] != "bytes":
         unlocated = unlocated or f"only zarr reads codec {codecs[0][0]}"
-    # zarr-python passes over the order of bytes of these.
-    composed = dtype.names is not None or is_extension(dtype)
+    # Versions of zarr-python pass over the order of bytes of these, but not of ``struct``.
+    composed = type_name == "structured" or is_extension(dtype)
     if composed and dtype.itemsize > 1 and byte_order(codecs) == ">":
         unlocated = unlocated or f"only zarr reads big-endian {dtype}"
     return _filters(codecs[1:], unlocated)
