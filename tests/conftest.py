@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -14,6 +15,10 @@ from hypothesis import settings
 
 settings.register_profile("patient", deadline=None)  # other processes may have the cores
 settings.load_profile("patient")
+
+OF_THE_CALLER = ("AWS_", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "OMPI_", "PMI", "SLURM_")
+for _name in [name for name in os.environ if name.startswith(OF_THE_CALLER)]:
+    del os.environ[_name]  # a terminal, a job, a store: what tests start would take it for theirs
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs behind it
     signal.signal(signal.SIGINT, signal.default_int_handler)

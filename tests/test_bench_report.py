@@ -372,6 +372,10 @@ WIDE = of_rows(
     [
         (report(ranks=2), "A step of 12.0 ms on 32 samples of 19.2 kB needs 51.2 MB/s per rank"),
         (report(ranks=2), "102.4 MB/s for all 2 ranks"),
+        (
+            replace(report(), settings={**report().settings, "compute": "8ms"}),
+            "A step of 8.00 ms (here 12.0 ms: the machine is busy) on 32 | needs 76.8 MB/s",
+        ),
         (report(), "(h5py) | loading is the bottleneck | dsprep 2.02 times"),
         (report(step=0.5), "loading is not the bottleneck"),
         (WIDE, "No gain beyond the spread from dsprep | no: More samples/s"),

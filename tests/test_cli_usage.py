@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 
@@ -164,6 +166,39 @@ def test_names_are_completed(line, names):
 
 def test_the_version():
     assert run("--version").out == f"dsprep {dsprep.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("inspect train.h5 >&-", 0),
+        ("convert train.h5 out.h5 <&- >&- 2>&-", 0),
+        ("inspect train.h5 >/dev/full", 1),
+        ("--help >/dev/full", 1),
+    ],
+)
+def test_streams_that_are_closed_or_full(line, code, train):
+    command = f"{sys.executable} -m dsprep {line}"
+    done = subprocess.run(command, shell=True, cwd=train.parent, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert re.fullmatch("dsprep: error: .*No space left on device\n", done.stderr)
+    if "out.h5" in line:
+        assert run("verify", train, train.parent / "out.h5").code == 0
+
+
+def test_a_terminal_breaks_lines_between_words_and_keeps_no_bar(train):
+    (train.parent / "an-output-that-is-there.h5").touch()
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "dsprep", "convert", "train.h5", "an-output-that-is-there.h5"]
+    subprocess.run(command, cwd=train.parent, stderr=slave, env={**os.environ, "COLUMNS": "40"})
+    os.close(slave)
+    shown = os.read(master, 1 << 20).decode().rpartition("\x1b[2K")[2].splitlines()
+    os.close(master)
+    assert len(shown) > 1
+    assert max(map(len, shown)) <= 40
+    words = "dsprep: error: an-output-that-is-there.h5: the last path is the output, and it exists"
+    assert " ".join(map(str.strip, shown)).startswith(words)
 
 
 # --- how much is said ------------------------------------------------------------------------

@@ -270,13 +270,14 @@ def test_a_simulation_is_no_faster_than_its_reads(sizes, ranks, count, stagger):
 def test_the_papers():
     cells = papers()
     lee = [c for c in cells if c.source.startswith("Lee") and not c.calibrated]
-    assert (len(lee), sum(c.within(1.25) for c in lee)) == (25, 21)
+    free = [c for c in lee if not c.is_nothing]
+    assert (len(free), sum(c.within(1.25) for c in free)) == (19, 15)
     assert all(c.within(2) for c in lee)
-    assert all(c.within(1.02) for c in cells if c.calibrated)
+    assert all(c.within(1.06 if "with A" in c.row else 1.02) for c in cells if c.calibrated)
     by = {(c.source, c.row, c.column): c for c in cells}
     assert by["Lee et al., Cori CosmoFlow", "64 GPUs, s", "TF"].ours == pytest.approx(23.0, abs=0.1)
     for source in {c.source for c in lee}:  # the orders of the ways are theirs
-        for row in {c.row for c in lee if c.source == source and "with A" not in c.row}:
+        for row in {c.row for c in lee if c.source == source}:
             four = [c for c in lee if (c.source, c.row) == (source, row)]
             assert sorted(range(4), key=lambda i: four[i].paper) == sorted(
                 range(4), key=lambda i: four[i].ours
@@ -317,6 +318,7 @@ def test_presets_follow_from_the_papers():
 @given(FIGURES)
 def test_figures_are_kept_as_json(figures):
     figures = replace(figures, streams_measured=((1, 2.0),), transfers_measured=((4096, 1.0, 2.0),))
+    figures = replace(figures, rounds_ratio=1.5)
     assert StorageFigures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
 
 
@@ -331,6 +333,10 @@ def test_figures_are_kept_as_json(figures):
         ({"total_bytes_per_second": math.inf}, "total_bytes_per_second is inf"),
         ({"streams_measured": [[1, 0]]}, "streams_measured is 0"),
         ({"streams_measured": [1]}, "not understood"),
+        ({"streams_measured": [[1, 1e9], [2, None]]}, "streams_measured is None"),
+        ({"transfers_measured": [[4096, 2**64, 1e-4]]}, "transfers_measured is 1844"),
+        ({"transfers_measured": [[10**400, 1, 1]]}, "transfers_measured is 1000"),
+        ({"opens_per_second": 1e-320}, "opens_per_second is 1e-320"),
         ({"read_seconds": {"p50": 2, "p99": 1, "p999": 3}}, "do not rise"),
         ({"read_seconds": {"p50": 2}}, "not understood"),
         ({"read_seconds": None}, "belong together"),
@@ -416,7 +422,7 @@ def test_the_report_and_the_page(grouped, tmp_path):
     page = tmp_path / "plan.html"
     command = ("plan", "read", grouped, *JOB.split(), "--storage", "cori-lustre", "--simulate")
     done = run(*command, "--capacity", "7MB", "-E", "4", "--html", page)
-    for wanted in ("needed", "straggler", "lfs setstripe", "group-db, simulated", "factor of 2"):
+    for wanted in ("needed", "straggler", "lfs setstripe", "group-db, simulated", "closed form"):
         assert wanted in done.out
     rows = [line.split()[0] for line in done.out.splitlines() if line]
     assert [*rows[-2:]] == ["cache-next", "met"]
@@ -453,6 +459,31 @@ def test_what_cannot_be_planned(grouped, tmp_path):
     assert "there is no sidecar" in fails("plan", "read", huge, *JOB.split(), "--storage", HAND)
     with pytest.raises(UsageError, match="compute"):
         plan_read(grouped, Job(nodes=1, ranks_per_node=1, batch_size=1, compute=0.0), storage())
+
+
+@pytest.mark.parametrize(
+    ("compute", "figures", "said"),
+    [
+        ("10s", HAND, "keeps up, even sample by sample"),
+        ("15ms", "latency=20ms,stream=5GB/s,total=90GB/s", "keeps up with reads of groups"),
+        ("1us", HAND, "too slow"),
+        ("1ms", "latency=200ms,stream=9GB/s,total=900GB/s", "fast enough but for its latency"),
+    ],
+)
+def test_the_plan_begins_with_a_verdict(grouped, compute, figures, said):
+    job = ("--nodes", 4, "--ranks-per-node", 2, "-M", 4, "--compute", compute)
+    first, *rest = run("plan", "read", grouped, *job, "--storage", figures).out.splitlines()
+    assert first.startswith("verdict")
+    assert said in first
+    assert ("--capacity" in first) == ("too slow" in said or "but for" in said)
+    assert not [row for row in rest if row.startswith("repack")]  # its groups are there
+
+
+def test_rounds_that_differ_are_told(grouped, tmp_path):
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(storage(rounds_ratio=1.84).to_json()))
+    found = run("plan", "read", grouped, *JOB.split(), "--storage", path).out
+    assert "differed by up to 1.84 times" in found
 
 
 def test_the_papers_are_printed():

@@ -54,6 +54,9 @@ def test_the_knee():
     assert plan.at(10).throughput == plan.consumed
     assert plan.before.stalled == pytest.approx(1 - 400 / 3891.2)
     assert plan.after.stalled == 0
+    assert "waits 90% of the time without the fast tier, 0% with it" in plan.verdict
+    enough = fitted(edges_of(1000, 1), 3.8 * 1024, tiers(capacity=10**6, **{**one, "pfs": 1e4}))
+    assert "keeps up (2.57 times what training takes)" in enough.verdict
 
 
 @pytest.mark.parametrize(("mean", "printed"), [(55, 90.7), (35, 147)])

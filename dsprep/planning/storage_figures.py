@@ -30,8 +30,8 @@ COPYING = 8
 
 REQUIRED = ("call_seconds", "stream_bytes_per_second")
 ABOVE_0 = ("stream_bytes_per_second", "total_bytes_per_second", "direct_bytes_per_second")
-NUMBERS = (*ABOVE_0, "call_seconds", "seek_seconds", "spread_nbytes", "opens_per_second", "nodes")
-NUMBERS += ("rounds_ratio",)
+NUMBERS = (*ABOVE_0, "call_seconds", "seek_seconds", "spread_nbytes", "opens_per_second", "nodes",
+           "rounds_ratio")  # fmt: skip
 TEXTS = ("name", "mount", "measured_on", "obtained")
 """Fields by what they hold."""
 
