@@ -334,13 +334,18 @@ class Ceph(FileSystem):
         )
 
     def mount(self, node: Node) -> None:
-        """Mount it by ceph-fuse."""
+        """Mount it by ceph-fuse, which refuses a node that was lost for up to a minute."""
         log = self.base / node.name / f"{self.name}.log"
-        node.run(
-            f"mkdir -p {self.root} && ceph-fuse --conf {self.made_of}/conf"
-            f" -n client.{node.name} {self.root} > {log} 2>&1",
-            check=True,
-            timeout=60,
+        wait_for(
+            f"{self.name} on {node.name}",
+            lambda: (
+                not node.run(
+                    f"mkdir -p {self.root} && ceph-fuse --conf {self.made_of}/conf"
+                    f" -n client.{node.name} {self.root} > {log} 2>&1",
+                    timeout=60,
+                ).returncode
+            ),
+            120,
         )
 
 

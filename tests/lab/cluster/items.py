@@ -1,4 +1,4 @@
-"""``python -m tests.cluster.items OUT``: `dsprep.write` of items, by any executor.
+"""``python -m tests.lab.cluster.items OUT``: `dsprep.write` of items, by any executor.
 
 With ``--executor`` and ``--scheduler`` as of the commands of dsprep. A call of the function takes
 ``DSPREP_LAB_PAUSE`` seconds; that of the third item makes the file ``DSPREP_LAB_MARK``.
@@ -49,6 +49,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.cluster import items  # by this name its function is found on other nodes
+    from tests.lab.cluster import items  # by this name its function is found on other nodes
 
     items.main()

@@ -53,7 +53,7 @@ VERBS = {
     },
     "provenance": f"{DSPREP} provenance -q {{i}}/neuron {NEURON} --checksums"
     " --out {o}/neuron.dsprep.json",
-    "write, function=": "python -m tests.cluster.items {o}/items.h5",
+    "write, function=": "python -m tests.lab.cluster.items {o}/items.h5",
     "verify": f"{DSPREP} verify {{i}}/cosmo {{o}}/tf",
 }
 
