@@ -287,6 +287,9 @@ def test_only_a_sidecar_is_replaced(made, tmp_path):
     before = path.read_bytes()
     for out in (path, other, tmp_path):
         assert "a sidecar cannot be written here" in fails("provenance", path, "--out", out, code=2)
+    os.mkfifo(pipe := tmp_path / "pipe")  # as a device is not: root may replace /dev/null
+    assert "it exists, and is not a file" in fails("provenance", path, "--out", pipe)
+    assert pipe.is_fifo()
     assert path.read_bytes() == before
     assert other.read_text() == "mine"
 

@@ -106,7 +106,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsprep.core.schema import Schema, decode_dtype, encode_dtype
-from dsprep.errors import FormatError
+from dsprep.errors import FormatError, TargetError
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.identity import same_time
@@ -492,6 +492,8 @@ def _replace(
     if isinstance(path, StorePath):
         path.store.put(path.key, content, overwrite=replace)
         return
+    if path.exists() and not path.is_file():  # such as /dev/null
+        raise TargetError("it exists, and is not a file", where=path)
     temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:
