@@ -184,13 +184,13 @@ class TierPlan:
     @property
     def verdict(self) -> str:
         """Whether training waits without the fast tier, and with it."""
-        before, after, enough = (
+        before, after, times = (
             self.before.stalled,
             self.after.stalled,
             self.tiers.pfs / self.consumed,
         )
         if not before:
-            words = f"the capacity tier alone keeps up ({enough:.3g} times what training takes)"
+            words = f"the capacity tier alone keeps up ({times:.3g} times what training takes)"
             return f"{words}: no mini-epochs, no cache needed"
         return f"training waits {before:.0%} of the time without the fast tier, {after:.0%} with it"
 

@@ -38,10 +38,8 @@ def papers(json: opt.Json = False) -> None:
     print_rows([(where, words) for words, where in lacking.items()])
     free = [c for c in cells if not (c.calibrated or c.is_nothing)]
     near, twice = (sum(c.within(factor) for c in free) for factor in (1.25, 2))
-    say(
-        "", f"of {len(free)} that are neither calibrated (*) nor 0 in both, {near} are within 25 %,"
-    )
-    say(f"{twice} within 2x")
+    say("", f"of {len(free)} that are neither calibrated (*) nor 0 in both:")
+    say(f"{near} within 25 %, {twice} within 2x")
 
 
 def _words(cell: Cell) -> tuple[str, ...]:
