@@ -77,8 +77,9 @@ def reporting_errors() -> Iterator[None]:
         message, code = "interrupted", INTERRUPTED
         if isinstance(error, Ended):
             message, code = f"ended by {signal.Signals(error.number).name}", 128 + error.number
+        message = " ".join((message, *error.args))
         try:
-            fail("; ".join((message, *getattr(error, "__notes__", ()))), code)
+            fail("; ".join(dict.fromkeys((message, *getattr(error, "__notes__", ())))), code)
         finally:
             from dsprep.executors.mpi import leave
 

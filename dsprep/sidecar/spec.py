@@ -105,6 +105,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from dsprep.core.packing import digest
 from dsprep.core.schema import Schema, decode_dtype, encode_dtype
 from dsprep.errors import FormatError, TargetError
 from dsprep.storage.atomic import partial_path
@@ -480,6 +481,32 @@ def dump(content: Content) -> str:
 def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
     """Replace the file `path` by `content` as JSON, all or nothing."""
     _replace(path, dump_json(content).encode(), durable)
+
+
+def write_record(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
+    """Replace the file `path` by what a run records of itself, as JSON with its digest."""
+    own = digest(_text(content).encode())
+    write_json({**content, "digest": own}, path, durable=durable)
+
+
+def read_record(path: Path, data: bytes | None = None) -> dict[str, Any]:
+    """Return what `write_record` wrote, empty if there is no such file; `data`: it was read.
+
+    Raises `FormatError` if it is anything else.
+    """
+    try:
+        content = json.loads(path.read_bytes() if data is None else data)
+        if content.pop("digest") == digest(_text(content).encode()):
+            return dict(content)
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        pass
+    raise FormatError(
+        "the record of an interrupted run is damaged",
+        where=path,
+        fix="add --restart to start over",
+    )
 
 
 def _replace(

@@ -103,8 +103,8 @@ class Mark:
     locked: bool = False
 
     @classmethod
-    def of(cls, path: Path) -> Self:
-        """Return the mark of `path` as it is now.
+    def of(cls, path: Path, *, sampled: bool = False) -> Self:
+        """Return the mark of `path` as it is now; `sampled`: with its digest in any case.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Mark:
             If it is gone, or cannot be looked at.
         """
         mark, files = cls.with_files(path)
-        return replace(mark, sampled=sample(files)) if is_coarse(mark.status) else mark
+        return replace(mark, sampled=sample(files)) if sampled or is_coarse(mark.status) else mark
 
     @classmethod
     def with_files(cls, path: Path, *, refresh: bool = False) -> tuple[Self, DataFiles]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -21,9 +20,10 @@ from dsprep.core.groups import Grouping
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Schema
 from dsprep.core.units import as_nbytes, show_nbytes
-from dsprep.errors import TargetError, UsageError
+from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import WriteOptions, not_enough
+from dsprep.sidecar.spec import read_record
 from dsprep.storage.atomic import partial_path, scratch
 from dsprep.storage.marks import Mark, sample
 from dsprep.storage.paths import StorePath, as_path
@@ -279,10 +279,9 @@ def staged_nbytes(job: Job) -> int:
 def recorded_state(root: Path) -> dict[str, Any]:
     """Return how far the run in `root` came, as it recorded; empty if it recorded nothing."""
     try:
-        state = json.loads((root / "state.json").read_bytes())
-    except (OSError, ValueError):
+        return read_record(root / "state.json")
+    except (OSError, FormatError):
         return {}
-    return state if isinstance(state, dict) else {}
 
 
 def _check_not_source(target: Path, source: Source) -> None:

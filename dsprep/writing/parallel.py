@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
-import re
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -26,9 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsprep import executors
-from dsprep.errors import DsprepError, ExecutorError, UsageError
+from dsprep.errors import DsprepError, ExecutorError, FormatError, UsageError
 from dsprep.formats.base import Opening, Source, State, Writer
-from dsprep.sidecar.spec import write_json
+from dsprep.sidecar.spec import read_record, write_record
 from dsprep.storage.durable import sync_directory
 from dsprep.storage.identity import sole_writer
 from dsprep.storage.nodes import node, wait_for
@@ -39,13 +37,15 @@ from dsprep.writing.shards import (
     complete,
     copying,
     create_writer,
+    is_kept,
     need,
     ranges_of,
+    record_shard,
     remove_leftovers,
     shard_path,
     while_written,
 )
-from dsprep.writing.staging import Staging
+from dsprep.writing.staging import Staging, published
 from dsprep.writing.transfer import Done
 
 
@@ -209,12 +209,11 @@ def _do_shard(task: _Task) -> _Written:
         writer.clean()
     if task.job.groupings:
         (own / "groups.json").replace(task.root / f"groups-{task.number}.json")
-    if task.durable:
-        write_json({"nbytes": nbytes}, own / "shard.json")
     stored = tree_nbytes(made)  # before another attempt can take its place
     _put(made, task.path, own)
     if task.durable:
         sync_directory(task.path.parent)
+        record_shard(task.path, own / "shard.json", durable=True)
         (own / "shard.json").replace(task.root / f"shard-{task.number}.json")
         sync_directory(task.root)
     remove(own)
@@ -234,7 +233,7 @@ def _do_part(task: _Task) -> _Written:
         report = writer.report()
     written = _Written(nbytes, task.start, task.stop, 0, report, node())
     record = task.attempts / f"part-{task.number}.json"
-    write_json(written._asdict(), record, durable=task.durable)
+    write_record(written._asdict(), record, durable=task.durable)
     return written
 
 
@@ -268,30 +267,23 @@ def _save_nothing(samples: int, position: State) -> None:
 _APART = "apart-"
 
 
-def clean_apart(job: Job, staging: Staging, begun: int | None) -> set[int]:
-    """Return the shards that other processes have completed; remove what is part of none.
+def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
+    """Return the shards that are complete; remove what is part of none.
 
-    `begun`: a shard that is not complete, whose files stay because it is gone on with.
+    `begun`: a shard that is not complete, whose files stay because it is continued.
     """
-    missing = set[int]()
-    for path in list(staging.root.iterdir()):
-        match = re.fullmatch(r"shard-(\d+)\.json", path.name)
-        if match:
-            missing.add(int(match[1]))
-        elif path.name.startswith(_APART):
+    if published(job.target):
+        return set(range(len(job.shards)))
+    there = {path.name for path in staging.root.iterdir()}
+    recorded = (i for i in range(len(job.shards)) if f"shard-{i}.json" in there)
+    complete = {i for i in recorded if is_kept(job, staging, i)}
+    stays = [job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))]
+    directory = staging.data / job.target.name if job.sharded else staging.data
+    apart = staging.root.glob(f"{_APART}*") if job.sharded else ()
+    for path in (*apart, *(directory.iterdir() if directory.is_dir() else ())):
+        if path.name not in stays and (begun is None or not path.name.startswith(f"{stays[-1]}.")):
             remove(path)
-    state = staging.state or START
-    directory = staging.data / job.target.name
-    if state.get("complete") or not directory.is_dir():
-        return missing
-    there = {path.name: path for path in directory.iterdir()}
-    missing = {i for i in missing if job.shards[i].name in there}
-    kept = {job.shards[i].name for i in missing | set(range(int(state["shard"])))}
-    stays = None if begun is None else job.shards[begun].name
-    for name, path in there.items():
-        if name not in kept and name != stays and not name.startswith(f"{stays}."):
-            remove(path)
-    return missing
+    return complete
 
 
 # --- one file in parts -------------------------------------------------------------------------
@@ -374,7 +366,7 @@ def parts_of(
         parts.writer.sync()
         staging.save(START)  # a rerun continues with other parts
     record = {"samples": samples, "position": parts.position}
-    write_json(record, attempts / _CUT, durable=staging.durable)
+    write_record(record, attempts / _CUT, durable=staging.durable)
     return parts
 
 
@@ -386,8 +378,8 @@ def _begun_parts(job: Job, staging: Staging, earlier: Path) -> _Parts | None:
     made = attempts / job.target.name
     if staging.made.exists() and not made.exists():
         staging.made.rename(made)  # killed before it was recorded that all is complete
-    record = json.loads((attempts / _CUT).read_bytes())
     with suppress(DsprepError, FileNotFoundError):
+        record = read_record(attempts / _CUT)
         return _cut_up(job, made, record["samples"], record["position"])
     remove(attempts)
     return None
@@ -427,7 +419,10 @@ def write_parts(
 ) -> Generator[Done, None, None]:
     """Write parts on the workers of an executor or on threads; yields what `_write_here` does."""
     attempts, writer, (executor, threads) = parts.made.parent, parts.writer, by
-    records = [_Written(**json.loads(p.read_bytes())) for p in attempts.glob("part-*.json")]
+    records = list[_Written]()
+    for path in attempts.glob("part-*.json"):
+        with suppress(FormatError):  # or the part is written again
+            records.append(_Written(**read_record(path)))
     known = {(written.start, written.stop): written for written in records}
 
     def tasks() -> Iterator[_Task]:
@@ -454,4 +449,5 @@ def write_parts(
     parts.made.rename(staging.made)
     if staging.durable:
         sync_directory(staging.data)
+    record_shard(staging.made, staging.root / "shard-0.json")
     staging.completed(job, 0)

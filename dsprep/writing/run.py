@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dsprep.formats.base import Source, State
@@ -31,7 +32,7 @@ from dsprep.writing.job import (
     fingerprint,
     lineage,
 )
-from dsprep.writing.parallel import clean_apart, parts_of, write_apart, write_parts
+from dsprep.writing.parallel import complete_shards, parts_of, write_apart, write_parts
 from dsprep.writing.shards import (
     START,
     complete,
@@ -40,6 +41,7 @@ from dsprep.writing.shards import (
     create_writer,
     need,
     ranges_of,
+    record_shard,
     remove_leftovers,
     samples_of,
     saved_groups,
@@ -263,13 +265,10 @@ def _write(
         # A rerun must not continue inside a shard whose files are removed now.
         staging.save({**START, "shard": first})
     continued = first if executor is None and begun else None
-    done = set(range(first))
-    if job.sharded:
-        done |= clean_apart(job, staging, continued)
-    done = staging.keep(job, done)
+    done = staging.keep(job, complete_shards(job, staging, continued))
     missing = [i for i in range(len(job.shards)) if i not in done]
-    if job.sharded and missing:
-        (staging.data / job.target.name).mkdir(exist_ok=True)
+    if missing:
+        shard_path(job, staging.data, 0).parent.mkdir(parents=True, exist_ok=True)
     before = sum(len(job.shards[i]) for i in done)
     if executor is not None:
         return write_apart(job, source, staging, (before, missing), executor)
@@ -295,10 +294,14 @@ def _count(
         copied, before = 0, round(resumed * job.payload / max(1, job.samples))
         if progress is not None:
             progress(samples, before)
-        for piece in pieces:
-            samples, copied = samples + piece.samples, copied + piece.nbytes
-            if progress is not None:
-                progress(samples, before + copied)
+        try:
+            for piece in pieces:
+                samples, copied = samples + piece.samples, copied + piece.nbytes
+                if progress is not None:
+                    progress(samples, before + copied)
+        except KeyboardInterrupt as error:
+            error.args = (f"after {samples:,} samples",)
+            raise
     staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
     return resumed, copied
 
@@ -335,10 +338,12 @@ def _write_here(
             ranges = ranges_of(job, source, writer, index, done)
             saved = save if staging.durable else None
             with while_written(path.name):
-                yield from copying(job, source, writer, index, ranges, threads, saved)
-                complete(writer, staging.root / f"groups-{index}.json", staging.durable)
+                groups = staging.root / f"groups-{index}.json"
+                finish = partial(complete, writer, groups, staging.durable)
+                yield from copying(job, source, writer, index, ranges, threads, saved, finish)
                 if (lengths := writer.lengths()) is not None:
                     staging.lengths[index] = lengths
+                record_shard(path, staging.root / f"shard-{index}.json")
                 if staging.durable:
                     staging.save({"shard": index + 1, "samples": 0, "writer": None})
                     source.release(job.shards[index].stop)

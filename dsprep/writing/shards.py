@@ -5,7 +5,6 @@ A shard is a file of the output; an output of one file is one shard.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,8 @@ from dsprep.errors import DsprepError
 from dsprep.formats.base import Source, State, Writer
 from dsprep.layout.laws import Explicit, Law
 from dsprep.layout.model import Blocks, Groups
-from dsprep.sidecar.spec import write_json
+from dsprep.sidecar.spec import read_record, write_record
+from dsprep.storage.marks import Mark
 from dsprep.storage.trees import remove
 from dsprep.writing.items.parts import PartsSource
 from dsprep.writing.job import Job
@@ -57,11 +57,12 @@ def copying(
     ranges: Iterator[tuple[int, int]],
     threads: int,
     save: Callable[[int, State], None] | None,
+    finish: Callable[[], None] = lambda: None,
 ) -> Iterator[Done]:
     """Copy some of the samples of a shard; yield each piece when it has been written.
 
     `save` is called with (samples, state of the writer) when a position is durable; None: nothing
-    waits for the disk.
+    waits for the disk. `finish` is called in the end.
     """
     copy = ShardCopy(
         source,
@@ -73,7 +74,7 @@ def copying(
         save=save,
         checkpoint_nbytes=CHECKPOINT_NBYTES,
     )
-    return copy.run()
+    return copy.run(finish)
 
 
 def complete(writer: Writer, path: Path, durable: bool) -> None:
@@ -128,6 +129,23 @@ def continue_writer(
     return create_writer(job, path, index, None), 0
 
 
+def record_shard(path: Path, record: Path, *, durable: bool = False) -> None:
+    """Record what a complete shard is; if the record is lost, the shard is made again."""
+    write_record(Mark.of(path, sampled=True).to_json(), record, durable=durable)
+
+
+def is_kept(job: Job, staging: Staging, index: int) -> bool:
+    """Whether a shard is what an earlier run recorded when it was complete."""
+    path = shard_path(job, staging.data, index)
+    try:
+        mark = Mark.from_json(read_record(staging.root / f"shard-{index}.json"), path)
+        if job.groupings:
+            saved_groups(staging, index)
+        return mark.is_same(Mark.with_files(path, refresh=True)[0])
+    except (OSError, ValueError, TypeError, LookupError):
+        return False
+
+
 def _save_groups(path: Path, groups: Groups, durable: bool) -> None:
     """Keep where the groups of a complete shard lie until the sidecar is written."""
     blocks = groups.blocks
@@ -144,12 +162,12 @@ def _save_groups(path: Path, groups: Groups, durable: bool) -> None:
     }
     for name, law in laws.items():
         content[name] = None if law is None else law.span(0, law.count).tolist()
-    write_json(content, path, durable=durable)
+    write_record(content, path, durable=durable)
 
 
 def saved_groups(staging: Staging, index: int) -> Groups:
     """Return what `_save_groups` kept."""
-    content = json.loads((staging.root / f"groups-{index}.json").read_bytes())
+    content = read_record(staging.root / f"groups-{index}.json")
     law = {
         name: None if content[name] is None else Explicit(np.array(content[name], np.int64))
         for name in ("offsets", "lengths", "crc32c", "first")

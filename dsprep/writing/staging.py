@@ -6,6 +6,9 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
     What is being made from what; a rerun with another job is refused, not mixed in.
 ``state.json``
     How far it has come: replaced as a whole after the data up to there are durable.
+``shard-N.json``, ``groups-N.json``
+    What a complete shard is, and where its groups are. A shard that is anything else when a run
+    continues is made again.
 ``dsprep.lock``, ``dsprep.lock.owner``
     Held while a process works on it, and which process that is; see `dsprep.storage.locking`. The
     first also shows that the directory was made here: one without it is not used, and nothing in it
@@ -36,16 +39,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dsprep.core.schema import Ints
-from dsprep.errors import DsprepError, FormatError, TargetError
+from dsprep.errors import DsprepError, TargetError
 from dsprep.sidecar import spec
-from dsprep.sidecar.spec import Content, write_json
+from dsprep.sidecar.spec import Content, read_record, write_record
 from dsprep.storage import atomic
 from dsprep.storage.atomic import made_path, partial_path
 from dsprep.storage.directory import Directory
 from dsprep.storage.durable import sync_directory
 from dsprep.storage.identity import ChangedError, is_coarse, sole_writer
 from dsprep.storage.locking import Lock
-from dsprep.storage.marks import Mark, mount_of, sample
+from dsprep.storage.marks import Mark, mount_of
 from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import HIDDEN, soon
@@ -219,7 +222,7 @@ class Staging:
             if not (kept or directory.remove(name) or name.startswith(_ASIDE)):
                 directory.rename(name, f"{_ASIDE}{secrets.token_hex(4)}")
         self.data.mkdir()
-        write_json(job, self.root / "job.json", durable=self.durable)
+        write_record(job, self.root / "job.json", durable=self.durable)
 
     def _directory(self) -> Directory:
         """Return the working directory, open; what is removed is removed in that."""
@@ -229,19 +232,7 @@ class Staging:
         return working
 
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
-        if ignore:
-            return None
-        try:
-            content = json.loads((self.root / name).read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise FormatError(
-                "the record of an interrupted run is damaged",
-                where=self.root / name,
-                fix="add --restart to start over",
-            ) from error
-        return content if isinstance(content, dict) else None
+        return None if ignore else read_record(self.root / name) or None
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Record how far the work has come; the caller has made the data durable."""
@@ -249,9 +240,8 @@ class Staging:
             return  # all was recorded before, or nothing is continued
         self._check_lock()
         if state.get("complete"):
-            mark, files = Mark.with_files(self.made)
-            state = {**state, "made": replace(mark, sampled=sample(files)).to_json()}
-        write_json(state, self.root / "state.json", durable=self.durable)
+            state = {**state, "made": Mark.of(self.made, sampled=True).to_json()}
+        write_record(state, self.root / "state.json", durable=self.durable)
 
     def _check_lock(self) -> None:
         """Raise `TargetError` if another process works here now, as this one was taken for dead."""
@@ -378,9 +368,9 @@ def _complete(target: Path) -> Mark | None:
         directory = atomic.working(target)
         if directory is None:
             return None
-        state = json.loads(directory.read("state.json"))
+        state = read_record(directory.path / "state.json", directory.read("state.json"))
         return Mark.from_json(state["made"], target) if state.get("complete") else None
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -76,17 +77,18 @@ class ShardCopy:
         self._pieces = enumerate(ranges)
         self._take = threading.Lock()
         self._turn = threading.Condition()
-        self._next_turn = 0
-        self._stopped = False
+        self._next_turn = self._reserved = self._saved = 0
+        self._stopped = self._failed = False
         self._reports: SimpleQueue[tuple[int, Done] | BaseException | None] = SimpleQueue()
         # Positions from which a run could continue: (pieces before it, samples, writer state).
         self._positions: deque[tuple[int, int, State]] = deque()
         self._since_position = 0
 
-    def run(self) -> Iterator[Done]:
-        """Copy, yielding each piece when it has been written.
+    def run(self, finish: Callable[[], None] = lambda: None) -> Iterator[Done]:
+        """Copy, yielding each piece when it has been written; then complete the output.
 
-        Raises whatever a worker raised first, after all workers have ended.
+        Raises whatever a worker raised first, after all workers have ended. If it is broken off
+        otherwise, the position is recorded up to which all has been written.
         """
         threads = [
             threading.Thread(target=self._work, name=f"dsprep-copy-{i}", daemon=True)
@@ -94,18 +96,23 @@ class ShardCopy:
         ]
         for thread in threads:
             thread.start()
+        is_complete = False
         try:
             yield from self._collect(len(threads))
+            finish()
+            is_complete = True
         finally:
             self._stop()
             for thread in threads:
                 thread.join()
+            if not (is_complete or self._failed) and self._reserved > self._saved:
+                with suppress(OSError, ValueError):  # the writer has been closed
+                    self._save_position(self._reserved, self._writer.checkpoint())
 
     def complete(self) -> Generator[Done, None, None]:
         """Copy as `run` does, and complete the output; the writer is closed in any case."""
         try:
-            yield from self.run()
-            self._writer.finish()
+            yield from self.run(self._writer.finish)
         finally:
             self._writer.close()
 
@@ -133,9 +140,15 @@ class ShardCopy:
         with self._turn:
             while self._positions and self._positions[0][0] <= prefix:
                 last = self._positions.popleft()
-        if last is not None and self._save is not None:
+        if last is not None:
+            self._save_position(last[1], last[2])
+
+    def _save_position(self, samples: int, position: State) -> None:
+        """Make all that has been written durable, and save a position within it."""
+        if self._save is not None:
             self._writer.sync()
-            self._save(last[1], last[2])
+            self._save(samples, position)
+            self._saved = samples
 
     def _work(self) -> None:
         arena = Arena()
@@ -149,6 +162,7 @@ class ShardCopy:
         except _Stopped:
             pass
         except BaseException as error:
+            self._failed = True
             self._stop()
             self._reports.put(error)
         self._reports.put(None)
@@ -162,7 +176,8 @@ class ShardCopy:
             if self._stopped:
                 raise _Stopped
             self._writer.reserve(piece)
-            self._note_position(index + 1, stop - self._shard.start, nbytes)
+            self._reserved = stop - self._shard.start
+            self._note_position(index + 1, self._reserved, nbytes)
             self._next_turn += 1
             self._turn.notify_all()
         self._writer.write(piece)

@@ -265,7 +265,7 @@ class UploadStaging(Staging):
     def save(self, state: Mapping[str, Any]) -> None:
         if not self._is_published and (self._lasting or state.get("complete")):
             self._check_lock()
-            spec.write_json(state, self.root / "state.json", durable=self.durable)
+            spec.write_record(state, self.root / "state.json", durable=self.durable)
 
     def described(self, job: Job, lineage: Mapping[str, Any]) -> Made | None:
         """Return the sidecar, when all shards are in the store; None if it is there."""

@@ -7,13 +7,12 @@ that are there.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, TypeAlias
 from dsprep import executors
 from dsprep.core.schema import Schema
 from dsprep.errors import TargetError, UsageError
-from dsprep.sidecar.spec import write_json
+from dsprep.sidecar.spec import read_record, write_record
 from dsprep.storage.nodes import node, wait_for
 from dsprep.storage.trees import remove
 from dsprep.writing.items.identity import Identity, identify, name_of
@@ -182,8 +181,8 @@ class Call:
             If it is not the function of the interrupted run.
         """
         identity, path = self.identity, directory / _CALL
-        with suppress(FileNotFoundError, ValueError):
-            differing = identity.differing(json.loads(path.read_bytes())["values"])
+        if recorded := read_record(path):
+            differing = identity.differing(recorded["values"])
             if differing:
                 raise TargetError(
                     "an interrupted run was making it by a function of other values: "
@@ -193,7 +192,7 @@ class Call:
                     "is as it was in a new process); or restart=True to discard what it left",
                 )
             return
-        write_json({"values": identity.values}, path, durable=durable)
+        write_record({"values": identity.values}, path, durable=durable)
 
 
 CONTINUED = (
@@ -343,7 +342,7 @@ class Calls:
     def _known_schema(self) -> Schema | None:
         """Return the fields that an earlier run found, with the attributes that are declared."""
         try:
-            known = json.loads((self._directory / _KNOWN).read_bytes())
+            known = read_record(self._directory / _KNOWN)
             schema = Schema.from_json(known["schema"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -460,7 +459,7 @@ class Calls:
         if self.schema is None and outcome.schema is not None:
             self.schema = outcome.schema
             known = {"schema": self.schema.to_json()}
-            write_json(known, self._directory / _KNOWN, durable=self._durable)
+            write_record(known, self._directory / _KNOWN, durable=self._durable)
         self._add(outcome.part)
 
     def source(self) -> PartsSource:

@@ -17,7 +17,6 @@ The samples of the output are written from these; where parts begin, it does not
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from bisect import bisect_right
@@ -45,7 +44,7 @@ from dsprep.core.schema import (
 from dsprep.errors import FormatError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
-from dsprep.sidecar.spec import write_json
+from dsprep.sidecar.spec import read_record, write_record
 from dsprep.storage.checksums import crc32c, pwrite_crc32c
 from dsprep.storage.durable import close, sync
 from dsprep.storage.nodes import wait_for
@@ -183,7 +182,7 @@ class PartWriter:
             sync(fd, data=True)
         self.close()
         content = {**asdict(part), "blocks": self._blocks}
-        write_json(content, self._directory / "part.json", durable=durable)
+        write_record(content, self._directory / "part.json", durable=durable)
         return part
 
     def close(self) -> None:
@@ -209,7 +208,7 @@ def parts_in(directory: Path, released: bool) -> Iterator[Part]:
 def read_part(path: Path, released: bool = False) -> Part | None:
     """Return what a part has; None if its files are not what was written; see `parts_in`."""
     try:
-        content = json.loads((path / "part.json").read_bytes())
+        content = read_record(path / "part.json")
         del content["blocks"]
         failed = tuple(Failed(int(n), str(i), str(e)) for n, i, e in content.pop("failed"))
         part = Part(**content, failed=failed)
@@ -231,7 +230,7 @@ class _Table(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Return the blocks of the part in the directory `path`."""
-        rows = json.loads((path / "part.json").read_bytes())["blocks"]
+        rows = read_record(path / "part.json")["blocks"]
         blocks = np.array(rows, np.int64).reshape(-1, 3)
         edges = np.zeros((2, len(blocks) + 1), np.int64)
         np.cumsum(blocks[:, :2].T, axis=1, out=edges[:, 1:])
