@@ -14,13 +14,23 @@
      └── MissingExtra      (ImportError)      an optional package is needed
 
 Every class also derives from the built-in that a caller would catch anyway. A message says what
-is wrong, where, what was expected, what was found and what to do; the parts are attributes.
+is wrong, where, what was expected, what was found and what to do; the parts are attributes. They
+name options as the command line does; as text, an error names the arguments of Python's functions.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
+
+_OPTION = re.compile(
+    r"dsprep [a-z]+ [^;)]*|--(?P<switch>overwrite|restart)(?![\w-])|--(?P<name>buffer-size|cast|"
+    r"chunk|compress|duplicate|group-by|memory|samples-per-file|samples|shard-size|shuffle|split|"
+    r"stripe-size|subset|to|workers)(?![\w-])"
+    r"(?: (?P<value>[0-9][\w.]*|'[^']*'|(?:hdf5|lmdb|tfrecord|zarr|gzip|zstd)\b[\w:]*))?"
+)
+"""A whole command, or an option that is an argument of the same name in Python, and its value."""
 
 
 class DsprepError(Exception):
@@ -67,11 +77,20 @@ class DsprepError(Exception):
         super().__init__(text)
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return _OPTION.sub(_argument, str(self.args[0]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # It is restored as it was raised, not made again from a text that has all facts.
         return _remade, (type(self), self.args, vars(self))
+
+
+def _argument(option: re.Match[str]) -> str:
+    """Return how functions of Python call an option that was found in a text."""
+    if option["switch"]:
+        return f"{option['switch']}=True"
+    value = option["value"] or ""
+    value = repr(value) if value[:1].isalpha() else value
+    return f"{option['name'].replace('-', '_')}={value}" if option["name"] else option[0]
 
 
 def _remade(kind: type[DsprepError], args: tuple[Any, ...], facts: dict[str, Any]) -> DsprepError:

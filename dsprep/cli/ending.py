@@ -55,7 +55,7 @@ def reporting_errors() -> Iterator[None]:
             yield
     except DsprepError as error:
         _causes(error)
-        fail(str(error), error.exit_code)
+        fail(str(error.args[0]), error.exit_code)
     except BrokenPipeError:
         raise
     except MemoryError as error:

@@ -121,7 +121,7 @@ class Group(TyperGroup):
         try:
             code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra)
         except UsageError as error:
-            code, message = error.exit_code, str(error)
+            code, message = error.exit_code, str(error.args[0])
         except _Mistake as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 say(*str(error.args[0]).splitlines())

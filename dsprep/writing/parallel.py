@@ -185,7 +185,7 @@ def _do(task: _Task) -> _Written:
         with sole_writer(task.root):
             return _do_shard(task) if task.position is None else _do_part(task)
     except DsprepError as error:
-        raise _task_error(task, str(error)) from error
+        raise _task_error(task, error.args[0]) from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise _task_error(task, f"{where}{error.strerror or error}") from error

@@ -29,9 +29,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, TargetError
+from dsprep.formats.options import flag
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, read_record, write_record
 from dsprep.storage import atomic
@@ -85,7 +85,8 @@ LEFT = (
 _ASIDE = "left-"
 """The prefix of what could not be removed and is in nobody's way."""
 
-_DIGEST = re.compile("[0-9a-f]{64}")
+_TOLD = ("function", "source", "version")
+"""Keys of a job that are text for people."""
 
 
 class Staging:
@@ -190,17 +191,17 @@ class Staging:
                 return None
             differing = [k for k in differing if k != STATUS]  # another key says more
             if differing:
-                first = differing[0]
-                before, now = (
-                    _without_digests(recorded.get(first)),
-                    _without_digests(_plain(job.get(first))),
-                )
+                options = _changed_options(recorded, _plain(job), differing)
+                before, now = recorded.get(differing[0]), job.get(differing[0])
+                told = {"expected": before, "found": now} if differing[0] in _TOLD else {}
                 raise TargetError(
-                    "an interrupted run was making it from something else: "
-                    f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}",
+                    f"an interrupted run with other options ({', '.join(options)}) left partial "
+                    "output"
+                    if options
+                    else "an interrupted run was making it from something else "
+                    f"({', '.join(differing)})",
                     where=self.target,
-                    expected=_short(before) if before != now else None,
-                    found=_short(now) if before != now else None,
+                    **told,
                     fix="repeat the command of that run, with its options and on unchanged data, "
                     "to continue it; or add --restart to discard what it left and start over",
                 )
@@ -463,15 +464,32 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _without_digests(value: Any) -> Any:
-    """Return a JSON value without its digests, which say nothing to a person."""
-    if isinstance(value, dict):
-        return {k: v for k, v in value.items() if _without_digests(v) is not None}
-    if isinstance(value, list):
-        return [v for v in value if _without_digests(v) is not None]
-    return None if isinstance(value, str) and _DIGEST.fullmatch(value) else value
+_OPTIONS = {
+    "format": "--to",
+    "read as": "how the source is read",
+    "fields": "--cast",
+    "samples": "--samples",
+    "groups": "--buffer-size or --stripe-size",
+    "files": "--samples-per-file or --shard-size",
+    "cut": "--samples-per-file or --shard-size",
+    "split_seed": "--shuffle",
+}
+"""What decides a key of a job, where that is not an option of the same name."""
+
+_FOLLOWING = {"fields": {"read as"}, "samples": {"recipe"}}
+"""Keys that differ where others do."""
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 120 else text[:117] + "..."
+def _changed_options(
+    before: Mapping[str, Any], now: Mapping[str, Any], differing: Sequence[str]
+) -> list[str]:
+    """Return the options by which two jobs differ; none if something else differs, too."""
+    if not {*differing} <= {"options", "recipe", *_OPTIONS}:
+        return []
+    keys = [k for k in _OPTIONS if k in differing and not _FOLLOWING.get(k, set()) & {*differing}]
+    for name in {"options", "recipe"} & {*differing}:
+        one, other = before.get(name) or {}, now.get(name) or {}
+        keys += sorted(k for k in {*one, *other} if one.get(k) != other.get(k))
+    if {*keys} - {"groups", "files"}:  # which follow from the others
+        keys = [k for k in keys if k not in ("groups", "files")]
+    return list(dict.fromkeys(_OPTIONS.get(k) or flag(k) for k in keys))
