@@ -89,9 +89,9 @@ def convert(
     from dsprep.verbs.convert import ConvertOptions, plan_job, verify_job
     from dsprep.writing.job import admit
     from dsprep.writing.plan import stop_of
-    from dsprep.writing.run import run_job
+    from dsprep.writing.run import check_targets, run_job
 
-    sources, target = opt.sources_and_target("convert", paths, run.overwrite or dry_run)
+    sources, target = opt.sources_and_target("convert", paths, run.overwrite)
     options = ConvertOptions(
         casts={n: parse_dtype(d) for n, d in _pairs("--cast", cast).items()},
         samples=samples,
@@ -109,6 +109,7 @@ def convert(
         job = plan_job(source, as_path(target), options)
         if dry_run:
             admit(job, source, run.workers, run.memory)
+            check_targets([job.target], run, dry=True)
             _print_plan(job, source, json)
             return
         announced = (*source.notes, *job.losses)

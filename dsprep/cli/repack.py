@@ -117,8 +117,9 @@ def repack(
     format.
     """
     from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
+    from dsprep.writing.run import check_targets
 
-    sources, target = opt.sources_and_target("repack", paths, run.overwrite or dry_run)
+    sources, target = opt.sources_and_target("repack", paths, run.overwrite)
     writing.to, target = _target(target, writing.to, zipped)
     options = RepackOptions(
         buffer_size=buffer_size,
@@ -135,6 +136,8 @@ def repack(
     )
     with opt.opened(sources, reading, not json, marked=True) as source:
         plan = plan_repack(source, as_path(target), options, run)
+        if dry_run:
+            check_targets([part.job.target for part in plan.parts], run, dry=True)
         if not json:
             _say_plan(plan, options, dry_run)
         elif dry_run:
@@ -220,10 +223,16 @@ def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
     """Print the plan, if it was requested, and the warnings."""
     if dry_run or current_verbosity() > Verbosity.quiet:
         _print_plan(plan, options.ranks)
-    for line in (*plan.warnings, *_idle(plan, options), *(_lacking(plan) if dry_run else ())):
+    lines = [*plan.warnings, *_idle(plan, options)]
+    for line in (*lines, *([*_lacking(plan), *_notes(plan)] if dry_run else ())):
         note(line)
     if dry_run:
         say("Nothing was written (--dry-run).")
+
+
+def _notes(plan: RepackPlan) -> list[str]:
+    """Return what is left out or cannot be kept."""
+    return [*dict.fromkeys(s for p in plan.parts for s in (*p.source.notes, *p.job.losses))]
 
 
 def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]:
@@ -341,6 +350,7 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
         "format": plan.parts[0].job.format.name,
         "stripe": vars(plan.stripe),
         "warnings": list(plan.warnings),
+        "notes": _notes(plan),
         "parts": [
             {
                 "name": part.name,

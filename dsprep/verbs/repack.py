@@ -593,7 +593,7 @@ def run_repack(
     run = run or RunOptions()
     targets = [part.job.target for part in plan.parts]
     if len(targets) > 1:
-        check_targets(targets, overwrite=run.overwrite, restart=run.restart)
+        check_targets(targets, run)
         check_space([part.job for part in plan.parts], run.restart)
     with ExitStack() as stack:  # all are made before one is seen, and all seen before records go
         outputs = [

@@ -7,6 +7,7 @@ first one on, and the position in the next.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor
@@ -225,25 +226,22 @@ def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | No
     shuffled.prepare(executor)
 
 
-def check_targets(targets: Sequence[Path], *, overwrite: bool, restart: bool) -> None:
-    """Raise `TargetError` if one of several outputs may not be made, before any of them is."""
+def check_targets(targets: Sequence[Path], run: RunOptions, *, dry: bool = False) -> None:
+    """Raise `TargetError` if one of some outputs may not be made; `dry`: nothing is removed."""
     for target in targets:
         working(target)
     done = [published(t) for t in targets]
     if done[-1] and not all(done):
         # Outputs are made, and in the end their records removed, in this order: all are complete,
         # and a run was killed while it removed the records.
-        _discard_kept([t for t, p in zip(targets, done, strict=True) if p])
+        for target in [] if dry else itertools.compress(targets, done):
+            discard(target)
         done = [False for _ in targets]
     for target, made in zip(targets, done, strict=True):
-        if restart or not made:
-            check_target(target, overwrite)
-
-
-def _discard_kept(targets: Sequence[Path]) -> None:
-    """Remove the records that these outputs are complete."""
-    for target in targets:
-        discard(target)
+        if run.overwrite:
+            check_replaceable(target)
+        if run.restart or not made:
+            check_target(target, run.overwrite)
 
 
 def _write(

@@ -505,7 +505,8 @@ def show_value(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"a{'n' * (name[0] in 'aeiou')} {name}"
 
 
 def _list(names: list[str]) -> str:
