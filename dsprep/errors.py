@@ -157,7 +157,11 @@ class MissingExtra(DsprepError, ImportError):
     """An optional package is needed for this; the message names it."""
 
 
-class LocatedWarning(UserWarning):
+class DsprepWarning(UserWarning):
+    """Work goes on, and something about it is worth knowing; the command line prints a note."""
+
+
+class LocatedWarning(DsprepWarning):
     """Data had no sidecar, and were located when they were opened."""
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.cli.report import Verbosity, current_verbosity, detail, fail, note, say
-from dsprep.errors import DsprepError, LocatedWarning
+from dsprep.errors import DsprepError, DsprepWarning
 
 INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -42,11 +42,11 @@ def reporting_errors() -> Iterator[None]:
     try:
         with handling_signals(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
-            warnings.simplefilter("always", LocatedWarning)
+            warnings.simplefilter("always", DsprepWarning)
             show = warnings.showwarning
 
             def shown(message: Any, category: Any, *more: Any, **others: Any) -> None:
-                if issubclass(category, LocatedWarning):
+                if issubclass(category, DsprepWarning):
                     note(str(message))
                 else:
                     show(message, category, *more, **others)

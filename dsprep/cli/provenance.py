@@ -93,6 +93,7 @@ def provenance(
         "--refresh",
     ),
     dry_run: bool = opt.switch("Make the sidecar without writing it.", "--dry-run"),
+    workers: opt.Workers = None,
     show: bool = opt.switch("Explain it in words.", "--show", panel=USING),
     locate: str | None = opt.value(
         "SAMPLES",
@@ -145,6 +146,7 @@ def provenance(
                 write=not dry_run,
                 progress=update,
                 executor=executor,
+                workers=workers,
             )
         _report_made(made, dry_run, json)
         return

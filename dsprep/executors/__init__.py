@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from queue import SimpleQueue
@@ -97,7 +98,7 @@ def run(
     executor: Executor,
     function: Callable[[T], R],
     tasks: Iterable[T],
-    ahead: int | None = None,
+    ahead: Callable[[], int] | None = None,
     count: int = 0,
     again: Callable[[T, BaseException], Iterable[T]] | None = None,
 ) -> Generator[tuple[T, R], None, None]:
@@ -108,8 +109,8 @@ def run(
     executor, function, tasks
         Who calls what on which arguments.
     ahead
-        Tasks that are handed over before they are done, at most; enough to keep all workers busy
-        if None.
+        Gives how many tasks are handed over before they are done, at most; enough to keep all
+        workers busy if None.
     count
         How many tasks there are, if that is known: of thousands, several go to one worker
         together where handing one over is dear.
@@ -125,7 +126,7 @@ def run(
         What a task raised first; those under way are waited for, others not begun.
     """
     if ahead is None:
-        ahead = max(LEAST_AHEAD, AHEAD * workers_of(executor))
+        ahead = partial(max, LEAST_AHEAD, AHEAD * workers_of(executor))
     together = min(getattr(executor, "together", 1), max(1, count // FEWEST))
     lost = getattr(executor, "lost", ()) if again is not None else ()
     queues = [iter(tasks)]
@@ -133,7 +134,7 @@ def run(
     done = SimpleQueue[Future[list[R]]]()  # to wait for all of thousands each time takes long
     try:
         while True:
-            while len(running) < ahead and (some := _next(queues, together)):
+            while len(running) < ahead() and (some := _next(queues, together)):
                 future = executor.submit(_call, function, some)
                 running[future] = some
                 future.add_done_callback(done.put)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsprep.errors import ExecutorError, MissingExtra
+from dsprep.errors import DsprepWarning, ExecutorError, MissingExtra
 
 
 @contextmanager
@@ -37,7 +39,8 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
             executor.lost = (KilledWorker,)
             executor.present = len(client.nthreads())
             executor.num_workers = max(GROWN, len(client.nthreads()))
-            yield executor
+            with _noting_no_workers(client):
+                yield executor
     except KilledWorker as error:
         raise ExecutorError(
             "several of Dask's workers were lost over the same task",
@@ -52,6 +55,32 @@ TOGETHER = 8
 
 GROWN = 256
 """Workers that a cluster is taken to have at least: it may grow while it is used."""
+
+PATIENCE = 10.0
+"""Seconds without a worker before that is said."""
+
+
+@contextmanager
+def _noting_no_workers(client: Any) -> Iterator[None]:
+    """Warn once if the cluster has no worker."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(PATIENCE):
+            if not client.nthreads():
+                address = client.scheduler.address
+                warnings.warn(
+                    f"no Dask worker at {address}: waiting for one", DsprepWarning, stacklevel=1
+                )
+                return
+
+    watching = threading.Thread(target=watch, name="dsprep-dask", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
 
 
 @contextmanager

@@ -44,6 +44,7 @@ def provenance(
     write: bool = True,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    workers: int | None = None,
 ) -> Made:
     """Write the sidecar of a dataset, regardless of what wrote the dataset.
 
@@ -65,6 +66,8 @@ def provenance(
         Called with (done, in all) where it takes long.
     executor
         Examines the files, if there are several; None: threads of this process.
+    workers
+        How many threads; by default one per core, at most 8.
 
     Returns
     -------
@@ -98,7 +101,7 @@ def provenance(
         options, hint = OpenOptions.from_json(old.reading), old.schema
     with _open(format, names, options, hint, notes) as source:
         subject = Subject(format, names, dataset, path, source.schema, _lineage(old), options)
-        made = make(source, subject, Looks(law, checksums, progress, executor))
+        made = make(source, subject, Looks(law, checksums, progress, executor, workers))
     if old is not None:
         made = replace(made, content=_with_groups(_with_unknown(made.content, old), old, dataset))
     check_located(made)

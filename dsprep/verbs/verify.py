@@ -180,7 +180,7 @@ def verify(
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(workers, "dsprep-verify"))
             work = _Comparing(a, b, limit, casts).range
-            results = (r for _, r in executors.run(pool, work, ranges, 2 * workers))
+            results = (r for _, r in executors.run(pool, work, ranges, lambda: 2 * workers))
         else:
             together = iter(lambda: tuple(itertools.islice(ranges, RANGES)), ())
             tasks = (_task(a, b, limit, casts, some) for some in together)

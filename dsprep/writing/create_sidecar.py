@@ -244,6 +244,7 @@ class Looks:
     checksums: bool = False
     progress: Progress | None = None
     executor: Executor | None = None
+    workers: int | None = None
 
 
 def locate(format: Format, files: Sequence[Path], notes: Sequence[str]) -> Made:
@@ -413,7 +414,7 @@ def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
     results: dict[int, Looked] = {}
     with ExitStack() as stack:
         if looks.executor is None:
-            threads = min(THREADS, len(os.sched_getaffinity(0)))
+            threads = looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
             pool: Executor = stack.enter_context(ThreadPoolExecutor(threads))
             tasks = (task(i, None) for i in range(files))
             look: Callable[[_FileTask], Looked] = partial(_look_here, source)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -224,7 +224,11 @@ class TaskSizer:
 
     def __init__(self, total: int, workers: int) -> None:
         self._smallest = -(-total // MOST_TASKS)
-        self._workers, self._size = max(1, workers), 1
+        self._workers, self._size, self._seconds = max(1, workers), 1, 0.0
+
+    def ahead(self, most: int) -> int:
+        """Return how many tasks are handed over: few until they take long, of `most` workers."""
+        return 2 * max(1, most if self._seconds >= TASK_SECONDS / 4 else self._workers)
 
     def size(self, left: int) -> int:
         """Return how many of the items that are left the next task has."""
@@ -233,6 +237,7 @@ class TaskSizer:
 
     def learn(self, items: int, seconds: float) -> None:
         """Account for a finished task."""
+        self._seconds = seconds
         target = items * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
         self._size = max(1, min(MOST_ITEMS, int(target)))
 
@@ -403,7 +408,7 @@ class Calls:
             check_function(call.function)
         attempts = Path(tempfile.mkdtemp(prefix=_RUN, dir=self._directory))
         workers = executors.workers_of(executor)
-        pace = TaskSizer(len(call.items), workers)
+        pace = TaskSizer(len(call.items), getattr(executor, "present", workers))
         reporter = ProgressReporter(callback, "items", len(call.items))
         done = self.resumed
         reporter(done)
@@ -411,7 +416,7 @@ class Calls:
             if not alone and self.schema is not None:
                 check(self.schema)
             tasks = self._tasks(call, attempts, pace, alone)
-            ahead = 1 if alone else max(2, 2 * workers) if workers else None
+            ahead = (lambda: 1) if alone else partial(pace.ahead, workers) if workers else None
             with closing(executors.run(executor, do, tasks, ahead, again=self._again)) as outcomes:
                 for task, outcome in outcomes:
                     self._take(task, outcome)
