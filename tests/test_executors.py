@@ -341,7 +341,7 @@ def test_few_tasks_are_under_way_and_the_first_error_is_raised():
 
     found = []
     with ThreadPoolExecutor(3) as pool, pytest.raises(ValueError, match="30"):
-        found.extend(executors.run(pool, work, tasks(), 5))
+        found.extend(executors.run(pool, work, tasks(), lambda: 5))
     assert all(a == -b for a, b in found)
     assert most <= 5
     assert begun < 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -181,7 +182,8 @@ def test_signals(executor, number, group, code, word, large, tmp_path):
     out, err = child.communicate(timeout=60)
     assert child.returncode == code, (out, err)
     if word:
-        assert err.endswith(f"dsprep: error: {word}; run the same command again to continue\n")
+        told = rf"dsprep: error: {word} after \d+ samples; run the same command again to continue\n"
+        assert re.search(f"{told}$", err), err
         assert err.count("\n") == 2  # and the note on types
     assert not target.exists()
     again = start(*words)
@@ -313,7 +315,7 @@ def test_what_was_read_is_closed_though_the_server_is_gone(suffix, through, tmp_
 def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
     path = make(tmp_path / "data.h5")
 
-    def failing(copy):
+    def failing(copy, finish):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("dsprep.writing.transfer.ShardCopy.run", failing)

@@ -263,7 +263,7 @@ def test_a_source_of_other_content_is_not_continued(format, tmp_path):
     target = tmp_path / "out"
     interrupted(path, target, **SHARDS)
     replace(path, other)
-    with pytest.raises(TargetError, match="--restart"):
+    with pytest.raises(TargetError, match="restart=True"):
         dsprep.convert(path, target, executor=Inline(), **SHARDS)
     report = dsprep.convert(path, target, executor=Inline(), restart=True, **SHARDS)
     assert report.resumed == 0

@@ -349,7 +349,7 @@ def test_what_a_format_cannot_hold_is_known_with_the_first_sample(tmp_path, ragg
             taken.append(i)
             yield {"x": np.zeros(3), "more": b"x" if ragged else i}
 
-    with pytest.raises(UsageError, match="buffer-size"):
+    with pytest.raises(UsageError, match="buffer_size"):
         dsprep.write(tmp_path / "out.h5", give(), length=10, buffer_size="many")
     with pytest.raises(UsageError, match="compression"):
         dsprep.write(tmp_path / "out.lmdb", give(), length=10, compress="gzip")

@@ -64,7 +64,7 @@ def test_wrong_declarations(what):
         (np.array([None]), "no fixed-width dtype"),
         (2**70, "no fixed-width dtype"),
         (np.ma.masked_array([1], [True]), "masks are not written"),
-        (object(), "a object is not a value"),
+        (object(), "an object is not a value"),
         ({1, 2}, "a set is not a value"),
     ],
 )

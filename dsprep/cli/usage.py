@@ -126,7 +126,7 @@ class Group(TyperGroup):
             if type(error).__name__ == "NoArgsIsHelpError":
                 say(*str(error.args[0]).splitlines())
                 sys.exit(2)
-            code, message = 2, str(mistake(error, given))
+            code, message = 2, str(mistake(error, given).args[0])
         else:
             sys.exit(code if isinstance(code, int) else 0)
         say(f"dsprep: error: {message}", err=True)

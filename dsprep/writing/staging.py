@@ -476,20 +476,24 @@ _OPTIONS = {
 }
 """What decides a key of a job, where that is not an option of the same name."""
 
-_FOLLOWING = {"fields": {"read as"}, "samples": {"recipe"}}
-"""Keys that differ where others do."""
+_FOLLOWING = {
+    "fields": {"read as"},
+    "samples": {"recipe"},
+    "groups": {"format", "read as", "fields", "samples", "options"},
+    "files": {"format", "read as", "fields", "samples", "options", "groups"},
+}
+"""Keys that may differ because others do."""
 
 
 def _changed_options(
     before: Mapping[str, Any], now: Mapping[str, Any], differing: Sequence[str]
 ) -> list[str]:
     """Return the options by which two jobs differ; none if something else differs, too."""
-    if not {*differing} <= {"options", "recipe", *_OPTIONS}:
+    others = {*differing}
+    if not others <= {"options", "recipe", *_OPTIONS}:
         return []
-    keys = [k for k in _OPTIONS if k in differing and not _FOLLOWING.get(k, set()) & {*differing}]
-    for name in {"options", "recipe"} & {*differing}:
+    keys = [k for k in _OPTIONS if k in others and not _FOLLOWING.get(k, set()) & others]
+    for name in ("recipe", "options"):
         one, other = before.get(name) or {}, now.get(name) or {}
         keys += sorted(k for k in {*one, *other} if one.get(k) != other.get(k))
-    if {*keys} - {"groups", "files"}:  # which follow from the others
-        keys = [k for k in keys if k not in ("groups", "files")]
     return list(dict.fromkeys(_OPTIONS.get(k) or flag(k) for k in keys))

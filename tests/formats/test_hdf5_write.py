@@ -237,7 +237,7 @@ def test_another_file_in_place_of_the_unfinished_one(tmp_path, options, dtype, c
     state = json.loads(json.dumps(writer.checkpoint()))
     writer.close()
     HDF5.create(tmp_path / "a", other, count, options, None).close()
-    with pytest.raises(DsprepError, match="start again with --restart"):
+    with pytest.raises(DsprepError, match="start again with restart=True"):
         HDF5.create(tmp_path / "a", schema, 4, options, state)
 
 
@@ -649,7 +649,7 @@ BLOSC = written(compress=Compression("blosc"))
         ),
         (IMAGES, PLAIN, Grouping(np.array([0, 3, 5, 8])), UnsupportedError, "equally many"),
         (LARGE, PLAIN, even(10_000, 1024), UnsupportedError, "at most 1023 samples"),
-        (IMAGES, written(chunk=3), even(8, 4), UsageError, "--chunk"),
+        (IMAGES, written(chunk=3), even(8, 4), UsageError, "chunk="),
         (IMAGES, BLOSC, even(8, 4), UnsupportedError, "blosc"),
     ],
 )
