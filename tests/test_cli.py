@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
+import pickle
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +69,49 @@ def test_convert_inspect_and_verify(format, train, tmp_path):
     assert facts["samples"] == 100
     assert [f["name"] for f in facts["fields"]] == ["x", "y"]
     assert all(f["layout"]["access"] for f in facts["fields"])
+
+
+@pytest.mark.parametrize(
+    "words", [("convert",), ("repack",), ("repack", "--split", "train=0.5,val=0.5")]
+)
+def test_a_dry_run_sees_what_the_run_sees(words, train, tmp_path):
+    def both(code, *more):
+        done = [run(*words, train, tmp_path / "o.zarr", *more, *dry) for dry in (["-n"], [])]
+        assert [each.code for each in done] == [code, code]
+        notes, last = (sorted(w for w in d.err.splitlines() if "note: " in w) for d in done)
+        assert code or notes == last
+        return [each.err.splitlines()[-1:] for each in done]
+
+    both(0)
+    dry, real = both(1)
+    assert dry == real
+    assert "add --overwrite" in dry[0]
+    both(0, "--overwrite")
+    folder = tmp_path / ("o-val.zarr" if "--split" in words else "o.zarr")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "thesis.txt").touch()
+    dry, real = both(1, "--overwrite")
+    assert dry == real
+    assert "is not replaced" in dry[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "in_python"),
+    [
+        ("add --restart, or --overwrite", "add restart=True, or overwrite=True"),
+        ("name it with --to", "name it with to="),
+        ("use --compress gzip, --stripe-size 4096", "use compress='gzip', stripe_size=4096"),
+        ("--split 'a=1,b' names one", "split='a=1,b' names one"),
+        ("--samples-per-file or --samples", "samples_per_file= or samples="),
+        ("dsprep repack A B --shuffle 3; --memory", "dsprep repack A B --shuffle 3; memory="),
+        ("--other and --to-day", "--other and --to-day"),
+    ],
+)
+def test_errors_name_options_as_they_are_given(text, in_python):
+    error = pickle.loads(pickle.dumps(UsageError("wrong", fix=text)))
+    assert str(error) == f"wrong; {in_python}"
+    assert error.args[0] == f"wrong; {text}"
 
 
 def test_dry_run_writes_nothing(train, tmp_path):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,8 @@ import dsprep
 from dsprep import errors, executors
 from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
-from dsprep.errors import DsprepError, ExecutorError, ReadError, UsageError
+from dsprep.errors import DsprepError, DsprepWarning, ExecutorError, ReadError, UsageError
+from dsprep.executors import processes
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
@@ -315,6 +317,33 @@ def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
 
 
 # --- the seam ----------------------------------------------------------------------------------
+
+
+@needs["dask"]
+def test_a_cluster_without_workers_is_noted(monkeypatch):
+    from dsprep.executors import dask
+
+    monkeypatch.setattr(dask, "PATIENCE", 0.01)
+    counts = iter([{"a": 1}, {}])
+    client = types.SimpleNamespace(
+        nthreads=lambda: next(counts), scheduler=types.SimpleNamespace(address="tcp://here:1")
+    )
+    with pytest.warns(DsprepWarning, match="at tcp://here:1"), dask._noting_no_workers(client):
+        time.sleep(0.1)
+
+
+def test_provenance_starts_as_many_processes_as_asked(origin, tmp_path, monkeypatch):
+    counts = []
+
+    def opened(workers, scheduler):
+        counts.append(workers)
+        return ThreadPoolExecutor(2)
+
+    monkeypatch.setattr(processes, "opened", opened)
+    words = ["provenance", *executor_job.files(origin / "fixed-files"), "--checksums"]
+    words += ["--out", tmp_path / "s.json", "--executor", "processes", "--workers", 3]
+    CliRunner().invoke(app, list(map(str, words)))
+    assert counts == [3]
 
 
 def test_few_tasks_are_under_way_and_the_first_error_is_raised():

@@ -21,6 +21,7 @@ from support import kill_at, written
 import dsprep
 from dsprep import formats
 from dsprep.core.schema import Field, Schema
+from dsprep.errors import FormatError
 from dsprep.sidecar import spec
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.trees import data_files, remove
@@ -94,12 +95,17 @@ def killed(make, fuse, format):
     return status != 0
 
 
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch):
+    """A killed process loses nothing that it has written."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+
+
 @pytest.mark.parametrize(("to", "schema", "options"), CASES)
 def test_killed_at_every_step(to, schema, options, origin, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 100_000)
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")  # of which some are released
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # a killed process loses nothing written
-    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
     for name in ("pieces", "group_pieces"):  # small ones, so that there are many
         cut = getattr(plan, name)
         monkeypatch.setattr(shards, name, lambda *a, c=cut, **k: c(*a, **{"target": 40_000, **k}))
@@ -128,3 +134,104 @@ def test_killed_at_every_step(to, schema, options, origin, tmp_path, monkeypatch
         assert {p.name for p in tmp_path.iterdir()} == names, step
         step += STRIDE
     assert step > first
+
+
+SHARDS = {"samples_per_file": 40}
+CUTS = {"convert": SHARDS, "repack": {**SHARDS, **GROUPS, "shuffle": 3}, "one file": {}}
+
+
+def left(make, monkeypatch):
+    """Leave an output that is complete and has not got its name."""
+
+    def interrupted(staging):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(staging.Staging, "publish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make()
+
+
+def flip(path):
+    """Change a byte of a file, and give it its time stamp back."""
+    facts, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+HOW = {"flip": flip, "cut": lambda path: os.truncate(path, 100), "remove": os.unlink}
+
+
+@pytest.mark.parametrize("to", formats.WRITTEN)
+@pytest.mark.parametrize(
+    ("cut", "how"),
+    [("convert", "flip"), ("convert", "cut"), ("repack", "remove"), ("one file", "flip")],
+)
+def test_a_complete_shard_that_was_changed_is_made_again(
+    to, how, cut, origin, tmp_path, monkeypatch
+):
+    target, options = tmp_path / "set", CUTS[cut]
+    verb = dsprep.repack if "buffer_size" in options else dsprep.convert
+
+    def make():
+        return verb(origin[FIXED], target, to=to, **options)
+
+    left(make, monkeypatch)
+    files = sorted(data_files(staging.made_path(target)))
+    expected = [(path.name, path.read_bytes()) for path in files]
+    HOW[how](max(files[: len(files) // 3 or 1], key=lambda path: path.stat().st_size))
+    report = make()
+    done = report if cut != "repack" else report.parts[0][1]
+    assert [(path.name, path.read_bytes()) for path in sorted(data_files(target))] == expected
+    assert done.resumed == {"convert": 120, "repack": 128, "one file": 0}[cut]
+
+
+@pytest.mark.parametrize("name", ["job.json", "state.json", "groups-1.json", "shard-1.json"])
+@pytest.mark.parametrize("how", ["flip", "cut", "empty", "other"])
+def test_a_damaged_record_costs_a_shard_or_is_refused(name, how, origin, tmp_path, monkeypatch):
+    target = tmp_path / "set"
+
+    def make(**more):
+        dsprep.repack(origin[FIXED], target, to="hdf5", **CUTS["repack"], **more)
+
+    make()
+    expected = digest(target)
+    remove(target)
+    spec.sidecar_path(target).unlink()
+    left(make, monkeypatch)
+    path = partial_path(target) / name
+    data = path.read_bytes()
+    if how == "flip":
+        flip(path)
+    else:
+        path.write_bytes(
+            {"cut": data[: len(data) // 2], "empty": b"{}", "other": b"[[1e999]]"}[how]
+        )
+    if name in ("job.json", "state.json"):
+        with pytest.raises(FormatError, match=r"damaged; add restart=True"):
+            make()
+        make(restart=True)
+    else:
+        make()
+    assert digest(target) == expected
+
+
+@pytest.mark.parametrize("to", formats.WRITTEN)
+def test_an_interrupt_loses_nothing_that_was_written(to, origin, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        shards, "pieces", lambda *a, cut=shards.pieces, **k: cut(*a, target=40_000, **k)
+    )
+    done = []
+
+    def interrupt(samples, nbytes):
+        done.append(samples)
+        if samples > 60:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match=r"after \d+ samples") as caught:
+        dsprep.convert(origin[FIXED], tmp_path / "set", to=to, progress=interrupt)
+    assert caught.value.__notes__ == [staging.AGAIN]
+    assert dsprep.convert(origin[FIXED], tmp_path / "set", to=to).resumed >= done[-1]
+    with dsprep.open(origin[FIXED]) as a, dsprep.open(tmp_path / "set") as b:
+        assert dsprep.verify(a, b).same

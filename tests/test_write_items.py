@@ -728,6 +728,22 @@ def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
     assert step > first + STRIDE
 
 
+class Growing(ThreadPoolExecutor):
+    """Two workers, which may become many."""
+
+    num_workers, present, given = 256, 2, 0
+
+    def submit(self, *task):
+        self.given += 1
+        return super().submit(*task)
+
+
+def test_few_workers_get_few_tasks(tmp_path):
+    with Growing(2) as executor:
+        write(tmp_path / "set.h5", items=range(400), executor=executor)
+    assert executor.given < 80
+
+
 def test_a_coordinator_that_is_killed_takes_its_workers_with_it(whole, tmp_path):
     target = tmp_path / "out" / "set.h5"
     target.parent.mkdir()
