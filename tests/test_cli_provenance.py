@@ -284,14 +284,16 @@ def test_only_a_sidecar_is_replaced(made, tmp_path):
     path, other = tmp_path / "d.h5", tmp_path / "notes.txt"
     shutil.copy(made / "d.h5", path)
     other.write_text("mine")
-    before = path.read_bytes()
-    for out in (path, other, tmp_path):
+    before, pipe = path.read_bytes(), tmp_path / "pipe"
+    os.mkfifo(pipe)  # it stands for a device
+    for out in (path, other, tmp_path, pipe):
         assert "a sidecar cannot be written here" in fails("provenance", path, "--out", out, code=2)
     os.mkfifo(pipe := tmp_path / "pipe")  # as a device is not: root may replace /dev/null
     assert "it exists, and is not a file" in fails("provenance", path, "--out", pipe)
     assert pipe.is_fifo()
     assert path.read_bytes() == before
     assert other.read_text() == "mine"
+    assert pipe.is_fifo()
 
 
 def test_export(made, tmp_path):

@@ -198,8 +198,8 @@ def refresh(
 
 def _check_replaceable(path: Path, files: Sequence[Path]) -> None:
     """Raise `UsageError` if a sidecar at `path` would replace something else."""
-    if path.absolute() in files or path.is_dir():
-        raise UsageError("a sidecar cannot be written here: these are data", where=path)
+    if path.absolute() in files or (path.exists() and not path.is_file()):
+        raise UsageError("a sidecar cannot be written here: this is data or a device", where=path)
     if not path.is_file() or path.name.endswith(spec.SUFFIX):
         return
     try:
