@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -247,8 +248,10 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
     needed = largest = 0
     for job in jobs:
         root = partial_path(job.target)
-        complete = recorded_state(root).get("complete") and not restart
-        if job.options.compress is not None or complete:
+        state = dict[str, Any]()
+        with suppress(OSError, FormatError):
+            state = read_record(root / "state.json")
+        if job.options.compress is not None or (state.get("complete") and not restart):
             continue  # the estimate is an upper bound, or all has been written
         is_local = not isinstance(job.target, StorePath)
         needed += staged_nbytes(job)
@@ -274,14 +277,6 @@ def staged_nbytes(job: Job) -> int:
         return job.estimate
     largest = max(map(len, job.shards)) / max(1, job.samples)
     return min(job.estimate, round((2 * AT_ONCE + 1) * largest * job.estimate))
-
-
-def recorded_state(root: Path) -> dict[str, Any]:
-    """Return how far the run in `root` came, as it recorded; empty if it recorded nothing."""
-    try:
-        return read_record(root / "state.json")
-    except (OSError, FormatError):
-        return {}
 
 
 def _check_not_source(target: Path, source: Source) -> None:

@@ -26,7 +26,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -40,10 +40,10 @@ from dsprep.core.gather import LONG, Assembly, take
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Batch, Ints, Schema, empty_batch
 from dsprep.core.units import show_nbytes
-from dsprep.errors import UsageError
+from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
-from dsprep.sidecar.spec import write_json
+from dsprep.sidecar.spec import read_record, write_record
 from dsprep.source.derived import DerivedSource, probe_nbytes
 from dsprep.storage.durable import sync_directory
 from dsprep.storage.nodes import boot, node, wait_for
@@ -492,19 +492,15 @@ class ShuffledSource(DerivedSource):
         return bool(local) and self.scratch_nbytes <= UNSYNCED_NBYTES
 
     def _save_journal(self) -> None:
-        write_json(self._journal, self.scratch / _JOURNAL, durable=self.durable)
+        write_record(self._journal, self.scratch / _JOURNAL, durable=self.durable)
 
     def _recorded(self, job: str) -> dict[str, Any] | None:
         """Return the journal of an earlier run of the same job whose files are to be trusted."""
-        try:
-            journal = json.loads((self.scratch / _JOURNAL).read_bytes())
-            parts, released = int(journal["parts"]), int(journal["released"])
-            trusted = journal["job"] == job and journal["node"] in ("", node())
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        if not trusted or parts < 1 or released < 0:
-            return None
-        return {"job": job, "parts": parts, "node": journal["node"], "released": released}
+        with suppress(FormatError):
+            journal = read_record(self.scratch / _JOURNAL)
+            if journal.get("job") == job and journal["node"] in ("", node()):
+                return journal
+        return None
 
     def release(self, first: int) -> None:
         """Free the space of the samples before this one, which are not read again.

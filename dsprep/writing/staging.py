@@ -187,7 +187,9 @@ class Staging:
                 k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
             )
             if differing == [STATUS] and _same_place(recorded[STATUS], _plain(job[STATUS])):
-                self._begin_anew(job)
+                check_target(self.target, self._overwrite)
+                self._begin(job)
+                self.notes += (STARTED_OVER,)
                 return None
             differing = [k for k in differing if k != STATUS]  # another key says more
             if differing:
@@ -208,12 +210,6 @@ class Staging:
             return state
         self._begin(job)
         return None
-
-    def _begin_anew(self, job: Mapping[str, Any]) -> None:
-        """Start over, since the source of an interrupted run was replaced."""
-        check_target(self.target, self._overwrite)
-        self._begin(job)
-        self.notes += (STARTED_OVER,)
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""
