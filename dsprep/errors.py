@@ -25,10 +25,10 @@ from collections.abc import Iterable
 from typing import Any
 
 _OPTION = re.compile(
-    r"dsprep [a-z]+ [^;)]*|--(?P<switch>overwrite|restart)(?![\w-])|--(?P<name>buffer-size|cast|"
+    r"dsprep [a-z]+ [^;]*|--(?P<switch>overwrite|restart)(?![\w-])|--(?P<name>buffer-size|cast|"
     r"chunk|compress|duplicate|group-by|memory|samples-per-file|samples|shard-size|shuffle|split|"
     r"stripe-size|subset|to|workers)(?![\w-])"
-    r"(?: (?P<value>[0-9][\w.]*|'[^']*'|(?:hdf5|lmdb|tfrecord|zarr|gzip|zstd)\b[\w:]*))?"
+    r"(?: (?P<value>[0-9][\w.:]*\w|[0-9]|'[^']*'|(?:hdf5|lmdb|tfrecord|zarr|gzip|zstd)\b[\w:]*))?"
 )
 """A whole command, or an option that is an argument of the same name in Python, and its value."""
 
@@ -89,7 +89,7 @@ def _argument(option: re.Match[str]) -> str:
     if option["switch"]:
         return f"{option['switch']}=True"
     value = option["value"] or ""
-    value = repr(value) if value[:1].isalpha() else value
+    value = repr(value) if value[:1].isalnum() and not value.isdecimal() else value
     return f"{option['name'].replace('-', '_')}={value}" if option["name"] else option[0]
 
 
