@@ -10,10 +10,13 @@ import warnings
 
 import h5py
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from test_cli import fails, run
 
 import dsprep
+from dsprep import FieldSpec, OpenOptions
 from dsprep.errors import FormatError, LocatedWarning, SchemaError, UsageError
 from dsprep.reader import data
 from dsprep.sidecar.sidecar import MissingError, Sidecar, StaleError
@@ -492,3 +495,29 @@ def test_a_file_named_twice_odd_links_and_lists_with_a_mark(folder, tmp_path):
 def test_what_is_not_a_path(path):
     with pytest.raises(UsageError, match="is not a path"):
         dsprep.Reader(path, 4)
+
+
+NAMES = ("input:0", "a@b", "label=y", "x:int32@c", "plain")
+
+
+@pytest.mark.parametrize("name", ["a.h5", "a.zarr", "a.tfrecord", "a.lmdb", "a.npz", "a.parquet"])
+def test_names_that_look_like_more(tmp_path, name):
+    path, values = tmp_path / name, {n: np.arange(5) + 10 * i for i, n in enumerate(NAMES)}
+    if path.suffix == ".npz":
+        np.savez(path, **values)
+    elif path.suffix == ".parquet":
+        parquet.write_table(pyarrow.table(values), path)
+    else:
+        samples = ({n: v[i] for n, v in values.items()} for i in range(5))
+        dsprep.write(path, samples, length=5)
+    for _ in range(2 if path.suffix != ".lmdb" else 1):  # through the sidecar, and without
+        for n in NAMES:
+            fields = tuple(map(FieldSpec.parse, (n, f"new={n}", "other=plain")))
+            with dsprep.open(path, OpenOptions(fields=fields)) as source:
+                assert source.schema.names == (n, "new", "other")
+                for found in (n, "new"):
+                    np.testing.assert_array_equal(source[:][found], values[n])
+        for text in ("input:1", "plain:flot", "nosuch@b", "a@c"):
+            with pytest.raises(SchemaError, match="there is no field"):
+                dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(text),)))
+        path.with_name(f"{name}.dsprep.json").unlink(missing_ok=True)

@@ -21,7 +21,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, overload
@@ -642,10 +642,10 @@ def new_array(arena: Arena | None, key: str, shape: tuple[int, ...], dtype: DTyp
 # --- what the user asks for ------------------------------------------------------------------
 
 _SPEC = re.compile(
-    r"(?P<name>[^=:@\[\]]+)"
-    r"(=(?P<path>[^:@\[\]]*))?"
-    r"(@(?P<index>[^:\[\]]+))?"
-    r"(:(?P<dtype>[^\[\]]+)(\[(?P<shape>[^\]]*)\])?)?"
+    r"(?P<name>[^=:@\[\]][^=@\[\]]*?)"
+    r"(=(?P<path>[^@\[\]]*?))?"
+    r"(@(?P<index>[^\[\]]+?))?"
+    r"(:(?P<dtype>[^:\[\]]+)(\[(?P<shape>[^\]]*)\])?)?"
 )
 
 
@@ -657,7 +657,8 @@ OTHERS = "*"
 class FieldSpec:
     """A field that the user asked for: ``NAME[=PATH][@INDEX...][:DTYPE[SHAPE]]``.
 
-    The name `OTHERS` alone stands for all fields that no other spec names (`with_others`).
+    The name `OTHERS` alone stands for all fields that no other spec names (`with_others`). What
+    is not a dtype belongs to the name: ``input:0``.
 
     Attributes
     ----------
@@ -696,7 +697,7 @@ class FieldSpec:
         Raises
         ------
         UsageError
-            If `text` does not follow the pattern, or names no dtype that numpy knows.
+            If `text` does not follow the pattern.
 
         Examples
         --------
@@ -728,7 +729,13 @@ class FieldSpec:
             if match["shape"]:
                 raise UsageError(f"--field {text!r}: {word} has no shape")
             return cls(name, path, index, np.dtype(np.uint8), (None,), word)  # type: ignore[arg-type]
-        return cls(name, path, index, parse_dtype(word), parse_shape(match["shape"] or ""))
+        try:
+            dtype = parse_dtype(word)
+        except UsageError:
+            start = text.index("=") + 1 if match["path"] else 0
+            whole = text[start:].strip().strip("/")
+            return cls(name if match["path"] else whole, whole)
+        return cls(name, path, index, dtype, parse_shape(match["shape"] or ""))
 
     def __str__(self) -> str:
         """Return the spec as it is typed; `parse` is the inverse."""
@@ -740,6 +747,26 @@ class FieldSpec:
         if kind == "array":
             kind = f"{show_dtype(self.dtype)}{show_shape(self.shape)}"  # type: ignore[assignment]
         return f"{self.name}{path}{index}:{kind}"
+
+    @property
+    def spelled(self) -> str:
+        """The path with the index tables, as the user spelled them."""
+        return "@".join((self.path, *self.index))
+
+    def settled(self, names: Collection[str]) -> FieldSpec:
+        """Return the spec of the longest of `names` that its text begins with, if any does.
+
+        >>> str(FieldSpec.parse("x=a@b").settled(["a@b"])), FieldSpec.parse("x=a@b").index
+        ('x=a@b', ('b',))
+        """
+        for start in ("", f"{self.name}="):
+            rest = str(self).removeprefix(start)
+            ends = (len(rest), *(m.start() for m in [*re.finditer("[@:]", rest)][::-1]))
+            for path in (rest[:end] for end in ends):
+                spec = FieldSpec.parse(f"x{rest.removeprefix(path)}")
+                if path in names and spec.path == "x":
+                    return replace(spec, name=start[:-1] or path, path=path)
+        return self
 
     def to_field(self, attrs: Attrs | None = None) -> Field:
         """Return the field; the spec must have a dtype.

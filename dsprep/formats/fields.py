@@ -24,14 +24,21 @@ class MissingField(SchemaError):
     """A field was asked for that a file does not have: `path` is what it would be called there."""
 
     path: str
+    names: frozenset[str]
 
 
 def missing_field(path: str, available: Iterable[str], where: object = None) -> MissingField:
     """Return the error for a field that is not there, with the names that are."""
     names = sorted(available)
     shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    error = MissingField(f"there is no field {path}", where=where, expected=f"one of {shown}")
-    error.path = path
+    fix = "what follows the colon is not a dtype such as float32, >i2, bfloat16, S10"
+    error = MissingField(
+        f"there is no field {path}",
+        where=where,
+        expected=f"one of {shown}",
+        fix=fix if ":" in path else None,
+    )
+    error.path, error.names = path, frozenset(names)
     return error
 
 
@@ -50,9 +57,9 @@ def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list
         return list(available.items())
     chosen = []
     for spec in specs:
-        known = available.get(spec.path)
+        known = None if spec.index else available.get(spec.path)
         if known is None:
-            raise missing_field(spec.path, available)
+            raise missing_field(spec.spelled, available)
         requested = Field(spec.name, known.dtype, known.shape, known.kind, known.attrs)
         if spec.dtype is not None:
             requested = spec.to_field(known.attrs)

@@ -205,11 +205,6 @@ def table_paths(entry: str) -> list[str]:
     return [p.strip().strip("/") for p in entry.split(",")]
 
 
-def spelled(spec: FieldSpec) -> str:
-    """Return a field with its index tables as ``--field`` spells them."""
-    return "@".join((spec.path, *spec.index))
-
-
 def may_be_table(path: str) -> bool:
     """Whether the name of an array is one that tables have."""
     name = path.rpartition("/")[2]

@@ -84,6 +84,27 @@ def open_dataset(
         ``"sidecar"``, `options` do not say how to read and the format does not keep the types.
     """
     named = [paths] if isinstance(paths, str | Path) else paths
+    at = None if at is None else as_path(at)
+    try:
+        return _open(named, options, progress, through, at, marked)
+    except MissingField as error:
+        fields = tuple(s.settled(error.names) for s in options.fields) if options else ()
+        if options is None or fields == options.fields:
+            raise
+        return open_dataset(
+            paths, replace(options, fields=fields), progress, through=through, at=at, marked=marked
+        )
+
+
+def _open(
+    named: Sequence[str | Path],
+    options: OpenOptions | None,
+    progress: Progress | None,
+    through: Through,
+    at: Path | None,
+    marked: bool,
+) -> Source:
+    """Open files as one dataset; see `open_dataset`."""
     if options is not None and options.join:
         if at is not None:
             raise UsageError("--sidecar does not go together with --join")
@@ -91,7 +112,7 @@ def open_dataset(
     format, names, notes = find_dataset(named)
     if options is not None:
         check_options(options, format.open_options, format.name)
-    files = _Files(format, names, None if at is None else as_path(at), notes)
+    files = _Files(format, names, at, notes)
     marks = tuple(Mark.of(path.absolute()) for path in names) if marked else ()
     known, lost = _find_usable(files, options, through)
     if known is None:

@@ -46,8 +46,7 @@ class SidecarSource(Source):
     ) -> None:
         content = sidecar.content
         self.sidecar, self._verify, self._native = sidecar, verify, native
-        self._names = [name for name, _ in fields]
-        self._new = {name: field.name for name, field in fields}
+        self._names = {field.name: name for name, field in fields}  # in the sidecar
         self.schema = Schema(tuple(field for _, field in fields), sidecar.schema.attrs)
         entries = [sidecar.dataset / f.path for f in content.files]
         self.paths: list[Path] = entries
@@ -94,8 +93,9 @@ class SidecarSource(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        batch = self.sidecar.read(slice(start, stop), self._names, verify=self._verify, arena=arena)
-        return {self._new[name]: column for name, column in batch.items()}
+        names = [*dict.fromkeys(self._names.values())]
+        batch = self.sidecar.read(slice(start, stop), names, verify=self._verify, arena=arena)
+        return {new: batch[name] for new, name in self._names.items()}
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
@@ -103,7 +103,7 @@ class SidecarSource(Source):
             return super().sizes(start, stop)
         fixed = self.schema.fixed_nbytes
         out = np.full(stop - start, fixed, np.int64)
-        ragged = [name for name in self._names if self.sidecar.schema[name].ragged]
+        ragged = [name for name in self._names.values() if self.sidecar.schema[name].ragged]
         for layout, first, part in self.sidecar.files_of(start, stop):
             for name in ragged:
                 sizes = sizes_of(layout, self.sidecar.schema[name], part)
@@ -114,8 +114,7 @@ class SidecarSource(Source):
 
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
         """Return the rows of a ragged field in each sample, None if the laws do not give them."""
-        back = {new: old for old, new in self._new.items()}[name]
-        field = self.sidecar.schema[back]
+        field = self.sidecar.schema[self._names[name]]
         parts = [np.zeros(0, np.int64)]
         for layout, _, part in self.sidecar.files_of(start, stop):
             sizes = sizes_of(layout, field, part)
@@ -133,7 +132,7 @@ class SidecarSource(Source):
         files = self.sidecar.content.files
         first = next((i for i, f in enumerate(files) if f.samples), 0)
         storage_of = of_layout(self.sidecar.layout(first), self.sidecar.schema)
-        return {new: storage_of[old] for old, new in self._new.items()}
+        return {new: storage_of[name] for new, name in self._names.items()}
 
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:

@@ -47,7 +47,7 @@ from dsprep.formats.hdf5.heaps import Descriptors, Heaps
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.index_tables import Route
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import RaggedRows, route_of, spelled, table_paths
+from dsprep.formats.ragged import RaggedRows, route_of, table_paths
 from dsprep.formats.splits import arrays_of_parts, check_arrays
 from dsprep.reading.columns import fetch
 from dsprep.storage.base import Handle
@@ -121,7 +121,7 @@ class Fields:
             self._refuse_what_is_stated()
             self._take_members()
             self.count, columns = self._array_columns()
-        specs = [replace(s, path=spelled(s), index=()) if s.index else s for s in self._specs]
+        specs = [replace(s, path=s.spelled, index=()) if s.index else s for s in self._specs]
         chosen = wanted(tuple(specs), {name: column.field for name, column in columns.items()})
         if not chosen:
             raise self._nothing()
@@ -213,7 +213,7 @@ class Fields:
             if spec.index:
                 for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
                     self._check_there(path)
-                routes[spelled(spec)] = (
+                routes[spec.spelled] = (
                     spec.path,
                     route_of(
                         spec,

@@ -64,14 +64,12 @@ class NetCdfSource(LocatedSource):
 
 def _requested(header: Header, options: OpenOptions, path: Path) -> dict[str, Variable]:
     """Return the variables that the user named, or all, by their names."""
-    if any(spec.index for spec in options.fields):
-        raise UsageError("netCDF has no index tables: name fields without @", where=path)
     if options.sample_axis == "groups":
         raise UsageError("--sample-axis groups applies to hdf5", where=path)
     variables = {v.name: v for v in header.variables}
     if not variables:
         raise FormatError("the file holds no variables", where=path)
-    paths = {spec.path for spec in options.fields}
+    paths = {spec.spelled for spec in options.fields}
     for name in sorted(paths - variables.keys()):
         raise missing_field(name, variables, path)
     return {name: v for name, v in variables.items() if name in paths or not paths}

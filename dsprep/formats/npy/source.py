@@ -26,7 +26,7 @@ from dsprep.formats.npy.arrays import (
 )
 from dsprep.formats.npy.tables import Tables, check
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import spelled, table_paths
+from dsprep.formats.ragged import table_paths
 from dsprep.formats.samples import SampleAxis, check_share, choose, has_coordinates, listed
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
@@ -57,7 +57,7 @@ class NumpySource(LocatedSource):
             self._tables = Tables(inside, specs, options, path, self._open, self._file)
             axis = _axis(self._tables, inside, options, path)
             parsed = _parsed(self._tables, inside, axis, specs, hint, path)
-            chosen = tuple(replace(s, path=spelled(s), index=()) for s in specs)
+            chosen = tuple(replace(s, path=s.spelled, index=()) for s in specs)
             super().__init__(path, parsed, replace(options, fields=chosen), self._open)
         except BaseException:
             self.close()
@@ -73,7 +73,7 @@ class NumpySource(LocatedSource):
         ]
 
     def _arrays(self, options: OpenOptions, hint: Schema | None) -> Arrays:
-        named = [p for s in options.fields for p in (s.path, *_table_paths(s))]
+        named = [p for s in options.fields for p in (s.path, s.spelled, str(s), *_table_paths(s))]
         names = {n for p in named for n in (p, name_of(p))}
         if self._file is None:
             return of_directory(self.path, names, self._open)
@@ -139,7 +139,7 @@ def _parsed(
     if not tables.sized:
         problem = "no array can be a field" if inside.arrays else "it holds no arrays"
         raise FormatError(problem, where=path, found="; ".join(tables.notes) or None)
-    others = [n for n in map(spelled, specs) if n not in axis.names]
+    others = [n for n in (s.spelled for s in specs) if n not in axis.names]
     if others:
         raise SchemaError(
             f"field {others[0]} has not the length of the others",

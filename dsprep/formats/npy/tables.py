@@ -16,7 +16,7 @@ from dsprep.formats.index_tables import Route, locate
 from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import SCIPY, Arrays, StoredArray
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import ArrayTree, find_tables, route_of, spelled, table_paths
+from dsprep.formats.ragged import ArrayTree, find_tables, route_of, table_paths
 from dsprep.formats.samples import Sized, listed
 from dsprep.layout.laws import Explicit
 from dsprep.reading.columns import ColumnReader, fetch
@@ -68,9 +68,9 @@ class Tables:
                 if spec.index and each not in arrays:
                     raise missing_field(each, arrays, path)
             if spec.index:
-                self._paths[spelled(spec)] = spec.path
-                self.routes[spelled(spec)] = route_of(spec, tree, self._rows, path)
-        self._leave_out(arrays, {spelled(spec) for spec in specs}, requested)
+                self._paths[spec.spelled] = spec.path
+                self.routes[spec.spelled] = route_of(spec, tree, self._rows, path)
+        self._leave_out(arrays, {spec.spelled for spec in specs}, requested)
         skip = ragged.used | ragged.left_out if not specs else arrays.keys() - requested
         self.sized = {
             name: Sized(a.shape, a.stored) for name, a in arrays.items() if name not in skip

@@ -58,8 +58,6 @@ class ParquetSource(Source):
 
     def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
         self.path = path
-        if any(s.index for s in options.fields):
-            raise UsageError("fields of Parquet have no @INDEX", where=path)
         arrow()
         self._file = open_file(path)
         self._rows: RowGroups | None = None
@@ -158,7 +156,7 @@ class ParquetSource(Source):
     ) -> tuple[dict[str, Field], list[str]]:
         """Return the fields of the columns and partitions that matter, and notes on the others."""
         notes: list[str] = []
-        requested = [s.path for s in options.fields]
+        requested = [s.spelled for s in options.fields]
         names = requested or [*leaves, *(n for n in parts if n not in leaves)]
         if hint is not None and not requested:
             names = [name for name in names if name in hint.names]

@@ -301,8 +301,8 @@ def choose(
     chosen = []
     for spec in specs:
         feature = available.get(spec.path) or _absent(typed.get(spec.path))
-        if feature is None:
-            raise missing_field(spec.path, available, where)
+        if feature is None or spec.index:
+            raise missing_field(spec.spelled, available, where)
         error: type[DsprepError]
         if spec.dtype is not None:
             f, error = spec.to_field(), UsageError

@@ -64,11 +64,8 @@ class WebDatasetSource(LocatedSource):
 
 def _located(file: Handle, options: OpenOptions) -> tuple[Samples, list[tuple[str, Field]]]:
     """Return the samples of an archive, and the fields that are wanted with their members."""
-    for spec in options.fields:
-        if spec.index:
-            raise UsageError(f"--field {spec}: webdataset has no index tables")
     keys = options.keys_as
-    members = [spec.path for spec in options.fields if spec.path != keys]
+    members = [spec.spelled for spec in options.fields if spec.path != keys]
     named = any(spec.path == keys for spec in options.fields)
     with_keys = keys is not None and (named or not options.fields)
     samples = Samples(Archive(file), members, with_keys, options.stop)

@@ -31,7 +31,6 @@ from dsprep.formats.ragged import (
     RaggedRows,
     find_tables,
     route_of,
-    spelled,
     table_paths,
 )
 from dsprep.formats.splits import check_arrays
@@ -132,7 +131,7 @@ class ZarrSource(Source):
 
     def _choose(self, options: OpenOptions, readings: dict[str, Reading], attrs: Attrs) -> None:
         available = {n: r.field for n, r in readings.items()}
-        specs = (replace(s, path=spelled(s), index=()) if s.index else s for s in options.fields)
+        specs = (replace(s, path=s.spelled, index=()) if s.index else s for s in options.fields)
         chosen = wanted(tuple(specs), available)
         self._columns: list[tuple[Field, Reading]] = [(f, readings[p]) for p, f in chosen]
         self.schema = Schema(tuple(f for f, _ in self._columns), attrs)
@@ -305,7 +304,7 @@ class StoreFields:
     """
 
     def __init__(self, store: Store, nodes: Nodes, order: list[str], options: OpenOptions) -> None:
-        self.requested = {spelled(spec) for spec in options.fields}
+        self.requested = {spec.spelled for spec in options.fields}
         self.readings: dict[str, Reading] = {}
         self.problems: dict[str, DsprepError] = {}
         self.stated, self.notes = Stated(), list[str]()
@@ -335,7 +334,7 @@ class StoreFields:
                     if path not in opened:
                         raise missing_field(path, opened, store.path)
                 route = route_of(spec, tree, self._array, store.path)
-                self.readings[spelled(spec)] = Parts(spec.path, opened[spec.path], route, {})
+                self.readings[spec.spelled] = Parts(spec.path, opened[spec.path], route, {})
         for name, (path, route) in rows.routes.items():
             self._add(name, partial(Parts, name, opened[path], route, opened[path].meta.attrs))
         for path, array in opened.items():
