@@ -515,7 +515,7 @@ def test_a_sidecar_elsewhere_is_found_again(tmp_path):
     path, cache, beside = repacked(tmp_path), tmp_path / "cache", tmp_path / "of it.dsprep.json"
     path.with_name("out.h5.dsprep.json").rename(beside)
     assert compared(beside, cache, data=path)[1].copied_nbytes == 0
-    (verdict,) = verify_copies(cache, repair=True)
+    (verdict,) = verify_copies(cache)
     assert (verdict.right, verdict.compared) == (True, 13)
 
 

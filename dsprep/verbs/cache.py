@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.cache.copier import BLOCK, Copier, Throttle
-from dsprep.cache.copies import PLANNED, READY, REFUSED, Copy, remove_unfinished
-from dsprep.cache.folder import CacheFolder, CopyInfo, Size
+from dsprep.cache.copier import BLOCK
+from dsprep.cache.copies import READY, REFUSED, Copy, remove_unfinished
+from dsprep.cache.folder import CacheFolder, CopyInfo
 from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import DsprepError, UsageError
@@ -111,19 +111,16 @@ class CopyVerdict:
         Pieces, and their bytes.
     bad
         Those that are wrong.
-    repaired
-        How many were copied again, and are right now: of these, and of those found before.
     left
         How many were wrong, now or before, and are read from the dataset.
     problem
-        Why it could not be compared, or not repaired; None: it was.
+        Why it could not be compared; None: it was.
     """
 
     info: CopyInfo
     compared: int = 0
     nbytes: int = 0
     bad: tuple[BadPiece, ...] = ()
-    repaired: int = 0
     left: int = 0
     problem: str | None = None
 
@@ -141,14 +138,13 @@ def verify_copies(
     root: str | Path,
     *,
     shared: bool = False,
-    repair: bool = False,
     workers: int | None = None,
     progress: Progress = lambda done, nbytes: None,
 ) -> Iterator[CopyVerdict]:
     """Compare each copy of a cache with the checksums that it had when it was made.
 
     What is wrong is not read any more by Readers that begin a loop from then on: they read it from
-    the dataset. Copies may be in use meanwhile.
+    the dataset until `dsprep.stage` copies it again. Copies may be in use meanwhile.
 
     Parameters
     ----------
@@ -156,8 +152,6 @@ def verify_copies(
         The cache.
     shared
         Whether it is that of all who may write to the directory.
-    repair
-        Copy what is wrong once more.
     workers
         Threads that read; None: one per core, at most 8.
 
@@ -182,7 +176,7 @@ def verify_copies(
             yield CopyVerdict(info, problem=info.problem)
             continue
         try:
-            yield _Verifying(info, folder, threads, tick).run(repair)
+            yield _Verifying(info, folder, threads, tick).run()
         except FileNotFoundError as error:
             if folder.root.has(name):
                 yield CopyVerdict(info, problem=str(error))
@@ -226,27 +220,20 @@ class _Verifying:
                 fix="remove it with dsprep cache purge",
             )
 
-    def run(self, repair: bool) -> CopyVerdict:
-        """Return what is found; what is wrong is not read any more, or copied again."""
+    def run(self) -> CopyVerdict:
+        """Return what is found; what is wrong is not read any more."""
         try:
             ready = np.flatnonzero(self._copy.states() == READY)
             nbytes, bad = self._compare(self._copy, ready)
             for i in bad:
                 self._copy.set_state(i, REFUSED)
-            before = self._refused()
-            problem = self._copied_again(before.tolist()) if repair and len(before) else None
-            left = len(self._refused())
+            left = int((self._copy.states() == REFUSED).sum())
             bad_pieces = tuple(bad[i] for i in sorted(bad))
-            counts = len(ready), nbytes, bad_pieces, len(before) - left, left
-            return CopyVerdict(self._info, *counts, problem)
+            return CopyVerdict(self._info, len(ready), nbytes, bad_pieces, left)
         finally:
-            self._stop.set()  # also what copies
+            self._stop.set()
             self._copy.close()
             self._sidecar.close()
-
-    def _refused(self) -> Ints:
-        """Return the slots of pieces that were wrong, and so are read from the dataset."""
-        return np.flatnonzero(self._copy.states() == REFUSED)
 
     def _compare(self, copy: Copy, slots: Ints) -> tuple[int, dict[int, BadPiece]]:
         """Compare pieces by their slots; return bytes, and the pieces that are wrong."""
@@ -305,32 +292,6 @@ class _Verifying:
         low, high = (int(self._edges[number + k]) for k in (0, 1))
         where = str(copy.path / file)
         return nbytes, BadPiece(number, (low, high), where, offset, nbytes, reason)
-
-    def _copied_again(self, slots: list[int]) -> str | None:
-        """Copy pieces again, whose space is taken already; return why that failed, if it did."""
-        copy = self._copy
-        try:
-            self._sidecar.check()
-            for i in slots:
-                copy.set_state(i, PLANNED)
-            pieces = Pieces(self._sidecar, self._edges, self._facts.fields)
-            copier = Copier(pieces, self._folder, Size(), self._threads, Throttle(None))
-            if not copier.fill(copy, self._stop.is_set):
-                return "another process fills it, and copies what was wrong"
-            again = Copy(copy.root, copy.name)  # files may have been cut off
-            try:
-                right = np.array([i for i in slots if copy.states()[i] == READY], np.int64)
-                _, bad = self._compare(again, right)
-            finally:
-                again.close()
-            for i in bad:
-                copy.set_state(i, REFUSED)
-        except (OSError, DsprepError) as error:
-            for i in slots:
-                if copy.states()[i] == PLANNED:
-                    copy.set_state(i, REFUSED)
-            return f"what is wrong cannot be copied again: {error}"
-        return None
 
 
 # --- what goes -------------------------------------------------------------------------------

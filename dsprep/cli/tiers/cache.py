@@ -33,8 +33,6 @@ Exit status: 0 done, 2 wrong usage.
 VERIFY = """
 dsprep cache verify /local/nvme
 
-dsprep cache verify /local/nvme --repair
-
 Exit status: 0 all is right, 1 something is not, 2 wrong usage.
 """
 
@@ -73,7 +71,6 @@ def list_(root: Root, shared: Shared = False, json: opt.Json = False) -> None:
 @opt.command(VERIFY)
 def verify(
     root: Root,
-    repair: bool = opt.switch("Copy what is wrong again.", "--repair"),
     workers: int | None = opt.value(
         "N", "Threads that read (one per core, at most 8).", "--workers", "-j", min=1
     ),
@@ -83,17 +80,14 @@ def verify(
     """Compare all copies of a cache with the checksums that they had when they were made.
 
     Copies may be in use. What is wrong is taken from the dataset from then on, by all loops that
-    begin later. The sidecars of the datasets have to be there, for --repair also the data.
+    begin later, until dsprep stage copies it again. The sidecars of the datasets have to be there.
     """
     from dsprep.verbs.cache import list_copies, verify_copies
 
     copies = list_copies(root, shared=shared).copies
     count, payload = sum(c.ready for c in copies), sum(c.nbytes for c in copies)
     with progress_bar("verify", count, payload, not json, "pieces") as update:
-        results = verify_copies(
-            root, shared=shared, repair=repair, workers=workers, progress=update
-        )
-        verdicts = list(results)
+        verdicts = list(verify_copies(root, shared=shared, workers=workers, progress=update))
     if json:
         print_json([v.to_json() for v in verdicts])
     for verdict in verdicts if not json else ():
@@ -199,13 +193,12 @@ def print_verdict(verdict: CopyVerdict) -> None:
         words
         for number, words in (
             (len(verdict.bad), f"{len(verdict.bad):,} wrong"),
-            (verdict.repaired, f"{verdict.repaired:,} copied again"),
             (verdict.left, f"{verdict.left:,} left to the dataset"),
         )
         if number
     ]
     if verdict.problem is not None:
-        counts.append(f"not {'repaired' if counts else 'compared'}: {verdict.problem}")
+        counts.append(f"not compared: {verdict.problem}")
     say(f"{subject}: {pieces}: {', '.join(counts) or 'right'}")
 
 
