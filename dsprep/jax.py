@@ -26,17 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from dsprep.core.schema import Array, DType, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
-from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
+from dsprep.reader.adapters import Ahead, B, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
-from dsprep.reader.options import ReaderOptions, check_names
-from dsprep.reader.transforms import Transforms
+from dsprep.reader.options import ReaderArguments, ReaderOptions, check_names
 
 try:
     import jax
@@ -44,7 +43,7 @@ except ImportError as error:
     raise MissingExtra("dsprep.jax needs JAX", fix="pip install 'dsprep[jax]'") from error
 
 
-class Batches(ReaderLoops):
+class Batches(ReaderLoops[B]):
     """Batches of JAX arrays, read by `dsprep.Reader`; each loop runs through the next epoch.
 
     A batch is a dict of field name to ``jax.Array`` of shape ``(n, *shape)``, or
@@ -86,13 +85,12 @@ class Batches(ReaderLoops):
         batch_size: int,
         *,
         sharding: Any = None,
-        transform: Transforms = None,
-        **options: Any,
+        **options: Unpack[ReaderArguments],
     ) -> None:
         check_names(options, (*ReaderOptions.__dataclass_fields__, "sharding"))
         if options.get("rank") is None is options.get("world_size") and jax.process_count() > 1:
             options["rank"], options["world_size"] = jax.process_index(), jax.process_count()
-        self.reader = Reader(path, batch_size, transform=transform, **options)
+        self.reader = Reader(path, batch_size, **options)
         self._sharding = sharding
         if not self.reader.transforms:
             check_fields(self.reader.schema, takes, "JAX")
@@ -109,7 +107,7 @@ class Batches(ReaderLoops):
             isinstance(s, jax.sharding.Sharding) and not s.is_fully_addressable for s in kinds
         )
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B]:
         """Return the batches of the next epoch, or of what is left of it."""
         return self._noted(self._loop())
 
@@ -141,9 +139,11 @@ class Batches(ReaderLoops):
         return f"<Batches in JAX of {self.reader!r}>"
 
 
-def batches(path: Paths, batch_size: int, **options: Any) -> Batches:
+def batches(
+    path: Paths, batch_size: int, *, sharding: Any = None, **options: Unpack[ReaderArguments]
+) -> Batches:
     """Return `Batches`."""
-    return Batches(path, batch_size, **options)
+    return Batches(path, batch_size, sharding=sharding, **options)
 
 
 def takes(dtype: DType) -> bool:

@@ -22,18 +22,19 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Unpack
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Column, DType, Field, Ragged, Schema, is_extension
-from dsprep.errors import MissingExtra, UsageError
-from dsprep.reader.adapters import check_fields, native
+from dsprep.core.schema import Array, Batch, Column, DType, Ragged, is_extension
+from dsprep.errors import MissingExtra, UnsupportedError, UsageError
+from dsprep.reader.adapters import native
 from dsprep.reader.data import Paths
 from dsprep.reader.loader import Reader
-from dsprep.reader.options import ReaderOptions, check_names
-from dsprep.reader.transforms import Transforms
+from dsprep.reader.options import ReaderArguments, ReaderOptions, at_least, check_names
+from dsprep.reader.transforms import transformed
 
 try:
     import tensorflow as tf
@@ -48,10 +49,9 @@ def dataset(
     epoch: int = 0,
     step: int = 0,
     prefetch: int = 1,
-    transform: Transforms = None,
     output_signature: Any = None,
-    **options: Any,
-) -> Any:
+    **options: Unpack[ReaderArguments],
+) -> tf.data.Dataset:
     """Return a ``tf.data.Dataset`` whose elements are batches.
 
     A batch is a dict of field name to ``tf.Tensor`` of shape ``(n, *shape)``, or to
@@ -73,40 +73,50 @@ def dataset(
         program knows.)
     prefetch
         Batches that TensorFlow takes in advance; 0: none.
-    transform
-        As in `Reader`: gets the batch of numpy arrays, in threads. TensorFlow has these flush
-        subnormal results of arithmetic to zero, as in its own; values are passed on as they are.
     output_signature
-        What `transform` returns: a structure of ``tf.TensorSpec``.
+        What `transform` or `collate` returns: a structure of ``tf.TensorSpec``. Not needed for
+        `dsprep.each`, `pad`, `pack`, `normalise` and `mask_and_scale`, alone or in a list. (In
+        transforms TensorFlow has NumPy flush subnormal results of arithmetic to zero, as in its
+        own; values are passed on as they are.)
     **options
         All others of `Reader`.
 
     Raises
     ------
     UnsupportedError
-        If TensorFlow has no dtype for a field, and no transform is given.
+        If TensorFlow has no dtype for a field, and no `output_signature` is given.
     UsageError
         If arguments contradict each other.
     """
     own = ("epoch", "step", "prefetch", "output_signature")
     check_names(options, (*ReaderOptions.__dataclass_fields__, *own))
-    options |= {"path": path, "batch_size": batch_size, "transform": transform}
-    readers = _Readers(options, epoch, step)
-    reader = readers.first
-    schema, steps = reader.schema, reader.steps_of(epoch)
+    readers = _Readers({"path": path, "batch_size": batch_size, **options}, epoch, step)
+    reader, step = readers.first, at_least("step", step, 0)
+    steps = reader.steps_of(epoch)
     size = None if reader.remainder == "ragged" else batch_size
-    if step and not 0 < step <= steps:
+    if step > steps:
         raise UsageError(f"step is {step}", expected=f"at most {steps}, the steps of an epoch")
-    signature = _signatures(schema, size, reader.transforms, output_signature)
+    known = transformed(reader.schema, reader.transforms) if output_signature is None else None
+    if known is None and (output_signature is None or not reader.transforms):
+        raise UsageError(
+            "output_signature and a function as transform, or collate, belong together",
+            fix="give both: TensorFlow has to know in advance what the function returns",
+        )
+    if known is not None:
+        batch, varying = known
+        output_signature = {n: _signature(n, c, size, varying.get(n)) for n, c in batch.items()}
 
     def batches() -> Iterator[Any]:
         for batch in readers.loop():
-            yield batch if reader.transforms else _plain(batch)
+            yield batch if known is None else _plain(batch)
             del batch
 
-    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    if not reader.transforms and schema.ragged:
-        data = data.map(lambda batch: {f.name: _joined(f, batch[f.name]) for f in schema})
+    data = tf.data.Dataset.from_generator(batches, output_signature=output_signature)
+    if known is not None and any(isinstance(s, tuple) for s in output_signature.values()):
+        split = partial(tf.RaggedTensor.from_row_splits, validate=False)
+        data = data.map(
+            lambda b: {n: split(*c) if isinstance(c, tuple) else c for n, c in b.items()}
+        )
     if not step and reader.mini_epochs is None:
         data = data.apply(tf.data.experimental.assert_cardinality(steps))
     return data.prefetch(prefetch) if prefetch else data
@@ -169,33 +179,25 @@ def takes(dtype: DType) -> bool:
     return True
 
 
-def _text(f: Field) -> bool:
-    """Whether a field becomes ``tf.string``."""
-    return f.kind != "array" or (f.dtype.kind in "SU" and not is_extension(f.dtype))
-
-
-def _signatures(schema: Schema, size: int | None, transforms: Sequence[Any], given: Any) -> Any:
-    """Return the kinds of tensors of a batch: those `given` with a transform, or by the fields."""
-    if bool(transforms) != (given is not None):
-        raise UsageError(
-            "transform, or collate, and output_signature belong together",
-            fix="give both: TensorFlow has to know in advance what the function returns",
-        )
-    if transforms:
-        return given
-    check_fields(schema, takes, "TensorFlow")
-    return {f.name: _signature(f, size) for f in schema}
-
-
-def _signature(f: Field, size: int | None) -> Any:
+def _signature(name: str, column: Column, size: int | None, varying: int | None) -> Any:
     """Return the kind of tensor, or of a pair of them, that `_plain` gives for a field."""
-    kind = tf.string if _text(f) else tf.as_dtype(f.dtype.newbyteorder("="))
-    if f.kind != "array":
-        return tf.TensorSpec((size,), kind)
-    if not f.ragged:
-        return tf.TensorSpec((size, *f.inner), kind)
+    values: Array = column.values if isinstance(column, Ragged) else column
+    if not takes(values.dtype):
+        raise UnsupportedError(
+            f"TensorFlow has no dtype for field {name}: {values.dtype}",
+            fix="name other fields with fields=, or give a transform= and its output_signature=",
+        )
+    is_text = values.dtype.kind in "SU" and not is_extension(values.dtype)
+    kind = tf.string if is_text else tf.as_dtype(values.dtype.newbyteorder("="))
+    if not isinstance(column, Ragged):
+        shape = [size, *values.shape[1:]]
+        if varying is not None:
+            shape[varying] = None
+        return tf.TensorSpec(shape, kind)
+    if column.kind != "array":
+        return tf.TensorSpec((size,), tf.string)
     offsets = tf.TensorSpec((None if size is None else size + 1,), tf.int64)
-    return tf.TensorSpec((None, *f.inner), kind), offsets
+    return tf.TensorSpec((None, *values.shape[1:]), kind), offsets
 
 
 def _plain(batch: Batch) -> dict[str, Any]:
@@ -220,11 +222,3 @@ def _array(values: Array) -> Array:
     if values.dtype.kind == "U":
         values = np.char.encode(values, "utf-8", "surrogateescape")
     return values.astype(object)
-
-
-def _joined(f: Field, column: Any) -> Any:
-    """Return a field as a tensor, of its values and offsets if it is ragged."""
-    if not f.ragged or f.kind != "array":
-        return column
-    values, offsets = column
-    return tf.RaggedTensor.from_row_splits(values, offsets, validate=False)

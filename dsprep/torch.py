@@ -37,18 +37,18 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, Unpack
 
 import numpy as np
 
 from dsprep.core.schema import Array, Column, DType, Ragged, Schema, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
-from dsprep.reader.adapters import Ahead, ReaderLoops, Values, check_fields, mapped, native
+from dsprep.reader.adapters import Ahead, B, ReaderLoops, Values, check_fields, mapped, native
 from dsprep.reader.data import Paths, absolute, names_of, open_data
 from dsprep.reader.each import Collate
 from dsprep.reader.loader import Reader
 from dsprep.reader.memory import in_huge_pages
-from dsprep.reader.options import ReaderOptions, check_names
+from dsprep.reader.options import ReaderArguments, ReaderOptions, check_names
 from dsprep.reader.subset import Subset, kept_samples
 from dsprep.reader.transforms import Transforms, as_transforms
 from dsprep.sidecar.sidecar import Sidecar
@@ -70,11 +70,13 @@ LOOPS = 1024
 """Loops of workers that are distinguished, since the last call of `Batches.set_epoch`."""
 
 
-class Batches(ReaderLoops, IterableDataset[Any]):
+class Batches(ReaderLoops[B], IterableDataset[B]):
     """Batches of tensors, read by `dsprep.Reader`; each loop runs through the next epoch.
 
     A batch is a dict of field name to tensor of shape ``(n, *shape)``; ragged fields are
-    `dsprep.reader.adapters.Values`. It stays as it is as long as a tensor of it exists.
+    `dsprep.reader.adapters.Values`. It stays as it is as long as a tensor of it exists. Where a
+    transform makes something else of it, type checkers learn so from
+    ``Batches[tuple[Tensor, Tensor]](path, 64, transform=...)``.
 
     No workers are needed: the reader's threads read while the program computes. A
     ``DataLoader(batches, batch_size=None, num_workers=k)`` copies every batch from process to
@@ -134,9 +136,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         device: str | torch.device = "cpu",
         pin_memory: bool | None = None,
         nested: bool = False,
-        transform: Transforms = None,
-        collate: Callable[..., Any] | None = None,
-        **options: Any,
+        **options: Unpack[ReaderArguments],
     ) -> None:
         super().__init__()
         check_names(
@@ -146,13 +146,9 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         if self._device.type == "cuda" if pin_memory is None else pin_memory:
             options.setdefault("allocate", Pinned(self._device))
         self._nested = nested
-        self._arguments = {
-            "path": path,
-            "batch_size": batch_size,
-            "transform": transform,
-            "collate": Collate(collate, _tensors) if callable(collate) else collate,
-            **options,
-        }
+        if (collate := options.get("collate")) is not None:
+            options["collate"] = Collate(collate, _tensors)
+        self._arguments: dict[str, Any] = {"path": path, "batch_size": batch_size, **options}
         self._is_early = options.get("rank") is None and not _is_initialized()
         alone = {"rank": 0, "world_size": 1} if self._is_early_child() else {}
         self._reader = Reader(**{**self._arguments, **alone})
@@ -218,7 +214,7 @@ class Batches(ReaderLoops, IterableDataset[Any]):
         self._check_known()
         return super().remaining
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B]:
         """Return the batches of the next epoch, or of what is left of it."""
         info = get_worker_info()
         self._check_caller()

@@ -177,6 +177,16 @@ class AdapterContract:
         with pytest.raises(UsageError, match=r"no option num_workers.*no workers are needed"):
             self.batches(plain[0], num_workers=4)
 
+    def test_a_function_of_a_sample_is_refused_at_once(self, plain):
+        def of_sample(sample, out, rng):
+            raise AssertionError
+
+        for options in ({"transform": of_sample}, {"transform": [len, of_sample]}):
+            with pytest.raises(UsageError, match=r"transform .*dsprep\.each"):
+                self.batches(plain[0], **options, **ALONE)
+        with pytest.raises(UsageError, match="collate"):
+            self.batches(plain[0], collate=of_sample, **ALONE)
+
     def test_dtypes_that_it_lacks_are_refused_by_name(self, tmp_path):
         path, _ = made(tmp_path, Schema((self.lacking, PLAIN["x"])), 20)
         with pytest.raises(UnsupportedError, match=r"field t: .*fields="):

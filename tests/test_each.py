@@ -144,7 +144,11 @@ def test_fields_that_are_kept(data: Path) -> None:
             assert list(batch) == ["i", "rows", "noise", "sum"] or list(batch)[:2] == ["rows", "i"]
             assert [len(r) for r in batch["rows"]] == (batch["i"] % 5).tolist()
     with pytest.raises(SchemaError, match="no field z"):
-        list(dsprep.Reader(data, 16, transform=dsprep.each(noisy, OUT, keep=("z",))))
+        dsprep.Reader(data, 16, transform=dsprep.each(noisy, OUT, keep=("z",)))
+    with pytest.raises(UsageError, match=r"each .*sample, out, rng"):
+        dsprep.each(lambda batch: batch, OUT)
+    with pytest.raises(UsageError, match=r"image.*dsprep\.each"):
+        dsprep.Reader(data, 16, transform=dsprep.decode.image(8))
 
 
 def test_errors_name_the_sample(data: Path) -> None:
@@ -285,7 +289,7 @@ def test_collate_takes_samples(data: Path) -> None:
 
 def test_collate_is_given_alone(data: Path) -> None:
     for wrong in ({"collate": 3}, {"collate": len, "transform": len}):
-        with pytest.raises(UsageError, match="collate is"):
+        with pytest.raises(UsageError, match="collate"):
             dsprep.Reader(data, 16, **wrong)  # type: ignore[arg-type]
     a, b = (dsprep.Reader(data, 16, collate=len) for _ in range(2))
     with pytest.raises(UsageError, match="within=True"):

@@ -65,7 +65,41 @@ def test_in_a_reader(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="at most 20"),
     ):
         list(reader)
-    with pytest.raises(UsageError, match=r"y is no ragged field .*t"):
+    with pytest.raises(UsageError, match=r"y is not a ragged field .*t"):
         dsprep.pad("y")({"y": np.zeros(3), "t": ragged([])})
     with pytest.raises(UsageError, match="at least 1"):
         dsprep.pack("t", 0)
+
+
+@pytest.mark.parametrize("transform", [dsprep.pad("t"), dsprep.pack("t", 4)])
+def test_no_field_is_replaced(transform, tmp_path: Path) -> None:
+    rows = [{"t": np.arange(i % 3), "t_lengths": i, "t_positions": i} for i in range(9)]
+    dsprep.write(tmp_path / "a.h5", rows, schema={"t": "int64[None]"}, durable=False)
+    with pytest.raises(UsageError, match=r"t_(lengths|positions) .*fields="):
+        dsprep.Reader(tmp_path / "a.h5", 4, transform=transform)
+    with dsprep.Reader(tmp_path / "a.h5", 4, transform=transform, fields="t") as reader:
+        assert len(list(reader)) == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held", "refused"),
+    [
+        ("u2", (7, 65535, 2.0, True), (0.5, float("nan"), -1, 70_000, None, "x")),
+        ("u8", (2**64 - 1,), (-1, 2**64)),
+        ("f2", (-1, 0.1, float("nan"), float("inf")), (70_000, 1e300, 2049, None, "1 2")),
+        ("?", (True, 0), (2,)),
+        ("S3", (b"ab",), (0, b"abcd")),
+    ],
+)
+def test_what_is_filled_in_fits_the_dtype(dtype, held, refused) -> None:
+    values = np.zeros(2, dtype)
+    batch = {"t": Ragged.from_lengths(values, np.array([0, 2]), "array")}
+    for fill in held:
+        padded, packed = (f("t", 3, fill=fill)(batch)["t"] for f in (dsprep.pad, dsprep.pack))
+        expected = np.full((), fill).astype(dtype)
+        np.testing.assert_array_equal(padded[0], expected)
+        np.testing.assert_array_equal(packed[0, 2], expected)
+    for fill in refused:
+        for make in (dsprep.pad, dsprep.pack):
+            with pytest.raises(UsageError, match="fill="):
+                make("t", 3, fill=fill)(batch)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import h5py
 import image_files
@@ -38,6 +38,7 @@ from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.reader.loader import StateWarning
+from dsprep.reader.options import ReaderArguments, ReaderOptions
 from dsprep.verbs.provenance import provenance
 
 COUNT = 37
@@ -914,3 +915,11 @@ def test_an_unknown_option_names_what_to_do(wrong, remedy, tmp_path):
     with pytest.raises(UsageError, match=f"there is no option {min(wrong)}") as caught:
         dsprep.Reader(tmp_path / "none", 8, **wrong)
     assert remedy in str(caught.value)
+
+
+def test_options_by_name_are_typed_as_the_parameters():
+    """`ReaderArguments` is what type checkers know of ``**options``."""
+    parameters = get_type_hints(dsprep.Reader) | get_type_hints(ReaderOptions)
+    known = get_type_hints(ReaderArguments)
+    names = set(ReaderOptions.__dataclass_fields__) - {"path", "batch_size"}
+    assert known == {name: parameters[name] for name in names}

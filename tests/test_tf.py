@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
+from dataclasses import replace
 
 import adapter_contract
 import numpy as np
 import pytest
-from adapter_contract import ALONE, AdapterContract, labels, of_reader
+from adapter_contract import ALONE, MIXED, AdapterContract, labels, of_reader
 from support import DTYPES, random_array, raw
 
 import dsprep
-from dsprep.core.schema import Field
+from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import UsageError
+from dsprep.reader.adapters import native
 
 tf = pytest.importorskip("tensorflow")
 
@@ -105,9 +107,53 @@ def test_a_transform_needs_a_signature(plain):
     assert raw(x.numpy()) == raw(plain[1]["x"][y.numpy() // 2, 0])
 
 
+def halved(sample, out, rng):
+    out["half"][:] = sample["label"] / 2
+
+
+KNOWN = {
+    "each": dsprep.each(halved, {"half": (">f8", (4, 5))}),
+    "pad": dsprep.pad("points", 9),
+    "longest": dsprep.pad("points"),
+    "pack": dsprep.pack("points", 4),
+    "normalise": ...,
+    "unpack": ...,
+    "list": [dsprep.pad("points", 9), dsprep.each(halved, {"half": ("f2", (4, 5))})],
+}
+
+
+@pytest.mark.parametrize("policy", [{"drop_last": True}, {}])
+@pytest.mark.parametrize("name", KNOWN)
+def test_signatures_of_known_transforms_are_derived(mixed, name, policy):
+    transform = KNOWN[name]
+    if name == "normalise":
+        transform = dsprep.normalise(mixed[0], "label", "points")
+    elif name == "unpack":
+        fields = [replace(MIXED["points"], attrs={"scale_factor": 0.5}), MIXED["name"]]
+        transform = dsprep.mask_and_scale(Schema(tuple(fields)), "points")
+    with dsprep.Reader(mixed[0], 8, transform=transform, **policy, **ALONE) as reader:
+        expected = list(reader)
+    data = dataset(mixed[0], 8, transform=transform, **policy, **ALONE)
+    for found, batch in zip(data, expected, strict=True):  # TensorFlow compares the signature
+        assert found.keys() == batch.keys()
+        for key, column in batch.items():
+            if not isinstance(column, Ragged):
+                assert raw(found[key].numpy()) == raw(native(column))
+    spec = data.element_spec
+    size = 8 if policy else None
+    if "points" in spec:
+        shapes = {"pack": [None, 4, 3], "pad": [size, 9, 3], "list": [size, 9, 3]}
+        assert spec["points"].shape.as_list() == shapes.get(name, [size, None, 3])
+    if "half" in spec:
+        assert spec["half"].shape.as_list() == [size, 4, 5]
+    if name == "pack":
+        assert spec["points_documents"].shape.as_list() == [None, 4]
+
+
 def test_wrong_arguments(plain):
-    with pytest.raises(UsageError, match="step is 14"):
-        dataset(plain[0], 8, step=14, **ALONE)
+    for step in (14, -1, 1.5, True):
+        with pytest.raises(UsageError, match="step is"):
+            dataset(plain[0], 8, step=step, **ALONE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

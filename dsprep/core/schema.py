@@ -547,6 +547,13 @@ Batch: TypeAlias = dict[str, Column]
 """Consecutive samples: field name to array of shape ``(n, *shape)``, or to `Ragged`."""
 
 
+def column_of(batch: Batch, name: str) -> Column:
+    """Return a field of a batch; `SchemaError` if there is none of this name."""
+    if name not in batch:
+        raise SchemaError(f"there is no field {name}", expected="one of " + ", ".join(batch))
+    return batch[name]
+
+
 def batch_nbytes(batch: Batch) -> int:
     """Return the payload bytes of all columns of `batch`."""
     return sum(int(column.nbytes) for column in batch.values())

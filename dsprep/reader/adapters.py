@@ -8,12 +8,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from dsprep.core.schema import Array, DType, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    B = typing_extensions.TypeVar("B", default=dict[str, Any])
+else:
+    B = TypeVar("B")
+"""A batch."""
 
 
 class Values(NamedTuple):
@@ -122,7 +130,7 @@ class Ahead(Iterator[Any]):
             self._taken = self._given
 
 
-class ReaderLoops:
+class ReaderLoops(Generic[B]):
     """Loops of a framework through a `Reader`: their epochs, states and statistics.
 
     Attributes

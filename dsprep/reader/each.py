@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, DType, Ints, Ragged, Schema
+from dsprep.core.schema import Array, Batch, DType, Ints, Ragged, column_of
 from dsprep.errors import ItemError, UsageError, describe
 from dsprep.reader.memory import Allocate, Pool
 from dsprep.reader.order import EpochSegment
@@ -35,11 +35,14 @@ class Each:
     keep: tuple[str, ...] | None
     threads: int | None
 
-    def kept(self, schema: Schema) -> tuple[str, ...]:
+    def kept(self, batch: Batch) -> Batch:
         """Return the fields that go through; raise `SchemaError` for one that there is not."""
-        if self.keep is not None:
-            return tuple(schema[name].name for name in self.keep)
-        return tuple(f.name for f in schema if not f.ragged and f.name not in self.out)
+        fixed = [n for n, c in batch.items() if not isinstance(c, Ragged) and n not in self.out]
+        return {n: column_of(batch, n) for n in (fixed if self.keep is None else self.keep)}
+
+    def empty(self, batch: Batch) -> Batch:
+        """Return what becomes of no samples."""
+        return {**self.kept(batch), **{n: np.empty((0, *s), d) for n, (d, s) in self.out.items()}}
 
 
 def each(
@@ -85,8 +88,7 @@ def each(
     ...     out["x"][:] = sample["x"] * rng.uniform(0.8, 1.2)
     >>> Reader("train.h5", 64, transform=each(scaled, {"x": ("float32", (32,))}))  # doctest: +SKIP
     """
-    if not callable(function):
-        raise UsageError(f"each is given {function!r}", expected="a function of a sample")
+    check_call("each", function, "sample", "out", "rng")
     given: Any = getattr(function, "out", None) if out is None else out
     try:
         known = {
@@ -154,8 +156,8 @@ class EachRun:
 
     Parameters
     ----------
-    each, schema
-        What is applied, and the fields of batches; None: another transform makes them.
+    each
+        What is applied.
     key
         What `rng` is drawn from, with the epoch and the number of the sample.
     dataset
@@ -167,14 +169,12 @@ class EachRun:
     def __init__(
         self,
         each: Each,
-        schema: Schema | None,
         key: int,
         dataset: Path,
         blocks: int,
         allocate: Allocate,
     ) -> None:
-        self._each, self._dataset = each, dataset
-        self._keep, self._key = each.keep if schema is None else each.kept(schema), key
+        self._each, self._key, self._dataset = each, key, dataset
         self._pool = Pool(1, blocks, allocate)
         self._numbers: Iterator[Ints] = iter(())
 
@@ -192,10 +192,7 @@ class EachRun:
             pool.submit(self._fill, batch, out, numbers, epoch, range(at, min(at + each, count)))
             for at in range(0, count, each)
         ]
-        keep = self._keep
-        if keep is None:
-            keep = tuple(n for n, c in batch.items() if not isinstance(c, Ragged) and n not in out)
-        return EachBegun(runs, {**{name: batch[name] for name in keep}, **out})
+        return EachBegun(runs, {**self._each.kept(batch), **out})
 
     def _arrays(self, count: int) -> dict[str, Array]:
         """Return memory for the results of `count` samples."""
@@ -232,6 +229,27 @@ def generator(key: int, epoch: int, number: int) -> np.random.Generator:
     """Return random numbers that depend on these alone: Philox, as numpy defines it."""
     bits = np.random.Philox(key=np.array([key, epoch], np.uint64), counter=[0, number, 0, 0])
     return np.random.Generator(bits)
+
+
+def check_call(what: str, function: Any, *arguments: str) -> None:
+    """Raise `UsageError` unless a function that is an option takes such arguments."""
+    expected = f"a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise UsageError(f"{what} is {function!r}", expected=expected)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of C
+        return
+    more = {"rng": None} if takes_rng(function) and "rng" not in arguments else {}
+    try:
+        signature.bind(*arguments, **more)
+    except TypeError as error:
+        fix = "transform=dsprep.each(...) takes a function of (sample, out, rng)"
+        raise UsageError(
+            f"{what} {function!r} cannot be called: {error}",
+            expected=expected,
+            fix=fix if arguments == ("batch",) else None,
+        ) from error
 
 
 def takes_rng(transform: Callable[..., Any]) -> bool:

@@ -86,8 +86,6 @@ class ReadPart:
     runs: Runs | None = None
     decode: Callable[[Arena, Sidecar], int] | None = None
     """With memory of the thread, and the dataset or a copy of it; returns bytes asked for."""
-    samples: Ints | None = None  # that are decoded
-    some: Callable[[slice], ReadPart] | None = None  # the part that decodes some of them
 
 
 @dataclass
@@ -478,10 +476,7 @@ class Filler:
                 opened.read_files(number, names.some(local), begins, ends, memory)
                 return int((ends - begins).sum())
 
-            samples = self.sidecar.first(number) + local
-            return ReadPart(
-                decode=read, samples=samples, some=lambda s: part(number, chosen[s], local[s])
-            )
+            return ReadPart(decode=read)
 
         fill.parts += [
             part(number, chosen[a : a + EACH], local[a : a + EACH])
@@ -504,9 +499,7 @@ class Filler:
                     self._deliver(fill, self.areas[name], column, fill.slots[chosen])
             return sum(int(column.nbytes) for column in batch.values())
 
-        return ReadPart(
-            decode=decode, samples=samples, some=lambda s: self._decoding(fill, chosen[s], names)
-        )
+        return ReadPart(decode=decode)
 
     def _checking(self, number: int, local: Ints) -> ReadPart:
         """Return the part that compares samples with their checksums."""
@@ -515,16 +508,12 @@ class Filler:
             opened.proofs.check(number, local, self.names, read=True)
             return 0
 
-        samples = self.sidecar.first(number) + local
-        return ReadPart(
-            decode=check, samples=samples, some=lambda s: self._checking(number, local[s])
-        )
+        return ReadPart(decode=check)
 
     def sample_at(self, fill: Fill, part: ReadPart, error: BaseException) -> int:
         """Return the sample of a unit at which reading a part failed, or the unit's first one."""
-        damaged = isinstance(error, (FormatError, FileNotFoundError))
-        if part.samples is not None and part.some is not None:
-            return self._decoded_at(part.samples, part.some) if damaged else int(part.samples[0])
+        if part.decode is not None and isinstance(error, (FormatError, FileNotFoundError)):
+            return self._first_damaged(np.sort(fill.samples))
         if part.file is not None and part.runs is not None:
             starts, end = part.runs.starts, part.file.identify().nbytes
             beyond = np.flatnonzero(starts + part.runs.sizes > end)
@@ -546,15 +535,18 @@ class Filler:
                             return int(fill.samples[chosen[extents.request[positions][hit[0]]]])
         return int(fill.samples[0])
 
-    def _decoded_at(self, samples: Ints, part: Callable[[slice], ReadPart]) -> int:
-        """Return the first of some samples that cannot be decoded, by halving them."""
+    def _first_damaged(self, samples: Ints) -> int:
+        """Return the first sample that cannot be decoded or verified, by halving them."""
 
         def fails(low: int, high: int) -> bool:
-            decode = part(slice(low, high)).decode
             try:
-                return decode is not None and decode(Arena(), self.sidecar) < 0
+                self.sidecar.read(samples[low:high], self.names)
+                parts = self.sidecar.by_file(samples[low:high]) if self.verify else ()
+                for number, _, local in parts:
+                    self.sidecar.proofs.check(number, local, self.names, read=True)
             except (OSError, DsprepError):
                 return True
+            return False
 
         low, high = 0, len(samples)
         while high - low > 1:

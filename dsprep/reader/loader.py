@@ -44,6 +44,7 @@ from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
 from dsprep.reader.order import EpochSegment, ResumePoint, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import RankInfo, detect
+from dsprep.reader.transforms import transformed
 from dsprep.reader.units import first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import WORDS, summarize
 from dsprep.sidecar.sidecar import Sidecar
@@ -239,6 +240,7 @@ class Reader(ReaderOptions):
         self.rank_info: RankInfo = detect(self.rank, self.world_size)
         self._sidecar = self._opened()
         self.schema: Schema = chosen_fields(self, self._sidecar)
+        transformed(self.schema, self.transforms)
         self._order = assign(self, self._sidecar, self.rank_info.world_size)
         mini = self._order.mini
         if mini is not None and mini.repeats:
@@ -765,10 +767,9 @@ class Reader(ReaderOptions):
 
     def _each_run(self, number: int) -> EachRun:
         if number not in self._each:
-            schema = None if number else self.schema
             blocks = 3  # batches in memory: one used, one ready, one on its way
             blocks += 5 * (number + 1 < len(self.transforms))  # on their way through the others
-            how = schema, self._key("each", number), self._sidecar.dataset, blocks, self.allocate
+            how = self._key("each", number), self._sidecar.dataset, blocks, self.allocate
             self._each[number] = EachRun(self.transforms[number], *how)
         return self._each[number]
 

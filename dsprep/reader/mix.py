@@ -15,7 +15,7 @@ from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats
 from dsprep.reader.loader import Reader
 from dsprep.reader.mini_epochs import derive
-from dsprep.reader.options import LARGEST_SEED, at_least, check_word
+from dsprep.reader.options import at_least, check_word
 
 Stop: TypeAlias = Literal["first", "all", "never"]
 
@@ -135,7 +135,7 @@ class Mix:
             expected = "numbers above 0, none of which vanishes beside the others"
             raise UsageError(f"shares are {[*shares.values()]}", expected=expected)
         self.shares: tuple[float, ...] = tuple(parts.tolist())
-        self.seed = at_least("seed", seed, 0, LARGEST_SEED)
+        self.seed = at_least("seed", seed, 0, 1 << 128)
         self.stop, self.within = stop, bool(within)
         ends = np.cumsum(self.shares[:-1])  # the last one has the rest
         self._ends = np.array([int(end * 2.0**64) for end in ends], np.uint64)

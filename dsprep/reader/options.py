@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, TypedDict, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from dsprep.core.units import parse_rate
 from dsprep.errors import UsageError, describe
 from dsprep.reader.cached import POLICIES, CacheOptions, CachePolicy
 from dsprep.reader.data import Paths, names_of
-from dsprep.reader.each import Collate
+from dsprep.reader.each import Collate, check_call
 from dsprep.reader.engines import NAMES
 from dsprep.reader.memory import Allocate, anonymous
 from dsprep.reader.mini_epochs import MiniEpochs, Policy, Schedule
@@ -27,8 +27,6 @@ from dsprep.reader.subset import Subset, kept_samples, read_weights
 from dsprep.reader.transforms import Transforms, as_transforms
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
-
-LARGEST_SEED = (1 << 128) - 1
 
 Repeats: TypeAlias = int | Sequence[int] | Callable[[int], int] | Policy
 """How often each part of an epoch is passed, as users write it."""
@@ -72,7 +70,7 @@ class OrderOptions:
         if self.drop_last and self.pad:
             raise UsageError("drop_last and pad exclude each other", fix="give one of them")
         check_numbers(self, ("batch_size", "pools"), ("buffers_mixed", "mini_epochs"))
-        object.__setattr__(self, "seed", at_least("seed", self.seed, 0, LARGEST_SEED))
+        object.__setattr__(self, "seed", at_least("seed", self.seed, 0, 1 << 128))
         object.__setattr__(self, "repeats", checked_repeats(self.repeats))
         check_word("shuffle", cast("str", self.shuffle), SHUFFLES)
         if self.mini_epochs is None and self.repeats != 1:
@@ -188,10 +186,8 @@ class ReaderOptions(OrderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = as_transforms(self.transform)
-        if self.collate is not None and (given or not callable(self.collate)):
-            found = f"collate is {self.collate!r}, transform is {self.transform!r}"
-            raise UsageError(found, expected="a function of a list of samples, or a transform")
+        if self.collate is not None and as_transforms(self.transform):
+            raise UsageError("collate and transform exclude each other", fix="give one of them")
         optional = ("epochs", "io_threads", "transfer_size", "readers_per_node", "stagger")
         check_numbers(self, (), (*optional, "buffers", "transform_threads"))
         self._check_cache()
@@ -203,7 +199,9 @@ class ReaderOptions(OrderOptions):
         """What is applied to every batch, in order: of `transform`, or what calls `collate`."""
         if self.collate is None:
             return as_transforms(self.transform)
-        return (self.collate if isinstance(self.collate, Collate) else Collate(self.collate),)
+        collate = self.collate if isinstance(self.collate, Collate) else Collate(self.collate)
+        check_call("collate", collate.__wrapped__, "samples")
+        return (collate,)
 
     def _check_cache(self) -> None:
         """Raise `UsageError` if the options of a cache make no sense."""
@@ -230,6 +228,49 @@ class ReaderOptions(OrderOptions):
         return CacheOptions(
             Path(self.cache), size, policy, Throttle(bandwidth), threads, self.cache_shared
         )
+
+
+class ReaderArguments(TypedDict, total=False):
+    """The parameters of a `Reader`, where they are given by name: for `typing.Unpack`."""
+
+    buffer_size: int | str | None
+    seed: int
+    shuffle: Shuffle | bool
+    drop_last: bool
+    pad: bool
+    fields: Sequence[str]
+    buffers_mixed: int | None
+    mini_epochs: int | None
+    repeats: Repeats
+    recompose: bool
+    pools: int
+    subset: Any
+    weights: Any
+    data: Paths | None
+    rank: int | None
+    world_size: int | None
+    epochs: int | None
+    on_break: str
+    buffers: int | None
+    cache: str | Path | None
+    cache_size: int | str | None
+    cache_policy: str | None
+    cache_bandwidth: int | str | None
+    cache_shared: bool
+    io_threads: int | None
+    transfer_size: int | None
+    engine: str
+    verify: bool
+    transform: Transforms
+    collate: Callable[..., Any] | None
+    transform_threads: int | None
+    readers_per_node: int | None
+    stagger: int | None
+    comm: Any
+    node_key: str | None
+    check_order: bool
+    follow_external: bool
+    allocate: Allocate
 
 
 _NO_WORKERS = "threads read, so no workers are needed; io_threads= is how many"
@@ -262,10 +303,10 @@ def at_least(name: str, value: Any, minimum: int, maximum: int = LARGEST) -> int
     """Return an option as a number; `UsageError` unless it is a whole one in these bounds."""
     number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not number or not minimum <= value <= maximum:
-        expected = f"a whole number, at least {minimum}"
-        if number and value > maximum:
-            expected = f"at most {maximum}"
-        raise UsageError(f"{name} is {value!r}", expected=expected)
+        most = f", at most {maximum}" * (number and value > maximum)
+        raise UsageError(
+            f"{name} is {value!r}", expected=f"a whole number, at least {minimum}{most}"
+        )
     return int(value)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Ragged
+from dsprep.core.schema import Array, Batch, DType, Ragged, is_extension
 from dsprep.errors import UsageError
+from dsprep.reader.transforms import RaggedTransform
 
 
 def pad(field: str, length: int | None = None, *, fill: Any = 0) -> Callable[[Batch], Batch]:
@@ -36,9 +37,10 @@ def pad(field: str, length: int | None = None, *, fill: Any = 0) -> Callable[[Ba
         From the function: if there is no such ragged field, or a sample is longer.
     """
     _check_length(length)
+    names = (f"{field}_lengths",)
 
     def padded(batch: Batch) -> Batch:
-        column = _ragged(batch, field)
+        column = _ragged(batch, field, fill, names)
         lengths = column.lengths
         longest = int(lengths.max(initial=0))
         if length is not None and longest > length:
@@ -48,9 +50,9 @@ def pad(field: str, length: int | None = None, *, fill: Any = 0) -> Callable[[Ba
         rows = longest if length is None else length
         out = np.full((len(column), rows, *column.values.shape[1:]), fill, column.values.dtype)
         out[np.arange(rows) < lengths[:, None]] = _values(column)
-        return {**batch, field: out, f"{field}_lengths": lengths}
+        return {**batch, field: out, names[0]: lengths}
 
-    return padded
+    return RaggedTransform(padded, {field: 1} if length is None else {})
 
 
 def pack(field: str, length: int, *, fill: Any = 0) -> Callable[[Batch], Batch]:
@@ -83,9 +85,10 @@ def pack(field: str, length: int, *, fill: Any = 0) -> Callable[[Batch], Batch]:
         If the length is below 1; from the function: if there is no such ragged field.
     """
     _check_length(length)
+    names = (f"{field}_documents", f"{field}_positions")
 
     def packed(batch: Batch) -> Batch:
-        column = _ragged(batch, field)
+        column = _ragged(batch, field, fill, names)
         values, lengths = _values(column), column.lengths
         total = len(values)
         shape = (-(-total // length), length)
@@ -95,10 +98,9 @@ def pack(field: str, length: int, *, fill: Any = 0) -> Callable[[Batch], Batch]:
         documents.reshape(-1)[:total] = np.repeat(np.arange(len(lengths)), lengths)
         starts = np.repeat(column.offsets[:-1] - column.offsets[0], lengths)
         positions.reshape(-1)[:total] = np.arange(total) - starts
-        names = {field: out, f"{field}_documents": documents, f"{field}_positions": positions}
-        return {**batch, **names}
+        return {**batch, field: out, names[0]: documents, names[1]: positions}
 
-    return packed
+    return RaggedTransform(packed, dict.fromkeys((field, *names), 0))
 
 
 def _check_length(length: int | None) -> None:
@@ -106,12 +108,33 @@ def _check_length(length: int | None) -> None:
         raise UsageError(f"length is {length}", expected="rows, at least 1")
 
 
-def _ragged(batch: Batch, field: str) -> Ragged:
+def _ragged(batch: Batch, field: str, fill: Any, added: Sequence[str]) -> Ragged:
+    """Return a ragged field; `UsageError` if what is to be made of it does not fit."""
     column = batch.get(field)
     if not isinstance(column, Ragged):
         found = ", ".join(n for n, c in batch.items() if isinstance(c, Ragged)) or "none"
-        raise UsageError(f"{field} is no ragged field", expected=f"one of these: {found}")
+        raise UsageError(f"{field} is not a ragged field", expected=f"one of these: {found}")
+    for name in (n for n in added if n in batch):
+        fix = "name the other fields that are read with fields=, or convert it under another name"
+        raise UsageError(f"{name} of {field} would replace the field of this name", fix=fix)
+    if not _holds(column.values.dtype, fill):
+        fix = "give another fill=, or convert the field to another dtype"
+        raise UsageError(f"{field} of {column.values.dtype} cannot hold fill={fill!r}", fix=fix)
     return column
+
+
+def _holds(dtype: DType, fill: Any) -> bool:
+    """Whether a value is the same in a dtype, or rounded if it is a fraction."""
+    try:
+        given = np.asarray(fill)
+        with np.errstate(all="ignore"):
+            held = np.full(given.shape, given, dtype)
+        if held.tolist() == given.tolist() or (dtype.kind in "mMV" and not is_extension(dtype)):
+            return True
+        rounds = given.dtype.kind in "fc" and ("float" in dtype.name or dtype.kind == "c")
+        return rounds and bool((np.isfinite(held) == np.isfinite(given)).all())
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _values(column: Ragged) -> Array:

@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Array, Batch, Ragged
+from dsprep.core.schema import Array, Batch, Ragged, Schema, column_of, concatenate
 from dsprep.errors import UsageError
-from dsprep.reader.each import Each
+from dsprep.reader.each import Each, check_call
 
 Function: TypeAlias = Callable[..., Array]
 Transform: TypeAlias = Callable[..., Any] | Each
@@ -39,7 +39,7 @@ class FieldTransform:
         """Return the batch with the fields changed."""
         out = dict(batch)
         for name, function in self.functions.items():
-            column = batch[name]
+            column = column_of(batch, name)
             if isinstance(column, Ragged):
                 first = int(column.offsets[0])
                 rows = column.values[first : int(column.offsets[-1])]
@@ -47,6 +47,43 @@ class FieldTransform:
             else:
                 out[name] = function(np.asarray(column))
         return out
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedTransform:
+    """A transform that makes arrays of a ragged field.
+
+    Attributes
+    ----------
+    function
+        Of a batch, also of one without samples, which shows dtypes and shapes.
+    varying
+        By field, the axis whose length differs from batch to batch.
+    """
+
+    function: Callable[[Batch], Batch]
+    varying: Mapping[str, int]
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return what the function returns."""
+        return self.function(batch)
+
+
+def transformed(schema: Schema, transforms: Sequence[Any]) -> tuple[Batch, dict[str, int]] | None:
+    """Return what becomes of no samples, and which axes vary; None if a function is unknown.
+
+    Raises
+    ------
+    UsageError, SchemaError
+        If a transform does not fit the fields.
+    """
+    batch, varying = concatenate(schema, []), dict[str, int]()
+    for each in transforms:
+        if not isinstance(each, (Each, FieldTransform, RaggedTransform)):
+            return None
+        batch = each.empty(batch) if isinstance(each, Each) else each(batch)
+        varying |= each.varying if isinstance(each, RaggedTransform) else {}
+    return batch, varying
 
 
 def as_transforms(given: Transforms, of: str = "batch") -> tuple[Any, ...]:
@@ -63,11 +100,8 @@ def as_transforms(given: Transforms, of: str = "batch") -> tuple[Any, ...]:
     made: dict[str, str] = {}
     out: list[Any] = []
     for each in every:
-        if not (callable(each) or (isinstance(each, Each) and of == "batch")):
-            expected = (
-                f"a function of a {of}, {'dsprep.each, ' * (of == 'batch')}or a list of these"
-            )
-            raise UsageError(f"transform is {given!r}", expected=expected)
+        if not isinstance(each, Each) or of != "batch":
+            check_call("transform", each, of)
         if isinstance(each, FieldTransform):
             for name in each.functions.keys() & made.keys():
                 if made[name] != "unpacked" or each.makes != "normalised":

@@ -104,8 +104,7 @@ def files_per_sample(sidecar: Sidecar, schema: Schema) -> float:
     inside = sum(count for f in schema if f.name in layout.files)
     for grid in (c.grid for name, c in layout.columns.items() if name in schema.names):
         if grid is not None and grid.several:
-            per = grid.files or (1,) * len(grid.chunks)
-            inside += math.prod(-(-n // p) for n, p in zip(grid.chunks, per, strict=True))
+            inside += grid.block_count // math.prod(grid.files or ())
     return len(numbers) / len(sidecar) + inside / count
 
 
