@@ -223,8 +223,8 @@ def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
     """Print the plan, if it was requested, and the warnings."""
     if dry_run or current_verbosity() > Verbosity.quiet:
         _print_plan(plan, options.ranks)
-    lines = [*plan.warnings, *_idle(plan, options)]
-    for line in (*lines, *([*_lacking(plan), *_notes(plan)] if dry_run else ())):
+    more = (*_lacking(plan), *_notes(plan)) if dry_run else ()
+    for line in (*plan.warnings, *_idle(plan, options), *more):
         note(line)
     if dry_run:
         say("Nothing was written (--dry-run).")

@@ -68,10 +68,8 @@ def _noting_no_workers(client: Any) -> Iterator[None]:
     def watch() -> None:
         while not ended.wait(PATIENCE):
             if not client.nthreads():
-                address = client.scheduler.address
-                warnings.warn(
-                    f"no Dask worker at {address}: waiting for one", DsprepWarning, stacklevel=1
-                )
+                text = f"no Dask worker at {client.scheduler.address}: waiting for one"
+                warnings.warn(text, DsprepWarning, stacklevel=1)
                 return
 
     watching = threading.Thread(target=watch, name="dsprep-dask", daemon=True)

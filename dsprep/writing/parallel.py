@@ -275,8 +275,8 @@ def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
     if published(job.target):
         return set(range(len(job.shards)))
     there = {path.name for path in staging.root.iterdir()}
-    recorded = (i for i in range(len(job.shards)) if f"shard-{i}.json" in there)
-    complete = {i for i in recorded if is_kept(job, staging, i)}
+    numbers = range(len(job.shards))
+    complete = {i for i in numbers if f"shard-{i}.json" in there and is_kept(job, staging, i)}
     stays = [job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))]
     directory = staging.data / job.target.name if job.sharded else staging.data
     apart = staging.root.glob(f"{_APART}*") if job.sharded else ()

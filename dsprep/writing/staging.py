@@ -186,7 +186,11 @@ class Staging:
             differing = sorted(
                 k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
             )
-            if differing == [STATUS] and _same_place(recorded[STATUS], _plain(job[STATUS])):
+            before, now = (
+                recorded.get(STATUS),
+                _plain(job.get(STATUS)),
+            )  # of one node and its mounts
+            if differing == [STATUS] and (not isinstance(before, list) or before[:-1] == now[:-1]):
                 check_target(self.target, self._overwrite)
                 self._begin(job)
                 self.notes += (STARTED_OVER,)
@@ -432,11 +436,6 @@ def _removed(root: Path) -> bool:
             raise
         return any(not p.name.startswith(HIDDEN) for p in root.iterdir())
     return True
-
-
-def _same_place(before: Any, now: Any) -> bool:
-    """Whether two values of `STATUS` are of the same node and mounts; else they say nothing."""
-    return not isinstance(before, list) or before[:-1] == now[:-1]
 
 
 def check_target(target: Path, overwrite: bool) -> None:
