@@ -131,7 +131,7 @@ _MAX_COUNTS = ((b'"path"', MAX_FILES), (b"{", 4 << 20), (b"[", 4 << 20), (b",", 
 """How often a sidecar may contain each text: parsed values take far more memory than their text."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Identity:
     """What is known of a file (or of all data files of a directory) besides its content.
 
@@ -164,8 +164,8 @@ class Identity:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, without what is not recorded."""
-        kept = vars(self) | {"facts": dict(self.facts)}
-        return {k: v for k, v in kept.items() if k == "nbytes" or v != vars(Identity(0))[k]}
+        kept = {name: getattr(self, name) for name in self.__slots__} | {"facts": dict(self.facts)}
+        return {k: v for k, v in kept.items() if k == "nbytes" or v != getattr(Identity(0), k)}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
@@ -183,7 +183,7 @@ class Identity:
         return cls(nbytes, mtime_ns, inode, files, facts, *words)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file (or store directory) of the dataset.
 
