@@ -39,6 +39,9 @@ class Values(NamedTuple):
     values: Any
     offsets: Any
 
+    def __repr__(self) -> str:
+        return f"<Values of {len(self.offsets) - 1} samples: {tuple(self.values.shape)}>"
+
 
 def native(values: Array) -> Array:
     """Return values in the byte order of the machine: the same array, or swapped bytes."""

@@ -308,7 +308,10 @@ class LmdbSource(RecordsSource):
                     "kept as one opaque byte string"
                 )
             elif any(v[:1] == b"\x80" and v[1:2] in b"\2\3\4\5" and v[-1:] == b"." for v in probes):
-                notes.append("values look like Python pickles; dsprep keeps them as opaque bytes")
+                notes.append(
+                    "values look like Python pickles, kept as opaque bytes: dsprep.write(TARGET, "
+                    "ITEMS, function=...) takes a function of yours that loads them"
+                )
             elif probes and all(map(looks_like_datum, probes)):
                 notes.append("values look like Caffe Datum messages (--values datum reads them)")
         return notes
