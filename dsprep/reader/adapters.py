@@ -40,7 +40,8 @@ class Values(NamedTuple):
     offsets: Any
 
     def __repr__(self) -> str:
-        return f"<Values of {len(self.offsets) - 1} samples: {tuple(self.values.shape)}>"
+        values, offsets = (getattr(part, "shape", part) for part in self)
+        return f"Values(values={values}, offsets={offsets})"
 
 
 def native(values: Array) -> Array:
