@@ -183,13 +183,9 @@ class Staging:
             check_target(self.target, self._overwrite)
             state = None
         if recorded is not None and state is not None:
-            differing = sorted(
-                k for k in {*recorded, *job} if recorded.get(k) != _plain(job.get(k))
-            )
-            before, now = (
-                recorded.get(STATUS),
-                _plain(job.get(STATUS)),
-            )  # of one node and its mounts
+            wanted = json.loads(json.dumps(job))  # as it comes back
+            differing = sorted(k for k in {*recorded, *job} if recorded.get(k) != wanted.get(k))
+            before, now = recorded.get(STATUS), wanted.get(STATUS)  # the last is a digest
             if differing == [STATUS] and (not isinstance(before, list) or before[:-1] == now[:-1]):
                 check_target(self.target, self._overwrite)
                 self._begin(job)
@@ -197,7 +193,7 @@ class Staging:
                 return None
             differing = [k for k in differing if k != STATUS]  # another key says more
             if differing:
-                options = _changed_options(recorded, _plain(job), differing)
+                options = _changed_options(recorded, wanted, differing)
                 before, now = recorded.get(differing[0]), job.get(differing[0])
                 told = {"expected": before, "found": now} if differing[0] in _TOLD else {}
                 raise TargetError(
@@ -452,11 +448,6 @@ def check_target(target: Path, overwrite: bool) -> None:
         raise TargetError("it exists already", where=target, fix="add --overwrite to replace it")
     if not (target.is_file() or target.is_dir() or target.is_symlink()):
         raise TargetError("it is neither a file nor a directory", where=target)
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` as it comes back from JSON."""
-    return json.loads(json.dumps(value))
 
 
 _OPTIONS = {
