@@ -167,12 +167,7 @@ class EachRun:
     """
 
     def __init__(
-        self,
-        each: Each,
-        key: int,
-        dataset: Path,
-        blocks: int,
-        allocate: Allocate,
+        self, each: Each, key: int, dataset: Path, blocks: int, allocate: Allocate
     ) -> None:
         self._each, self._key, self._dataset = each, key, dataset
         self._pool = Pool(1, blocks, allocate)

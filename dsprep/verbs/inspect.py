@@ -239,10 +239,9 @@ def _note_of_small_files(files: int, nbytes: int) -> list[str]:
     """Return a line if a Reader opens more files at a time than it should."""
     from dsprep.reader.units import BUFFER_FILES, BUFFER_NBYTES
 
-    mean = nbytes // max(1, files)
-    if files <= BUFFER_FILES or mean * BUFFER_FILES >= BUFFER_NBYTES:
+    if files <= BUFFER_FILES or nbytes >= files * (BUFFER_NBYTES // BUFFER_FILES):
         return []
-    text = f"{files:,} files of {show_nbytes(mean)} on average are each opened in every epoch"
+    text = f"{files:,} files of {show_nbytes(nbytes // files)} on average are each opened in every epoch"
     return [f"{text}; dsprep repack puts them into few large ones"]
 
 
