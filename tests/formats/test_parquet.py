@@ -65,24 +65,6 @@ class TestParquet(ReadOnlyContract):
     def write(self, path, batch):
         pq.write_table(table_of(batch, self.schema), path, row_group_size=10)
 
-    def damaged(self, change):
-        """There is no sidecar to check; reading gives an error, or data."""
-        data = self.target.read_bytes()
-        self.target.write_bytes(change(bytearray(data)))
-        try:
-            with dsprep.open(self.target) as source:
-                source[:]
-        except (DsprepError, OSError):
-            pass
-        finally:
-            self.target.write_bytes(data)
-
-    def test_closed(self, grouped):
-        self.make(grouped)
-        with dsprep.open(self.target) as source:
-            source[3], source[:]
-        assert self.files_open() == []
-
 
 def written(path, **columns):
     pq.write_table(pa.table(columns), path)

@@ -1,123 +1,314 @@
-"""A BP dataset as samples."""
+"""A BP dataset as samples: its steps, or the rows of its arrays."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
-from dsprep.core.schema import Ints, Ragged
-from dsprep.errors import FormatError
-from dsprep.formats.adios import bp4, bp5
-from dsprep.formats.adios.columns import Found
-from dsprep.formats.adios.fields import Chosen, choose, with_attributes
-from dsprep.formats.adios.metadata import (
-    HEADER,
-    OPERATOR,
-    Header,
-    Metadata,
-    Numbers,
-    Variable,
-    operator,
-    subfile,
-)
-from dsprep.formats.located import LocatedSource, Parsed
+from dsprep.core.schema import Arena, Array, Batch, Column, Field, Ints, Ragged, Schema
+from dsprep.errors import FormatError, MissingExtra, SchemaError, UnsupportedError, UsageError
+from dsprep.formats import samples
+from dsprep.formats.base import Source
+from dsprep.formats.fields import missing_field, wanted
 from dsprep.formats.options import OpenOptions
+from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
-from dsprep.reading.columns import ColumnReader, read_columns
-from dsprep.reading.files import Files
-from dsprep.storage.base import Handle
-from dsprep.storage.local import DirectoryGuard
+from dsprep.storage.marks import Mark
+
+COUNT, FIRST, AXIS = "/variable_count", "/variable_offset", "/variable_dim"
+"""What HydraGNN calls the arrays that give each sample its rows of an array, and the attribute
+that says along which axis."""
+
+WAIT = 60.0
+"""Seconds without an answer after which a file is taken to be cut or damaged."""
+
+EXPANDED = 4096
+"""How often as large as their files values may be."""
+
+ADDRESSES = 4 << 30
+"""Bytes of address space that ADIOS2 takes besides what is decoded."""
 
 
-class AdiosSource(LocatedSource):
-    """A BP dataset opened for reading; see `base.Source`."""
+class Library:
+    """ADIOS2 in a process of its own; see `server`. It answers one question at a time."""
 
-    def __init__(self, path: Path, options: OpenOptions) -> None:
-        self._files = Files(DirectoryGuard(path, options.follow_external))
-        self._root = path
-        try:
-            metadata = self._checked(self._metadata())
-            self._chosen = choose(metadata, options, path, self._integers)
-            super().__init__(path, _parsed(metadata, self._chosen), options, self._open)
-        except BaseException:
-            self._files.close()
-            raise
+    def __init__(self, path: Path, memory: int) -> None:
+        if find_spec("adios2") is None:
+            raise MissingExtra("reading BP needs adios2", fix="pip install 'dsprep[adios2]'")
+        self._path, self._lock = path, threading.Lock()
+        self._link, theirs = Pipe()
+        words = [str(theirs.fileno()), os.fspath(path), str(memory + ADDRESSES)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("server.py")), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        theirs.close()
 
-    def _open(self, path: str) -> Handle:
-        """Return a file of the dataset; what is not a regular file is not opened."""
-        file = self._root / path
-        if not file.is_file():
-            raise FormatError(
-                "a file of the dataset is missing",
-                where=file,
-                fix="copy the whole directory, with all files in it",
-            )
-        return self._files.get(0, path, lambda _: self._root)
-
-    def _metadata(self) -> Metadata:
-        index = Numbers(self._open("md.idx"))
-        header = Header.parse(index.text(0, min(HEADER, index.nbytes)), index.where)
-        names = ("mmd.0", "md.0") if header.version == 5 else ("md.0",)
-        others = [Numbers(self._open(name)) for name in names]
-        metadata = bp5.parse(index, *others) if header.version == 5 else bp4.parse(index, *others)
-        if header.active:
-            note = "a program is writing to it, or was stopped: the steps that are there are read"
-            metadata = replace(metadata, notes=(note, *metadata.notes))
-        return metadata
-
-    def _checked(self, metadata: Metadata) -> Metadata:
-        """Return the metadata with the names of operators.
+    def answer(self, *question: Any, into: Array | None = None) -> Any:
+        """Return the answer, of which an array goes into `into`; the description, if none is asked.
 
         Raises
         ------
         FormatError
-            Unless all blocks are in the files.
+            If ADIOS2 cannot read the dataset.
         """
-        variables = {}
-        for name, variable in metadata.variables.items():
-            variables[name] = variable
-            if variable.problem == OPERATOR and len(variable.blocks):
-                file = self._open(subfile(int(variable.blocks.file[0])))
-                variables[name] = replace(variable, problem=operator(variable, file))
-            elif not variable.problem:
-                self._check(variable)
-        return replace(metadata, variables=variables)
-
-    def _check(self, variable: Variable) -> None:
-        offset, nbytes = variable.blocks.offset, variable.sizes
-        for number in np.unique(variable.blocks.file[nbytes != 0]).tolist():
-            here = variable.blocks.file == number
-            file, subject = self._open(subfile(number)), f"variable {variable.name}"
-            file.check_extents(offset[here], nbytes[here], subject)
-            total = float(nbytes[here].astype(float).sum())
-            if total > file.nbytes:
-                raise FormatError(
-                    f"blocks of {subject} overlap",
-                    where=file.path,
-                    expected=f"at most {file.nbytes} bytes",
-                    found=f"{total:.0f}",
-                )
-
-    def _integers(self, located: Found) -> Ints:
-        """Return all values of an index."""
-        reader = ColumnReader(located.column, located.field, self._open)
-        values = read_columns({located.field.name: reader}, np.arange(located.count), None)
-        column = values[located.field.name]
-        assert not isinstance(column, Ragged)  # its shape is fixed
-        return column.astype(np.int64)
+        problem = f"ADIOS2 did not answer within {WAIT:.0f} s"
+        with self._lock:
+            try:
+                if question:
+                    self._link.send_bytes(json.dumps(question).encode())
+                if self._link.poll(WAIT):
+                    answer = json.loads(self._link.recv_bytes())
+                    if into is not None and answer == {}:
+                        self._link.recv_bytes_into(into.reshape(-1).data)
+                    if not isinstance(answer, dict) or "error" not in answer:
+                        return answer
+                    problem = " ".join(answer["error"].split())[:200]
+            except (EOFError, OSError):
+                problem = "ADIOS2 crashed"
+            self.close()
+        where = f"{self._path}, {question[0]}" if question else self._path
+        fix = "look for a file that is cut or missing: bpls -l"
+        raise FormatError(f"the dataset cannot be read: {problem}", where=where, fix=fix)
 
     def close(self) -> None:
-        """Close the files."""
-        self._files.close()
+        """End it."""
+        self._link.close()
+        self._process.kill()
+        self._process.wait()
 
 
-def _parsed(metadata: Metadata, chosen: Chosen) -> Parsed:
-    fields = {name: found.field for name, found in chosen.found.items()}
-    columns = {name: found.column for name, found in chosen.found.items()}
-    fields, attrs = with_attributes(metadata, fields)
-    layout = FileLayout(chosen.count, columns=columns)
-    return Parsed(
-        version=metadata.version, fields=fields, layout=layout, attrs=attrs, notes=chosen.notes
-    )
+class _Column(NamedTuple):
+    """A field: sample i has `rows[i]` rows of a variable from `first[i]` on; None: row i."""
+
+    variable: str
+    field: Field
+    first: Ints | None = None
+    rows: Ints | None = None
+
+
+class AdiosSource(Source):
+    """A BP dataset opened for reading; see `base.Source`."""
+
+    def __init__(self, path: Path, options: OpenOptions) -> None:
+        if options.sample_axis == "groups":
+            raise UsageError("BP has no groups: --sample-axis groups", where=path)
+        self.path, self.version, self._mark = path, "ADIOS2 BP", Mark.of(path)
+        self._library = Library(path, options.limit)
+        try:
+            self._choose(self._library.answer(), options)
+            self._mark.check()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- what a sample is ---
+
+    def _choose(self, described: Mapping[str, Any], options: OpenOptions) -> None:
+        """Decide which variables are fields, and what their samples are."""
+        steps, variables = described["steps"], described["variables"]
+        attrs = {name: _attribute(value) for name, value in described["attributes"].items()}
+        requested = [spec.spelled for spec in options.fields]
+        for name in requested:
+            if name not in variables:
+                raise missing_field(name, variables, self.path)
+            problem = variables[name]["problem"]
+            if options.sample_axis == "auto" and attrs.get(name + AXIS, 0) != 0:
+                problem = f"its samples are along axis {attrs[name + AXIS]}"
+            if problem:
+                raise UnsupportedError(f"{name} is not a field: {problem}", where=self.path)
+        usable = {n: variables[n] for n in requested or variables if not variables[n]["problem"]}
+        notes = [f"left out {n}: {v['problem']}" for n, v in variables.items() if v["problem"]]
+        if not usable or not steps:
+            found = "; ".join(notes) or "no steps"
+            raise FormatError("no variable can be a field", where=self.path, found=found)
+        _check_nbytes(usable, self.path, self._mark.status.nbytes)
+        graphs = [n for n in usable if attrs.get(n + AXIS) == 0]
+        if graphs and options.sample_axis == "auto" and set(requested) <= {*graphs}:
+            columns = self._graphs(graphs, variables)
+            if left := [n for n in usable if n not in {c.variable for c in columns}]:
+                notes.append(f"left out {samples.listed(left)}: {FIRST[1:]} gives it no rows")
+        else:
+            columns = self._columns(steps, usable, options, notes)
+        fields = {c.variable: replace(c.field, attrs=_own(c.variable, attrs)) for c in columns}
+        by_name = {c.variable: c for c in columns}
+        self._chosen = [by_name[n]._replace(field=f) for n, f in wanted(options.fields, fields)]
+        rest = {n: v for n, v in attrs.items() if n.rpartition("/")[0] not in variables}
+        self.schema = Schema(tuple(c.field for c in self._chosen), rest)
+        self.notes = () if requested else tuple(notes)
+
+    def _columns(
+        self, steps: int, usable: Mapping[str, Any], options: OpenOptions, notes: list[str]
+    ) -> list[_Column]:
+        """Return the fields where each step is a sample, or each row of the first axis."""
+        rows = {n: np.array(v["rows"], np.int64) for n, v in usable.items() if v["rows"]}
+        sized = {
+            n: samples.Sized((sum(v["rows"]), *v["inner"]) if n in rows else (), _nbytes(n, v))
+            for n, v in usable.items()
+        }
+        mode: Any = options.sample_axis
+        if mode == "auto" and rows and steps > 1:
+            by_rows = {sized[n].shape[0]: n for n in reversed(rows)}
+            first = " or ".join(f"{count} samples of {n}" for count, n in by_rows.items())
+            raise SchemaError(
+                "a sample may be a step, or a row of its arrays",
+                where=self.path,
+                fix=f"--sample-axis none reads {steps} samples, a step each; --sample-axis first "
+                f"reads {first}, a row each",
+            )
+        named = bool(options.fields)
+        axis = samples.choose(sized, mode if rows else "none", self.path, named=named)
+        if mode == "auto" and rows and not named:
+            samples.check_axis(sized, axis, self.path)
+        notes += axis.notes
+        if named and set(axis.names) != {*usable}:
+            raise SchemaError(
+                "the fields differ in their number of samples",
+                where=self.path,
+                found=", ".join(f"{n}: {s.shape[:1]}" for n, s in sized.items()),
+            )
+        self._count = steps if axis.whole_file else axis.count
+        if not axis.whole_file:
+            return [_Column(n, _row(n, usable[n])) for n in axis.names]
+        return [_by_step(n, usable[n], rows.get(n)) for n in axis.names]
+
+    def _graphs(self, names: list[str], variables: Mapping[str, Any]) -> list[_Column]:
+        """Return the fields of one set of graphs, as HydraGNN writes them."""
+        sets: dict[tuple[str, int], dict[str, tuple[Ints, Ints]]] = {}
+        for name in names:
+            count, first = (self._integers(name + word, variables) for word in (COUNT, FIRST))
+            sets.setdefault((name.rpartition("/")[0], len(first)), {})[name] = first, count
+        if len(sets) > 1:
+            readings = [
+                f"--field {' --field '.join(f)} ({n} samples)" for (_, n), f in sets.items()
+            ]
+            raise SchemaError(
+                "the dataset holds several sets of samples",
+                where=self.path,
+                found=", ".join(group for group, _ in sets),
+                fix="name the fields of one: " + " or ".join(readings),
+            )
+        columns = []
+        for name, (first, count) in next(iter(sets.values())).items():
+            total = sum(variables[name]["rows"])
+            bad = (first < 0) | (count < 0) | (count > total) | (first > total - count)
+            if len(first) != len(count) or bad.any():
+                found = f"rows {first.max(initial=0)} and {count.max(initial=0)} more"
+                raise FormatError(f"{name + FIRST} leaves {name}", where=self.path, found=found)
+            field = _row(name, variables[name])
+            columns.append(_Column(name, replace(field, shape=(None, *field.shape)), first, count))
+        self._count = len(first)
+        return columns
+
+    def _integers(self, name: str, variables: Mapping[str, Any]) -> Ints:
+        table = variables.get(name) or {}
+        if not table.get("rows") or table["inner"] or np.dtype(table["type"]).kind not in "iu":
+            raise FormatError(f"{name} is not a list of integers", where=self.path)
+        values = np.empty(sum(table["rows"]), table["type"])
+        self._library.answer(name, 0, len(values), into=values)
+        return values.astype(np.int64)
+
+    # --- reading ---
+
+    def __len__(self) -> int:
+        return self._count
+
+    @override
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        batch = {c.field.name: self._read(c, start, stop) for c in self._chosen}
+        self._mark.check()
+        return batch
+
+    def _read(self, column: _Column, start: int, stop: int) -> Column:
+        name, field = column.variable, column.field
+        if field.kind == "str":
+            texts = self._library.answer(name, start, stop) if start < stop else []
+            return Ragged.pack(texts, field)
+        if column.first is None or column.rows is None:
+            out = np.empty((stop - start, *field.inner), field.dtype)
+            if out.size:
+                self._library.answer(name, start, stop, into=out)
+            return out
+        first, rows = column.first[start:stop], column.rows[start:stop]
+        offsets = np.concatenate([[0], np.cumsum(rows)])
+        inner = field.inner if field.ragged else field.inner[1:]
+        out = np.empty((int(offsets[-1]), *inner), field.dtype)
+        breaks = np.flatnonzero(first[1:] != first[:-1] + rows[:-1]) + 1
+        for a, b in pairwise([0, *breaks.tolist(), len(first)]):
+            part = out[offsets[a] : offsets[b]]
+            if part.size:
+                row = int(first[a])
+                self._library.answer(name, row, row + len(part), into=part)
+        if field.ragged:
+            return Ragged(out, offsets)
+        return out.reshape(stop - start, *field.shape)
+
+    def storage(self) -> dict[str, FieldStorage]:
+        """Return how each field is stored."""
+        access = "read by ADIOS2 in a process of its own"
+        stored = FieldStorage(storage="blocks of steps and writers", access=access)
+        return {c.field.name: stored for c in self._chosen}
+
+    def extents(self, progress: object = None) -> FileLayout:
+        """Raise `UnsupportedError`: see `Source.extents`."""
+        raise UnsupportedError(
+            "samples of BP are read by ADIOS2 alone",
+            where=self.path,
+            fix="dsprep repack DATA DST (or convert) makes a file for dsprep.Reader",
+        )
+
+    def close(self) -> None:
+        """End the process that reads."""
+        self._library.close()
+
+
+def _row(name: str, table: Mapping[str, Any]) -> Field:
+    if table["type"] == "string":
+        return Field.opaque(name, "str")
+    return Field(name, np.dtype(table["type"]), tuple(table["inner"]))
+
+
+def _nbytes(name: str, table: Mapping[str, Any]) -> int:
+    return int(sum(table["rows"] or [1])) * _row(name, table).row_nbytes
+
+
+def _check_nbytes(tables: Mapping[str, Any], path: Path, stored: int) -> None:
+    """Raise `FormatError` for more values than any compressor puts into as many bytes."""
+    nbytes = sum(_nbytes(name, table) for name, table in tables.items())
+    if nbytes > EXPANDED * stored:
+        found = f"{nbytes} bytes of values in files of {stored}"
+        raise FormatError("the dataset is damaged", where=path, found=found)
+
+
+def _by_step(name: str, table: Mapping[str, Any], rows: Ints | None) -> _Column:
+    """Return a variable of which each step is a sample, ragged where they differ in length."""
+    field = _row(name, table)
+    if rows is None:
+        return _Column(name, field)
+    axis = int(rows[0]) if (rows == rows[0]).all() else None
+    return _Column(name, replace(field, shape=(axis, *field.shape)), np.cumsum(rows) - rows, rows)
+
+
+def _own(name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {n.rpartition("/")[2]: v for n, v in attrs.items() if n.rpartition("/")[0] == name}
+
+
+def _attribute(value: Any) -> Any:
+    return np.array(value["values"], value["dtype"])[()] if isinstance(value, dict) else value

@@ -51,7 +51,7 @@ GROWS = 400 << 20
 
 FEW = Schema((making.FIXED["label"], making.FIXED["id"], making.MIXED["points"]))
 KINDS = (
-    *("hdf5", "lmdb", "tfrecord", "zarr", "numpy", "netcdf", "webdataset", "parquet", "adios"),
+    *("hdf5", "lmdb", "tfrecord", "zarr", "numpy", "netcdf", "webdataset", "parquet"),
     *("images", "sidecar"),
 )
 WILD = ("hdf5-groups-of", "hdf5-annotated", "hdf5-table", "hdf5-dimensions")
@@ -64,7 +64,6 @@ OF_KIND = {
     "netcdf": ("netcdf-1", "netcdf-2", "netcdf-5", "netcdf-fixed"),
     "webdataset": ("webdataset-ustar", "webdataset-gnu", "webdataset-pax"),
     "parquet": ("parquet", "parquet-plain"),
-    "adios": ("adios-bp5", "adios-bp4", "adios-index"),
     "images": ("images-folders", "images-table"),
     "sidecar": (*(k for k in making.KINDS if k != "tfrecord-gzip"), "images-kept"),
 }
@@ -329,34 +328,6 @@ def parquet_rows(folder: Path, *, plain: bool) -> Path:
     return folder / "set.parquet"
 
 
-def bp(folder: Path, engine: str) -> Path:
-    """Write steps of arrays in blocks, numbers and strings; or an index of rows."""
-    import adios2
-
-    path = folder / "set.bp"
-    io = adios2.Adios().declare_io("out")
-    io.set_engine("BP4" if engine == "bp4" else "BP5")
-    with adios2.Stream(io, str(path), "w") as file:
-        if engine == "index":
-            rows, count = np.arange(3 * COUNT * 2, dtype="f4").reshape(-1, 2), np.full(COUNT, 3)
-            file.write_attribute("set/x/variable_dim", np.array(0))
-            for name, value in (("", rows), ("/variable_count", count)):
-                file.write(f"set/x{name}", value, value.shape, [0] * value.ndim, value.shape)
-            first = np.arange(COUNT) * 3
-            file.write("set/x/variable_offset", first, [COUNT], [0], [COUNT])
-        for i in range(0 if engine == "index" else COUNT):
-            file.begin_step()
-            x = np.arange(24, dtype="f4").reshape(4, 6) + i
-            for at in (0, 2):
-                file.write("x", x[at : at + 2], [4, 6], [at, 0], [2, 6])
-            file.write("local", np.arange(i % 3 + 1, dtype="<i2"), [], [], [i % 3 + 1])
-            file.write("number", np.array(i * 7))
-            file.write("text", f"sample {i % 3}")
-            file.end_step()
-    (path / "profiling.json").unlink(missing_ok=True)
-    return path
-
-
 def pictures(folder: Path, form: str) -> Path:
     """Write images, of which only the first bytes are those of one, by classes or with a table."""
     root = folder / "set"
@@ -383,7 +354,6 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "lmdb-foreign": foreign_lmdb,
     "parquet": partial(parquet_rows, plain=False),
     "parquet-plain": partial(parquet_rows, plain=True),
-    **{kind: partial(bp, engine=kind.partition("-")[2]) for kind in OF_KIND["adios"]},
     **{kind: partial(numpy_arrays, form=kind.partition("-")[2]) for kind in OF_KIND["numpy"]},
     **{kind: partial(archive, form=kind.partition("-")[2]) for kind in OF_KIND["webdataset"]},
     **{kind: partial(pictures, form=kind.partition("-")[2]) for kind in OF_KIND["images"]},
@@ -480,8 +450,6 @@ def native(subject: Subject) -> Values:
             return judging.values({f.name: as_column(file[f.name], f) for f in schema})
     if subject.kind == "hdf5-dimensions":
         return extended(subject.path, schema)
-    if subject.kind.startswith("adios"):
-        return judging.values({f.name: of_adios(subject.path, f) for f in schema})
     if subject.kind.startswith("numpy"):
         found = np.load(subject.path) if subject.path.is_file() else {}
         paths = {f.name: subject.path / f"{f.name}.npy" for f in schema}
@@ -611,37 +579,6 @@ def by_meaning(file: h5py.File, f: Field) -> np.ndarray | Ragged:
         edges, values = file[f"{parts[0]}/indptr"][()].astype(np.int64), file[f.name][()]
         return Ragged.pack([values[a:b] for a, b in pairwise(edges)], f)
     return file[f.name][()]
-
-
-def of_adios(path: Path, f: Field) -> np.ndarray | Ragged:
-    """Return what adios2 reads of each step, of each block, or of each row of an index."""
-    import adios2
-
-    items = []
-    with adios2.FileReader(str(path)) as file:
-        facts = file.available_variables()
-        if f"{f.name}/variable_count" in facts:
-            values = file.read(f.name)
-            count, first = (file.read(f"{f.name}/variable_{w}") for w in ("count", "offset"))
-            items = [values[a : a + n] for a, n in zip(first, count, strict=True)]
-            return Ragged.pack(items, f)
-        local = facts[f.name]["Shape"] == "" and facts[f.name]["SingleValue"] == "false"
-        for i in range(int(facts[f.name]["AvailableStepsCount"])):
-            if f.kind == "str":
-                try:
-                    items.append(str(file.read(f.name, step_selection=[i, 1])))
-                except UnicodeDecodeError as error:
-                    items.append(as_kind(error.object, f))
-            elif local:
-                read = partial(file.read, f.name, step_selection=[i, 1])
-                for k, block in enumerate(file.all_blocks_info(f.name)[i]):
-                    empty = "0" in block["Count"].split(",")  # of which it reads one number
-                    items.append(read(block_id=k)[: 0 if empty else None])
-            else:
-                items.append(file.read(f.name, step_selection=[i, 1]))
-    if f.ragged:
-        return Ragged.pack(items, f)
-    return np.stack([np.asarray(item).reshape(f.shape) for item in items])
 
 
 def as_kind(value: bytes, f: Field) -> bytes | str:
