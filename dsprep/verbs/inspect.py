@@ -241,7 +241,7 @@ def _note_of_small_files(files: int, nbytes: int) -> list[str]:
 
     if files <= BUFFER_FILES or nbytes >= files * (BUFFER_NBYTES // BUFFER_FILES):
         return []
-    text = f"{files:,} files of {show_nbytes(nbytes // files)} on average are each opened in every epoch"
+    text = f"{files:,} files of {show_nbytes(nbytes // files)} on average, opened in every epoch"
     return [f"{text}; dsprep repack puts them into few large ones"]
 
 
