@@ -288,9 +288,6 @@ def test_only_a_sidecar_is_replaced(made, tmp_path):
     os.mkfifo(pipe)  # it stands for a device
     for out in (path, other, tmp_path, pipe):
         assert "a sidecar cannot be written here" in fails("provenance", path, "--out", out, code=2)
-    os.mkfifo(pipe := tmp_path / "pipe")  # as a device is not: root may replace /dev/null
-    assert "it exists, and is not a file" in fails("provenance", path, "--out", pipe)
-    assert pipe.is_fifo()
     assert path.read_bytes() == before
     assert other.read_text() == "mine"
     assert pipe.is_fifo()
