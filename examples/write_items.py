@@ -5,8 +5,8 @@
     mpiexec -n 64 python examples/write_items.py FOLDER out.h5 --executor mpi
 
 `load` unpickles one file of a simulation and gives a sample for each of its steps; files without
-steps are left out, and such as cannot be read are listed in the end. Run it again after whatever
-has stopped it: files that are done are not read again, and the bytes are the same.
+steps are left out, and such as cannot be read are listed in the end. Run it again with --resume
+after whatever has stopped it: files that are done are not read again, and the bytes are the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def make_runs(folder: Path, count: int = 40) -> None:
         (folder / f"run{i:03}.pkl").write_bytes(data[: 100 if i == 7 else None])
 
 
-def write(folder: Path, target: Path, workers: int | None, executor: str) -> None:
+def write(
+    folder: Path, target: Path, workers: int | None, executor: str, resume: bool = False
+) -> None:
     """Write all files of a folder, and say what came of them."""
     report = dsprep.write(
         target,
@@ -49,6 +51,7 @@ def write(folder: Path, target: Path, workers: int | None, executor: str) -> Non
         workers=workers,
         executor=executor,
         errors="skip",
+        resume=resume,
         shuffle=1,
         progress=print,
     )
@@ -62,9 +65,10 @@ def main() -> None:
     parser.add_argument("target", nargs="?", type=Path, default=Path("steps.h5"))
     parser.add_argument("--workers", type=int, help="one per core if left out")
     parser.add_argument("--executor", default="processes", help="threads, processes, mpi or dask")
+    parser.add_argument("--resume", action="store_true", help="continue what was interrupted")
     arguments = parser.parse_args()
     if arguments.folder is not None:
-        write(arguments.folder, arguments.target, arguments.workers, arguments.executor)
+        write(**vars(arguments))
         return
     with tempfile.TemporaryDirectory() as name:
         make_runs(Path(name))

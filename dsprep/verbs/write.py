@@ -387,6 +387,7 @@ def write(
     function: Function | None = None,
     executor: str | Executor = THREADS,
     errors: str = "raise",
+    resume: bool = False,
     restart: bool = False,
     **options: Unpack[Options],
 ) -> Report:
@@ -405,16 +406,18 @@ def write(
     function
         Makes the samples; `samples` are then *items* for it, a sequence of paths, numbers or
         tuples. Of an item it gives a sample, an iterable of several, or None, which leaves it out.
-        The samples come in the order of the items. The same call continues an interrupted run.
+        The samples come in the order of the items.
     executor
         Who calls the function: ``"threads"`` (`workers` of this process), ``"processes"`` (so many
         of this machine), ``"mpi"``, ``"dask"``, or an executor that is open. For processes and MPI
         it is defined at the top level of a module.
     errors
-        ``"raise"``: an item that fails ends the run; what is complete stays for the next call.
+        ``"raise"``: an item that fails ends the run; what is complete stays for `resume`.
         ``"skip"``: such items are left out, and listed in the report.
-    restart
-        Discard what an interrupted run of a function left, instead of continuing it.
+    resume, restart
+        Continue what an interrupted run of a function left, or discard it; without either, what is
+        left is an error. It continues if the function has the same name, the items the same number,
+        and fields and options are the same: whether the rest is, is for you to know.
     **options
         Those of `Writer`, `length` and `schema` among them. With a function there is no `length`,
         and `progress` is called with one object, how far items, then samples are; as text it is a
@@ -438,7 +441,7 @@ def write(
     Notes
     -----
     What `samples` raises comes out as it is, and nothing is left under the name `target` or beside
-    it. What a function has made stays beside the target until the same call continues: see
+    it. What a function has made stays beside the target until a call with `resume` continues: see
     `dsprep.verbs.write_items.write_items`.
 
     Examples
@@ -458,10 +461,13 @@ def write(
             executor=executor,
             errors=errors,
             progress=cast("ProgressCallback | None", options.get("progress")),
+            resume=resume,
         )
         return write_items(target, cast("Sequence[Any]", samples), function, how)
-    if executor != THREADS or errors != "raise" or restart:
-        raise UsageError("executor=, errors= and restart= are of a function of items: function=")
+    if executor != THREADS or errors != "raise" or resume or restart:
+        raise UsageError(
+            "executor=, errors=, resume= and restart= are of a function of items: function="
+        )
     if isinstance(samples, Mapping):
         raise UsageError(
             "samples are one dict, not several",

@@ -3,8 +3,8 @@
 The samples are written to parts beside the target first, by the processes that call the function
 (`dsprep.writing.items`); when all are there, a job writes the output from these as from any
 dataset.
-Both happen in the target's working directory, locked throughout: ``items/`` has the parts,
-``call.json`` what the function refers to, and ``plan.json`` what was planned for them.
+Both happen in the target's working directory, locked throughout: ``items/`` has the parts, and
+``plan.json`` what was planned for them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import dsprep
 from dsprep import executors
 from dsprep.core.schema import Schema
-from dsprep.errors import UsageError
+from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
-from dsprep.storage.atomic import KEPT
+from dsprep.storage.atomic import KEPT, partial_path
 from dsprep.storage.paths import as_path
 from dsprep.storage.trees import HIDDEN, remove, tree_nbytes
 from dsprep.verbs.convert import named_target
@@ -41,7 +41,7 @@ from dsprep.writing.items.calls import (
     ProgressReporter,
     Summary,
 )
-from dsprep.writing.items.parts import Failed, LostError, PartsSource
+from dsprep.writing.items.parts import Failed, LostError, PartsSource, count_items
 from dsprep.writing.items.tasks import Function, Threads, check_main, show_function
 from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
 from dsprep.writing.run import Output, make_in
@@ -91,6 +91,8 @@ class ItemsOptions:
         ``"raise"``, or ``"skip"``: items that fail are left out, and listed in the report.
     progress
         Called with a `Progress`, which as text is a line for a person: ``progress=print``.
+    resume
+        Continue an interrupted run, if there is one.
     """
 
     repack: RepackOptions
@@ -99,6 +101,7 @@ class ItemsOptions:
     errors: str = "raise"
     executor: str | Executor = executors.THREADS
     progress: ProgressCallback | None = None
+    resume: bool = False
 
 
 def write_items(
@@ -135,10 +138,11 @@ def write_items(
     Notes
     -----
     The samples come in the order of the items, and the bytes do not depend on who calls the
-    function. An interrupted, killed or failed run is continued by the same call: of a function of
-    the same name that refers to the same values (`dsprep.writing.items.identity`), the same items,
-    fields and options. A note says how much is taken over. Parts beside the target then have the
-    samples that were made; a worker loses about two seconds of work, or the item that it is at.
+    function. An interrupted, killed or failed run is continued by the call with `resume`: of a
+    function of the same name, as many items, the same fields and options. That function and items
+    are otherwise the same is for the caller to know. A note says how much is taken over. Parts
+    beside the target have the samples that were made; a worker loses about two seconds of work, or
+    the item that it is at.
 
     A worker holds 2 MiB of samples, and the sample that it packs, besides what the function itself
     holds; this process holds the items and 500 bytes for each of about 4096 parts. On the disk the
@@ -148,6 +152,8 @@ def write_items(
     if how.errors not in ("raise", "skip"):
         raise UsageError(f"errors={how.errors!r} is not possible", expected="'raise' or 'skip'")
     call = Call(function=function, items=items, declared=how.schema, skip=how.errors == "skip")
+    if how.resume and how.run.restart:
+        raise UsageError("resume=True continues what restart=True discards", fix="give one of them")
     check_main()
     began, run = time.monotonic(), how.run
     options = {k: str(v) for k, v in asdict(how.repack).items()}
@@ -162,9 +168,10 @@ def write_items(
             overwrite=run.overwrite,
             restart=run.restart,
             durable=run.durable,
+            refuse=lambda job: None if how.resume else _refuse(target, job),
         ) as staging,
     ):
-        call.check_same(staging.root, target, durable=run.durable)
+        staging.again = "call again with resume=True to continue"
         if published(target):
             earlier = _published(target, staging)
             staging.discard()
@@ -186,6 +193,17 @@ def write_items(
             "resumed": max(report.resumed, calls.samples),
         }
         return _reported(facts, summary)
+
+
+def _refuse(target: Path, job: Mapping[str, Any]) -> None:
+    """Raise `TargetError` if an interrupted run of a function is there."""
+    if isinstance(total := job.get("items"), int):
+        done = count_items(partial_path(target) / "items")
+        raise TargetError(
+            f"an interrupted run left {done:,} of {total:,} items",
+            where=target,
+            fix="resume=True continues it, restart=True discards what it left",
+        )
 
 
 def _made(
@@ -238,7 +256,7 @@ def _called(call: Call, how: ItemsOptions, staging: Staging, executor: Executor)
     return calls
 
 
-_KEPT = ("items", "job.json", "call.json", "state.json", "plan.json", "data", *KEPT)
+_KEPT = ("items", "job.json", "state.json", "plan.json", "data", *KEPT)
 
 
 def _bind(staging: Staging, job: Job, source: Source) -> bool:

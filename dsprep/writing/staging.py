@@ -30,7 +30,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +85,7 @@ LEFT = (
 _ASIDE = "left-"
 """The prefix of what could not be removed and is in nobody's way."""
 
-_TOLD = ("function", "source", "version")
+_TOLD = ("function", "items", "source", "version")
 """Keys of a job that are text for people."""
 
 
@@ -107,9 +107,13 @@ class Staging:
     lasting
         Whether a later run can continue. Otherwise nothing is left of one that fails, and what one
         of the same source has left that was killed is discarded.
+    refuse
+        Called with the job of an interrupted run before that is continued.
 
     Attributes
     ----------
+    again
+        How a run is continued, for who interrupts it.
     state
         How far an interrupted run of the same job came; None: this one begins anew.
     notes
@@ -132,9 +136,10 @@ class Staging:
         restart: bool = False,
         durable: bool = True,
         lasting: bool = True,
+        refuse: Callable[[Mapping[str, Any]], None] = lambda job: None,
     ) -> None:
         self.target, self.durable, self._overwrite = target, durable, overwrite
-        self._lasting = lasting
+        self._lasting, self._refuse, self.again = lasting, refuse, AGAIN
         self.root, self.made = partial_path(target), made_path(target)
         self.data = self.made.parent
         atomic.working(target)
@@ -183,6 +188,7 @@ class Staging:
             check_target(self.target, self._overwrite)
             state = None
         if recorded is not None and state is not None:
+            self._refuse(recorded)
             wanted = json.loads(json.dumps(job))  # as it comes back
             differing = sorted(k for k in {*recorded, *job} if recorded.get(k) != wanted.get(k))
             before, now = recorded.get(STATUS), wanted.get(STATUS)  # the last is a digest
@@ -333,9 +339,9 @@ class Staging:
             if (useless and not published(self.target)) or not (self.root / "state.json").exists():
                 self.discard()  # there is nothing to continue
             elif isinstance(error, KeyboardInterrupt):
-                error.add_note(AGAIN)
+                error.add_note(self.again)
             elif isinstance(error, OSError) and not isinstance(error, DsprepError):
-                error.add_note(f"when that is over, {AGAIN}")
+                error.add_note(f"when that is over, {self.again}")
         with suppress(OSError):
             self.close()
 

@@ -42,7 +42,7 @@ UNCONDITIONAL = (
 )
 
 
-def open_staging(target: Path, job: Mapping[str, Any], **options: bool) -> Staging:
+def open_staging(target: Path, job: Mapping[str, Any], **options: Any) -> Staging:
     """Return the directory in which `target` is made; see `Staging`."""
     made = UploadStaging if isinstance(target, StorePath) else Staging
     return made(target, job, **options)
@@ -57,7 +57,7 @@ class UploadStaging(Staging):
         Sidecar and companion of each shard that is complete in the store, by number.
     """
 
-    def __init__(self, target: Path, job: Mapping[str, Any], **options: bool) -> None:
+    def __init__(self, target: Path, job: Mapping[str, Any], **options: Any) -> None:
         self._remote = as_object(target)
         self._claim: Claim | None = None
         self._version = self._sidecar = ""

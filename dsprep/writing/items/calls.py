@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from dsprep import executors
 from dsprep.core.schema import Schema
-from dsprep.errors import TargetError, UsageError
+from dsprep.errors import UsageError
 from dsprep.sidecar.spec import read_record, write_record
 from dsprep.storage.nodes import node, wait_for
 from dsprep.storage.trees import remove
-from dsprep.writing.items.identity import Identity, identify, name_of
 from dsprep.writing.items.parts import LISTED, Failed, Part, PartsSource, parts_in
 from dsprep.writing.items.tasks import (
     Function,
@@ -33,6 +32,7 @@ from dsprep.writing.items.tasks import (
     Threads,
     check_function,
     do,
+    name_of,
     show_item,
 )
 
@@ -51,10 +51,6 @@ OFTEN = 0.5
 REASONS = 3
 """Errors that are shown when all items failed."""
 
-SHOWN_NAMES = 5
-"""The most names that are shown of values that cannot be compared."""
-
-_CALL = "call.json"
 _KNOWN = "known.json"
 _RUN = "run-"
 
@@ -154,60 +150,19 @@ class Call:
                 fix="give a list, such as sorted(items)",
             )
 
-    @cached_property
-    def identity(self) -> Identity:
-        """What the function and the items are."""
-        return identify(self.function, self.items)
-
     def job(self) -> dict[str, Any]:
-        """Return what a rerun must have in common to continue, as JSON; `check_same` has more."""
+        """Return what a rerun must have in common to continue, as JSON."""
         declared = self.declared
         return {
             "function": name_of(self.function),
-            "items": {
-                "number": len(self.items),
-                "first": show_item(self.items[0]) if len(self.items) else "",
-                "digest": self.identity.items,
-            },
+            "items": len(self.items),
             "fields declared": None if declared is None else declared.to_json(),
         }
 
-    def check_same(self, directory: Path, target: Path, *, durable: bool) -> None:
-        """Keep what the function refers to in a new directory; compare it in an old one.
-
-        Raises
-        ------
-        TargetError
-            If it is not the function of the interrupted run.
-        """
-        identity, path = self.identity, directory / _CALL
-        if recorded := read_record(path):
-            differing = identity.differing(recorded["values"])
-            if differing:
-                raise TargetError(
-                    "an interrupted run was making it by a function of other values: "
-                    f"{', '.join(differing)} {'differs' if len(differing) == 1 else 'differ'}",
-                    where=target,
-                    fix="give them as they were to continue it (what the function itself changes "
-                    "is as it was in a new process); or restart=True to discard what it left",
-                )
-            return
-        write_record({"values": identity.values}, path, durable=durable)
-
 
 CONTINUED = (
-    "continued: {} of {} items are of an interrupted run of the same call; restart=True makes them "
-    "again"
-)
-
-EDITED = (
-    "the function was edited since an interrupted run: {} items were made by it as it was; "
-    "restart=True makes them again"
-)
-
-UNKNOWN = (
-    "whether the call is the one that was interrupted cannot be told by {}: if it is not, "
-    "restart=True makes all items again"
+    "continued: {} of {} items are of an interrupted run; that the function has the same name and "
+    "the items the same number is all that was checked: restart=True makes them again"
 )
 
 
@@ -286,7 +241,7 @@ class NoSampleError(UsageError):
         super().__init__(
             f"there is no sample: {summary.failures:,} of {summary.items:,} items failed{none}",
             found="; ".join(shown) + more,
-            fix="correct the function or its items, and make the same call again",
+            fix="correct the function or its items",
         )
 
 
@@ -327,22 +282,8 @@ class Calls:
         self._find(released)
         self.resumed = sum(part.stop - part.start for part in self.parts)
         self.samples = sum(part.samples for part in self.parts)
-        self.notes = self._continued()
-
-    def _continued(self) -> tuple[str, ...]:
-        """Return notes of what earlier runs have done."""
-        if not self.resumed:
-            return ()
-        identity, total = self._call.identity, len(self._call.items)
-        notes = [CONTINUED.format(f"{self.resumed:,}", f"{total:,}")]
-        edited = sum(p.stop - p.start for p in self.parts if p.code != identity.code)
-        if edited:
-            notes.append(EDITED.format(f"{edited:,}"))
-        if identity.unknown:
-            unknown = [f"{name} ({reason})" for name, reason in identity.unknown.items()]
-            more = f" and {len(unknown) - SHOWN_NAMES:,} more" * (len(unknown) > SHOWN_NAMES)
-            notes.append(UNKNOWN.format(", ".join(unknown[:SHOWN_NAMES]) + more))
-        return tuple(notes)
+        if self.resumed:
+            self.notes = (CONTINUED.format(f"{self.resumed:,}", f"{len(call.items):,}"),)
 
     def _known_schema(self) -> Schema | None:
         """Return the fields that an earlier run found, with the attributes that are declared."""
@@ -360,8 +301,7 @@ class Calls:
         stop = 0
         for part in parts_in(self._directory, released):
             unknown = part.samples and self.schema is None
-            edited = part.code != self._call.identity.code
-            failing = part.failures and (edited or not self._call.skip)
+            failing = part.failures and not self._call.skip
             if unknown or failing or not stop <= part.start <= part.stop <= len(self._call.items):
                 remove(self._directory / part.name)
             else:
@@ -449,7 +389,6 @@ class Calls:
                     durable=self._durable,
                     apart=call is self._call,
                     node=node(),
-                    code=self._call.identity.code,
                 )
                 start, left = start + size, left - size
 

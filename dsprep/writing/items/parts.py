@@ -98,8 +98,6 @@ class Part:
         Items that failed.
     failed
         The first `LISTED` of them.
-    code
-        A digest of the code of the function that made it.
     """
 
     start: int
@@ -109,7 +107,6 @@ class Part:
     none: int
     failures: int
     failed: tuple[Failed, ...] = ()
-    code: str = ""
 
     @property
     def name(self) -> str:
@@ -203,6 +200,12 @@ def parts_in(directory: Path, released: bool) -> Iterator[Part]:
             remove(path)
         else:
             yield part
+
+
+def count_items(directory: Path) -> int:
+    """Return of how many items there are parts, by their names."""
+    names = directory.iterdir() if directory.is_dir() else ()
+    return sum(int(m[2]) - int(m[1]) for p in names if (m := _NAME.fullmatch(p.name)))
 
 
 def read_part(path: Path, released: bool = False) -> Part | None:
@@ -419,7 +422,7 @@ class PartsSource(Source):
 
 
 def _again(detail: str, path: Path) -> LostError:
-    fix = "run the same call again: the function is called again for these items"
+    fix = "call it again with resume=True: the function is called again for these items"
     return LostError(detail, where=path, fix=fix)
 
 

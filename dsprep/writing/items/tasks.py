@@ -31,7 +31,6 @@ from dsprep.errors import ExecutorError, ItemError, SchemaError, UsageError, des
 from dsprep.storage.durable import sync_directory
 from dsprep.storage.nodes import node, wait_for
 from dsprep.storage.trees import remove
-from dsprep.writing.items.identity import name_of
 from dsprep.writing.items.parts import BLOCK_NBYTES, LISTED, Failed, Part, PartWriter, read_part
 from dsprep.writing.samples.assemble import Assembler
 from dsprep.writing.samples.values import infer
@@ -66,8 +65,6 @@ class Task:
         Whether another process does it, so that what is raised there has to travel.
     node
         Where the directories were made; see `storage.node`.
-    code
-        A digest of the function's code.
     losses
         How many workers have ended over it: it is done again in halves, of one item once more.
     """
@@ -83,7 +80,6 @@ class Task:
     durable: bool
     apart: bool
     node: str
-    code: str
     losses: int = 0
 
     def again(self, error: BaseException, schema: Callable[[], Schema | None]) -> Iterator[Task]:
@@ -291,7 +287,6 @@ class _Making:
             none=self._none,
             failures=self._failures,
             failed=tuple(self._failed),
-            code=self._task.code,
         )
         self._writer = self._writer or PartWriter(self._directory, Schema(()))
         return self._writer.finish(part, self._task.durable)
@@ -316,8 +311,8 @@ def _samples(function: Function, number: int, item: Any) -> Iterator[Any]:
             raise ItemError(
                 f"the function failed: {cut(describe(error), 5 * SHOWN)}",
                 where=str(_Where(number, item, 0)),
-                fix="correct it and make the same call again, which continues; or leave out such "
-                "items: errors='skip'",
+                fix="correct it and call again with resume=True; or leave out such items: "
+                "errors='skip'",
             ) from error
         if sample is _END:
             return
@@ -399,6 +394,14 @@ def check_main() -> None:
             "a worker process called it again, when it imported the script",
             fix="put the call under: if __name__ == '__main__':",
         )
+
+
+def name_of(function: Any) -> str:
+    """Return the module and qualified name of a function, or of the class of what is called."""
+    if isinstance(function, partial):
+        return f"partial({name_of(function.func)})"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def show_function(function: Function) -> str:

@@ -41,7 +41,9 @@ def main() -> None:
     try:
         with opened(words.executor, scheduler=words.scheduler) as executor:
             by = executor or "threads"
-            report = dsprep.write(words.out, range(ITEMS), function=samples, executor=by)
+            report = dsprep.write(
+                words.out, range(ITEMS), function=samples, executor=by, resume=True
+            )
     except (dsprep.errors.DsprepError, OSError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     for note in report.notes:
