@@ -148,7 +148,7 @@ class Suite:
         yield command("verify it", "verify", source, url("km.h5"))
         yield "dsprep.write(function=)", self.write_items
 
-    def kill_and_continue(self) -> str:
+    def kill_and_continue(self) -> None:
         """Kill a run ever later; between two, what is there must not open."""
         words = "--to", "hdf5", "-b", "1MiB", "--samples-per-file", 100, "--no-measure"
         line = "repack", self.source, self.url("k"), *words, "--shuffle", 3
@@ -170,7 +170,7 @@ class Suite:
         else:
             self.dsprep(*line)
         self.dsprep("repack", self.source, self.folder / "k", *words, "--shuffle", 3)
-        return f"{kills} kills, "
+        print(f"({kills} kills)", end="  ")
 
     def compare_killed(self) -> None:
         """Compare what came of it."""
