@@ -40,7 +40,7 @@ WINDOW = 4 << 20
 SPARSE, SPARSE_APART = 64 << 10, 8 << 20
 """From this record size on, headers are read one by one; below, the whole file is read. The second
 one is of a file without a descriptor, each read of which is a request."""
-PIECE, PIECES = 16 << 20, 4
+PIECE, PIECES = 16 << 20, 3
 """Bytes of one request for such a file, and how many are under way."""
 HOPS = 32
 """Headers of such a file that are read before their records are looked at, while they are kept."""

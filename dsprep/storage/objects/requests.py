@@ -425,23 +425,20 @@ CREDENTIALS = {
 def refused(name: str, error: BaseException) -> OSError:
     """Return the error for a request that the store refuses, whatever it is tried."""
     text, (scheme, _, key) = str(error), name.partition("://")
-    if "status code: 404" in text or isinstance(
-        error, FileNotFoundError | exceptions.NotFoundError
-    ):
+    number, advice = errno.EIO, f"; set {CREDENTIALS[scheme]}" if scheme in CREDENTIALS else ""
+    if isinstance(error, FileNotFoundError) or "status code: 404" in text:
         bucket = f"{scheme}://{key.partition('/')[0]}"
         return FileNotFoundError(errno.ENOENT, "there is no such bucket or container", bucket)
-    if "://169.254.169.254" in text:  # asked for the credentials of a machine's role
-        return OSError(errno.EACCES, f"no credentials: set {CREDENTIALS[scheme]}", name)
+    if advice and "://169.254.169.254" in text:  # asked for the credentials of a machine's role
+        return OSError(errno.EACCES, f"there are no credentials{advice}", name)
     if "error sending request" in text:
         words = "the server cannot be reached: is --endpoint or AWS_ENDPOINT_URL right?"
         return OSError(errno.EHOSTUNREACH, words, name)
-    number, more = errno.EIO, ""
     if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
-        number = errno.EACCES
-        more = f"; set {CREDENTIALS[scheme]}" if scheme in CREDENTIALS else ""
-    elif isinstance(error, exceptions.NotSupportedError):
+        return OSError(errno.EACCES, f"{os.strerror(errno.EACCES)}: {brief(error)}{advice}", name)
+    if isinstance(error, exceptions.NotSupportedError):
         number = errno.EOPNOTSUPP
-    return OSError(number, f"{os.strerror(number)}: {brief(error)}{more}", name)
+    return OSError(number, f"{os.strerror(number)}: {brief(error)}", name)
 
 
 # --- one for each process ----------------------------------------------------------------------
