@@ -79,6 +79,12 @@ class DsprepError(Exception):
     def __str__(self) -> str:
         return _OPTION.sub(_argument, str(self.args[0]))
 
+    def with_fix(self, fix: str) -> DsprepError:
+        """Return the error with one thing more to do about it, if `fix` is not empty."""
+        fix = "; ".join(filter(None, (self.fix, fix)))
+        facts = {"where": self.where, "expected": self.expected, "found": self.found}
+        return type(self)(self.what, **facts, fix=fix or None)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # It is restored as it was raised, not made again from a text that has all facts.
         return _remade, (type(self), self.args, vars(self))

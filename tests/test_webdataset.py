@@ -467,3 +467,45 @@ def test_members_that_are_apart_are_brought_together_as_advised(tmp_path, fields
         assert [(s["jpg"], s["cls"]) for s in source] == [
             (f"jpg{i}".encode(), f"cls{i}".encode()) for i in range(5)
         ]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_npy_members_of_one_shape_are_arrays(tmp_path, typed):
+    def member(array, header=None):
+        data = io.BytesIO()
+        np.lib.format.write_array(data, array, version=header)
+        return data.getvalue()
+
+    arrays = np.arange(60, dtype=">i2").reshape(5, 4, 3)
+    name = "x" if typed else "left.npy"
+    fields = (dsprep.FieldSpec.parse("x:>i2[4,3]"),) if typed else ()
+
+    def found(datas):
+        path = pack(tmp_path / "a.tar", ((f"{i}.{name}", data) for i, data in enumerate(datas)))
+        with dsprep.open(path, OpenOptions(fields=fields)) as source:
+            return source.schema[name], source[:][name]
+
+    field, values = found(map(member, arrays))
+    assert (field.dtype, field.shape) == (np.dtype(">i2"), (4, 3))
+    np.testing.assert_array_equal(values, arrays)
+    others = [*map(member, arrays[:-1])]
+    for other in (
+        arrays[-1].astype("<i2"),
+        arrays[-1].reshape(3, 4),
+        np.asfortranarray(arrays[-1]),
+    ):
+        if typed:
+            with pytest.raises(FormatError, match=r"\.npy, >i2\[4,3\] behind 128 bytes"):
+                found([*others, member(other)])
+        else:
+            assert found([*others, member(other)])[0].kind == "bytes"
+    if not typed:
+        path = tmp_path / "a.tar"
+        found(map(member, arrays))
+        with dsprep.open(
+            path, OpenOptions(fields=(dsprep.FieldSpec.parse("left.npy:bytes"),))
+        ) as source:
+            assert source[3]["left.npy"] == member(arrays[3])
+        dsprep.provenance(path)
+        with dsprep.Reader(path, 5, shuffle=False) as reader:
+            np.testing.assert_array_equal(next(iter(reader))["left.npy"], arrays)

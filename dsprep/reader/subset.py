@@ -17,7 +17,7 @@ from dsprep.core.packing import digest
 from dsprep.core.schema import Arena, Array, Ints, Ragged
 from dsprep.errors import DsprepError, UsageError
 from dsprep.formats.base import Source
-from dsprep.formats.npy.header import array_in
+from dsprep.formats.npy_header import array_in
 from dsprep.reader.hidden import load_hidden, save_hidden
 from dsprep.reader.order import Weights
 from dsprep.reader.where import Where

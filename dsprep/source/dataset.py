@@ -19,6 +19,7 @@ from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import Format, Opening, Source
 from dsprep.formats.fields import MissingField, wanted
 from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
+from dsprep.formats.payloads import describe_payload
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.identity import FileComparison
 from dsprep.source.files import find_dataset, find_files
@@ -86,7 +87,11 @@ def open_dataset(
     named = [paths] if isinstance(paths, str | Path) else paths
     at = None if at is None else as_path(at)
     try:
-        return _open(named, options, progress, through, at, marked)
+        source = _open(named, options, progress, through, at, marked)
+        if options is not None and any(s.dtype is not None for s in options.fields):
+            with ExitStack() as opened:  # is closed if the bytes are not of the types given
+                opened.enter_context(source).read(0, min(1, len(source)))
+                opened.pop_all()
     except MissingField as error:
         fields = tuple(s.settled(error.names) for s in options.fields) if options else ()
         if options is None or fields == options.fields:
@@ -94,6 +99,33 @@ def open_dataset(
         return open_dataset(
             paths, replace(options, fields=fields), progress, through=through, at=at, marked=marked
         )
+    except (FormatError, UsageError) as error:
+        raise (_payload_error(named, options, error) if options else None) or error from error
+    return source
+
+
+def _payload_error(
+    named: Sequence[str | Path], options: OpenOptions, cause: DsprepError
+) -> DsprepError | None:
+    """Return the error for a field given a type whose bytes state one of their own, if they do."""
+    typed = [s for s in options.fields if s.dtype is not None]
+    untyped = tuple(replace(s, dtype=None, shape=(), kind="array") for s in typed)
+    for fields in (untyped, ()) if typed else ():  # of LMDB only types give names
+        with suppress(DsprepError, OSError, LookupError):
+            with open_dataset(named, replace(options, fields=fields)) as source:
+                sample = source[0]
+            for name, value in sample.items():
+                found = describe_payload(value, f"s[{name!r}]")
+                if found is not None:
+                    kind, _, decoded = found.partition(": ")
+                    entry = f"{name!r}: {decoded}" if ", " in kind else f"**{decoded}"
+                    return type(cause)(
+                        f"the bytes of field {name} are not its values alone, but {kind}",
+                        where=cause.where,
+                        fix="decode them in a transform=, or write the arrays: dsprep.write(OUT, "
+                        f"({{**s, {entry}}} for s in dsprep.open({str(named[0])!r})))",
+                    )
+    return None
 
 
 def _open(

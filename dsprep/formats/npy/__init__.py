@@ -43,12 +43,13 @@ class Numpy(Format):
 
     def recognises(self, candidate: Candidate) -> bool:
         """Whether it is an array, a ZIP file of arrays alone, or a directory of fields."""
-        from dsprep.formats.npy import archive, arrays, header
+        from dsprep.formats import npy_header
+        from dsprep.formats.npy import archive, arrays
 
         if candidate.is_directory:
             return arrays.are_fields(candidate.path)
         if not candidate.head.startswith(b"PK"):
-            return candidate.head.startswith(header.MAGIC)
+            return candidate.head.startswith(npy_header.MAGIC)
         if candidate.path.name.lower().endswith(".npz"):
             return True
         try:

@@ -16,7 +16,7 @@ import numpy as np
 from dsprep.core.schema import DType
 from dsprep.errors import DsprepError, FormatError, UnsupportedError
 from dsprep.formats.npy import archive
-from dsprep.formats.npy.header import MAGIC, Header, check_size, parse
+from dsprep.formats.npy_header import MAGIC, Header, check_size, parse
 from dsprep.formats.ragged import may_be_table
 from dsprep.formats.samples import is_file, listed, natural_key
 from dsprep.formats.splits import without_part
@@ -109,8 +109,6 @@ class Arrays:
         The errors for arrays that cannot be read, by name.
     members
         Of a ZIP file: those that are stored as they are, by field.
-    zipped
-        Whether it is a ZIP file.
     notes
         What was left out, one clause each.
     """
@@ -121,7 +119,6 @@ class Arrays:
     refused: dict[str, UnsupportedError] = field(default_factory=dict)
     members: dict[str, archive.Member] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    zipped: bool = False
 
 
 def name_of(path: str) -> str:
@@ -183,7 +180,7 @@ def of_archive(file: Handle, names: Collection[str]) -> Arrays:
     members, lost = archive.members(file)
     others = [m.name for m in members if not m.name.endswith(SUFFIX)]
     every = [name_of(m.name) for m in members if m.name not in others]
-    arrays = Arrays("NumPy arrays in a ZIP file", every, zipped=True)
+    arrays = Arrays("NumPy arrays in a ZIP file", every)
     arrays.refused.update({name_of(name): error for name, error in lost.items()})
     if others:
         arrays.notes.append(f"left out {listed(others)}: no arrays")

@@ -63,9 +63,6 @@ class NumpySource(LocatedSource):
         except BaseException:
             self.close()
             raise
-        arrays = inside.arrays
-        self._paths = {name: array.path for name, array in arrays.items()}
-        self._zipped, self._whole_file = inside.zipped, axis.whole_file
         self._proving = threading.Lock()
         self._unproved = [
             inside.members[name]
@@ -100,11 +97,6 @@ class NumpySource(LocatedSource):
                 file.check_same()
                 check(file, member)
                 self._unproved.pop()
-
-    def _spell(self, name: str) -> str:
-        if self._zipped:
-            return f"np.load({str(self.path)!r})[{name!r}]"
-        return f"np.load({str(self.path / self._paths[name])!r}, mmap_mode='r')"
 
     def close(self) -> None:
         """Close the files."""

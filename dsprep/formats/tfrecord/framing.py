@@ -261,9 +261,8 @@ class Scan:
                 f"the header of record {self.count} is damaged",
                 where=f"{self.where}, offset {self.position}",
                 expected="a length with its CRC32C",
-                fix="the file is damaged there, or is not a TFRecord file"
-                + self.advice(self.count, self.position),
-            )
+                fix="the file is damaged there, or is not a TFRecord file",
+            ).with_fix(self.advice(self.count, self.position))
 
     def _append(self, lengths: NDArray[np.uint64]) -> None:
         n, first, longest = len(lengths), int(lengths[0]), int(lengths.max())
@@ -300,8 +299,8 @@ class Scan:
             f"the file ends inside record {record}",
             where=f"{self.where}, offset {offset}",
             expected=f"more than {end} bytes",
-            fix=TRUNCATED + self.advice(record, offset),
-        )
+            fix=TRUNCATED,
+        ).with_fix(self.advice(record, offset))
 
     def advice(self, whole: int, end: int) -> str:
         """Return what to do with a file of which so many records are whole, up to offset `end`."""
@@ -309,7 +308,7 @@ class Scan:
             return ""
         name = shlex.quote(str(self.where))
         cut = "" if self.end is None else f", as does truncate -s {end} of a copy"
-        return f"; dsprep convert {name} OUT --samples 0:{whole} takes the records before it{cut}"
+        return f"dsprep convert {name} OUT --samples 0:{whole} takes the records before it{cut}"
 
     def index(self, end: int) -> Index:
         """Return the index, given that the file ends at offset `end`."""

@@ -172,8 +172,7 @@ def _wanted(pieces: Iterable[bytes], scan: Scan) -> Iterator[bytes]:
                 return
     except FormatError as error:
         whole = scan.count - (scan.position > end)
-        fix = (error.fix or "") + scan.advice(whole, scan.position)
-        raise FormatError(error.what, where=error.where, fix=fix.strip("; ")) from error
+        raise error.with_fix(scan.advice(whole, scan.position)) from error
 
 
 def _read_through(

@@ -156,14 +156,7 @@ class Samples:
         if damage is not None and self.count != self._stop:
             path = shlex.quote(str(self._where))
             line = f"dsprep convert {path} OUT --samples 0:{self.count} takes the samples before it"
-            fix = "; ".join(filter(None, (damage.fix, line if self.count else "")))
-            raise FormatError(
-                damage.what,
-                where=damage.where,
-                expected=damage.expected,
-                found=damage.found,
-                fix=fix or None,
-            )
+            raise damage.with_fix(line if self.count else "")
         if not self.count:
             raise FormatError(
                 "the archive holds no samples",

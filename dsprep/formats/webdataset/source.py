@@ -7,16 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsprep.core.schema import Field
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.fields import wanted
 from dsprep.formats.located import LocatedSource, Parsed
+from dsprep.formats.npy_header import parse
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.formats.webdataset.headers import Archive
-from dsprep.formats.webdataset.samples import Extents, Samples
+from dsprep.formats.webdataset.samples import Extents, Numbers, Samples
 from dsprep.layout.laws import Affine, Law
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
 from dsprep.storage.base import Handle
 from dsprep.storage.paths import open_file
+
+AT_ONCE = 4096
+"""Headers of .npy files that are read at a time."""
 
 
 class WebDatasetSource(LocatedSource):
@@ -42,7 +46,13 @@ class WebDatasetSource(LocatedSource):
             samples, chosen = _located(self._file, options)
             self._members = {f.name: member for member, f in chosen}
             extents = {f.name: _extents(samples, member, options) for member, f in chosen}
+            typed = {spec.name for spec in options.fields if spec.dtype is not None}
             fields = {f.name: f for _, f in chosen}
+            for member, f in chosen:
+                if f.name in typed or f".{member}".endswith(".npy"):
+                    fields[f.name], extents[f.name] = _as_array(
+                        self._file, f, extents[f.name], f.name in typed
+                    )
             for name, field in fields.items():
                 _check(field, extents[name].lengths, path)
             parsed = Parsed(
@@ -79,6 +89,30 @@ def _extents(samples: Samples, member: str, options: OpenOptions) -> Extents:
     if member == options.keys_as and samples.keys is not None:
         return samples.keys
     return samples.fields[member]
+
+
+def _as_array(file: Handle, field: Field, extent: Extents, is_typed: bool) -> tuple[Field, Extents]:
+    """Return a field of .npy files of one dtype and shape, that of `field` if the user gave it.
+
+    Anything else is returned as it is.
+    """
+    offsets, lengths = (law.span(0, law.count) for law in extent)
+    nbytes, begin = int(lengths[0]), int(offsets[0])
+    try:
+        header = parse(lambda n: file.pread(min(n, nbytes), begin), file.path)
+    except (FormatError, UnsupportedError):
+        return field, extent
+    found = replace(field, dtype=header.dtype, shape=header.shape, kind="array")
+    other = is_typed and found != field
+    if other or header.columns or (lengths != header.begin + header.nbytes).any():
+        return field, extent
+    head = file.pread(header.begin, begin)
+    for i in range(0, len(offsets), AT_ONCE):
+        if set(file.pread_blocks(len(head), offsets[i : i + AT_ONCE].tolist())) != {head}:
+            return field, extent
+    values = Numbers()
+    values.add(offsets + header.begin)
+    return found, Extents(values.law(), Affine(len(offsets), header.nbytes))
 
 
 def _check(field: Field, lengths: Law, path: Path) -> None:

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -525,7 +524,8 @@ def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
     for array in (a for r in readings for a in r.arrays if a.meta.shape):
         meta, files = array.meta, array.meta.files()
         if files > left:
-            if not any(map(store.has, islice(meta.file_keys(0, len(array)), FEW_FILES))):
+            lines = range(min(FEW_FILES, -(-meta.shape[0] // meta.grid[0])))
+            if not any(store.has(meta.key(line)) for line in lines):
                 check_names(store, meta, every=False)
             continue
         left -= files

@@ -28,7 +28,7 @@ from dsprep.storage.base import Handle, stream
 from dsprep.storage.checksums import Members, check_member, read_crc32
 from dsprep.storage.identity import status
 from dsprep.storage.local import DirectoryGuard
-from dsprep.storage.paths import DirectoryEntry, check_local, open_file, scan
+from dsprep.storage.paths import check_local, open_file, scan
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -211,19 +211,9 @@ class Directory(Store):
             missing += name not in listed[folder]
         return missing
 
+    @override
     def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
-        """See `Store.listed`: every directory is listed once, and no other looked into.
-
-        Raises
-        ------
-        FormatError
-            If two links lead to the same directory: they may go round in circles.
-        """
-        return self._listed(folder, depth, set())
-
-    def _listed(
-        self, folder: str, depth: int, linked: set[tuple[int, int]]
-    ) -> Iterator[tuple[str, int, int]]:
+        # Every directory is listed once, and no other looked into.
         try:
             for entry in scan(self.path / folder):
                 if not depth:
@@ -232,19 +222,10 @@ class Directory(Store):
                         regular = stat.S_ISREG(facts.st_mode)
                         yield entry.name, 0, facts.st_size if regular else -1
                 elif is_number(entry.name) and entry.is_dir():
-                    if entry.is_symlink():
-                        self._follow(entry, linked)
-                    below = self._listed(join(folder, entry.name), depth - 1, linked)
+                    below = self.listed(join(folder, entry.name), depth - 1)
                     yield from ((f"{entry.name}/{n}", at, size) for n, at, size in below)
         except (FileNotFoundError, NotADirectoryError):
             return
-
-    def _follow(self, link: DirectoryEntry, linked: set[tuple[int, int]]) -> None:
-        facts = link.stat()
-        target = (facts.st_dev, facts.st_ino)
-        if target in linked:
-            raise FormatError("two links lead to one directory of chunks", where=link.path)
-        linked.add(target)
 
     @contextmanager
     @override
