@@ -20,7 +20,8 @@ for python in ${PYTHONS:-3.11 3.12 3.13}; do
   for packages in ${PACKAGES:-newest lowest}; do
     env=$folder/$python-$packages
     log=$folder/$python-$packages.log
-    "$uv" venv --quiet --clear --python "$python" "$env"
+    here=$(.ci/find-python "$python")
+    "$uv" venv --quiet --clear --python "${here:-$python}" "$env"
     "$uv" pip install --quiet --python "$env" --resolution "${resolution[$packages]}" -e '.[dev]'
     types=ok
     if [ "$packages" = newest ]; then # what older packages say of their types is not looked at

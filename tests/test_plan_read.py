@@ -326,6 +326,7 @@ def test_figures_are_kept_as_json(figures):
     ("change", "words"),
     [
         ({"call_seconds": None}, "call_seconds is None"),
+        ({"nodes": None}, "nodes is None"),
         ({"call_seconds": -1}, "call_seconds is -1"),
         ({"call_seconds": math.nan}, "call_seconds is nan"),
         ({"call_seconds": True}, "call_seconds is True"),
@@ -338,6 +339,7 @@ def test_figures_are_kept_as_json(figures):
         ({"transfers_measured": [[10**400, 1, 1]]}, "transfers_measured is 1000"),
         ({"opens_per_second": 1e-320}, "opens_per_second is 1e-320"),
         ({"read_seconds": {"p50": 2, "p99": 1, "p999": 3}}, "do not rise"),
+        ({"read_seconds": {"p50": 1e-9, "p99": 2, "p999": 3}}, "do not rise"),
         ({"read_seconds": {"p50": 2}}, "not understood"),
         ({"read_seconds": None}, "belong together"),
         ({"latency": 1}, "no field 'latency'"),

@@ -133,7 +133,8 @@ class ReadPlan:
         shares = {name: way.utilisation for name, way in self.ways.items()}
         each, ours = shares["sample-prefetch"], shares["dsprep"]
         if each >= waiting.BUSY:
-            return "the storage keeps up, even sample by sample: no repack, no cache needed"
+            ahead = f"sample by sample with {self.job.threads} threads that read ahead"
+            return f"the storage keeps up, even {ahead}: no repack, no cache needed"
         words = f"training computes {each:.0%} of the time sample by sample, {ours:.0%} by groups"
         if ours >= waiting.BUSY:
             return f"the storage keeps up with reads of groups: {words}; no cache needed"
