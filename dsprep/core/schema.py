@@ -297,6 +297,26 @@ def show_shape(shape: Sequence[int | None]) -> str:
     return f"[{','.join(map(str, shape))}]" if shape else ""
 
 
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""The attribute of a field that names its axes, the samples' first, as xarray calls it."""
+
+
+@dataclass(frozen=True, eq=False)
+class StaticArray:
+    """An array that belongs to all samples, such as the latitudes of a grid or names of classes.
+
+    Attributes
+    ----------
+    field
+        What it is: the shape is that of the whole array, text is of a dtype ``U``.
+    values
+        The array; None: only the files of the dataset have it.
+    """
+
+    field: Field
+    values: Array | None
+
+
 @dataclass(frozen=True)
 class Schema:
     """The fields of a dataset, in order, and the attributes of the dataset as a whole.
@@ -309,6 +329,8 @@ class Schema:
         Of every sample, with unique names.
     attrs
         Attributes of the dataset: str, bytes, numbers, numpy arrays.
+    static
+        Arrays that are kept beside the samples.
 
     Raises
     ------
@@ -318,6 +340,7 @@ class Schema:
 
     fields: tuple[Field, ...]
     attrs: Attrs = field(default_factory=dict, compare=False)
+    static: tuple[StaticArray, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
@@ -399,6 +422,42 @@ class Schema:
         if not isinstance(json, list):
             raise SchemaError(f"{json!r} does not describe a schema")
         return cls(tuple(Field.from_json(f) for f in json))
+
+
+def known_axes(array: str, names: Sequence[str]) -> Attrs:
+    """Return the attribute that names the axes of an array, none if `name_axes` made them up."""
+    own = array.rpartition("/")[2]
+    made_up = all(n in ("", f"{own}_{k}", "sample" * (not k)) for k, n in enumerate(names))
+    return {} if made_up else {DIMENSIONS: np.array(names)}
+
+
+def name_axes(schema: Schema, count: int) -> dict[str, list[str]]:
+    """Return the names of the axes of all arrays of `count` samples but ragged ones.
+
+    A name is made up where none is known, or the known one does not fit: it is no plain text, an
+    axis of it has another length, or an array of it is not the coordinate along that axis.
+    """
+    shapes = {f.name: (count, *f.inner) for f in schema if not f.ragged}
+    shapes |= {f.name: (count,) for f in schema if f.kind == "str"}
+    shapes |= {s.field.name: s.field.inner for s in schema.static}
+    axes: dict[str, list[str]] = {}
+    for f in (*(f for f in schema if f.name in shapes), *(s.field for s in schema.static)):
+        names = [str(n) for n in np.ravel(f.attrs.get(DIMENSIONS, ()))]
+        names = [""] * (f.name in schema.names and len(names) == len(f.shape)) + names
+        rank = len(shapes[f.name])
+        axes[f.name] = names if len(names) == rank else [""] * rank
+    first = next((axes[n][0] for n in schema.names if n in axes and axes[n][0]), "sample")
+    axes = dict(sorted(axes.items(), key=lambda item: item[1] != [item[0]]))  # coordinates first
+    arrays, sizes = {*schema.names, *shapes}, dict[str, int]()
+    for array, names in axes.items():
+        for k, length in enumerate(shapes[array]):
+            name = names[k] or (first if k == 0 and array in schema.names else "")
+            plain = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+            free = (name not in arrays or axes.get(name) == [name]) and name not in names[:k]
+            if not (plain and free and sizes.setdefault(name, length) == length):
+                name = f"{array.rpartition('/')[2]}_{k}"
+            names[k] = name
+    return axes
 
 
 def differences(

@@ -89,6 +89,8 @@ class Source(ABC):
         How it was opened, for other processes; None if it was not by `dsprep.open`.
     dropped
         Samples of the files that are left out, as the options ask for.
+    others
+        The arrays of the file, or the first one, that belong to all samples.
     random_access
         Whether samples are read one by one, in any order, at little more than the cost of their
         bytes, if `resident_nbytes` is 0.
@@ -103,6 +105,7 @@ class Source(ABC):
     named: tuple[str, ...] = ()
     opening: Opening | None = None
     dropped: int = 0
+    others: tuple[str, ...] = ()
     random_access: bool = False
     repeatable: bool = True
 

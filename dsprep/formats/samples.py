@@ -97,12 +97,15 @@ class SampleAxis:
         The arrays that are fields, in the order given.
     notes
         What was assumed and left out, one clause each.
+    others
+        The arrays that belong to all samples.
     """
 
     count: int
     whole_file: bool
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def choose(
@@ -164,24 +167,52 @@ def choose(
         if not named or any(len(arrays[n].shape) > 1 for n in names):
             _check_dimension(axis, count, names, where)
         check_share(arrays, chosen, f"{count} samples of {listed([*names])}", where)
-    notes: list[str] = []
+    static = static_among(arrays, names)
+    notes = [f"left out {listed([*static])}: {STATIC}"] if static else []
     for (length, other), others in by_axis.items():
-        if lost := [n for n in others if n not in chosen]:
+        if lost := [n for n in others if n not in chosen and n not in static]:
             first, taken = (length, count) if length != count else (other or "unnamed", axis)
-            notes.append(
-                f"left out {listed(lost)}: first axis {first}, not {taken} (--field takes them)"
-            )
-    scalars = [name for name, array in arrays.items() if not array.shape]
+            notes.append(f"left out {listed(lost)}: first axis {first}, not {taken}")
+    scalars = [n for n, array in arrays.items() if not array.shape and n not in static]
     if scalars:
         notes.append(f"left out {listed(scalars)}: no axis")
     if axis:
         notes.append(counted_along(axis))
-    return SampleAxis(count, False, names, tuple(notes))
+    return SampleAxis(count, False, names, tuple(notes), static)
+
+
+STATIC_NBYTES, NAMED_NBYTES, MOST_STATIC = 1 << 20, 64 << 20, 256
+"""Bytes of the largest array that may belong to all samples: of any one, and of one whose first
+axis has a name; and how many there may be."""
+
+
+def static_among(arrays: Mapping[str, Sized], fields: Iterable[str]) -> tuple[str, ...]:
+    """Return the arrays that are no fields and may belong to all samples, if they are not many."""
+    others = {n: a for n, a in arrays.items() if n not in frozenset(fields)}
+    limits = {n: NAMED_NBYTES if a.axis else STATIC_NBYTES for n, a in others.items()}
+    static = tuple(n for n, a in others.items() if 0 < a.nbytes <= limits[n])
+    return static if len(static) <= MOST_STATIC else ()
+
+
+STATIC = "not per sample, kept as they are by convert and repack"
+"""Why arrays that belong to all samples are no fields."""
+
+
+def not_of_samples(name: str, rows: object, axis: SampleAxis, where: object) -> SchemaError:
+    """Return the error for a field that was named among others and does not count the samples."""
+    return SchemaError(
+        f"{name} has no value for each sample of {axis.names[0]}",
+        where=where,
+        expected=f"{axis.count} along the first axis",
+        found=rows,
+        fix=f"leave out --field {name}: what is small, or along the same axes, is kept beside the "
+        "samples; or take the file as one sample with --sample-axis none",
+    )
 
 
 def counted_along(axis: str) -> str:
     """Return the note that names the dimension which counts the samples."""
-    return f"samples are counted along {axis}; names of dimensions are not kept"
+    return f"samples are counted along {axis}"
 
 
 def _check_dimension(axis: str, count: int, names: Sequence[str], where: object) -> None:

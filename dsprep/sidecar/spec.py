@@ -12,6 +12,8 @@ Numbers are JSON integers; offsets and sizes count bytes.
 ``samples``        number of samples of the whole dataset
 ``schema``         list of fields: ``name`` and either ``kind`` (``bytes``, ``str``) or ``dtype``
                    and ``shape`` (null: the varying first axis); see `schema.encode_dtype`
+``static``         arrays that belong to all samples: ``field`` and ``attrs`` of each, and
+                   ``values`` of up to `SMALL` bytes
 ``attrs``          attributes: ``""`` for the dataset, field names for the fields; see
                    `encode_attr`
 ``files``          in sample order: ``path`` (``.`` for a dataset of one file or store, otherwise
@@ -106,7 +108,7 @@ from typing import Any, Self
 import numpy as np
 
 from dsprep.core.packing import digest
-from dsprep.core.schema import Schema, decode_dtype, encode_dtype
+from dsprep.core.schema import Field, Schema, StaticArray, decode_dtype, encode_dtype
 from dsprep.errors import FormatError, TargetError
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.durable import sync, sync_directory
@@ -275,6 +277,8 @@ class Content:
         }
         if attrs:
             json["attrs"] = {n: {k: encode_attr(v) for k, v in a.items()} for n, a in attrs.items()}
+        if self.schema.static:
+            json["static"] = [_static_json(s) for s in self.schema.static]
         json["files"] = [f.to_json() for f in self.files]
         if self.layouts:
             json["layouts"] = [dict(layout) for layout in self.layouts]
@@ -326,7 +330,9 @@ class Content:
         }
         schema = Schema.from_json(json["schema"])
         schema = Schema(
-            tuple(replace(f, attrs=attrs.get(f.name, {})) for f in schema), attrs.get("", {})
+            tuple(replace(f, attrs=attrs.get(f.name, {})) for f in schema),
+            attrs.get("", {}),
+            tuple(map(_static_array, json.get("static", ()))),
         )
         files = tuple(map(FileEntry.from_json, json["files"]))
         layouts = tuple(json.get("layouts", ()))
@@ -360,7 +366,32 @@ _KNOWN_OF_FILES = {
     *("path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled", "etag"),
 }
 _KNOWN_OF_FILES |= {"layout", "crc32c"}
-_KNOWN |= {"reading", "notes", "companion", "lineage"}
+_KNOWN |= {"reading", "notes", "companion", "lineage", "static"}
+
+SMALL = 1 << 20
+"""Bytes of a static array up to which a sidecar has its values."""
+
+
+def _static_json(static: StaticArray) -> dict[str, Any]:
+    """Return a static array as JSON."""
+    attrs = {k: encode_attr(v) for k, v in static.field.attrs.items()}
+    json = {"field": static.field.to_json(), "attrs": attrs}
+    return {**json, "values": encode_attr(static.values)} if is_small(static) else json
+
+
+def is_small(static: StaticArray) -> bool:
+    """Whether a sidecar has the values of a static array."""
+    return static.values is not None and static.values.nbytes <= SMALL
+
+
+def _static_array(json: Mapping[str, Any]) -> StaticArray:
+    """Return the static array that `_static_json` wrote."""
+    attrs = {str(k): decode_attr(v) for k, v in json["attrs"].items()}
+    f = replace(Field.from_json(json["field"]), attrs=attrs)
+    values = np.asarray(decode_attr(json["values"])) if "values" in json else None
+    if values is not None and (values.dtype, values.shape) != (f.dtype, f.shape):
+        raise TypeError(f"the values of {f} are of another type")
+    return StaticArray(f, values)
 
 
 def sidecar_path(dataset: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
+from dsprep.core.schema import Arena, Batch, Field, Ints
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes as sizes_of
@@ -47,7 +47,7 @@ class SidecarSource(Source):
         content = sidecar.content
         self.sidecar, self._verify, self._native = sidecar, verify, native
         self._names = {field.name: name for name, field in fields}  # in the sidecar
-        self.schema = Schema(tuple(field for _, field in fields), sidecar.schema.attrs)
+        self.schema = replace(sidecar.schema, fields=tuple(field for _, field in fields))
         entries = [sidecar.dataset / f.path for f in content.files]
         self.paths: list[Path] = entries
         self.path = entries[0] if len(entries) == 1 else sidecar.dataset

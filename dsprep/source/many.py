@@ -187,7 +187,8 @@ def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
     for f in schema:
         known = hint[f.name].attrs if f.name in hint.names else {}
         fields.append(replace(f, attrs={**known, **f.attrs}))
-    return Schema(tuple(fields), {**hint.attrs, **schema.attrs})
+    static = schema.static or hint.static
+    return Schema(tuple(fields), {**hint.attrs, **schema.attrs}, static)
 
 
 class _Slot:
@@ -247,6 +248,7 @@ class MultiSource(Source):
             counts[i] = len(source)
             if i == 0:
                 self.schema, self.version = source.schema, source.version
+                self.others = source.others
             elif differences(self.schema, source.schema):
                 raise self._disagree(self.paths[i], source.schema)
         return counts

@@ -44,6 +44,7 @@ class NumberedSource(Source):
         self.base, self.name, self.number = base, name, number
         self.path, self.version, self.notes = base.path, base.version, base.notes
         self.random_access, self.dropped = base.random_access, base.dropped
+        self.others = base.others
         self.schema = base.schema.replace(*base.schema, Field(name, np.dtype("<i8")))
 
     def __len__(self) -> int:

@@ -16,6 +16,7 @@ from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource
+from dsprep.source.static import with_static
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.verbs.verify import Verdict, verify
 from dsprep.writing.job import Job, Progress, Report, RunOptions, count_workers
@@ -90,7 +91,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         raise formats.unnamed(target)
     check_options(options.write, format.write_options, format.name)
     casts = make_casts(source.schema, options.casts)
-    schema = cast_schema(source.schema, casts)
+    schema, lost = with_static(cast_schema(source.schema, casts), source, format)
     if not schema.fields:
         raise FormatError("the dataset has no fields", where=source.path)
     start, stop = 0, len(source)
@@ -113,7 +114,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         shards=shards,
         sharded=options.cut.sharded,
         stored=plan.stored,
-        losses=(*plan.notes, *one_each(shards)),
+        losses=(*plan.notes, *lost, *one_each(shards)),
         payload=payload,
         estimate=plan.nbytes,
         scratch=plan.scratch,

@@ -33,6 +33,7 @@ from dsprep.source.alike import LENGTH, sorted_by
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import DerivedSource, DuplicatedSource, SelectedSource
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.source.static import with_static
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.identity import sole_writer
 from dsprep.storage.paths import StorePath, as_path
@@ -500,7 +501,7 @@ def _plan_part(
 ) -> SplitPart:
     """Decide one output, of some samples of `whole`, of which the rows are known."""
     source, target, write = output.source, output.target, options.write
-    schema, count = source.schema, len(source)
+    (schema, lost), count = with_static(source.schema, whole[0], format), len(source)
     payload = _payload(source, whole[1], whole[0])
     choice = decide(count, payload.sizes, size, stripe, total_memory(), options.ranks or 1)
     if isinstance(size, InBytes) and payload.rows and not format.uneven_groups:
@@ -524,7 +525,7 @@ def _plan_part(
         shards=tuple(shards),
         sharded=options.cut.sharded,
         stored=plans[0].stored,
-        losses=plans[0].notes,
+        losses=(*plans[0].notes, *lost),
         payload=payload.nbytes,
         estimate=sum(p.nbytes for p in grouped),
         scratch=scratch + sum(p.scratch for p in plans),

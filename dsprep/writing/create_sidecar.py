@@ -36,6 +36,7 @@ from dsprep.sidecar import identity, spec
 from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content, FileEntry, Identity
 from dsprep.source.many import MultiSource, NativeOpening, open_native
+from dsprep.source.static import with_static
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.base import Handle
 from dsprep.storage.marks import Mark, unchanged
@@ -288,7 +289,9 @@ def check_located(made: Made) -> None:
 
 def make(source: Source, subject: Subject, looks: Looks) -> Made:
     """Return the sidecar of a dataset that the format's own library has opened."""
-    return _made(subject, _look(source, subject, looks), source.notes)
+    schema, lost = with_static(subject.schema, source, subject.format)
+    subject = replace(subject, schema=schema)
+    return _made(subject, _look(source, subject, looks), (*source.notes, *lost))
 
 
 def _made(subject: Subject, looked: Sequence[Looked], notes: Sequence[str] = ()) -> Made:

@@ -17,7 +17,7 @@ import dsprep
 from dsprep import formats
 from dsprep.bench.reading import usual
 from dsprep.cli import app
-from dsprep.core.schema import Field, Schema
+from dsprep.core.schema import DIMENSIONS, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.options import OpenOptions
 
@@ -254,13 +254,16 @@ def test_records_are_samples(tmp_path):
         assert source.schema.names == ("time", "t2m")
         assert source.schema.attrs["title"] == "all"
         assert source.schema.attrs["n"].tolist() == [0, 1]
-        assert source.schema["time"].attrs == {"units": "days since 2000"}
+        attrs = {"units": "days since 2000", DIMENSIONS: np.array(["records"])}
+        assert source.schema["time"].attrs == attrs
+        assert source.schema["t2m"].attrs[DIMENSIONS].tolist() == ["records", "lat", "lon"]
+        assert source.others == ("lat", "crs")
         assert source.schema["t2m"].attrs["scale_factor"] == 0.5
         assert type(source.schema["t2m"].attrs["_FillValue"]) is np.int16
         assert len(source.notes) == 3
         for words in (
-            "left out lat, crs: no dimension of records",
-            "samples are counted along records; names of dimensions are not kept",
+            "left out lat, crs: not per sample",
+            "samples are counted along records",
             "scale_factor, add_offset, _FillValue of t2m are kept as attributes, not applied",
         ):
             assert any(words in note for note in source.notes), words
@@ -275,7 +278,7 @@ def test_records_are_samples(tmp_path):
     with opened(path, fields=fields("t=t2m")) as source:
         assert len(source) == 4
         assert len(source.notes) == 2
-    with pytest.raises(SchemaError, match="field lat has another number of samples than"):
+    with pytest.raises(SchemaError, match="lat has no value for each sample of t2m"):
         opened(path, fields=fields("lat", "t2m"))
     with pytest.raises(SchemaError, match="there is no field nosuch"):
         opened(path, fields=fields("nosuch"))
@@ -320,8 +323,7 @@ def test_the_first_dimension_is_shared(tmp_path):
     with opened(path, sample_axis="first") as source:
         assert source.schema.names == ("lat", "z")
         assert any("samples are counted along lat" in n for n in source.notes)
-        assert any("left out lon: first axis lon, not lat" in n for n in source.notes)
-        assert any("left out k: first axis 2, not 5" in n for n in source.notes)
+        assert source.others == ("lon", "k")
     with opened(path, fields=fields("lon", "z"), sample_axis="first") as source:
         assert source.schema.names == ("lon", "z")
 
@@ -451,7 +453,9 @@ def test_attributes_that_cannot_be_kept_are_named(tmp_path):
     with dsprep.open(path) as source:
         assert source.schema.attrs == {"aa": "1"}
         found = {"a": "1", "latin": b"\xe9", "text": "zwölf", "none": ""}
-        assert source.schema["x"].attrs == found
+        known = dict(source.schema["x"].attrs)
+        assert known.pop(DIMENSIONS).tolist() == ["n", "k"]
+        assert known == found
         assert "left out attributes of the file: the name aa comes twice" in source.notes
         assert any("left out attributes of x: the name 'b/c'" in n for n in source.notes)
 

@@ -219,7 +219,8 @@ def test_what_is_behind_a_checkpoint_leaves_no_trace(
 
 def test_attributes(tmp_path: Path) -> None:
     kept = {"unit": "mm", "scale": 2.5, "n": 3, "list": np.array([1, 2]), "names": np.array(["a"])}
-    lost = {"blob": b"\xff", "z": 1j, "nan": float("nan"), "struct": np.zeros(1, STRUCT)}
+    kept |= {"top": np.float32(np.inf), "_FillValue": np.float32(-1.5)}
+    lost = {"blob": b"\xff", "z": 1j, "struct": np.zeros(1, STRUCT)}
     field = Field("x", F4, (2,), attrs={**kept, **lost})
     words = Field.opaque("w", "str", {"lang": "de"})
     schema = Schema((field, words), {"title": "t", "text": b"ascii"})

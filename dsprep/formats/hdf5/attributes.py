@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Attrs
+from dsprep.core.schema import DIMENSIONS, Attrs
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, in_order, plain
 
 KIND_ATTRIBUTE = "dsprep_kind"
 LAYOUT_ATTRIBUTE = "dsprep_layout"
+STATIC_ATTRIBUTE = "dsprep_static"
+"""Of the file: which datasets are no fields but belong to all samples, a JSON list."""
 CAPACITY_ATTRIBUTE = "dsprep_capacity"
 """Of a ragged field in groups: group g has its rows from ``g * capacity`` on, and up to that many;
 what it does not need is a gap that belongs to no sample."""
 
 _OWN = frozenset({DTYPE_ATTRIBUTE, KIND_ATTRIBUTE, LAYOUT_ATTRIBUTE, CAPACITY_ATTRIBUTE})
+_OWN |= {STATIC_ATTRIBUTE}
 
 
 def read_attributes(
@@ -139,7 +142,7 @@ def write_attributes(item: Any, attrs: Attrs) -> list[str]:
 
     lost = []
     for name, value in attrs.items():
-        if name in _OWN:
+        if name in _OWN or name == DIMENSIONS:
             continue
         array = np.asarray(value)
         try:

@@ -13,6 +13,7 @@ file; nothing rests on this order but speed.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,15 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import DType, Field, Ints, Schema
+from dsprep.core.schema import DIMENSIONS, DType, Field, Ints, Schema, StaticArray, name_axes
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.hdf5.attributes import (
     CAPACITY_ATTRIBUTE,
     KIND_ATTRIBUTE,
     LAYOUT_ATTRIBUTE,
+    STATIC_ATTRIBUTE,
     mark,
     write_attributes,
 )
+from dsprep.formats.hdf5.dimensions import NO_VARIABLE
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier
 from dsprep.formats.hdf5.guard import SIGNATURE, hdf5_errors
 from dsprep.formats.hdf5.locate import chunk_table
@@ -65,6 +68,13 @@ def build(
         write_attributes(made, file.schema.attrs)
         for p in file.plans:
             _add(made, p, file.count, totals.get(p.field.name, 0), group)
+        static = file.schema.static
+        for s in static:
+            _add_static(_group(made, s.field.name.rpartition("/")[0]), s)
+        if static:
+            mark(made, STATIC_ATTRIBUTE, json.dumps([s.field.name for s in static]))
+        if any(DIMENSIONS in f.attrs for f in (*file.schema, *(s.field for s in static))):
+            _attach_scales(made, name_axes(file.schema, file.count))
         yield made
 
 
@@ -149,6 +159,42 @@ def _add(file: Any, p: FieldPlan, count: int, total: int, samples: int = 0) -> l
     if p.carrier.foreign:
         mark(dataset, DTYPE_ATTRIBUTE, p.carrier.attribute())
     return lost
+
+
+def _add_static(parent: Any, static: StaticArray) -> None:
+    """Add an array that belongs to all samples; text is of varying length."""
+    import h5py
+
+    values, name = np.asarray(static.values), static.field.name.rpartition("/")[2]
+    dtype: Any = values.dtype
+    if dtype.kind == "U":
+        values, dtype = values.astype(object), h5py.string_dtype()
+    made = parent.create_dataset(name, data=values, dtype=dtype, track_times=False)
+    write_attributes(made, static.field.attrs)
+
+
+def _attach_scales(file: Any, axes: Mapping[str, Sequence[str]]) -> None:
+    """Give the axes of datasets their names, as netCDF-4 does: by scales, which take no space."""
+    import h5py
+    from h5py import h5d, h5ds, h5p, h5s, h5t
+
+    for path, known in axes.items():
+        if not isinstance(dataset := file.get(path), h5py.Dataset):
+            continue
+        if [*known] == [path]:
+            h5ds.set_scale(dataset.id, path.encode())
+            continue
+        for k in range(dataset.ndim):  # some may be of what stands in for a dtype
+            name = known[k] if k < len(known) else f"{path.rpartition('/')[2]}_{k}"
+            if name not in file:
+                create = h5p.create(h5p.DATASET_CREATE)
+                create.set_obj_track_times(False)
+                create.set_alloc_time(h5d.ALLOC_TIME_LATE)
+                space = h5s.create_simple(dataset.shape[k : k + 1])
+                scale = h5d.create(file.id, name.encode(), h5t.IEEE_F32BE, space, create)
+                h5ds.set_scale(scale, b"%s.%10d" % (NO_VARIABLE.encode(), dataset.shape[k]))
+            if h5ds.is_scale(file[name].id):
+                h5ds.attach_scale(dataset.id, file[name].id, k)
 
 
 def _group(file: Any, path: str) -> Any:

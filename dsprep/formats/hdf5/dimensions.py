@@ -20,7 +20,7 @@ from dsprep.formats.conventions import Attributes, text_of
 from dsprep.formats.hdf5.datasets import Contents
 from dsprep.formats.hdf5.heaps import Descriptors
 
-_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
+NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 _LIST = "DIMENSION_LIST"
 
 _OWN = frozenset(
@@ -46,8 +46,8 @@ def bookkeeping(attrs: Attrs) -> frozenset[str]:
 
 def read_dimensions(
     contents: Contents, attributes: Attributes, descriptors: Descriptors
-) -> dict[str, str]:
-    """Return the dimension of the first axis of datasets, by path.
+) -> dict[str, list[str]]:
+    """Return the dimensions of the axes of datasets, by path; ``""`` is one that is not known.
 
     Datasets get the lengths that netCDF gives them, and dimensions that are no variables are left
     out: they hold no values.
@@ -60,9 +60,9 @@ def read_dimensions(
             axes[path] = [scales.get(address, "") for address in references]
     _lengthen(contents, axes)
     for path in sorted(contents.scales):
-        if text_of(attributes(path).get("NAME")).startswith(_NO_VARIABLE):
+        if text_of(attributes(path).get("NAME")).startswith(NO_VARIABLE):
             contents.leave_out(path, "it is a netCDF dimension, not a variable", noted=False)
-    return {path: names[0] for path, names in axes.items() if names and names[0]}
+    return {path: names for path, names in axes.items() if any(names)}
 
 
 def _lengthen(contents: Contents, axes: Mapping[str, list[str]]) -> None:

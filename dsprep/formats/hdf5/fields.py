@@ -9,6 +9,7 @@ gives only where samples begin.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Attrs, Column, DType, Field, Ragged
+from dsprep.core.schema import Array, Attrs, Column, DType, Field, Ragged, known_axes
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.conventions import Stated
@@ -25,7 +26,9 @@ from dsprep.formats.hdf5 import structure
 from dsprep.formats.hdf5.attributes import (
     KIND_ATTRIBUTE,
     LAYOUT_ATTRIBUTE,
+    STATIC_ATTRIBUTE,
     has_attributes,
+    marked,
     read_attributes,
 )
 from dsprep.formats.hdf5.columns import (
@@ -66,6 +69,8 @@ class Fields:
         What was assumed and left out, one clause each.
     attrs
         The attributes of the file.
+    others
+        As of a `Source`.
 
     Raises
     ------
@@ -74,6 +79,8 @@ class Fields:
     SchemaError, UsageError
         If a field that the user named does not fit, or what counts the samples is doubtful.
     """
+
+    others: tuple[str, ...] = ()
 
     def __init__(self, file: Any, disk: Handle, options: OpenOptions) -> None:
         self._disk, self._path, self._specs = disk, disk.path, options.fields
@@ -91,12 +98,8 @@ class Fields:
             self._own = LAYOUT_ATTRIBUTE in file.attrs
         elsewhere = Elsewhere(options.follow_external)
         self._contents = walk(file, disk, self._path, elsewhere)
-        self._stated = Stated()
-        if not self._own:
-            with hdf5_errors(self._path, "the dimensions cannot be read"):
-                axes = read_dimensions(self._contents, self._read_attributes, descriptors)
-            self._stated = stated(self._contents, self._read_attributes)
-            self._stated.axes.update(axes)
+        self._stated = Stated()  # until its attributes have been read
+        self._stated = self._state(file, descriptors)
         self._datasets = self._contents.datasets
         self._arrays = {
             p: samples.Sized(stored_type.shape, stored_type.nbytes, self._stated.axes.get(p, ""))
@@ -132,6 +135,22 @@ class Fields:
             self.notes += samples.unapplied({n: f.attrs for n, (_, f) in self.columns.items()})
         self._note_losses()
         self.attrs = self._attributes("the file", file)
+
+    def _state(self, file: Any, descriptors: Descriptors) -> Stated:
+        """Return what the file states about its datasets; dsprep's own: only what is no field."""
+        with hdf5_errors(self._path, "the dimensions cannot be read"):
+            axes = read_dimensions(self._contents, self._read_attributes, descriptors)
+        facts = Stated()
+        if self._own:
+            text = marked(file, STATIC_ATTRIBUTE, self._path) or "[]"
+            facts.aside |= dict.fromkeys(_names_in(text, self._path), samples.STATIC)
+        else:
+            facts = stated(self._contents, self._read_attributes)
+            facts.axes.update((path, names[0]) for path, names in axes.items() if names[0])
+        for path, names in axes.items():
+            more = known_axes(path, [name.rpartition("/")[2] for name in names])
+            facts.attrs[path] = {**facts.attrs.get(path, {}), **more}
+        return facts
 
     # --- datasets whose first axes count the samples ---
 
@@ -170,15 +189,10 @@ class Fields:
             samples.check_axis(arrays, axis, self._path)
         for name, array in arrays.items() if self._specs else ():
             if name not in axis.names:
-                raise SchemaError(
-                    f"field {name} has another number of samples than {axis.names[0]}",
-                    where=self._path,
-                    expected=axis.count,
-                    found=array.shape[0] if array.shape else "no axis",
-                    fix="leave one of them out, or take the file as one sample with "
-                    "--sample-axis none",
-                )
+                rows = array.shape[0] if array.shape else "no axis"
+                raise samples.not_of_samples(name, rows, axis, self._path)
         self.notes += axis.notes
+        self.others = axis.others or tuple(self._stated.aside if self._own else ())
         order = {path: i for i, path in enumerate(self._datasets)}
         columns = {}
         for name in sorted(axis.names, key=lambda n: order[routes[n][0]]):
@@ -303,8 +317,8 @@ class Fields:
         own = bookkeeping(attrs)
         attrs = {name: value for name, value in attrs.items() if name not in own}
         lost = [name for name in lost if name not in own]
-        if self._contents.scales:  # netCDF's text is of characters
-            attrs = {name: _as_text(value) for name, value in attrs.items()}
+        if self._contents.scales:
+            attrs = {name: _of_netcdf(value) for name, value in attrs.items()}
         if lost:
             self.notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
         attrs |= self._stated.attrs.get(path, {}) if path in self._datasets else {}
@@ -618,8 +632,21 @@ _MOST_NAMES = 4096
 _MOST_WAYS = 4
 
 
-def _as_text(value: Any) -> Any:
-    """Return bytes that are UTF-8 as text, and other values as they are."""
+def _names_in(text: str, where: object) -> list[str]:
+    """Return the names that are in a JSON list."""
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FormatError(f"attribute {STATIC_ATTRIBUTE} is not a list of names", where=where)
+    return names
+
+
+def _of_netcdf(value: Any) -> Any:
+    """Return an attribute as netCDF means it: characters are text, and one value is a scalar."""
+    if isinstance(value, np.ndarray) and value.shape == (1,):
+        value = value[0].item() if value.dtype.kind == "U" else value[0]
     if not isinstance(value, bytes):
         return value
     try:

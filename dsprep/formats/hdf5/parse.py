@@ -59,7 +59,7 @@ class Hdf5Source(Source):
         except BaseException:
             self.close()
             raise
-        attrs = dict(fields.attrs)
+        self.others, attrs = fields.others, dict(fields.attrs)
         if attrs.pop("_NCProperties", None) is not None:  # by netCDF-C since 4.4.1, by h5netcdf
             self.version += " (netCDF-4)"
         self._columns, self._count, self.notes = fields.columns, fields.count, tuple(fields.notes)

@@ -301,10 +301,11 @@ class FilePlan:
         index = entry * groups + 4 * (groups // 1024 + 1) + groups // 8192 + 512
         attrs = sum(
             256 + 2 * np.asarray(value).nbytes
-            for item in (self.schema, *self.schema)
+            for item in (self.schema, *self.schema, *(s.field for s in self.schema.static))
             for value in item.attrs.values()
         )
-        return (64 << 10) + (8 << 10) * len(self.plans) + index * (len(self.parts) + 1) + attrs
+        objects = (8 << 10) * (len(self.plans) + len(self.schema.static))
+        return (64 << 10) + objects + index * (len(self.parts) + 1) + attrs
 
 
 def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> FilePlan:

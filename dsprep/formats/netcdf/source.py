@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.schema import DType, Field
-from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.core.schema import DIMENSIONS, DType, Field
+from dsprep.errors import FormatError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.fields import missing_field
 from dsprep.formats.located import LocatedSource, Parsed
@@ -50,6 +50,7 @@ class NetCdfSource(LocatedSource):
                 notes=(*header.notes, *axis.notes, *unapplied),
             )
             super().__init__(path, parsed, options, self._file.opened)
+            self.others = axis.others
         except BaseException:
             self._file.close()
             raise
@@ -96,19 +97,17 @@ def _sample_axis(
     inside = tuple(name for name, v in variables.items() if v.record)
     if inside and mode != "none":
         others = [name for name, v in variables.items() if not v.record]
-        lost = f"left out {listed(others)}: no dimension of records (--field takes them)"
-        notes = ((lost,) if others else ()) + (samples.counted_along(arrays[inside[0]].axis),)
-        axis = SampleAxis(header.records, False, inside, notes)
+        static = samples.static_among(arrays, inside)
+        notes = [f"left out {listed([*static])}: {samples.STATIC}"] if static else []
+        if lost := [name for name in others if name not in static]:
+            notes.append(f"left out {listed(lost)}: no dimension of records")
+        notes.append(samples.counted_along(arrays[inside[0]].axis))
+        axis = SampleAxis(header.records, False, inside, tuple(notes), static)
     else:
         axis = samples.choose(arrays, mode, path, named=named)
     for name in sorted(variables.keys() - set(axis.names)) if named else ():
-        raise SchemaError(
-            f"field {name} has another number of samples than {axis.names[0]}",
-            where=path,
-            expected=axis.count,
-            found="no dimension of records" if inside else (*arrays[name].shape, "no axis")[0],
-            fix="leave one of them out, or take the file as one sample with --sample-axis none",
-        )
+        found = "no dimension of records" if inside else (*arrays[name].shape, "no axis")[0]
+        raise samples.not_of_samples(name, found, axis, path)
     if mode == "auto":
         reading = f"{axis.count} samples of {listed([*axis.names])}"
         samples.check_share(arrays, set(axis.names), reading, path)
@@ -128,7 +127,9 @@ def _form(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], DType]
 def _field(header: Header, v: Variable, whole_file: bool) -> Field:
     shape = header.shape(v)
     shape, dtype = _form(shape if whole_file else shape[1:], v.dtype)
-    return Field(v.name, dtype, shape, attrs=v.attrs)
+    names = [header.dimensions[d] for d in v.dimensions[: len(shape) + (not whole_file)]]
+    attrs = {**v.attrs, DIMENSIONS: np.array(names)} if names else v.attrs
+    return Field(v.name, dtype, shape, attrs=attrs)
 
 
 def _layout(header: Header, variables: Variables, axis: SampleAxis) -> FileLayout:

@@ -58,6 +58,7 @@ class NumpySource(LocatedSource):
             axis = _axis(self._tables, inside, options, path)
             parsed = _parsed(self._tables, inside, axis, specs, hint, path)
             chosen = tuple(replace(s, path=s.spelled, index=()) for s in specs)
+            self.others = axis.others
             super().__init__(path, parsed, replace(options, fields=chosen), self._open)
         except BaseException:
             self.close()

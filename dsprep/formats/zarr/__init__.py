@@ -190,12 +190,12 @@ def _with_rows(
 
 def check_names(schema: Schema) -> None:
     """Raise `UnsupportedError` if a field name is no path that Zarr can hold."""
-    for f in schema:
-        for part in f.name.split("/"):
+    for name in (*schema.names, *(s.field.name for s in schema.static)):
+        for part in name.split("/"):
             reserved = part in ("", ".", "..") or part.startswith(("__", ".z", ".dsprep"))
             if reserved or part == "zarr.json" or "\\" in part or unwritable(part):
                 raise UnsupportedError(
-                    f"zarr holds no array called {f.name!r}", fix=f"rename it: {renamed(f.name)}"
+                    f"zarr holds no array called {name!r}", fix=f"rename it: {renamed(name)}"
                 )
     names = set(schema.names)
     for f in schema:

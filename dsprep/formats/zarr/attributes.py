@@ -1,8 +1,16 @@
 """Attributes and dtypes as Zarr keeps them: JSON, and stand-ins for dtypes that it lacks.
 
-Of attributes text, booleans, finite numbers and lists of them are kept. Arrays become lists, bytes
-that are UTF-8 become text; everything else is left out, and `to_json` says so. Names that begin
-with `OWN` are dsprep's and never show as attributes of the data.
+Of attributes text, booleans, numbers and lists of them are kept; what is not finite as zarr-python
+writes it, which JSON lacks. Arrays become lists, bytes that are UTF-8 become text; everything else
+is left out, and `to_json` says so. Names that begin with `OWN` are dsprep's and never show as
+attributes of the data. Names of axes and fill values are kept where xarray looks for them:
+
+===============  ============================================  ====================================
+attribute        v2                                            v3
+===============  ============================================  ====================================
+`DIMENSIONS`     itself                                        ``dimension_names``
+``_FillValue``   ``fill_value`` beside `DIMENSIONS`            itself; of floats base64 of a float64
+===============  ============================================  ====================================
 
 Every dtype has a stand-in that Zarr specifies, holding the same bits.
 
@@ -25,14 +33,16 @@ Big-endian numbers are stored as they are: v2 names the order in the dtype, v3 i
 
 from __future__ import annotations
 
+import base64
 import json
-import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dsprep.core.schema import (
+    DIMENSIONS,
     Array,
     Attrs,
     DType,
@@ -47,6 +57,11 @@ KIND = "dsprep_kind"
 """The attribute of the group of a ragged field that says its `schema.Field.kind`."""
 FIELDS = "dsprep_fields"
 """The attribute of the root group that lists the field names in order."""
+STATIC = "dsprep_static"
+"""The attribute of the root group that lists the arrays of all samples, which are no fields."""
+
+FILL = "_FillValue"
+"""The attribute that is the missing value, by the CF conventions."""
 
 CAPACITY = "dsprep_capacity"
 """The attribute of the group of a ragged field written in groups: rows of values kept for each
@@ -65,7 +80,7 @@ def to_json(attrs: Attrs, owner: str) -> tuple[dict[str, Any], list[str]]:
     kept: dict[str, Any] = {}
     lost = []
     for name, value in attrs.items():
-        if name.startswith(OWN):
+        if name.startswith(OWN) or name == DIMENSIONS:
             continue
         try:
             kept[name] = _plain(value)
@@ -91,7 +106,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         value.encode("utf-8")  # lone surrogates have no JSON file
         return value
-    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if isinstance(value, bool | int | float):
         return value
     raise ValueError(value)
 
@@ -101,8 +116,33 @@ def from_json(attrs: Attrs) -> dict[str, Any]:
     return {str(k): _typed(v) for k, v in attrs.items() if not str(k).startswith(OWN)}
 
 
+def name_axes_in(version: int, names: list[str], dtype: DType, attrs: dict[str, Any]) -> Any:
+    """Return where names of axes and the fill value of an array stand, besides in its `attrs`."""
+    fill = decode_fill(attrs.get(FILL), dtype)
+    if version == 3:
+        if isinstance(fill, np.floating):
+            attrs[FILL] = base64.b64encode(struct.pack("<d", fill)).decode()
+        return {"dimension_names": names}
+    attrs[DIMENSIONS] = names
+    if not isinstance(fill, np.generic):
+        return {"fill_value": None}  # 0 would be a missing value
+    del attrs[FILL]
+    return {"fill_value": fill}
+
+
+def decode_fill(value: Any, dtype: DType) -> Any:
+    """Return a ``_FillValue`` as metadata spell it, of `dtype` where that fits."""
+    try:
+        if isinstance(value, str) and dtype.kind == "f" and len(value) == 12:
+            (value,) = struct.unpack("<d", base64.b64decode(value, validate=True))
+        fits = dtype.kind in "iuf" and isinstance(value, str | int | float)
+        return dtype.newbyteorder("=").type(value) if fits else value
+    except (ValueError, TypeError, OverflowError):
+        return value
+
+
 def _typed(value: Any) -> Any:
-    if isinstance(value, str | bool | int | float):
+    if isinstance(value, str | bool | int | float | np.generic | np.ndarray):
         return value
     if isinstance(value, list) and value:
         numbers = all(isinstance(v, int | float) for v in value)

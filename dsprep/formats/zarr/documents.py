@@ -12,16 +12,16 @@ byte shuffle: fast enough to read that training does not wait for it.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Bytes, Ints, Schema, encode_dtype
+from dsprep.core.schema import Array, Bytes, Ints, Schema, StaticArray, encode_dtype, name_axes
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.formats.options import Compression, WriteOptions
-from dsprep.formats.zarr.attributes import DTYPE, FIELDS, KIND, to_json
+from dsprep.formats.zarr.attributes import DTYPE, FIELDS, KIND, STATIC, name_axes_in, to_json
 from dsprep.formats.zarr.plan import ArrayPlan
 from dsprep.storage.ranges import as_bytes
 
@@ -60,6 +60,8 @@ def documents(
         zarr_format=3 if options.zarr_format == 3 else 2,
         attributes={**attrs, FIELDS: list(schema.names)},
     )
+    if schema.static:
+        root.attrs[STATIC] = [s.field.name for s in schema.static]
     strings = {plan.path for plan, _ in arrays if plan.role == "strings"}
     for field in schema:
         if field.ragged and field.name not in strings:
@@ -67,14 +69,44 @@ def documents(
             root.create_group(
                 field.name, attributes={**attrs, KIND: field.kind, **own.get(field.name, {})}
             )
+    axes = name_axes(schema, next((rows for plan, rows in arrays if plan.role != "values"), 0))
     for plan, rows in arrays:
         how = bare if plan.path in raw else options
-        _create(root, plan.settled(rows), rows, how, own.get(plan.path, {}))
+        _create(root, plan.settled(rows), rows, how, own.get(plan.path, {}), axes.get(plan.path))
+    for s in schema.static:
+        _put(root, s, axes[s.field.name], options.zarr_format)
     return {key: memory_store[key].to_bytes() for key in sorted(memory_store)}
 
 
+def _put(root: Any, static: StaticArray, names: list[str], zarr_format: int) -> None:
+    """Add a static array to the group `root`: one chunk, which is in no need of a codec."""
+    attrs, _ = to_json(static.field.attrs, "")
+    values = np.asarray(static.values)
+    more = name_axes_in(zarr_format, names, values.dtype, attrs)
+    if zarr_format == 3:
+        more |= {"chunk_key_encoding": {"name": "default", "separator": "."}}
+    if values.dtype.kind not in "SU":
+        more |= {"filters": None}
+    array = root.create_array(
+        static.field.name,
+        shape=values.shape,
+        dtype=str if values.dtype.kind in "SU" else values.dtype,
+        chunks=tuple(max(1, n) for n in values.shape),
+        compressors=None,
+        attributes=attrs,
+        config={"write_empty_chunks": True},
+        **more,
+    )
+    array[...] = values.astype(str) if values.dtype.kind in "SU" else values
+
+
 def _create(
-    root: Any, plan: ArrayPlan, rows: int, options: WriteOptions, own: Mapping[str, Any]
+    root: Any,
+    plan: ArrayPlan,
+    rows: int,
+    options: WriteOptions,
+    own: Mapping[str, Any],
+    names: Sequence[str] | None,
 ) -> None:
     """Create one array in the group `root`."""
     from zarr.codecs import BytesCodec
@@ -87,7 +119,11 @@ def _create(
     attrs.update(own)
     axes = tuple(max(1, n) for n in plan.inner)
     dtype, compress = plan.carrier.dtype, options.compress
-    more: dict[str, Any] = {}
+    element: Any = str if plan.role == "strings" else dtype
+    more: dict[str, Any] = {"fill_value": np.zeros((), element)[()]}
+    if names:
+        names = [*names, *(f"{plan.path}_{k}" for k in range(len(names), 1 + len(plan.inner)))]
+        more |= name_axes_in(options.zarr_format, names, plan.field.dtype, attrs)
     if options.zarr_format == 2:
         more["compressors"] = numcodec(compress) if compress else None
     else:
@@ -98,10 +134,7 @@ def _create(
         big = dtype.itemsize > 1 and dtype.str[0] == ">"
         if dtype.itemsize > 1:
             more["serializer"] = BytesCodec(endian="big" if big else "little")
-    element: Any = dtype
-    if plan.role == "strings":
-        element = str
-    else:
+    if plan.role != "strings":
         more["filters"] = None
     root.create_array(
         plan.path,
@@ -109,7 +142,6 @@ def _create(
         dtype=element,
         chunks=(plan.chunk, *axes),
         shards=(plan.file, *axes) if plan.sharded else None,
-        fill_value=np.zeros((), element)[()],
         attributes=attrs,
         **more,
     )

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from dsprep.core.filters import COMPRESSORS, unpack
 from dsprep.core.memory import free_memory
-from dsprep.core.schema import Arena, Array, Column, Field, Ints, Kind, Ragged
+from dsprep.core.schema import DIMENSIONS, Arena, Array, Column, Field, Ints, Kind, Ragged
 from dsprep.errors import FormatError
 from dsprep.formats.index_tables import Route, locate
 from dsprep.formats.zarr.array import LastBlock, StoredArray
@@ -121,7 +121,10 @@ class Fixed(Reading):
         dtype, shape = declared(array)
         self.single = single or not shape
         inner = shape if self.single else shape[1:]
-        self.field = Field(name, dtype, inner, "array", from_json(array.meta.attrs))
+        attrs = from_json(array.meta.attrs)
+        if DIMENSIONS in attrs:  # those of a stand-in are more
+            attrs[DIMENSIONS] = attrs[DIMENSIONS][: len(shape)]
+        self.field = Field(name, dtype, inner, "array", attrs)
         self.count = 1 if self.single else shape[0]
         self.nbytes = self.count * self.field.row_nbytes
         self.arrays = (array,)

@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +23,17 @@ import numpy as np
 
 from dsprep.core import filters
 from dsprep.core.packing import digest
-from dsprep.core.schema import DType, Kind, check_dtype, extension, is_extension
+from dsprep.core.schema import (
+    DIMENSIONS,
+    DType,
+    Kind,
+    check_dtype,
+    extension,
+    is_extension,
+    known_axes,
+)
 from dsprep.errors import FormatError, SchemaError
+from dsprep.formats.zarr.attributes import FILL, decode_fill
 from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, Store, join
 from dsprep.storage.paths import open_file
 
@@ -69,9 +78,6 @@ VLEN_KINDS: Mapping[str, Kind] = {
     "vlen-array": "array",
 }
 """Data types of v3, and object codecs of v2, whose elements vary in length."""
-
-DIMENSIONS = "_ARRAY_DIMENSIONS"
-"""The attribute by which xarray names the axes of arrays of v2."""
 
 Codec = tuple[str, Mapping[str, Any]]
 """A name and a configuration."""
@@ -211,7 +217,19 @@ def read_array(
         raise FormatError(f"the metadata is wrong ({reason})", where=where) from error
     except RecursionError as error:
         raise FormatError("the metadata is nested too deep", where=where) from error
-    return meta
+    return replace(meta, attrs=_conventional(meta, document))
+
+
+def _conventional(meta: ArrayMeta, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an array with the names of axes, and what marks missing values."""
+    attrs = {name: value for name, value in meta.attrs.items() if name != DIMENSIONS}
+    attrs |= known_axes(meta.path, meta.axes)
+    fill = document.get("fill_value") if meta.version == 2 and DIMENSIONS in meta.attrs else None
+    if fill is not None and meta.dtype.kind in "iuf":
+        attrs.setdefault(FILL, fill)
+    if FILL in attrs:
+        attrs[FILL] = decode_fill(attrs[FILL], meta.dtype)
+    return attrs
 
 
 def _sizes(value: Any, minimum: int) -> tuple[int, ...]:

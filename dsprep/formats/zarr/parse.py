@@ -35,7 +35,7 @@ from dsprep.formats.ragged import (
 )
 from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
-from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, from_json
+from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, STATIC, from_json
 from dsprep.formats.zarr.conventions import state_images
 from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading
 from dsprep.formats.zarr.locate import Unlocated
@@ -106,6 +106,7 @@ class ZarrSource(Source):
             samples.check_share(shapes, set(axis.names), reading, self.path)
         notes = [] if requested else fields.notes
         self._count, notes = axis.count, [*axis.notes, *notes]
+        self.others = axis.others or tuple(fields.stated.aside if listed else ())
         if axis.whole_file:
             readings = as_single_sample(readings, notes)
             if not readings:
@@ -113,18 +114,14 @@ class ZarrSource(Source):
                     "no array can be a field", where=self.path, found="; ".join(notes)
                 )
         elif requested and set(axis.names) != requested:
-            lengths = sorted(f"{n}: {r.count}" for n, r in readings.items())
-            raise SchemaError(
-                "the fields differ in their number of samples",
-                where=self.path,
-                found=", ".join(lengths),
-            )
+            name = min(requested - {*axis.names})
+            raise samples.not_of_samples(name, (*shapes[name].shape, "no axis")[0], axis, self.path)
         else:
             readings = {n: r for n, r in readings.items() if n in axis.names}
         fields.add_names(readings, notes)
         self._choose(options, readings, from_json(root))
         chosen = [r for _, r in self._columns]
-        notes += unkept(nodes.groups, chosen, counted=not axis.whole_file)
+        notes += unkept(nodes.groups, chosen)
         if not requested:
             notes += samples.unapplied({f.name: f.attrs for f in self.schema})
         self.notes = (*notes, *missing(self._store, chosen))
@@ -308,7 +305,7 @@ class StoreFields:
         self.readings: dict[str, Reading] = {}
         self.problems: dict[str, DsprepError] = {}
         self.stated, self.notes = Stated(), list[str]()
-        self._where = store.path
+        self._where, self._own = store.path, bool(order)
         opened: dict[str, StoredArray] = {}
         for path, meta in nodes.arrays.items():
             if isinstance(meta, ArrayMeta):
@@ -327,6 +324,9 @@ class StoreFields:
             state_images(tree, nodes.groups, self.stated)
             if options.sample_axis != "none":
                 rows = find_tables(tree, tree.groups, self._array)
+        own = nodes.groups.get("", {}).get(STATIC)
+        for name in own if order and isinstance(own, list) else ():
+            self.stated.aside[str(name)] = samples.STATIC
         self.ragged = bool(rows.routes)
         for spec in options.fields:
             if spec.index:
@@ -425,7 +425,7 @@ class StoreFields:
         if isinstance(reading, Fixed) and reading.single:
             return samples.Sized((), reading.nbytes)
         axis = self.stated.axes.get(name, "")
-        if not isinstance(reading, Parts):
+        if not (isinstance(reading, Parts) or self._own):
             axis = axis or (*reading.arrays[0].meta.axes, "")[0]
         return samples.Sized((reading.count, *reading.field.inner), reading.nbytes, axis)
 
@@ -499,14 +499,12 @@ def as_single_sample(readings: Mapping[str, Reading], notes: list[str]) -> dict[
 # --- notes -----------------------------------------------------------------------------------
 
 
-def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading], *, counted: bool) -> list[str]:
-    """Return which names of axes and attributes do not become part of the samples.
+def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading]) -> list[str]:
+    """Return which attributes do not become part of the samples.
 
     `groups` are the attributes of each group of the store, `readings` the fields that are read.
-    Where samples are `counted` along an axis, that is noted already.
     """
     arrays = [a for r in readings for a in r.arrays]
-    named = [a.meta.path or "the array" for a in arrays if a.meta.axes and not counted]
     parts = [r for r in readings if isinstance(r, Parts)]
     fields = {r.field.name for r in parts}
     owners = [a.meta.path for r in parts for a in r.arrays if from_json(a.meta.attrs)]
@@ -515,8 +513,7 @@ def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading], *, counted:
         above = any(a.meta.path.startswith(f"{path}/") for a in arrays)
         if path and path not in fields and above and from_json(attrs):
             owners.append(path)
-    notes = [f"dimension names of {samples.listed(named, 8)} are not kept"] if named else []
-    return notes + ([f"attributes of {samples.listed(owners, 8)} are not kept"] if owners else [])
+    return [f"attributes of {samples.listed(owners, 8)} are not kept"] if owners else []
 
 
 def missing(store: Store, readings: Sequence[Reading]) -> list[str]:

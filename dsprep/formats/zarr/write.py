@@ -172,8 +172,13 @@ class StoreWriter(Writer):
 
     def make_folders(self, *more: str) -> None:
         """Make the directories of the arrays, and others."""
-        for name in ("", *more, *(p.path for p in self.arrays)):
+        for name in ("", *more, *self.names):
             (self.root / name).mkdir(parents=True, exist_ok=True)
+
+    @property
+    def names(self) -> list[str]:
+        """The paths of all arrays."""
+        return [*(p.path for p in self.arrays), *(s.field.name for s in self.schema.static)]
 
     def path(self, number: int, file: int) -> Path:
         """Return the path of a file of an array."""
@@ -245,7 +250,7 @@ class StoreWriter(Writer):
         self.files.replace(temporary, [made[last]])
         if self.durable:
             self.sync()
-            for folder in {self.root / p.path for p in self.arrays}:
+            for folder in {self.root / name for name in self.names}:
                 while folder != self.root:
                     sync_directory(folder)
                     folder = folder.parent
