@@ -468,7 +468,7 @@ def test_structs_and_all_nulls(tmp_path):
         assert source.schema.names == ("i",)
     with pytest.raises(SchemaError, match="there is no field z"):
         dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("z"),)))
-    with pytest.raises(UsageError):
+    with pytest.raises(SchemaError, match="there is no field label@x"):
         dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("label@x"),)))
 
 
