@@ -119,7 +119,7 @@ def assert_kept(path: Path, cache: Path) -> int:
     with dsprep.Sidecar.open(path) as sidecar:
         folder = CacheFolder(cache)
         for name in folder.names():
-            with closing(Copy(folder.root, name)) as copy:
+            with closing(Copy(folder.root / name)) as copy:
                 pieces = Pieces(sidecar, copy.edges(), copy.facts.fields)
                 assert pieces.key == copy.facts.key
                 for i in np.flatnonzero(copy.states() == READY).tolist():
@@ -308,7 +308,7 @@ def test_a_cache_that_grows_keeps_more(datasets, tmp_path):
     path, cache = datasets("out.h5"), tmp_path / "cache"
     compared(path, cache, cache_size=60_000)
     folder = CacheFolder(cache)
-    with closing(Copy(folder.root, folder.names()[0])) as copy:
+    with closing(Copy(folder.root / folder.names()[0])) as copy:
         assert LEFT_OUT in copy.states()
     assert compared(path, cache, cache_size="100%")[1].cache_units == 13
 

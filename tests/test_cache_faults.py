@@ -93,7 +93,7 @@ def said(count: int, *words: str) -> Iterator[None]:
 def the_copy(cache: Path) -> Path:
     folder = CacheFolder(cache)
     (name,) = folder.names()
-    return folder.root.path / name
+    return folder.root / name
 
 
 def forked(work: Any) -> int:
@@ -128,7 +128,7 @@ def test_what_does_not_say_that_it_is_a_copy_stays_and_is_named(origin, tmp_path
     (path / "copy.json").write_text(text)
     names = sorted(p.name for p in path.iterdir())
     with (
-        said(1, str(path), "copy.json is damaged", "move it away"),
+        said(1, str(path), "copy.json is damaged"),
         dsprep.Reader(origin, 8, cache=tmp_path) as reader,
     ):
         assert checked(reader) == COUNT
@@ -182,6 +182,27 @@ def test_a_copy_that_another_one_took_the_place_of(origin, tmp_path):
 
 
 # --- others --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o775])
+def test_in_a_directory_of_several_users_each_has_one(origin, tmp_path, mode):
+    """Whatever others have put there, under the names of copies too."""
+    cache, own = tmp_path / "cache", tmp_path / "cache" / f"dsprep-cache-{os.geteuid()}"
+    epoch(origin, cache)
+    spoiled = the_copy(cache) / "0"
+    spoiled.write_bytes(bytes(spoiled.stat().st_size))
+    cache.chmod(mode)
+    assert epoch(origin, cache).copied_nbytes
+    assert epoch(origin, cache).copied_nbytes == 0
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert the_copy(cache).parent == own
+    for make in (lambda: own.mkdir(), lambda: own.symlink_to(tmp_path / "elsewhere")):
+        own.rename(tmp_path / str(time.monotonic_ns()))
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        make()
+        own.chmod(0o777)
+        epoch(origin, cache, notes=1)
+        assert not any((tmp_path / "elsewhere").iterdir())
 
 
 def test_what_else_is_in_the_directory_stays(origin, tmp_path):
@@ -315,7 +336,7 @@ def held(path: Path, directory: bool = False) -> int:
 
     def hold() -> None:
         folder = CacheFolder(path.parent)
-        copy = Copy(folder.root, path.name)
+        copy = Copy(path)
         lock = copy.fill_lock()
         assert lock is not None
         with folder.locked() if directory else contextlib.nullcontext():

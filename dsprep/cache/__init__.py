@@ -2,12 +2,10 @@
 
 `pieces`
     Where the bytes of groups are: pure.
-`root`
-    The directory with all copies: which one that is, and whose copies count.
 `copies`, `locks`
     One copy in a directory: what it holds, who uses it.
 `folder`
-    All copies: their size, and what is removed to make room.
+    All copies: where they are, their size, and what is removed to make room.
 `copier`
     Fills copies.
 `compared`

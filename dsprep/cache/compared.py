@@ -9,17 +9,14 @@ FUSE (sshfs) it may be the time stamp, which can be set.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsprep.cache.copies import COMPARED, Copy
-from dsprep.cache.root import Root
 from dsprep.storage.identity import is_coarse
 from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import file_system
-from dsprep.storage.ranges import close_quietly, pwrite_all
 
 SETTLED = 10.0
 """Seconds after which a change time of whole seconds is surely another one, whatever the clock."""
@@ -31,20 +28,16 @@ def keep(copy: Copy, marks: Mapping[int, Mark]) -> None:
     None are kept either of files that were written to since they were taken.
     """
     untouched = {n: m.to_json() for n, m in marks.items() if _is_telling(m) and m.is_untouched()}
-    out = copy.open(COMPARED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        pwrite_all(out, [json.dumps(untouched).encode()], 0)
-    finally:
-        close_quietly(out)
+    copy.open_path(COMPARED).write_text(json.dumps(untouched))
 
 
-def kept(root: Root, copy: str, path: Callable[[int], Path]) -> dict[int, Mark]:
-    """Return what `keep` was given for the copy of a name, nothing if there is nothing.
+def kept(copy: Path, path: Callable[[int], Path]) -> dict[int, Mark]:
+    """Return what `keep` was given for the copy at a path, nothing if there is nothing.
 
     `path` gives that of a file of the dataset.
     """
     try:
-        records = json.loads(root.copy(copy).read(COMPARED))
+        records = json.loads((copy / COMPARED).read_bytes())
         return {int(i): Mark.from_json(mark, path(int(i))) for i, mark in records.items()}
     except (
         OSError,

@@ -275,19 +275,10 @@ class _Writer:
         new = name not in self._known
         out = Descriptor(self._copy.open(name, os.O_RDWR | (os.O_CREAT if new else 0)))
         size = fstat(out.fd).st_size
-        if size != nbytes:
-            if not new:
-                self._check(number, path, size)
-            truncate(out.fd, nbytes)
+        if not new and size != nbytes:
+            raise OSError(errno.EIO, "its end was cut off", str(self._copy.path / name))
         if new:
+            truncate(out.fd, nbytes)
             self._copy.add_file(name, nbytes)
             self._known[name] = nbytes
         return out
-
-    def _check(self, number: int, path: str, size: int) -> None:
-        """Raise `OSError` if something that is there lies beyond the end of its file."""
-        for i in np.flatnonzero(self._copy.states() == READY).tolist():
-            for r in self._pieces[int(self._copy.which[i])].ranges:
-                if (r.number, r.path) == (number, path) and r.end > size:
-                    where = str(self._copy.path / name_of(number, path))
-                    raise OSError(errno.EIO, "its end was cut off", where)

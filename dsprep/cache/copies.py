@@ -17,11 +17,8 @@
         0, 1-5be0.. the files of the dataset, sparse
 
 What is written is in the page cache and survives the end of a process, not that of the kernel: a
-copy that is not `synced` and was made before the last start is worthless, and removed.
-
-Whose a directory is does not follow from its name. One is a copy if its name and a key in its
-``copy.json`` say so, and it counts if nobody else can write to it; see `dsprep.cache.root`. One is
-removed file by file, those alone that copies have, and only if there are no others.
+copy that is not `synced` and was made before the last start, or that lacks a file, is worthless: it
+is removed and made again. A directory is a copy if its name and a key in its ``copy.json`` say so.
 """
 
 from __future__ import annotations
@@ -29,8 +26,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
-import stat
 import threading
 import time
 from contextlib import suppress
@@ -44,15 +39,13 @@ from typing_extensions import override
 
 from dsprep.cache.locks import Lock
 from dsprep.cache.pieces import PAGE, Pieces, name_of
-from dsprep.cache.root import Root
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array, Ints
-from dsprep.storage.directory import Directory
-from dsprep.storage.durable import sync
+from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.local import LocalFile
 from dsprep.storage.nodes import boot
 from dsprep.storage.ranges import close_quietly, fstat, pread_exact, pwrite_all
-from dsprep.storage.trees import HIDDEN, soon
+from dsprep.storage.trees import remove
 
 VERSION = 2
 
@@ -68,18 +61,11 @@ OPEN = 64
 
 FACTS, SYNCED, COMPARED = "copy.json", "synced", "compared"
 
-FILES = {FACTS, "edges", "state", "turn", "sums", "use", "fill", "files", SYNCED, COMPARED}
-"""The files of a copy, but for those that stand for files of the dataset: see `DATA`."""
-
-DATA = re.compile(r"\d+(-[0-9a-f]{16})?")
-
 SUFFIX = ".dsprep-copy"
 """How the names of copies end."""
 
 UNFINISHED = ".dsprep-cache-partial"
 """How the names of copies end that are being made or removed."""
-
-_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 NOT_SYNCED = "it was not on the disk when the machine was started again"
 
@@ -210,19 +196,12 @@ class CopyFile(LocalFile):
 class Copy:
     """A copy that is open: it is not removed meanwhile. Safe to use from several threads.
 
-    Parameters
-    ----------
-    root, name
-        The directory of all copies, and the name of this one in it.
-
     Attributes
     ----------
     path
-        Where it is, for messages.
+        Where it is.
     which
         int64, rising: the pieces that it is for.
-    is_writable
-        Whether this process may fill it, and note that it is used: not if it is root's.
 
     Raises
     ------
@@ -231,55 +210,39 @@ class Copy:
     ValueError
         If it is damaged.
     OSError
-        If it is somebody else's, or the file system does not do what is needed.
+        If the file system does not do what is needed.
     """
 
-    def __init__(self, root: Root, name: str) -> None:
-        self.root, self.name, self.path = root, name, root.path / name
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
         self._use: Lock | None = None
         self._opened: dict[str, _Table] = {}
         self._files: dict[tuple[int, str], CopyFile] = {}
         self._lock = threading.Lock()
-        self.is_writable = True
-        opened = root.copy(name)
-        self._directory: Directory | None = opened
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._directory: Descriptor | None = Descriptor(os.open(path, flags))
         # Who only asks whether somebody uses it has the lock for a moment.
-        self._use = Lock(self._opened_use(), shared=True, seconds=1.0)
-        if not root.is_at(name, opened):
-            raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
-        self.facts, self._boot = Facts.parse(opened.read(FACTS))
-        if not is_synced(opened, self._boot):
+        self._use = Lock(self.open("use", os.O_RDWR), shared=True, seconds=1.0)
+        if not os.path.samestat(path.stat(), fstat(self._directory.fd)):
+            raise FileNotFoundError(errno.ENOENT, "it was removed", str(path))
+        self.facts, started = Facts.parse((path / FACTS).read_bytes())
+        if not is_synced(path, started):
             raise ValueError(NOT_SYNCED)
         count = sum(high - low for low, high in self.facts.pieces)
         for table, dtype in (("state", "<u1"), ("turn", "<u4"), ("sums", "<u4")):
-            self._opened[table] = _Table(self.open(table, self._access), dtype, count)
+            self._opened[table] = _Table(self.open(table, os.O_RDWR), dtype, count)
         runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
         self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
 
-    def _opened_use(self) -> int:
-        """Open the file that all who use it lock; note if this may not write to it."""
-        try:
-            return self.open("use", os.O_RDWR)
-        except OSError as error:
-            if error.errno not in _DENIED:
-                raise
-        self.is_writable = False
-        return self.open("use")
-
-    @property
-    def _access(self) -> int:
-        return os.O_RDWR if self.is_writable else os.O_RDONLY
-
     @classmethod
-    def create(cls, root: Root, facts: Facts, edges: Ints) -> Copy:
-        """Open the copy of these facts in a directory; make it, empty, if there is none.
+    def create(cls, path: Path, facts: Facts, edges: Ints) -> Copy:
+        """Open the copy of these facts at a path; make it, empty, if there is none.
 
-        `edges` are those of the pieces of the dataset. What is there but cannot be trusted is
-        removed. Called with the directory locked.
+        `edges` are those of the pieces of the dataset. What is there but not whole is removed.
+        Called with the directory of all copies locked.
         """
-        name = facts.name
         try:
-            copy = cls(root, name)
+            copy = cls(path)
             problem = "files of it were removed, or their ends cut off"
             if copy.facts == facts and copy.is_intact:
                 return copy
@@ -287,15 +250,13 @@ class Copy:
         except (ValueError, FileNotFoundError) as error:
             problem = str(error)
             del error  # its traceback refers to what was opened
-        if reason := remove_unused(root, name):
-            words = f"{problem}; it is not removed, as {reason}: move it away"
-            if reason == IN_USE:
-                words = f"another process or node uses it; {problem}"
-            raise OSError(errno.EBUSY, words, str(root.path / name))
-        unfinished = _unfinished(name)
-        made = root.make(unfinished)
+        if reason := remove_unused(path):
+            words = f"{problem}; it is not removed, as {reason}"
+            raise OSError(errno.EBUSY, words, str(path))
+        unfinished = _unfinished(path)
+        unfinished.mkdir(0o700)
         count = sum(high - low for low, high in facts.pieces)
-        contents = {  # the first of them says whose the others are, also after a loss of power
+        contents = {
             FACTS: json.dumps(facts.to_json()).encode(),
             "edges": edges.astype("<i8").tobytes(),
             "state": bytes(count),
@@ -304,17 +265,15 @@ class Copy:
             **dict.fromkeys(("use", "fill", "files"), b""),
         }
         for file, content in contents.items():
-            out = Descriptor(made.open_file(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            pwrite_all(out.fd, [content], 0)
-            if file == FACTS:
-                sync(out.fd, data=True)
-        root.rename(unfinished, name)
-        return cls(root, name)
+            (unfinished / file).write_bytes(content)
+        with (unfinished / FACTS).open("rb") as out:  # so that it can be removed after a crash
+            sync(out.fileno(), data=True)
+        unfinished.rename(path)
+        return cls(path)
 
     def touch(self) -> None:
         """Note that it is used now."""
-        if self.is_writable:
-            self.directory.touch("use")
+        os.utime(self.open_path("use"))
 
     def close(self) -> None:
         """Let others remove it. What reads a file of it reads on; nothing else is open."""
@@ -325,12 +284,11 @@ class Copy:
     def __del__(self) -> None:
         self.close()
 
-    @property
-    def directory(self) -> Directory:
-        """It itself, open."""
+    def open_path(self, name: str = "") -> Path:
+        """Return a path to a file of it: of this copy, also if another one took its place."""
         if self._directory is None:
             raise OSError(errno.EBADF, "the copy was closed", str(self.path))
-        return self._directory
+        return Path(f"/proc/self/fd/{self._directory.fd}") / name
 
     def _table(self, name: str) -> _Table:
         table = self._opened.get(name)
@@ -376,22 +334,17 @@ class Copy:
     @property
     def is_synced(self) -> bool:
         """Whether all that it holds is on the disk."""
-        return self.directory.has(SYNCED)
+        return self.open_path(SYNCED).exists()
 
     def turns(self) -> Array:
         """Return which pieces are wanted sooner: uint32, shape ``(n,)``."""
         return self._table("turn").read()
 
     def ask(self, pieces: Ints) -> None:
-        """Have pieces filled in, in this order, or as soon as others have asked for them.
-
-        Raises `PermissionError` if this may not fill it, and something is not there.
-        """
+        """Have pieces filled in, in this order, or as soon as others have asked for them."""
         index = np.searchsorted(self.which, pieces[np.isin(pieces, self.which)])
         states = self.states()[index]
         absent = states == ABSENT
-        if not self.is_writable and bool((states != READY).any()):
-            raise PermissionError(errno.EACCES, "what it lacks cannot be copied", str(self.path))
         if bool((absent | (states == ASKED) | (states == PLANNED)).any()):
             turns = self.turns().copy()
             np.minimum.at(turns, index, np.arange(len(index), dtype=np.uint32))
@@ -412,7 +365,7 @@ class Copy:
 
     def edges(self) -> Ints:
         """Return the edges of the pieces of the dataset, as `Pieces` has them."""
-        return np.frombuffer(self.directory.read("edges"), "<i8").astype(np.int64)
+        return np.fromfile(self.open_path("edges"), "<i8").astype(np.int64)
 
     # --- files -------------------------------------------------------------------------------
 
@@ -429,12 +382,15 @@ class Copy:
             return opened
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Open a file of it: of this copy, also if another one has taken its place meanwhile."""
-        return self.directory.open_file(name, flags)
+        """Open a file of it; see `open_path`."""
+        try:
+            return os.open(self.open_path(name), flags | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from error
 
     def files(self) -> dict[str, int]:
         """Return name and bytes of the files of the dataset that it has; `ValueError` if not."""
-        lines = self.directory.read("files").decode().splitlines()
+        lines = self.open_path("files").read_text().splitlines()
         return {name: int(nbytes) for name, nbytes in map(str.split, lines)}
 
     def add_file(self, name: str, nbytes: int) -> None:
@@ -450,14 +406,15 @@ class Copy:
         """Whether all files are there, nobody has cut off their ends, and they are known."""
         try:
             return all(
-                self.directory.stat(name).st_size == nbytes for name, nbytes in self.files().items()
+                self.open_path(name).stat().st_size == nbytes
+                for name, nbytes in self.files().items()
             )
         except (FileNotFoundError, ValueError):
             return False
 
     def sync(self) -> None:
         """Bring all that it holds to the disk, and note that."""
-        for name in self.directory.names():
+        for name in os.listdir(self.open_path()):  # noqa: PTH208
             out = self.open(name)
             try:
                 sync(out, data=True)
@@ -469,27 +426,27 @@ class Copy:
     def not_synced(self) -> None:
         """Note that more is to come; on the disk before any of that."""
         with suppress(FileNotFoundError):
-            self.directory.unlink(SYNCED)
+            self.open_path(SYNCED).unlink()
             self._sync_names()
 
     def _sync_names(self) -> None:
         with suppress(OSError):  # some file systems do not know that of directories
-            os.fsync(self.directory.fd)
+            sync_directory(self.open_path())
 
     def fill_lock(self) -> Lock | None:
         """Return what keeps others from filling it; None if another one does."""
         try:
-            return Lock(self.open("fill", self._access))
+            return Lock(self.open("fill", os.O_RDWR))
         except BlockingIOError:
             return None
 
     def beat(self) -> None:
         """Note that something of it arrives, perhaps a part of a large piece."""
-        self.directory.touch("fill")
+        os.utime(self.open_path("fill"))
 
     def beaten(self) -> int:
         """Return when that was, by the clock of the file system."""
-        return self.directory.stat("fill").st_mtime_ns
+        return self.open_path("fill").stat().st_mtime_ns
 
     def is_filled_by_somebody(self) -> bool:
         """Whether a process fills it now."""
@@ -506,35 +463,29 @@ def _runs(numbers: Ints) -> tuple[tuple[int, int], ...]:
     return tuple((int(numbers[a]), int(numbers[b - 1]) + 1) for a, b in pairwise(edges) if b > a)
 
 
-def is_synced(directory: Directory, started: str) -> bool:
+def is_synced(path: Path, started: str) -> bool:
     """Whether a copy holds what it says: it was made since the machine was started, or synced."""
-    return started == boot() or directory.has(SYNCED)
+    return started == boot() or (path / SYNCED).exists()
 
 
-def remove_unused(root: Root, name: str, *, dry_run: bool = False) -> str:
+def remove_unused(path: Path, *, dry_run: bool = False) -> str:
     """Remove a copy unless somebody uses it; return why it stays, empty: it is gone.
 
-    `dry_run`: or would be.
+    `dry_run`: or would be. Called with the directory of all copies locked.
     """
     lock = None
     try:
-        directory = root.copy(name)
-        if reason := _not_a_copy(directory):
-            return reason
+        Facts.parse((path / FACTS).read_bytes())  # nothing else is removed
         with suppress(FileNotFoundError):
-            lock = Lock(directory.open_file("use", os.O_RDWR))
-        if dry_run:
-            return ""
-        aside = _unfinished(name)
-        root.rename(name, aside)  # nobody opens it from here on
-        if not root.is_at(aside, directory):
-            root.rename(aside, name)
-            return "it was replaced meanwhile"
-        _remove_files(root, aside, directory)
+            lock = Lock(os.open(path / "use", os.O_RDWR | os.O_CLOEXEC))
+        if not dry_run:
+            remove(path.rename(_unfinished(path)))  # nobody opens it from here on
     except BlockingIOError:
         return IN_USE
     except FileNotFoundError:
-        return ""
+        return f"it has no {FACTS}" if path.exists() else ""
+    except ValueError as error:
+        return str(error)
     except OSError as error:
         return str(error.strerror or error)
     finally:
@@ -543,55 +494,6 @@ def remove_unused(root: Root, name: str, *, dry_run: bool = False) -> str:
     return ""
 
 
-def _unfinished(name: str) -> str:
+def _unfinished(path: Path) -> Path:
     """Return another name for a copy that is being made or removed."""
-    return f".{name}.{os.getpid()}-{time.monotonic_ns()}{UNFINISHED}"
-
-
-def remove_unfinished(root: Root, name: str) -> bool:
-    """Remove what an ended process was making or removing; return whether it was a copy."""
-    with suppress(OSError):  # somebody else's: it stays
-        directory = root.copy(name)
-        if not _not_a_copy(directory):
-            _remove_files(root, name, directory)
-            return True
-    return False
-
-
-def _not_a_copy(directory: Directory) -> str:
-    """Return why a directory is never removed, empty: it is one that was made here."""
-    names = [name for name in directory.names() if not name.startswith(HIDDEN)]
-    for name in names:
-        plain = not stat.S_ISDIR(directory.stat(name).st_mode)
-        if not (plain and (name in FILES or DATA.fullmatch(name))):
-            return f"it holds {name}, which is no part of a copy"
-    if not names or (names == [FACTS] and not directory.stat(FACTS).st_size):
-        return ""  # it was just being made
-    try:
-        Facts.parse(directory.read(FACTS))
-    except FileNotFoundError:
-        return f"it has no {FACTS}"
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _remove_files(root: Root, name: str, directory: Directory) -> None:
-    """Remove the files of a copy, first all but the one that says what it is, and then itself."""
-    for file in sorted(directory.names(), key=lambda file: file == FACTS):
-        try:
-            directory.unlink(file)
-        except OSError as error:
-            if error.errno != errno.ENOENT and not file.startswith(HIDDEN):
-                raise
-
-    def is_empty() -> bool:
-        try:
-            root.rmdir(name)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            return False
-        return True
-
-    soon(is_empty)
+    return path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}{UNFINISHED}")

@@ -1,4 +1,8 @@
-"""The directory with all copies: how much they may take, and what is removed to make room."""
+"""The directory with all copies: how much they may take, and what is removed to make room.
+
+What a copy holds is given out as the dataset, so nobody else may write to it: in a directory to
+which others may write, or that is somebody else's, a user has one of its own, ``dsprep-cache-UID``.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,18 @@ from dsprep.cache.copies import (
     Copy,
     Facts,
     is_synced,
-    remove_unfinished,
     remove_unused,
 )
 from dsprep.cache.locks import PATIENCE, Lock
-from dsprep.cache.root import Root
 from dsprep.core.schema import Ints
 from dsprep.core.units import as_nbytes
 from dsprep.errors import UsageError
+from dsprep.storage.trees import remove
 
 LOCK = "dsprep-cache.lock"
+
+OWN = "dsprep-cache-"
+"""How the name of a user's own directory begins, in one that others may write to."""
 
 SHARE = 0.75
 """Of what is free and what the cache holds, how much it may take by default."""
@@ -111,38 +117,61 @@ class CopyInfo:
         return {**asdict(self), "path": str(self.path)}
 
 
-class CacheFolder:
-    """A directory of copies, made if it is not there.
-
-    Parameters
-    ----------
-    root
-        As the user has named it.
-    shared
-        Whether copies of everybody count who may write to it; see `dsprep.cache.root`.
-    create
-        Whether to make it.
-
-    Attributes
-    ----------
-    root
-        The directory with the copies, open: that, or a directory of this user in it.
+def find_root(path: Path, *, create: bool) -> Path:
+    """Return the directory that this user's copies are in: `path`, or one of the user in it.
 
     Raises
     ------
     UsageError
         If it is not there, and not to be made.
     OSError
-        If it cannot be made or written to.
+        If it cannot be made, or somebody else has made it.
+    """
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o755, exist_ok=True)
+    elif not path.is_dir():
+        raise UsageError("there is no such directory", where=path)
+    if _is_own(path.stat()):
+        return path
+    own = path / f"{OWN}{os.geteuid()}"
+    if create:
+        with contextlib.suppress(FileExistsError):
+            own.mkdir(0o700)
+    try:
+        is_own = _is_own(own.lstat())
+    except FileNotFoundError as error:
+        what = "it is for several users, and you have no cache in it"
+        raise UsageError(what, where=path) from error
+    if not is_own:
+        reason = "somebody else has made it, or may write to it"
+        raise PermissionError(errno.EPERM, reason, str(own))
+    return own
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Whether a directory is one of this user to which nobody else may write."""
+    is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not is_shared
+
+
+class CacheFolder:
+    """A directory of copies, made if it is not there; see `find_root`.
+
+    Attributes
+    ----------
+    root
+        The directory with the copies.
     """
 
-    def __init__(self, root: str | Path, *, shared: bool = False, create: bool = True) -> None:
-        self.root = Root.find(Path(root), shared=shared, create=create)
+    def __init__(self, root: str | Path, *, create: bool = True) -> None:
+        self.root = find_root(Path(root), create=create)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep all others from making or removing copies."""
-        lock = Lock(self.root.open_file(LOCK, os.O_RDWR | os.O_CREAT), seconds=PATIENCE)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        lock = Lock(os.open(self.root / LOCK, flags, 0o600), seconds=PATIENCE)
         try:
             yield
         finally:
@@ -150,22 +179,12 @@ class CacheFolder:
 
     def names(self) -> list[str]:
         """Return the names of all directories that may be copies."""
-        return [
-            name
-            for name in self.root.names()
-            if name.endswith(SUFFIX) and not name.startswith(".") and self._is_directory(name)
-        ]
+        return sorted(p.name for p in self.root.glob(f"[!.]*{SUFFIX}") if p.is_dir())
 
-    def unfinished(self) -> list[str]:
-        """Return what ended processes were making or removing; ask with the directory locked."""
-        names = (name for name in self.root.names() if name.startswith("."))
-        return [name for name in names if name.endswith(UNFINISHED) and self._is_directory(name)]
-
-    def _is_directory(self, name: str) -> bool:
-        try:
-            return stat.S_ISDIR(self.root.stat(name).st_mode)
-        except FileNotFoundError:
-            return False
+    def remove_unfinished(self) -> None:
+        """Remove what ended processes were making or removing; with the directory locked."""
+        for path in self.root.glob(f".*{UNFINISHED}"):
+            remove(path)
 
     def used(self) -> int:
         """Return the bytes that all copies take."""
@@ -178,44 +197,33 @@ class CacheFolder:
         Unfinished are mini-epochs that are not complete and that nobody uses: of jobs that were
         killed.
         """
-        if not self.root.is_writable:  # root's
-            return self._complete(facts)
         with self.locked():
-            for name in self.unfinished():
-                remove_unfinished(self.root, name)
+            self.remove_unfinished()
             for name in self.names():
                 info = self.info(name) if name != facts.name else None
                 if info and (info.problem or (info.part and not info.complete)):
-                    remove_unused(self.root, name)
-            if size is not None and not self.root.has(facts.name):
+                    remove_unused(self.root / name)
+            path = self.root / facts.name
+            if size is not None and not path.exists():
                 nbytes = facts.nbytes(edges)
                 if self.make_room(nbytes, size, facts.name) < nbytes:
-                    path = str(self.root.path / facts.name)
-                    raise OSError(errno.ENOSPC, "there is no room for one more copy", path)
-            return Copy.create(self.root, facts, edges)
-
-    def _complete(self, facts: Facts) -> Copy:
-        """Open a copy in a directory in which nothing can be made."""
-        copy = Copy(self.root, facts.name)
-        if copy.facts != facts or not copy.is_intact:
-            raise PermissionError(errno.EACCES, "it is damaged, and root's", str(copy.path))
-        return copy
+                    raise OSError(errno.ENOSPC, "there is no room for one more copy", str(path))
+            return Copy.create(path, facts, edges)
 
     def make_room(self, nbytes: int, size: Size, kept: str) -> int:
         """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.
 
         Those that have not been used for longest go first. To be called with the directory locked.
         """
-        for name in self.unfinished():
-            remove_unfinished(self.root, name)
+        self.remove_unfinished()
         used = self.used()
-        room = size.limit(self.root.inside, used) - used
+        room = size.limit(self.root, used) - used
         if room >= nbytes:
             return room
         for name in sorted(self.names(), key=self._last_use):
-            if name != kept and not remove_unused(self.root, name):
+            if name != kept and not remove_unused(self.root / name):
                 used = self.used()
-                room = size.limit(self.root.inside, used) - used
+                room = size.limit(self.root, used) - used
                 if room >= nbytes:
                     break
         return room
@@ -223,19 +231,18 @@ class CacheFolder:
     def remove(self, name: str, *, dry_run: bool = False) -> str:
         """Remove a copy unless somebody uses it; see `dsprep.cache.copies.remove_unused`."""
         with self.locked():
-            return remove_unused(self.root, name, dry_run=dry_run)
+            return remove_unused(self.root / name, dry_run=dry_run)
 
     # --- what is known of a copy without using it --------------------------------------------
 
     def info(self, name: str) -> CopyInfo:
         """Return what is known of a copy."""
-        path, nbytes, used = self.root.path / name, self.resident(name), self._last_use(name)
+        path, nbytes, used = self.root / name, self.resident(name), self._last_use(name)
         in_use = self._is_used(name)
         try:
-            directory = self.root.copy(name)
-            facts, started = Facts.parse(directory.read(FACTS))
-            states = np.frombuffer(directory.read("state"), np.uint8)
-            problem = None if is_synced(directory, started) else NOT_SYNCED
+            facts, started = Facts.parse((path / FACTS).read_bytes())
+            states = np.fromfile(path / "state", np.uint8)
+            problem = None if is_synced(path, started) else NOT_SYNCED
         except (OSError, ValueError) as error:
             return CopyInfo(path, "", "", 0, 0, nbytes, used, in_use, False, str(error))
         ready, coming = int((states == READY).sum()), (states == ASKED) | (states == PLANNED)
@@ -249,28 +256,21 @@ class CacheFolder:
 
     def resident(self, name: str) -> int:
         """Return the bytes that the files of a copy take."""
-        total = 0
-        with contextlib.suppress(OSError):  # it is gone, or somebody else's
-            directory = self.root.directory(name)
-            with os.scandir(directory.fd) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-        return total
+        with contextlib.suppress(FileNotFoundError):
+            return sum(p.lstat().st_blocks * 512 for p in (self.root / name).iterdir())
+        return 0  # it is gone, or just going
 
     def _last_use(self, name: str) -> float:
         try:
-            return self.root.directory(name).stat("use").st_mtime
+            return (self.root / name / "use").stat().st_mtime
         except OSError:
             return 0.0
 
     def _is_used(self, name: str) -> bool:
         try:
-            fd = self.root.copy(name).open_file("use", os.O_RDWR)
+            Lock(os.open(self.root / name / "use", os.O_RDWR | os.O_CLOEXEC)).release()
+        except BlockingIOError:
+            return True
         except OSError:
             return False
-        try:
-            Lock(fd).release()
-        except OSError:
-            return True
         return False

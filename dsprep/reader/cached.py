@@ -34,9 +34,8 @@ import numpy as np
 from dsprep.cache.compared import kept
 from dsprep.cache.copier import NO_SPACE, Copier, Throttle
 from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
-from dsprep.cache.folder import CacheFolder, Size
+from dsprep.cache.folder import CacheFolder, Size, find_root
 from dsprep.cache.pieces import Pieces
-from dsprep.cache.root import Root
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.ledger import Ledger
@@ -72,7 +71,6 @@ class CacheOptions:
     policy: CachePolicy
     throttle: Throttle  # of what is copied
     threads: int
-    shared: bool = False  # among all who may write to the directory
 
 
 def compared(
@@ -83,10 +81,10 @@ def compared(
     if options.policy == "mini-epoch" and order.mini is not None:
         pool = order.pool(order.mini.at(0), rank)
     try:
-        root = Root.find(options.root, shared=options.shared, create=False)
+        root = find_root(options.root, create=False)
     except (OSError, UsageError):
         return {}
-    return kept(root, Facts.of(pieces, pool).name, sidecar.root)
+    return kept(root / Facts.of(pieces, pool).name, sidecar.root)
 
 
 class Staged:
@@ -202,7 +200,7 @@ class Reading:
 def _is_kept(staged: Staged) -> bool:
     """Whether there is nothing to do for a copy."""
     try:
-        done = not staged.copy.is_writable or (staged.is_filled and staged.copy.is_synced)
+        done = staged.is_filled and staged.copy.is_synced
     except OSError as error:
         staged.fail(error)
     return staged.failed or done
@@ -287,8 +285,6 @@ class ReaderCache:
         world, n = self._order.world_size, len(sequence)
         low, high = (r * n // world for r in (leg.rank, leg.rank + 1))
         part = bool(staged.copy.facts.part)
-        if not staged.copy.is_writable:
-            return
         groups = sequence.groups_at(low, high)
         if part or self._order.shuffle == "global":
             groups = np.concatenate([groups, np.setdiff1d(staged.copy.which, groups)])
@@ -326,7 +322,7 @@ class ReaderCache:
         staged = self._open.get(facts.name)
         if staged is None:
             if self._folder is None:
-                self._folder = CacheFolder(self._options.root, shared=self._options.shared)
+                self._folder = CacheFolder(self._options.root)
                 self._copier = Copier(
                     self._pieces,
                     self._folder,

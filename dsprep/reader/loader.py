@@ -137,7 +137,9 @@ class Reader(ReaderOptions):
     cache
         A directory of a faster tier, such as a local disk, in which groups are kept. All Readers of
         a node share it, also those of several jobs; it outlives them. What `dsprep.stage` has put
-        there is found. If it fails, data come from the dataset, with a `CacheWarning`.
+        there is found. If it fails, data come from the dataset, with a `CacheWarning`. In a
+        directory of another user, or to which others may write, each user has one of their own in
+        it, ``dsprep-cache-UID``.
     cache_size
         Bytes that it may take: a number, text such as ``"1.6TB"``, or ``"75%"`` of what is free
         there and what the cache has already, the default.
@@ -146,11 +148,6 @@ class Reader(ReaderOptions):
         with mini-epochs: keep the one that is under way, and copy the next one meanwhile.
     cache_bandwidth
         Bytes per second, or text such as ``"2GB/s"``, that are copied at most; None: all there is.
-    cache_shared
-        Whether copies of everybody are read who may write to the directory, such as a group of
-        users, who may write to those that are made. Otherwise copies are those of this user and of
-        root, to which nobody else can write; in a directory to which others may write, they are in
-        one of the user in it, ``dsprep-cache-UID``.
     io_threads
         Threads that read; None: as many as the cores of this process, divided among the ranks of
         this node that share them, at least 1 and at most 4; all of that share where values are

@@ -168,7 +168,6 @@ class ReaderOptions(OrderOptions):
     cache_size: int | str | None = None
     cache_policy: str | None = None
     cache_bandwidth: int | str | None = None
-    cache_shared: bool = False
     io_threads: int | None = None
     transfer_size: int | None = None
     engine: str = "buffered"
@@ -205,7 +204,7 @@ class ReaderOptions(OrderOptions):
 
     def _check_cache(self) -> None:
         """Raise `UsageError` if the options of a cache make no sense."""
-        for name in ("cache_size", "cache_policy", "cache_bandwidth", "cache_shared"):
+        for name in ("cache_size", "cache_policy", "cache_bandwidth"):
             if self.cache is None and getattr(self, name) not in (None, False):
                 raise UsageError(f"{name} is that of a cache", fix="give cache= a directory")
         if self.cache_policy not in (None, *POLICIES):
@@ -225,9 +224,7 @@ class ReaderOptions(OrderOptions):
         rate = self.cache_bandwidth
         bandwidth = parse_rate(f"{rate}B/s" if isinstance(rate, int) else rate) if rate else None
         size = Size.parse(self.cache_size)
-        return CacheOptions(
-            Path(self.cache), size, policy, Throttle(bandwidth), threads, self.cache_shared
-        )
+        return CacheOptions(Path(self.cache), size, policy, Throttle(bandwidth), threads)
 
 
 class ReaderArguments(TypedDict, total=False):
@@ -256,7 +253,6 @@ class ReaderArguments(TypedDict, total=False):
     cache_size: int | str | None
     cache_policy: str | None
     cache_bandwidth: int | str | None
-    cache_shared: bool
     io_threads: int | None
     transfer_size: int | None
     engine: str

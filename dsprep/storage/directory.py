@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from dsprep.storage.ranges import close_quietly, fstat
 from dsprep.storage.trees import remove
@@ -54,12 +54,12 @@ class Directory:
         self.status = fstat(fd)
 
     @classmethod
-    def open(cls, path: str | Path, flags: int = os.O_RDONLY, **more: Any) -> Self:
+    def open(cls, path: str | Path, flags: int = os.O_RDONLY) -> Self:
         """Open a directory that the user has named, perhaps by a link.
 
         With ``O_PATH``, names are looked up in it even if it cannot be read.
         """
-        return cls(Path(path), os.open(path, _FLAGS | flags), **more)
+        return cls(Path(path), os.open(path, _FLAGS | flags))
 
     def __del__(self) -> None:
         close_quietly(self.fd)
@@ -109,11 +109,6 @@ class Directory:
         """Whether nobody but this user and root can change something in it, or it itself."""
         return not status.st_mode & OTHERS and (status.st_uid == ROOT or self.is_own(status))
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether this process may make and remove names in it."""
-        return os.access(".", os.W_OK | os.X_OK, dir_fd=self.fd)
-
     # --- what is in it -----------------------------------------------------------------------
 
     def names(self) -> list[str]:
@@ -133,31 +128,11 @@ class Directory:
             return False
         return True
 
-    def is_at(self, name: str, opened: Directory) -> bool:
-        """Whether a directory that is open still has a name."""
-        try:
-            return os.path.samestat(self.stat(name), opened.status)
-        except FileNotFoundError:
-            return False
-
     def directory(self, name: str) -> Directory:
         """Open a directory in it, which is not a link."""
         with self._naming(name):
             fd = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=self.fd)
         return Directory(self.path / name, fd)
-
-    def make(self, name: str, mode: int | None = None) -> Directory:
-        """Make a directory in it; those may write to it who may write to this one.
-
-        `mode`: its permissions instead.
-        """
-        with self._naming(name):
-            os.mkdir(name, self.status.st_mode & 0o777 if mode is None else mode, dir_fd=self.fd)
-            made = self.directory(name)
-            if mode is None:
-                self._share(made.fd, self.status.st_mode & 0o2777)
-                made.status = fstat(made.fd)
-        return made
 
     def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Open a plain file in it.
@@ -195,20 +170,10 @@ class Directory:
         with os.fdopen(self.open_file(name), "rb") as file:
             return file.read()
 
-    def touch(self, name: str) -> None:
-        """Give a file the time of now."""
-        with self._naming(name):
-            os.utime(name, dir_fd=self.fd, follow_symlinks=False)
-
     def rename(self, name: str, to: str) -> None:
         """Give what has a name another one in this directory."""
         with self._naming(name):
             os.rename(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-
-    def unlink(self, name: str) -> None:
-        """Remove a file, or a link itself."""
-        with self._naming(name):
-            os.unlink(name, dir_fd=self.fd)
 
     def remove(self, name: str) -> bool:
         """Remove a file, or a directory with all that is in it; see `storage.remove`."""
@@ -217,11 +182,6 @@ class Directory:
         except OSError as error:
             path = str(error.filename or "").replace(str(self.inside), str(self.path), 1)
             raise OSError(error.errno, error.strerror, path or str(self.path)) from error
-
-    def rmdir(self, name: str) -> None:
-        """Remove an empty directory."""
-        with self._naming(name):
-            os.rmdir(name, dir_fd=self.fd)
 
 
 def _plain(fd: int, flags: int) -> int:

@@ -50,18 +50,14 @@ SHOWN = 10
 """Wrong pieces of a copy that are listed, except in JSON."""
 
 Root = Annotated[Path, opt.argument("DIR", "The directory that a Reader has as cache=.")]
-Shared = Annotated[
-    bool,
-    typer.Option("--shared", help="What all have in it who may write to it: cache_shared=True."),
-]
 
 
 @opt.command(LIST)
-def list_(root: Root, shared: Shared = False, json: opt.Json = False) -> None:
+def list_(root: Root, json: opt.Json = False) -> None:
     """List the copies of a cache: what of which dataset, its size, who uses it."""
     from dsprep.verbs.cache import list_copies
 
-    listing = list_copies(root, shared=shared)
+    listing = list_copies(root)
     if json:
         print_json(listing.to_json())
     else:
@@ -74,7 +70,6 @@ def verify(
     workers: int | None = opt.value(
         "N", "Threads that read (one per core, at most 8).", "--workers", "-j", min=1
     ),
-    shared: Shared = False,
     json: opt.Json = False,
 ) -> None:
     """Compare all copies of a cache with the checksums that they had when they were made.
@@ -84,10 +79,10 @@ def verify(
     """
     from dsprep.verbs.cache import list_copies, verify_copies
 
-    copies = list_copies(root, shared=shared).copies
+    copies = list_copies(root).copies
     count, payload = sum(c.ready for c in copies), sum(c.nbytes for c in copies)
     with progress_bar("verify", count, payload, not json, "pieces") as update:
-        verdicts = list(verify_copies(root, shared=shared, workers=workers, progress=update))
+        verdicts = list(verify_copies(root, workers=workers, progress=update))
     if json:
         print_json([v.to_json() for v in verdicts])
     for verdict in verdicts if not json else ():
@@ -101,12 +96,7 @@ def purge(
     root: Root,
     dataset: str | None = opt.value("PATH", "Copies of this dataset."),
     unused_since: str | None = opt.value("TIME", "Copies not used for so long: 12h, 7d."),
-    incomplete: bool = opt.switch(
-        "Copies that lack something, as killed jobs leave them, or that are worthless.",
-        "--incomplete",
-    ),
     everything: bool = opt.switch("All copies.", "--all"),
-    shared: Shared = False,
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
 ) -> None:
@@ -119,10 +109,8 @@ def purge(
 
     done = remove(
         root,
-        shared=shared,
         dataset=dataset,
         unused_since=None if unused_since is None else parse_seconds(unused_since),
-        incomplete=incomplete,
         everything=everything,
         dry_run=dry_run,
     )
@@ -189,14 +177,7 @@ def print_verdict(verdict: CopyVerdict) -> None:
         say(f"wrong: {len(verdict.bad) - SHOWN:,} more, which --json names")
     subject = f"{verdict.info.path}, a copy of {verdict.info.dataset or 'something'}"
     pieces = f"{verdict.compared:,} pieces, {show_nbytes(verdict.nbytes)}"
-    counts = [
-        words
-        for number, words in (
-            (len(verdict.bad), f"{len(verdict.bad):,} wrong"),
-            (verdict.left, f"{verdict.left:,} left to the dataset"),
-        )
-        if number
-    ]
+    counts = [f"{len(verdict.bad):,} wrong"] if verdict.bad else []
     if verdict.problem is not None:
         counts.append(f"not compared: {verdict.problem}")
     say(f"{subject}: {pieces}: {', '.join(counts) or 'right'}")
@@ -209,8 +190,6 @@ def print_purged(done: Purged, dry_run: bool) -> None:
     word = "would be removed" if dry_run else "removed"
     for c in done.removed:
         say(f"{word}: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
-    if done.leftovers:
-        say(f"{word}: {done.leftovers:,} unfinished directories")
     for c, reason in done.kept:
         say(f"{reason}, kept: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
     say(f"{show_nbytes(done.nbytes)} {'would be ' if dry_run else ''}freed")

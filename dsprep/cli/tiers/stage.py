@@ -65,7 +65,6 @@ def stage(
         "SIZE", "What the cache may take: 1.6TB, or 75% of what is free and what it has."
     ),
     bandwidth: str | None = opt.value("RATE", "Copy so much at most, such as 2GB/s."),
-    shared: bool = opt.switch("All may read it who may write to DIR: cache_shared.", "--shared"),
     threads: int = opt.value("N", "Threads that copy.", "--threads", "-j", default=8, min=1),
     partial: bool = opt.switch("Stage what is read first, if not all fits.", "--partial"),
     seed: int = opt.value("N", "What the order is drawn from.", default=0, panel=READER),
@@ -148,7 +147,6 @@ def stage(
             weights=weights,
             cache_size=cache_size,
             bandwidth=bandwidth,
-            cache_shared=shared,
             threads=threads,
             partial=partial,
             manifest=manifest,

@@ -87,7 +87,6 @@ def stage(
     weights: Any = None,
     cache_size: int | str | None = None,
     bandwidth: int | str | None = None,
-    cache_shared: bool = False,
     threads: int = THREADS,
     partial: bool = False,
     manifest: str | Path | None = None,
@@ -119,7 +118,7 @@ def stage(
         How many epochs, and the first of them; with mini-epochs, of those, over all epochs.
     remainder
         ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
-    cache_size, cache_shared
+    cache_size
         As for the `Reader`.
     bandwidth
         Bytes per second, or text such as ``"2GB/s"``, that are copied at most.
@@ -173,7 +172,6 @@ def stage(
         cache=to,
         cache_size=cache_size,
         cache_bandwidth=bandwidth,
-        cache_shared=cache_shared,
     )
     how = settings.cache_options(at_least("threads", threads, 1))
     nodes = _nodes(ranks, ranks_per_node, node, mini_epochs)

@@ -81,11 +81,11 @@ def look(wants: Sequence[PiecesNeeded], how: CacheOptions, partial: bool) -> Out
     """Return what `copy_all` would do, or raise its `TargetError`."""
     states, folder = [], None
     with suppress(OSError, UsageError):
-        folder = CacheFolder(how.root, shared=how.shared, create=False)
+        folder = CacheFolder(how.root, create=False)
     for want in wants:
         copy = None
         with suppress(OSError, ValueError, KeyError, TypeError):
-            copy = None if folder is None else Copy(folder.root, want.facts.name)
+            copy = None if folder is None else Copy(folder.root / want.facts.name)
         states.append(want.states(copy))
     left = _left_out(wants, states, how, folder, partial)
     there = _total(wants, states, READY)
@@ -110,7 +110,7 @@ def copy_all(
     OSError, DsprepError
         If the dataset cannot be read, or the copies not be written.
     """
-    folder = CacheFolder(how.root, shared=how.shared)
+    folder = CacheFolder(how.root)
     copies = _opened(folder, pieces, wants)
     before = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     _left_out(wants, before, how, folder, partial)
@@ -120,8 +120,7 @@ def copy_all(
     copier = Copier(pieces, folder, how.size, how.threads, how.throttle, drawn.add, refused.append)
     for want, copy in zip(wants, copies, strict=True):
         there += _fill(copier, copy, want)
-        if copy.is_writable:
-            compared.keep(copy, pieces.sidecar.marks)
+        compared.keep(copy, pieces.sidecar.marks)
     after = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     left = _total(wants, after, LEFT_OUT)
     if left and not partial:
@@ -154,7 +153,7 @@ def _fill(copier: Copier, copy: Copy, want: PiecesNeeded) -> int:
         states = want.states(copy)
         there = int(want.nbytes[states == READY].sum())
         again = want.index(copy)[(states == LEFT_OUT) | (states == REFUSED)]
-        for i in again.tolist() if copy.is_writable else ():
+        for i in again.tolist():
             copy.set_state(i, ASKED)
         copy.ask(want.groups)
 
