@@ -129,11 +129,12 @@ class UploadStaging(Staging):
     @override
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
         """Return what was recorded; of the job, what the claim says, which is all that counts."""
-        claim, found = self._claim, super()._load(name, ignore)
+        claim = self._claim
         if ignore or claim is None:
             return None
         if name == "job.json":
             return dict(claim.job)
+        found = super()._load(name)
         if super()._load("job.json") == claim.job and self.data.is_dir():
             return found or dict(START)
         super()._begin(claim.job)  # what lies here is of another run
