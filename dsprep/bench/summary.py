@@ -33,7 +33,7 @@ class StrategyFacts:
     @property
     def least(self) -> int:
         """Bytes that have to be fetched in order to read all values, but for the format's own."""
-        return max(1, self.payload if self.stored is None else min(self.payload, self.stored))
+        return max(1, self.payload if not self.stored else min(self.payload, self.stored))
 
 
 def row(name: str, runs: Sequence[list[Result] | Failure], facts: StrategyFacts) -> Row:
@@ -177,7 +177,7 @@ def _notes(
     if not strategy.counted and came != facts.expected.samples:
         notes.append(f"{came:,} of {facts.expected.samples:,} samples came")
     device = measures["device_bytes"].value / facts.least if not facts.cold else 0.0
-    if device > 1 - COLD and name != DUMMY:
+    if device > 1 - COLD and name != DUMMY and facts.stored != 0:  # 0: in an object store
         notes.append(f"{device:.0%} of the bytes came from a device, not from the page cache")
     if not facts.checked and strategy.delivers:
         notes.append("what it delivered was not compared in full (--no-check)")
