@@ -1,5 +1,7 @@
 """`dsprep.mask_and_scale`: packed values become what netCDF4 makes of them."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -111,7 +113,7 @@ def test_statistics_are_of_unpacked_values_without_missing_ones(packed, dtype, a
         scale = dsprep.normalise(path, "x", missing=missing)
         right = (expected - found.mean) / found.std
         right = np.where(np.isnan(right), value, right)
-        for transform in (scale, [unpack, scale]):
+        for transform in pickle.loads(pickle.dumps((scale, [unpack, scale]))):
             with dsprep.Reader(path, 40, shuffle="none", transform=transform) as reader:
                 np.testing.assert_allclose(next(iter(reader))["x"], right, atol=2e-5)
         if dtype != result:  # else nothing shows that they were unpacked

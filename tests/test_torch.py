@@ -169,7 +169,8 @@ def test_a_transform_gives_any_structure(plain):
     def pair(batch):
         return batch["x"][:, 0], [batch["label"], "text", None]
 
-    x, rest = next(iter(Batches(plain[0], 8, transform=pair, transform_threads=2, **ALONE)))
+    both = [dict, pair]
+    x, rest = next(iter(Batches(plain[0], 8, transform=both, transform_threads=2, **ALONE)))
     assert x.shape == (8, 4)
     assert isinstance(rest[0], torch.Tensor)
     assert rest[1:] == ["text", None]
@@ -261,7 +262,7 @@ def test_samples_by_their_numbers(mixed):
             samples[wrong]
     with pytest.raises(IndexError):
         samples.__getitems__([1, COUNT])
-    some = Samples(path, fields=["label"], transform=lambda sample: sample["label"] + 1)
+    some = Samples(path, fields=["label"], transform=[lambda s: s["label"], lambda y: y + 1])
     assert [*map(int, some.__getitems__([4, 2]))] == [5, 3]
     with pytest.raises(UsageError, match="one sample, not a batch"):
         some[[1, 2]]

@@ -5,7 +5,8 @@ By the CF conventions, section 8.1 (packed data) and 2.5.1 (missing data).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,32 +92,43 @@ def _unpacking(f: Field, dtype: DType | None) -> Callable[[Array], Array]:
     result = np.result_type(*factors) if factors else stored
     if (len(missing) or len(low) or len(high)) and result.kind != "f":
         result = np.dtype("f4" if stored.itemsize <= 2 else "f8")
-    result = dtype or result
+    given = scale[:1], offset[:1], missing, low, high
+    return partial(_unpacked, f, stored, *given, dtype or result)
 
-    def unpacked(values: Array) -> Array:
-        if not is_stored(f, values):
-            raise UsageError(
-                f"field {f} is {values.dtype}, not as stored",
-                fix="mask_and_scale comes before all that changes the field",
-            )
-        packed = values.astype(stored, copy=False)
-        invalid = np.zeros(packed.shape, bool)
-        for value in missing:
-            invalid |= packed == value
-        for bound in low:
-            invalid |= packed < bound
-        for bound in high:
-            invalid |= packed > bound
-        out: Any = packed
-        for factor in scale[:1]:
-            out = out * factor
-        for term in offset[:1]:
-            out = out + term
-        out = out.astype(result, copy=False)
-        made: Array = np.where(invalid, result.type(np.nan), out) if invalid.any() else out
-        return made
 
-    return unpacked
+def _unpacked(
+    f: Field,
+    stored: DType,
+    scale: Array,
+    offset: Array,
+    missing: Sequence[Any],
+    low: Array,
+    high: Array,
+    result: DType,
+    values: Array,
+) -> Array:
+    """Return values unpacked; what is missing or out of bounds is NaN."""
+    if not is_stored(f, values):
+        raise UsageError(
+            f"field {f} is {values.dtype}, not as stored",
+            fix="mask_and_scale comes before all that changes the field",
+        )
+    packed = values.astype(stored, copy=False)
+    invalid = np.zeros(packed.shape, bool)
+    for value in missing:
+        invalid |= packed == value
+    for bound in low:
+        invalid |= packed < bound
+    for bound in high:
+        invalid |= packed > bound
+    out: Any = packed
+    for factor in scale:
+        out = out * factor
+    for term in offset:
+        out = out + term
+    out = out.astype(result, copy=False)
+    made: Array = np.where(invalid, result.type(np.nan), out) if invalid.any() else out
+    return made
 
 
 def is_packable(f: Field) -> bool:
