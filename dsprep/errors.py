@@ -6,6 +6,7 @@
      ├── UsageError        (ValueError)       options or arguments that contradict each other
      ├── FormatError       (ValueError)       a file is damaged, or is not of the expected format
      ├── SchemaError       (ValueError)       fields are missing, or files disagree about them
+     │    └── AmbiguousError                  a file can be read in several ways
      ├── UnsupportedError  (TypeError)        a target cannot hold the data
      ├── ReadError         (OSError)          samples cannot be read while training goes on
      ├── ExecutorError     (RuntimeError)     processes that work together were lost
@@ -21,7 +22,7 @@ name options as the command line does; as text, an error names the arguments of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _OPTION = re.compile(
@@ -141,6 +142,37 @@ class ReadError(DsprepError, OSError):
 
 class SchemaError(DsprepError, ValueError):
     """A field is missing, or several files disagree about their fields."""
+
+
+class AmbiguousError(SchemaError):
+    """A file can be read in several ways, and nothing says which.
+
+    Parameters
+    ----------
+    reason
+        Why, as a clause.
+    readings
+        Each option that chooses a way, and what it gives.
+    where, fix
+        As of `DsprepError`; `fix` is what helps where none of them does.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        readings: Sequence[tuple[str, str]],
+        *,
+        where: object = None,
+        fix: str | None = None,
+    ) -> None:
+        self.reason, self.readings = reason, tuple(readings)
+        ways = "; ".join(f"{option}: {gives}" for option, gives in readings)
+        super().__init__(
+            f"what its samples are is doubtful: {reason}",
+            where=where,
+            fix=f"say which: {ways}; or {fix}",
+        )
+        self.fix = fix
 
 
 class UnsupportedError(DsprepError, TypeError):

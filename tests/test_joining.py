@@ -146,7 +146,7 @@ def test_fields_of_one_name_are_called_as_their_files(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_joined_is_refused(pcam: Path, tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="together with --join"):
+    with pytest.raises(SchemaError, match="--join"):
         dsprep.open(pcam)
     hdf5(pcam / "train_z.h5", z=Y[:-1])
     with pytest.raises(SchemaError, match=r"train_z.h5: .*expected 30 as .*train_x.h5, found 29"):

@@ -14,7 +14,7 @@ from dsprep.cli.report import (
     progress_bar,
     say,
 )
-from dsprep.errors import UsageError
+from dsprep.errors import AmbiguousError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,12 @@ def inspect(
 
     if subset is not None and not stats:
         raise UsageError("--subset is that of the statistics", fix="add --stats")
-    with opt.opened(paths, reading, not json, sidecar, marked=stats) as source:
+    try:
+        source = opt.opened(paths, reading, not json, sidecar, marked=stats)
+    except AmbiguousError as error:
+        _print_readings(error, json)
+        return
+    with source:
         inspection = look(source, memory)
         found = _stats(source, subset, workers, memory, not json) if stats else {}
         if json:
@@ -65,6 +70,18 @@ def inspect(
         for i, sample in enumerate(first_samples(source, head, memory)):
             say("", f"sample {i}")
             print_rows([(f"  {name}", text) for name, text in _plain(sample).items()])
+
+
+def _print_readings(error: AmbiguousError, json: bool) -> None:
+    """Print each way in which a dataset can be read, since nothing says which."""
+    if json:
+        print_json({"path": str(error.where), "readings": dict(error.readings)})
+        return
+    rows = [("dataset", str(error.where))]
+    for option, gives in error.readings:
+        rows.append(("samples" if len(rows) == 1 else "or", f"{gives}: {option}"))
+    print_rows(rows)
+    note(f"{error.what}: say which reading is meant by its option, or {error.fix}")
 
 
 def _stats(

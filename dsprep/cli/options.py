@@ -131,10 +131,10 @@ class Reading:
         default=[],
         panel=READING,
     )
-    sample_axis: Literal["auto", "first", "none", "groups"] = value(
-        "auto|first|none|groups",
-        "Source, also netCDF: first axes count samples (first), a file is one sample (none), or "
-        "each of the groups that are alike is one (groups, HDF5 alone).",
+    sample_axis: str = value(
+        "first|last|none|groups|AXIS",
+        "Source, also netCDF and NumPy: this axis counts samples (first, last, a number), a file "
+        "is one sample (none), or each of the groups or arrays side by side is one (groups).",
         default="auto",
         panel=HDF5_ZARR,
     )

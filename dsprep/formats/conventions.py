@@ -1,15 +1,13 @@
-"""What programs state about the arrays of a file, in whatever format: AnnData, 10x, NWB, SciPy ...
+"""What programs state about the arrays of a file, in whatever format: AnnData, NWB, SciPy ...
 
 Names and attributes alone say it, so this reads no values. What is kept *aside* is never taken for
 samples by itself, and is read where the user names it.
 
-Sources: AnnData, "On-disk format"; 10x Genomics, "HDF5 Feature-Barcode Matrix Format"; BIOM format
-2.1; Loom file format 3.0; NWB, "hdmf-common: DynamicTable"; MATLAB's files of version 7.3.
+Sources: AnnData, "On-disk format"; NWB, "hdmf-common: DynamicTable"; MATLAB's files of version 7.3.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,9 +59,7 @@ def state_common(tree: Tree, attributes: Attributes, stated: Stated) -> None:
     _sparse(tree, attributes, stated)
     _anndata(tree, stated)
     _categories(tree, attributes, stated)
-    _cells(tree, stated)
     _dynamic_tables(tree, stated)
-    _weights(tree, stated)
 
 
 def text_of(value: Any) -> str:
@@ -145,44 +141,8 @@ def _categories(tree: Tree, attributes: Attributes, stated: Stated) -> None:
                 stated.aside.setdefault(path, "the categories of codes")
 
 
-def _cells(tree: Tree, stated: Stated) -> None:
-    """Keep aside what belongs to the features of cells: of 10x, BIOM and Loom."""
-    for group in tree.groups:
-        barcodes, data, indptr = (_within(group, n) for n in ("barcodes", "data", "indptr"))
-        if {barcodes, data, indptr} <= tree.datasets.keys():
-            features = [_within(group, n) for n in ("features/id", "genes")]
-            parts = [_within(group, n) for n in ("features", "genes", "gene_names", "shape")]
-            _put_aside(tree, parts, "10x's features, which are the columns of a cell", stated)
-            for path in features:
-                if path in tree.datasets:
-                    stated.attrs[data] = {"columns": tree.datasets[path].shape[0]}
-            stated.grouped = False
-    if {"observation/matrix", "sample/matrix"} <= tree.groups.keys():
-        reason = "BIOM's observations, which are the columns of a sample"
-        _put_aside(tree, ["observation"], reason, stated)
-        stated.grouped = False
-    if "matrix" in tree.datasets and {"row_attrs", "col_attrs"} <= tree.groups.keys():
-        stated.refused = (
-            "this is a Loom file, whose cells are columns, and columns are not samples",
-            "write it by cells: anndata.read_loom(FILE).write_h5ad(OUT)",
-        )
-
-
 def _dynamic_tables(tree: Tree, stated: Stated) -> None:
     """State that the rows of tables of NWB (and hdmf) are those of that table alone."""
     for group, names in tree.groups.items():
         if "colnames" in names:
             stated.axes.update(dict.fromkeys(tree.inside(group), group or "rows"))
-
-
-_WEIGHTS = re.compile(r"(?:.*\.)?(?:weight|bias|running_mean|running_var|num_batches_tracked)")
-
-
-def _weights(tree: Tree, stated: Stated) -> None:
-    """Do not take the rows of the parameters of a model for samples."""
-    names = (path.rpartition("/")[2] for path in tree.datasets)
-    if all(map(_WEIGHTS.fullmatch, names)) and {"weight", "bias"} <= {
-        path.rpartition("/")[2].rpartition(".")[2] for path in tree.datasets
-    }:
-        stated.refused = "these are the weights of a model, not samples", "name the array"
-        stated.grouped = False

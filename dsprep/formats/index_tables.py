@@ -24,7 +24,7 @@ from dsprep.errors import FormatError
 
 _SCAN = 1 << 20
 
-Form: TypeAlias = Literal["counts", "bounds", "ends"]
+Form: TypeAlias = Literal["counts", "bounds", "ends", "pairs"]
 
 
 class Numbers(Protocol):
@@ -63,6 +63,7 @@ class IndexTable:
     form
         ``"counts"``: the first row of each, and how many it has. ``"bounds"``: `first` has one
         number more than the table has rows, where each begins, and where the last one ends.
+        ``"pairs"``: as counts, but where each ends instead of how many it has.
         ``"ends"``: `first` has where each ends, and the first one begins at 0.
     first_member, count_member
         The member of the compound type, the number of the column, or None for plain arrays.
@@ -89,12 +90,13 @@ class IndexTable:
         Raises `FormatError` if they leave ``0 .. target``, the rows that they point to, or do not
         follow each other without gap; with `gaps`, but between groups.
         """
-        if self.form == "counts":
+        if self.form in ("counts", "pairs"):
             values = self.first.read(start, stop)
             low = _integers(values, self.first_member)
             if self.count is not self.first:
                 values = self.count.read(start, stop)
             size = _integers(values, self.count_member)
+            size = size - low if self.form == "pairs" else size
         else:
             bounds = self._bounds(start, stop)
             low, size = bounds[:-1], np.diff(bounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -25,9 +26,9 @@ class OpenOptions:
     fields
         The fields wanted; all that are found when empty.
     sample_axis
-        hdf5, netcdf, numpy, zarr: ``"first"``: every array's first axis counts samples;
-        ``"none"``: a file is one sample; ``"groups"`` (hdf5): each of the groups that are alike is
-        one; ``"auto"``: decide from names and shapes.
+        hdf5, netcdf, numpy, zarr: ``"first"``, ``"last"``, or a number: this axis of every array
+        counts samples; ``"none"``: a file is one sample; ``"groups"``: each of the groups side by
+        side, or arrays, is one; ``"auto"``: the first, if nothing else is possible.
     order
         lmdb: number the samples by key (``"key"``), by offset in the file (``"file"``) or by the
         decimal number that the key spells (``"numeric"``).
@@ -75,7 +76,7 @@ class OpenOptions:
     """
 
     fields: tuple[FieldSpec, ...] = ()
-    sample_axis: Literal["auto", "first", "none", "groups"] = "auto"
+    sample_axis: str = "auto"
     order: Literal["key", "file", "numeric"] = "key"
     values: Literal["opaque", "datum"] = "opaque"
     database: str | None = None
@@ -98,6 +99,13 @@ class OpenOptions:
         return allowed_memory(self.memory)
 
     def __post_init__(self) -> None:
+        if re.fullmatch(r"auto|first|last|none|groups|-?\d{1,2}", self.sample_axis) is None:
+            raise UsageError(
+                f"--sample-axis {self.sample_axis} is not possible",
+                expected="first, last, none, groups, or the number of an axis",
+            )
+        if self.sample_axis == "0":
+            object.__setattr__(self, "sample_axis", "first")
         if "/" in self.labels:
             object.__setattr__(self, "labels", os.path.abspath(self.labels))  # noqa: PTH100
 

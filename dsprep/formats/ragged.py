@@ -186,11 +186,14 @@ def route_of(
                 f"{entry} is not an index table",
                 where=where,
                 expected="a table with members such as first and count, one of (first, count) "
-                "rows, N + 1 bounds, N ends, or FIRST,COUNT",
+                "or (begin, end) rows, N + 1 bounds, N ends, FIRST,COUNT, or BEGIN,END",
             )
         tables.append(table)
     rows = (*(t.rows for t in tables[1:]), *tree.datasets[spec.path].shape[:1])
     for entry, table, count in zip(spec.index, tables, rows, strict=False):
+        paired = replace(table, form="pairs")
+        if table.form == "counts" and not table.partitions(count) and paired.partitions(count):
+            tables[tables.index(table)] = table = paired
         if table.form != "counts" and not table.partitions(count):
             raise UsageError(
                 f"{entry} is not an index table of {spec.path}",

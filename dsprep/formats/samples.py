@@ -10,16 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections import defaultdict
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from dsprep.core.schema import Attrs
-from dsprep.errors import SchemaError
+from dsprep.core.schema import Attrs, FieldSpec
+from dsprep.errors import AmbiguousError
+from dsprep.formats.foreign import WAY_OUT
 from dsprep.storage.paths import DirectoryEntry
 
 WHOLE_FILE = (
@@ -27,44 +29,12 @@ WHOLE_FILE = (
 )
 """Sets of names that are known to mean one sample per file although first axes agree."""
 
-SPACE = frozenset(
-    (
-        "x",
-        "y",
-        "z",
-        "lat",
-        "latitude",
-        "lon",
-        "long",
-        "longitude",
-        "rlat",
-        "rlon",
-        "nav_lat",
-        "nav_lon",
-        "easting",
-        "northing",
-        "level",
-        "lev",
-        "plev",
-        "isobaricinhpa",
-        "height",
-        "width",
-        "depth",
-        "altitude",
-        "bottom_top",
-        "south_north",
-        "west_east",
-        "c",
-        "channel",
-        "channels",
-        "band",
-        "bands",
-        "wavelength",
-    )
+SPACE = (
+    " x y z lat latitude lon long longitude rlat rlon nav_lat nav_lon easting northing level lev "
+    "plev isobaricinhpa height width depth altitude bottom_top south_north west_east c channel "
+    "channels band bands wavelength "
 )
 """Names of dimensions along which there is one sample: a map, an image, a column of air."""
-
-_COORDINATE = re.compile(r"(.*[^a-z])?coord(inate)?s?|t|time")
 
 CONVENTIONS = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 """Attributes by which other programs change values when they read them."""
@@ -110,43 +80,46 @@ class SampleAxis:
 
 def choose(
     arrays: Mapping[str, Sized],
-    mode: Literal["auto", "first", "none"],
+    mode: str,
     where: object = None,
     *,
     named: bool = False,
+    grouped: bool = True,
 ) -> SampleAxis:
     """Return which arrays are fields, and how many samples they hold.
 
-    With ``"auto"`` a file whose arrays all differ in their first axis, or that is known to hold
-    one sample, is one sample; otherwise the first axis that carries the most bytes among
-    those that two arrays share (or, with one array, its own) counts the samples. Arrays without
-    rows count none where others have some.
+    ``"first"`` takes the first axis that carries the most bytes among those that arrays share.
 
     Parameters
     ----------
     arrays
         In the order in which the file lists them. Not empty.
     mode
-        As `OpenOptions.sample_axis`.
+        ``"auto"``, ``"first"`` or ``"none"``, as `OpenOptions.sample_axis`.
     where
         The file, for messages.
     named
         Whether the user named the arrays: then they belong together if they are as long.
+    grouped
+        Whether groups that are alike may be samples.
 
     Raises
     ------
-    SchemaError
-        With ``"auto"``, if the fields would hold less than half of the bytes of all arrays, or what
-        would count the samples is a dimension of space.
+    AmbiguousError
+        With ``"auto"``, unless all arrays agree in their first axis and nothing else they share.
     """
-    if mode == "none" or (mode == "auto" and is_whole_file(arrays)):
+    if mode == "none" or not any(array.shape for array in arrays.values()):
         return SampleAxis(1, True, tuple(arrays), () if mode == "none" else (ONE_SAMPLE,))
+    if mode == "auto" and frozenset(arrays) in WHOLE_FILE:
+        return SampleAxis(1, True, tuple(arrays), (ONE_SAMPLE,))
+    if mode == "auto":
+        reason = _doubt(arrays, named, grouped)
+        if reason:
+            raise ambiguous(reason, arrays, where)
     by_axis: dict[tuple[int, str], list[str]] = defaultdict(list)
     for name, array in arrays.items():
         if array.shape:
             by_axis[array.shape[0], "" if named else array.axis].append(name)
-    if not by_axis:
-        return SampleAxis(1, True, tuple(arrays), (ONE_SAMPLE,))
     filled = len({length for length, _ in by_axis if length > 0})
 
     def along(length: int, axis: str) -> list[str]:
@@ -163,10 +136,6 @@ def choose(
     names = tuple(n for n in arrays if n in chosen)
     axes = {arrays[n].axis for n in names}
     axis = axes.pop() if len(axes) == 1 else axis
-    if mode == "auto":
-        if not named or any(len(arrays[n].shape) > 1 for n in names):
-            _check_dimension(axis, count, names, where)
-        check_share(arrays, chosen, f"{count} samples of {listed([*names])}", where)
     static = static_among(arrays, names)
     notes = [f"left out {listed([*static])}: {STATIC}"] if static else []
     for (length, other), others in by_axis.items():
@@ -211,124 +180,156 @@ def not_of_samples(name: str, rows: object, axis: SampleAxis, where: object) -> 
     )
 
 
+def _doubt(arrays: Mapping[str, Sized], named: bool, grouped: bool) -> str:
+    """Return why the arrays may be read in several ways; "" if only one is possible."""
+    counting = {n: a.shape for n, a in arrays.items() if a.shape}
+    axes: Counter[str] = Counter()
+    for n in counting if not named else ():
+        axes[arrays[n].axis] += arrays[n].nbytes
+    if axes and "" not in axes:  # others than that of most bytes are of places, not of samples
+        axis = axes.most_common(1)[0][0]
+        space = f" {axis.rpartition('/')[2].lower()} " in SPACE
+        return f"{axis} usually is part of a sample" if space else ""
+    if len({shape[0] for shape in counting.values()}) > 1 or len(axes) > 2:
+        return "its arrays differ in their first axes"
+    if any(not array.shape for array in arrays.values()):
+        return "there are scalars beside arrays"
+    beside = side_by_side(arrays) if grouped and not named else []
+    if any(not each.odd and each.members != ("",) for each in beside):
+        return "groups that are alike may be samples"
+    inner = [shape for shape in counting.values() if len(shape) > 1]
+    square = all(shape[0] == shape[1] for shape in inner)
+    second = len({shape[1] for shape in inner}) == 1 and inner[0][1] > 1
+    if second and (square or len(inner) == len(counting) > 1):
+        return "its arrays agree in their second axis, too"
+    return ""
+
+
+class Beside(NamedTuple):
+    """Groups side by side, or arrays (whose only member is ``""``), that may be samples.
+
+    `members` are those that all have, `pattern` is how ``--field`` spells the groups, which are
+    those that hold what most of them do; `odd` is one that holds more or less, or ``""``.
+    """
+
+    pattern: str
+    groups: tuple[str, ...]
+    members: tuple[str, ...]
+    odd: str
+
+    def options(self) -> str:
+        """Return the options that take the members by their pattern."""
+        names = [m.rpartition("/")[2] or "values" for m in self.members[:MOST_READINGS]]
+        pairs = zip(names, self.members[:MOST_READINGS], strict=True)
+        fields = (shlex.quote(f"{n}={self.pattern}/{m}".rstrip("/")) for n, m in pairs)
+        return " ".join(f"--field {field}" for field in fields)
+
+
+def matching(paths: Iterable[str], pattern: str) -> Beside:
+    """Return the groups or arrays that a pattern such as ``data/*`` stands for.
+
+    A ``*`` stands for one name, or for a part of it.
+    """
+    depth = pattern.count("/") + 1
+    words = re.compile("[^/]*".join(map(re.escape, pattern.split("*"))))
+    by_group: dict[str, list[str]] = {}
+    for path in paths:
+        parts = path.split("/")
+        by_group.setdefault("/".join(parts[:depth]), []).append("/".join(parts[depth:]))
+    return _beside(pattern, {g: names for g, names in by_group.items() if words.fullmatch(g)})
+
+
+def _beside(pattern: str, by_group: Mapping[str, Sequence[str]]) -> Beside:
+    """Return groups as samples, or arrays if there are no groups, by what is in each of them."""
+    by_group = {g: m for g, m in by_group.items() if "" not in m} or by_group
+    counts = Counter(member for members in by_group.values() for member in members)
+    common = counts.most_common(1)[0][0] if counts else ""
+    groups = sorted((g for g in by_group if common in by_group[g]), key=natural_key)
+    held = Counter(m for group in groups for m in by_group[group])
+    members = [m for m in held if held[m] == len(groups)]
+    odd = [group for group in by_group if len(by_group[group]) != len(members)]
+    return Beside(pattern, tuple(groups), tuple(members), (*odd, "")[0])
+
+
+def side_by_side(paths: Iterable[str]) -> list[Beside]:
+    """Return each way in which groups are samples, only those next to the root; or else arrays."""
+    inside: dict[str, dict[str, list[str]]] = {}
+    for path in paths:
+        parts = path.split("/")
+        for k in range(1, len(parts) + 1):
+            groups = inside.setdefault("/".join(parts[: k - 1]), {})
+            groups.setdefault("/".join(parts[:k]), []).append("/".join(parts[k:]))
+    every = [_beside(f"{parent}/*".lstrip("/"), inside[parent]) for parent in inside]
+    every = [each for each in every if len(each.groups) > 1 and each.members]
+    apart = [each for each in every if each.members != ("",)] or every
+    depth = min((each.pattern.count("/") for each in apart), default=0)
+    apart = [each for each in apart if each.pattern.count("/") == depth]
+    return sorted(apart, key=lambda each: natural_key(each.pattern))
+
+
+def groups_named(paths: Iterable[str], specs: Sequence[FieldSpec]) -> list[Beside]:
+    """Return the groups that patterns in fields stand for, or else those that are side by side."""
+    matches = (_GROUPS.match(spec.path) for spec in specs)
+    patterns = sorted({match[0] for match in matches if match})
+    paths = list(paths)
+    return [matching(paths, pattern) for pattern in patterns] or side_by_side(paths)
+
+
+_GROUPS = re.compile(r".*\*[^/]*")
+"""The part of a path behind which a member follows: up to the last name with a ``*``."""
+
+
+def ambiguous(
+    reason: str, arrays: Mapping[str, Sized], where: object, *, groups_only: bool = False
+) -> AmbiguousError:
+    """Return the error for a file that can be read in several ways, with all of these."""
+    readings: list[tuple[str, str]] = []
+    beside = side_by_side(arrays)
+    alone = beside[0].pattern if len(beside) == 1 else ""
+    for each in [*beside]:
+        groups = [matching(arrays, f"{group}/*") for group in each.groups[:MOST_GROUPS]]
+        if all(len(g.groups) > 1 and g.members not in ((), ("",)) for g in groups):
+            beside += [matching(arrays, f"{each.pattern}/*"), *groups]
+    for each in beside:
+        alike = tuple(m for m in each.members if _alike(each, m, arrays))
+        if alike:
+            fields = each._replace(members=alike).options()
+            option = "--sample-axis groups" if each.pattern == alone else fields
+            readings.append((option, _words(len(each.groups), [m or "values" for m in alike])))
+    del readings[MOST_READINGS:]
+    shapes = {n: array.shape for n, array in arrays.items() if array.shape}
+    if shapes and not groups_only:
+        last = {shape[-1] for shape in shapes.values()}
+        if len(last) == 1 and any(len(shape) > 1 for shape in shapes.values()):
+            readings.append(("--sample-axis last", _words(last.pop(), [*shapes])))
+        first = choose(arrays, "first")
+        readings.append(("--sample-axis first", _words(first.count, first.names)))
+    if not groups_only:
+        readings.append(("--sample-axis none", _words(1, [*arrays])))
+    return AmbiguousError(reason, readings, where=where, fix=WAY_OUT)
+
+
+def _alike(beside: Beside, member: str, arrays: Mapping[str, Sized]) -> bool:
+    """Whether the arrays that a member has in all groups differ in their first axes at most."""
+    shapes = [arrays[f"{group}/{member}".rstrip("/")].shape for group in beside.groups]
+    return len({(len(shape), shape[1:]) for shape in shapes}) == 1 and (
+        member != "" or shapes[0] != ()
+    )
+
+
+def _words(count: int, names: Sequence[str]) -> str:
+    return f"{count} sample{'s' * (count != 1)} with {listed([*names])}"
+
+
+MOST_READINGS, MOST_GROUPS = 8, 3
+
+
 def counted_along(axis: str) -> str:
     """Return the note that names the dimension which counts the samples."""
     return f"samples are counted along {axis}"
 
 
-def _check_dimension(axis: str, count: int, names: Sequence[str], where: object) -> None:
-    if axis.rpartition("/")[2].lower() in SPACE:
-        raise SchemaError(
-            f"which axis counts the samples is doubtful: {axis} usually is part of a sample",
-            where=where,
-            found=f"{count} samples of {listed([*names])}, counted along {axis}",
-            fix="say which: --sample-axis first takes it so, --sample-axis none takes the file as "
-            "one sample",
-        )
-
-
-_LONG = 64
-
-_ROWS = 16
-"""Rows from which on arrays of nearly equal lengths look like samples of which some are lost."""
-
 _FORM = bytes(ord("0" if 48 <= c < 58 else "a" if c < 128 else "?") for c in range(256))
-
-
-def check_axis(arrays: Mapping[str, Sized], axis: SampleAxis, where: object) -> None:
-    """Raise `SchemaError` if shapes speak against what `choose` found.
-
-    A file that is taken as one sample may as well hold one sample in each row of its largest array
-    if that has many more rows than other elements along an axis. Scalars beside an array with fewer
-    rows may as well be those of its only sample, such as the label of an image.
-    """
-    name, (shape, *_) = max(arrays.items(), key=lambda item: item[1].nbytes)
-    stated = expected = ""
-    if axis.whole_file and len(shape) > 0 and shape[0] >= _LONG and shape[0] > sum(shape[1:]):
-        if not any(other.shape[:1] == (1,) for other in arrays.values()):
-            stated, expected = "one sample", f"{shape[0]} samples, by the first axis of {name}"
-    elif not axis.whole_file and any(not a.shape and a.nbytes < 16 for a in arrays.values()):
-        shapes = [arrays[n].shape for n in axis.names]
-        if all(len(s) > 1 and s[0] <= max(s[1:]) for s in shapes):
-            stated = f"{axis.count} samples, by the first axis of {listed([*axis.names])}"
-            expected = "one sample, with the scalars beside them"
-    elif axis.whole_file and (unequal := _nearly_equal(arrays)):
-        stated, expected = "one sample", f"samples along the first axes, of which {unequal}"
-    if stated:
-        raise SchemaError(
-            "which axis counts the samples is doubtful",
-            where=where,
-            found=f"{stated}; or {expected}",
-            fix="say which: --sample-axis first counts the first axis, --sample-axis none takes "
-            "the file as one sample, --field NAME the fields that are named",
-        )
-
-
-def _nearly_equal(arrays: Mapping[str, Sized]) -> str:
-    """Return which arrays have some rows more than others, in words; empty: they are not alike.
-
-    A tenth of the rows may have been lost; arrays with edges of bins have one row more, too.
-    """
-    by_rows = sorted((a.shape[0], name) for name, a in arrays.items() if a.shape)
-    if len(by_rows) < len(arrays) or not by_rows:
-        return ""
-    (least, some), (most, other) = by_rows[0], by_rows[-1]
-    alike = least < most and most >= _ROWS and 10 * (most - least) <= most
-    return f"{other} has {most} and {some} has {least}" if alike else ""
-
-
-def check_share(
-    arrays: Mapping[str, Sized],
-    chosen: set[str],
-    reading: str,
-    where: object,
-) -> None:
-    """Raise `SchemaError` if the arrays `chosen` hold less than half of all bytes.
-
-    `reading` says what the file would be taken for.
-    """
-    total = sum(array.nbytes for array in arrays.values())
-    kept = sum(array.nbytes for name, array in arrays.items() if name in chosen)
-    if 2 * kept >= total:
-        return
-    others = [f"{n} {_show(array.shape)}" for n, array in arrays.items() if n not in chosen]
-    raise SchemaError(
-        "which axis counts the samples is doubtful: most of the file would be left out",
-        where=where,
-        expected="fields with half of the bytes or more",
-        found=f"{reading}, without {listed(others)}",
-        fix="say which: --sample-axis first takes it so, --sample-axis none takes the file as one "
-        "sample, --field NAME the fields that are named",
-    )
-
-
-def _show(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"
-
-
-def is_whole_file(arrays: Mapping[str, Sized]) -> bool:
-    """Whether nothing in the file looks like a sample axis."""
-    if frozenset(arrays) in WHOLE_FILE:
-        return True
-    lengths = [array.shape[0] for array in arrays.values() if array.shape and array.shape[0]]
-    return len(set(lengths)) == len(lengths) > 1 and not has_coordinates(arrays)
-
-
-def has_coordinates(arrays: Mapping[str, Sized]) -> bool:
-    """Whether all but one array are coordinates of that one's inner axes, which its samples have.
-
-    Those of an axis are as many as it is long, or one more: the edges of its cells. One that is
-    called ``y`` alone may as well be what is to be learned.
-    """
-    largest = max(arrays, key=lambda name: arrays[name].nbytes)
-    inner = {n for length in arrays[largest].shape[1:] for n in (length, length + 1)}
-    others = [name for name, array in arrays.items() if name != largest and array.shape]
-    last = [name.rpartition("/")[2].lower() for name in others]
-    return (
-        all(len(arrays[n].shape) == 1 and arrays[n].shape[0] in inner for n in others)
-        and all(n in SPACE or _COORDINATE.fullmatch(n) for n in last)
-        and (len(last) > 1 or len(last[0]) > 1)
-    )
 
 
 def unapplied(fields: Mapping[str, Attrs]) -> list[str]:

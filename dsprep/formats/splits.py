@@ -100,7 +100,7 @@ def arrays_of_parts(names: Iterable[str]) -> list[list[str]]:
 
 def check_arrays(names: Iterable[str], where: object) -> None:
     """Raise `SchemaError` if the arrays of a file are those of several parts of a dataset."""
-    parts = arrays_of_parts(names)
+    parts = arrays_of_parts(name for name in names if "/" not in name)
     if parts:
         raise SchemaError(
             "its arrays are named as parts of a dataset, not as the fields of one",

@@ -38,6 +38,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
 from dsprep.source.numbered import NumberedSource, without
+from dsprep.source.turned import is_turned, open_turned
 from dsprep.storage.identity import Status, changed, same_file, status
 from dsprep.storage.marks import Mark
 from dsprep.storage.paths import Candidate, common_path
@@ -172,7 +173,10 @@ def _open_file(
     """Open a file, the one of this number among those of the dataset."""
     name, options = options.file_field, replace(options, file_field=None)
     try:
-        source = format.open(path, options, hint)
+        if "sample_axis" in format.open_options and is_turned(options, format.name == "hdf5"):
+            source = open_turned(lambda whole: format.open(path, whole, None), options)
+        else:
+            source = format.open(path, options, hint)
     except FormatError as error:  # in directories, files are taken for what their names end in
         with closing(Candidate(path)) as candidate:
             alike = format.recognises(candidate)
@@ -311,14 +315,19 @@ class MultiSource(Source):
                 progress(i + 1, len(self.paths))
 
     def _disagree(self, path: Path, schema: Schema) -> SchemaError:
-        reads_records = "records" in self.format.open_options
+        common = [f"--field {f.name}" for f in schema if f in tuple(self.schema)]
+        fix = f"take what all files have: {' '.join(common)}; or " if common else ""
+        if not {*schema.names} & {*self.schema.names}:
+            fix = "if the files hold fields of the same samples, take them together: --join; or "
+        if "records" in self.format.open_options:
+            fix += "take the records whole: --raw-records; or "
+        elif self.options.sample_axis == "auto" and "sample_axis" in self.format.open_options:
+            fix += "if each file is one sample: --sample-axis none; or "
         return SchemaError(
             f"its fields differ from those of {self.paths[0]}: "
             + "; ".join(differences(self.schema, schema)[:3]),
             where=path,
-            fix="name the fields that all files have with --field, or leave the file out; if the "
-            "files hold fields of the same samples, take them together with --join"
-            + (", or take the records whole with --raw-records" if reads_records else ""),
+            fix=fix + foreign.WAY_OUT,
         )
 
     @contextmanager

@@ -296,16 +296,6 @@ def test_no_records_yet(tmp_path):
         assert source[0]["t2m"].shape == (0, 3, 5)
 
 
-def test_most_of_the_file_is_not_in_records(tmp_path):
-    file = forecast()
-    file.variables["mesh"] = Var(np.zeros((90, 9), "f8"), ["cell", "edge"])
-    path = file.write(tmp_path / "a.nc")
-    with pytest.raises(SchemaError, match=r"doubtful.*4 samples of time, t2m, without lat"):
-        dsprep.open(path)
-    with opened(path, sample_axis="first") as source:
-        assert source.schema.names == ("time", "t2m")
-
-
 def test_the_first_dimension_is_shared(tmp_path):
     """Variables of another dimension are no fields, even if it has the same length."""
     path = Classic(

@@ -21,7 +21,14 @@ import dsprep
 from dsprep import formats
 from dsprep.cli import app
 from dsprep.core.schema import Field, FieldSpec, Schema
-from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError, UsageError
+from dsprep.errors import (
+    AmbiguousError,
+    DsprepError,
+    FormatError,
+    SchemaError,
+    UnsupportedError,
+    UsageError,
+)
 from dsprep.formats.options import OpenOptions
 from dsprep.storage.paths import Candidate
 from dsprep.verbs.check import check
@@ -308,7 +315,7 @@ def test_fields_are_named(tmp_path):
     np.save(folder / "mean.npy", x.mean(0))
     (folder / "README.md").write_text("x")
     np.savez(tmp_path / "d.npz", images=x, labels=y)
-    with dsprep.open(folder) as source:
+    with dsprep.open(folder, OpenOptions(sample_axis="first")) as source:
         assert source.schema.names == ("images", "labels")
         assert any("README.md" in n for n in source.notes)
         assert any("left out mean" in n for n in source.notes)
@@ -322,9 +329,7 @@ def test_fields_are_named(tmp_path):
                 assert source[3]["y"] == 3
         with pytest.raises(SchemaError, match=r"nothing.*images"):
             dsprep.open(path, fields("nothing"))
-    with dsprep.open(folder, fields("x=mean.npy")) as source:
-        assert len(source) == 2
-    with pytest.raises(SchemaError, match="mean has not the length"):
+    with pytest.raises(SchemaError):
         dsprep.open(folder, fields("images", "labels", "mean"))
     with pytest.raises(UsageError):
         dsprep.open(folder, fields("images@labels"))
@@ -347,8 +352,8 @@ def test_doubtful_guesses_are_refused(tmp_path):
                 np.testing.assert_array_equal(array, arrays[key])
         with dsprep.open(tmp_path / name, OpenOptions(sample_axis="first")) as source:
             assert len(source) in (3, 5)
-    with pytest.raises(UsageError, match="groups"):
-        dsprep.open(tmp_path / "alike", OpenOptions(sample_axis="groups"))
+    with dsprep.open(tmp_path / "alike", OpenOptions(sample_axis="groups")) as source:
+        assert source[:]["values"].shape == (2, 3, 2)
 
 
 @pytest.fixture
@@ -455,7 +460,8 @@ def test_the_advice_for_clips_is_a_glob_that_works(tmp_path, lengths, inner):
         return
     with pytest.raises(SchemaError) as caught:
         dsprep.open(data)
-    ways = re.findall(r"('[^']+') --sample-axis (none|first)", caught.value.fix)
+    assert isinstance(caught.value, AmbiguousError)
+    ways = re.findall(r"('[^']+') --sample-axis (none|first)", str(dict(caught.value.readings)))
     ((pattern,),) = {tuple(shlex.split(way)) for way, _ in ways}
     assert [axis for _, axis in ways] == ["none", "first"]
     with dsprep.open(pattern, OpenOptions(sample_axis="none")) as source:

@@ -34,7 +34,14 @@ from zarr_stores import (
 import dsprep
 from dsprep.core import filters
 from dsprep.core.schema import Arena, Field, Ragged, Schema
-from dsprep.errors import DsprepError, FormatError, MissingExtra, SchemaError, UsageError
+from dsprep.errors import (
+    AmbiguousError,
+    DsprepError,
+    FormatError,
+    MissingExtra,
+    SchemaError,
+    UsageError,
+)
 from dsprep.formats import recognise
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.zarr import parse
@@ -98,12 +105,12 @@ def test_chunks_of_another_spelling_are_not_missing(
         (tmp_path / "a" / "x" / "1").rename(tmp_path / "a" / "x" / "part1")
     edit(tmp_path / "a" / "x" / "zarr.json", chunk_key_encoding=SPELLINGS[stated])
     if written == "none" or written == stated:
-        with opened(tmp_path / "a") as source:
+        with opened(tmp_path / "a", axis="first") as source:
             assert source[3]["x"].tolist() == [float(written != "none")] * 4
         return
     fix = "part1" if written == "other" else re.escape(json.dumps(SPELLINGS[written]))
     with pytest.raises(FormatError, match=fix):
-        opened(tmp_path / "a")
+        opened(tmp_path / "a", axis="first")
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -285,7 +292,9 @@ def test_which_arrays_are_fields(tmp_path: Path) -> None:
     root = zarr.create_group(tmp_path / "a")
     for name, shape in {"x": (8, 3), "y": (8,), "mean": (3,), "version": ()}.items():
         create(root, name, np.ones(shape, F4))
-    with opened(tmp_path / "a") as source:
+    with pytest.raises(AmbiguousError):
+        opened(tmp_path / "a")
+    with opened(tmp_path / "a", axis="first") as source:
         assert source.schema.names == ("x", "y")
         assert len(source) == 8
         assert any("mean" in note for note in source.notes)
@@ -298,7 +307,7 @@ def test_which_arrays_are_fields(tmp_path: Path) -> None:
         assert source[0]["version"] == 1
         assert source.read(0, 1)["y"].shape == (1, 8)
         assert source.read(1, 1)["y"].shape == (0, 8)
-    with pytest.raises(SchemaError, match="mean has no value for each sample"):
+    with pytest.raises(SchemaError):
         opened(tmp_path / "a", "x", "y", "mean")
     with pytest.raises(SchemaError, match="no field z"):
         opened(tmp_path / "a", "z")
@@ -700,9 +709,9 @@ def test_dimensions_say_what_belongs_together(tmp_path: Path, version: int) -> N
         assert source.schema.names == ("t", "v")
         assert any("samples are counted along time" in note for note in source.notes)
         assert source.others == ("mask",)
-    with pytest.raises(SchemaError, match="x usually is part of a sample"):
+    with pytest.raises(AmbiguousError):
         opened(tmp_path / "a", "mask")
-    with opened(tmp_path / "a", "v", "mask") as source:
+    with opened(tmp_path / "a", "v", "mask", axis="first") as source:
         assert len(source) == 5
 
 

@@ -1,10 +1,9 @@
-"""What programs state about datasets in HDF5 alone: netCDF-4, Silo, PyTables, pandas, Keras ...
+"""What programs state about datasets in HDF5 alone: PyTables, pandas, images.
 
 What other formats have too is stated in `dsprep.formats.conventions`.
 
-Sources: NetCDF-4 File Format, "Dimensions and Coordinate Variables"; PyTables, "PyTables File
-Format"; the HDF5 files of pandas' `HDFStore`; the HDF5 driver of Silo; HDF5 Image and Palette
-Specification.
+Sources: PyTables, "PyTables File Format"; the HDF5 files of pandas' `HDFStore`; HDF5 Image and
+Palette Specification.
 """
 
 from __future__ import annotations
@@ -18,26 +17,12 @@ from dsprep.formats.hdf5.datasets import Contents
 def stated(contents: Contents, attributes: Attributes) -> Stated:
     """Return what is stated about the datasets of a file; some of them are left out of it."""
     facts = Stated()
-    _silo(contents, facts)
     state_common(contents, attributes, facts)
     for path, reason in facts.left_out.items():
         contents.leave_out(path, reason)
     _pytables(contents, attributes, facts)
-    _keras(contents, facts)
     _images(contents, attributes, facts)
     return facts
-
-
-_SILO = frozenset({"_fileinfo", "_hdf5libinfo", "_silolibinfo"})
-
-
-def _silo(contents: Contents, facts: Stated) -> None:
-    for path in contents.datasets:
-        if path in _SILO:
-            facts.aside[path] = "Silo's own"
-        elif path.startswith(".silo/"):
-            facts.aside[path] = "an array of Silo's objects, to be named by --field"
-    facts.grouped = not facts.aside
 
 
 _ITEMS = re.compile(
@@ -72,13 +57,6 @@ def _pytables(contents: Contents, attributes: Attributes, facts: Stated) -> None
                 facts.names[path] = "columns", items
             elif _ITEMS.fullmatch(name):
                 facts.aside[path] = "names of pandas' columns"
-
-
-def _keras(contents: Contents, facts: Stated) -> None:
-    first = any("layer_names" in contents.groups.get(p, ()) for p in ("", "model_weights"))
-    later = "layers" in contents.groups or "_layer_checkpoint_dependencies" in contents.groups
-    if first or (later and any(p.endswith("/vars") for p in contents.groups)):
-        facts.refused = "these are the weights of a Keras model, not samples", "name the dataset"
 
 
 _FEW = 64

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.index_tables import Route
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import RaggedRows, route_of, table_paths
-from dsprep.formats.splits import arrays_of_parts, check_arrays
+from dsprep.formats.splits import check_arrays
 from dsprep.reading.columns import fetch
 from dsprep.storage.base import Handle
 
@@ -172,21 +171,16 @@ class Fields:
                 self._check_there(spec.path)
         if not arrays:
             raise self._nothing()
-        mode = "none" if self._mode == "groups" else self._mode
-        if not self._specs and not self._own and mode != "none":
+        mode = "first" if self._mode == "auto" and self._own else self._mode
+        if not self._specs and mode == "auto":
             check_arrays(arrays, self._path)
-        ragged = any(route for _, route in routes.values())
-        if mode == "auto" and (self._own or ragged):
-            mode = "first"
-        elif mode == "auto" and frozenset(self._datasets) in samples.WHOLE_FILE:
-            mode = "none"
-            self.notes.append(samples.ONE_SAMPLE)
-        axis = samples.choose(arrays, mode, self._path, named=bool(self._specs))
-        if self._mode == "auto" and not self._own and not self._specs:
-            if ragged:
-                reading = f"{axis.count} samples of {samples.listed([*axis.names])}"
-                samples.check_share(arrays, set(axis.names), reading, self._path)
-            samples.check_axis(arrays, axis, self._path)
+        axis = samples.choose(
+            arrays,
+            mode,
+            self._path,
+            named=bool(self._specs),
+            grouped=self._stated.grouped and not self._members,
+        )
         for name, array in arrays.items() if self._specs else ():
             if name not in axis.names:
                 rows = array.shape[0] if array.shape else "no axis"
@@ -422,107 +416,13 @@ class Fields:
     # --- a group per sample ---
 
     def _sample_groups(self) -> structure.Samples | None:
-        """Return the groups that are samples, if there are such and nobody can doubt it."""
-        mode, specs = self._mode, self._specs
-        if mode not in ("auto", "groups") or self._own or any(s.index for s in specs):
+        """Return the groups that are samples, if the user says that some are."""
+        patterns = any("*" in s.path and s.path not in self._datasets for s in self._specs)
+        if self._mode != "groups" and not (patterns and self._mode == "auto"):
             return None
-        if mode == "auto" and (
-            (specs and all(s.path in self._datasets for s in specs)) or not self._stated.grouped
-        ):
-            return None
-        judged = structure.sample_groups(self._contents)
-        if specs:
-            fits = self._fitting(judged)
-            if len(fits) == 1:
-                return fits[0]
-            self._check_alike(judged)
-            if mode == "auto":
-                return None
-        elif len(judged) == 1:
-            only = judged[0].samples
-            if mode == "groups" and only is not None:
-                return only
-            if mode == "auto" and not judged[0].reason:
-                self.notes.append(f"each {self._kind(only)} is a sample: {only}")
-                return only
-        elif mode == "auto" and not judged:
-            return None
-        raise self._doubtful(judged)
-
-    def _fitting(self, judged: Sequence[structure.Judged]) -> list[structure.Samples]:
-        """Return the groups whose fields the user named."""
-        paths = [spec.path for spec in self._specs]
-        spelled = self._mode == "groups" or any("*" in path for path in paths)
-        fits = [d.samples for d in judged if d.samples is not None and (spelled or not d.reason)]
-        key = () if self._keys_as is None else (self._keys_as,)
-        given = self._contents.groups
-        fits = [
-            f
-            for f in fits
-            if f.has(
-                self._specs,
-                (*given.get(f.groups[0], ()), *key, *structure.beside(f, self._contents)),
-            )
-        ]
-        every = structure.joined(judged)
-        if every is not None and set(paths) <= {*map(every.field, every.members), *key}:
-            structure.check_alike(every, self._contents)
-            fits.append(every)
-        return fits
-
-    def _check_alike(self, judged: Sequence[structure.Judged]) -> None:
-        """Raise `SchemaError` if the user named a field that groups hold, but not as samples."""
-        for spec in self._specs:
-            for each in judged:
-                if spec.path not in each.differing:
-                    continue
-                first = next(p for p in self._datasets if fnmatchcase(p, spec.path))
-                fits = each.samples
-                others = [] if fits is None else [fits.field(m) for m in fits.members]
-                ways = [f"one of them: --field {spec.name}={first}"]
-                ways += [f"what is alike: --field NAME={others[0]}"] if others else []
-                raise SchemaError(
-                    each.differing[spec.path],
-                    where=self._path,
-                    fix=f"name {', or '.join(ways)}; or have your own code give the samples, by "
-                    "dsprep.write",
-                )
-
-    def _kind(self, group_samples: structure.Samples | None) -> str:
-        return "dataset" if group_samples is not None and "" in group_samples.members else "group"
-
-    def _doubtful(self, judged: Sequence[structure.Judged]) -> SchemaError:
-        """Return the error for groups that may be samples, with what each reading gives."""
-        if not judged:
-            return SchemaError(
-                "no groups side by side hold the same datasets",
-                where=self._path,
-                fix="leave out --sample-axis groups",
-            )
-        ways = []
-        reason = "several groups hold such groups"
-        for each in judged[:_MOST_WAYS]:
-            reason = each.reason or reason
-            if each.samples is not None:
-                name = each.samples.field(next(iter(each.samples.members)))
-                field = f" --field NAME={name}" if len(judged) > 1 and name != "*" else ""
-                ways.append(f"--sample-axis groups{field}: {each.samples}")
-        every = structure.joined(judged)
-        if every is not None:
-            name = every.field(next(iter(every.members)))
-            ways.append(f"--field NAME={name}: {every}")
-        first = samples.choose(
-            self._arrays or dict.fromkeys(self._datasets, samples.Sized((), 0)), "first"
-        )
-        names = samples.listed(list(first.names))
-        if not arrays_of_parts(self._arrays):
-            ways.append(f"--sample-axis first: {first.count} samples with the fields {names}")
-        ways.append("--field takes what is named")
-        return SchemaError(
-            f"{self._kind(judged[0].samples)}s that are alike may be samples, or not: {reason}",
-            where=self._path,
-            fix="say what they are: " + "; ".join(ways),
-        )
+        given = {n for names in self._contents.groups.values() for n in names}
+        keys = () if self._keys_as is None else (self._keys_as,)
+        return structure.sample_groups(self._contents, self._specs, (*given, *keys))
 
     def _group_columns(self, group_samples: structure.Samples) -> dict[str, FieldColumn]:
         """Return the columns of a file with a group per sample."""
@@ -547,22 +447,13 @@ class Fields:
             attrs = self._attributes(paths[0], self._contents.open(paths[0]))
             name = self._named(group_samples, part_of or structure.VALUES, part_of)
             columns[name] = PerGroup(part, shapes, stored_type, name, attrs)
-        for path in structure.beside(group_samples, self._contents):
-            column = self._column(path, path, None, False)
-            if path in requested or (not requested and path not in columns and column is not None):
-                assert column is not None  # these have one axis, or rows
-                columns[path] = column
-                del others[path]
-                self.notes.append(f"{path}: a row for each of them, in the order of their numbers")
         columns |= self._given(group_samples, columns)
         if not requested:
             if more:
                 self.notes.append(
                     "attributes of the first sample's datasets are kept, not the others'"
                 )
-            if self._mode == "auto":
-                kept = self._datasets.keys() - others
-                samples.check_share(self._arrays, kept, str(group_samples), self._path)
+            self.notes += group_samples.notes
             if others:
                 named = samples.listed([*others])
                 self.notes.append(f"left out {named}: not in the samples' groups")
@@ -629,7 +520,6 @@ class Fields:
 
 
 _MOST_NAMES = 4096
-_MOST_WAYS = 4
 
 
 def _names_in(text: str, where: object) -> list[str]:

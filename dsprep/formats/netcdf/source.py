@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.core.schema import DIMENSIONS, DType, Field
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import FormatError
 from dsprep.formats import samples
 from dsprep.formats.fields import missing_field
 from dsprep.formats.located import LocatedSource, Parsed
@@ -65,8 +65,6 @@ class NetCdfSource(LocatedSource):
 
 def _requested(header: Header, options: OpenOptions, path: Path) -> dict[str, Variable]:
     """Return the variables that the user named, or all, by their names."""
-    if options.sample_axis == "groups":
-        raise UsageError("--sample-axis groups applies to hdf5", where=path)
     variables = {v.name: v for v in header.variables}
     if not variables:
         raise FormatError("the file holds no variables", where=path)
@@ -81,7 +79,6 @@ def _sample_axis(
 ) -> SampleAxis:
     """Return which variables are fields, and how many samples they hold."""
     mode, named = options.sample_axis, bool(options.fields)
-    assert mode != "groups"  # see `_asked`
     if not named and mode != "none":
         check_arrays(variables, path)
     # Where there are no records yet, one is judged.
@@ -108,9 +105,6 @@ def _sample_axis(
     for name in sorted(variables.keys() - set(axis.names)) if named else ():
         found = "no dimension of records" if inside else (*arrays[name].shape, "no axis")[0]
         raise samples.not_of_samples(name, found, axis, path)
-    if mode == "auto":
-        reading = f"{axis.count} samples of {listed([*axis.names])}"
-        samples.check_share(arrays, set(axis.names), reading, path)
     return axis
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import glob
 import shlex
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema, show_shape
-from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.errors import AmbiguousError, FormatError, SchemaError
 from dsprep.formats.fields import missing_field
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy.arrays import (
@@ -27,7 +26,7 @@ from dsprep.formats.npy.arrays import (
 from dsprep.formats.npy.tables import Tables, check
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import table_paths
-from dsprep.formats.samples import SampleAxis, check_share, choose, has_coordinates, listed
+from dsprep.formats.samples import SampleAxis, ambiguous, choose
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
 from dsprep.reading.files import Files
@@ -173,52 +172,26 @@ def _axis(tables: Tables, inside: Arrays, options: OpenOptions, path: Path) -> S
 
     Raises
     ------
-    SchemaError
-        If it is doubtful: of several arrays no two have the same length, or all of the files of a
-        directory are the same kind of array, so that each may be a sample.
+    AmbiguousError
+        If it is doubtful, or all of the files of a directory are the same kind of array, so that
+        each may be a sample.
     """
-    if options.sample_axis == "groups":
-        raise UsageError("--sample-axis groups does not apply to NumPy", expected="first or none")
     arrays, mode, shapes = inside.arrays, options.sample_axis, tables.sized
     if not shapes:
         return SampleAxis(0, False, ())
-    if not options.fields and mode != "none":
+    if not options.fields and mode == "auto":
         check_arrays(shapes, path)
-    if mode == "auto" and len(shapes) > 1 and not tables.routes:
-        lengths = [a.shape[0] for a in arrays.values() if a.shape]
-        differ = len(lengths) > 0 and len(set(lengths)) == len(lengths)
-        kinds = {(a.dtype.str, a.shape[1:], len(a.shape)) for a in arrays.values()}
-        alike = path.is_dir() and len(kinds) == 1 and max(kinds)[2] > 0
-        same = alike and len(set(lengths)) == 1 and max(kinds)[2] > 1
-        if same or (differ and not (len(lengths) > 1 and has_coordinates(shapes))):
-            raise _doubtful(arrays, path, alike)
-    if mode == "auto" and tables.routes:
-        axis = choose(shapes, "first", path, named=bool(options.fields))
-        if not options.fields:
-            reading = f"{axis.count} samples of {listed([*axis.names])}"
-            check_share(shapes, set(axis.names), reading, path)
-        return axis
+    kinds = {(a.dtype.str, a.shape[1:], len(a.shape)) for a in arrays.values()}
+    table = max(kinds)[2] < 2 and len({a.shape for a in arrays.values()}) == 1
+    if mode == "auto" and path.is_dir() and len(arrays) > 1 and len(kinds) == 1 and not table:
+        error = ambiguous("each file may be a sample", shapes, path)
+        files, rows = (
+            shlex.quote(f"{glob.escape(str(path))}/*{SUFFIX}"),
+            sum(a.shape[0] for a in arrays.values()),
+        )
+        ways = [
+            (f"{files} --sample-axis none", f"{len(arrays)} samples, one in each file"),
+            (f"{files} --sample-axis first", f"{rows} samples, one in each row of each file"),
+        ]
+        raise AmbiguousError(error.reason, [*ways, *error.readings], where=path, fix=error.fix)
     return choose(shapes, mode, path, named=bool(options.fields))
-
-
-def _doubtful(arrays: Mapping[str, StoredArray], path: Path, alike: bool) -> SchemaError:
-    """Return the error for a dataset of which it is not clear what the samples are.
-
-    `alike`: its arrays are those of files, and differ in their first axes at most.
-    """
-    reason = "each file may be a sample" if alike else "no two arrays have the same length"
-    fix = (
-        "say which: --sample-axis none takes all arrays as one sample, --sample-axis first counts "
-        "the first axis of the largest and of those that are as long, --field NAME takes those "
-        "that are named"
-    )
-    if alike:
-        files = shlex.quote(f"{glob.escape(str(path))}/*{SUFFIX}")
-        fix += f"; {files} --sample-axis none takes each file as a sample, and {files} "
-        fix += "--sample-axis first each row of the files"
-    return SchemaError(
-        f"which axis counts the samples is doubtful: {reason}",
-        where=path,
-        found=listed([f"{name} {show_shape(a.shape) or '[]'}" for name, a in arrays.items()]),
-        fix=fix,
-    )

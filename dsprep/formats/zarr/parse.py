@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Attrs, Batch, Field, Schema
-from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
+from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats import samples
 from dsprep.formats.base import Source
 from dsprep.formats.conventions import Stated, state_common
@@ -80,8 +80,6 @@ class ZarrSource(Source):
             raise
 
     def _open(self, options: OpenOptions) -> None:
-        if options.sample_axis == "groups":
-            raise UsageError("--sample-axis groups applies to hdf5", where=self.path)
         nodes = walk(self._store)
         root: Attrs = {} if "" in nodes.arrays else nodes.groups.get("", {})
         self.version = f"Zarr v{nodes.version}, {'ZIP' if self.path.is_file() else 'directory'}"
@@ -90,7 +88,7 @@ class ZarrSource(Source):
         fields = StoreFields(self._store, nodes, listed, options)
         requested = fields.requested
         mode = options.sample_axis
-        if mode == "auto" and (listed or fields.ragged):
+        if mode == "auto" and listed:
             mode = "first"
         if fields.stated.refused and options.sample_axis == "auto" and not requested and not listed:
             reason, fix = fields.stated.refused
@@ -99,10 +97,9 @@ class ZarrSource(Source):
         shapes = {n: fields.sized(n) for n in readings}
         if not requested and not listed and mode != "none":
             check_arrays(readings, self.path)
-        axis = samples.choose(shapes, mode, self.path, named=bool(requested))
-        if fields.ragged and options.sample_axis == "auto" and not requested and not listed:
-            reading = f"{axis.count} samples of {samples.listed([*axis.names])}"
-            samples.check_share(shapes, set(axis.names), reading, self.path)
+        axis = samples.choose(
+            shapes, mode, self.path, named=bool(requested), grouped=fields.stated.grouped
+        )
         notes = [] if requested else fields.notes
         self._count, notes = axis.count, [*axis.notes, *notes]
         self.others = axis.others or tuple(fields.stated.aside if listed else ())
@@ -291,8 +288,6 @@ class StoreFields:
         Why other arrays cannot be read.
     stated
         What programs state about the arrays.
-    ragged
-        Whether some have index tables that dsprep did not write.
     requested
         The names of those that the user named.
     notes
@@ -326,7 +321,6 @@ class StoreFields:
         own = nodes.groups.get("", {}).get(STATIC)
         for name in own if order and isinstance(own, list) else ():
             self.stated.aside[str(name)] = samples.STATIC
-        self.ragged = bool(rows.routes)
         for spec in options.fields:
             if spec.index:
                 for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):

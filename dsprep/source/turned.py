@@ -1,0 +1,183 @@
+"""Samples along another axis than the first, or in groups side by side, of files read whole."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from dsprep.core.schema import Arena, Batch, Column, Field, Ragged
+from dsprep.errors import SchemaError, UnsupportedError
+from dsprep.formats.base import Source
+from dsprep.formats.fields import wanted
+from dsprep.formats.foreign import WAY_OUT
+from dsprep.formats.options import OpenOptions, not_enough
+from dsprep.formats.samples import Sized, ambiguous, groups_named, listed
+from dsprep.layout.describe import FieldStorage
+from dsprep.layout.model import FileLayout
+
+
+class TurnedSource(Source):
+    """A file that was opened as one sample, whose arrays hold samples in another way.
+
+    Nothing gives these offsets, so the file is read into memory once.
+
+    Parameters
+    ----------
+    base
+        The file, which is closed with this source.
+    options
+        Which axis counts the samples, or that groups do; the fields.
+
+    Raises
+    ------
+    SchemaError
+        If fields have no such axis, of one length, or groups are not alike.
+    """
+
+    def __init__(self, base: Source, options: OpenOptions) -> None:
+        self.base, self._limit = base, options.limit
+        self.path, self.version, self._lock = base.path, base.version, threading.Lock()
+        self._batch: dict[str, Column] = {}
+        self._notes = [*base.notes]
+        numbered = options.sample_axis not in ("auto", "groups")
+        self._members = {} if numbered else self._groups(options)
+        axis = options.sample_axis.replace("last", "-1")
+        self._axis = int(axis) if numbered else 0
+        self.schema = base.schema.replace(*(self._turned() if numbered else self._beside(options)))
+        self.notes = tuple(self._notes)
+
+    def _turned(self) -> list[Field]:
+        """Return the fields without the axis that counts the samples."""
+        fields, counts, k = [], dict[int, str](), self._axis
+        for f in self.base.schema:
+            if not f.shape and len(self.base.schema) > 1:
+                self._notes.append(f"left out {f.name}: no axis")
+                continue
+            if f.ragged or not -len(f.shape) <= k < len(f.shape):
+                raise SchemaError(
+                    f"{f.name} has no axis {k}", where=self.path, found=f, fix="leave it out"
+                )
+            shape = list(f.shape)
+            counts[int(shape.pop(k) or 0)] = f.name
+            fields.append(replace(f, shape=tuple(shape)))
+        if len(counts) > 1:
+            raise SchemaError(
+                "fields differ in the number of their samples",
+                where=self.path,
+                found=", ".join(f"{name}: {n}" for n, name in counts.items()),
+                fix="name those that go together: --field NAME",
+            )
+        self._count = next(iter(counts))
+        return fields
+
+    def _groups(self, options: OpenOptions) -> dict[str, list[str]]:
+        """Return the fields of the file that have the samples, by the names of their members."""
+        beside = groups_named(self.base.schema.names, options.fields)
+        if len(beside) != 1:
+            arrays = {f.name: Sized(tuple(n or 0 for n in f.shape), 0) for f in self.base.schema}
+            raise ambiguous("which groups are samples", arrays, self.path, groups_only=True)
+        only = beside[0]
+        self._count, self._pattern = len(only.groups), only.pattern
+        if only.odd and not options.fields:
+            self._notes.append(f"{only.odd} holds other arrays, too")
+        return {m: [f"{g}/{m}".rstrip("/") for g in only.groups] for m in only.members}
+
+    def _beside(self, options: OpenOptions) -> list[Field]:
+        """Return the fields whose samples are in groups, and keep how they are called."""
+        fields, differing = dict[str, Field](), list[str]()
+        for member, names in self._members.items():
+            kinds = [self.base.schema[name] for name in names]
+            first = kinds[0]
+            alike = {(f.dtype, f.kind, len(f.shape), f.shape[1:]) for f in kinds}
+            if len(alike) > 1 or first.ragged:
+                differing.append(f"left out {member}: {listed(sorted({str(f) for f in kinds}), 2)}")
+                continue
+            shape = first.shape
+            if len({f.shape for f in kinds}) > 1:
+                shape = (None, *shape[1:])
+            name = member or "values"
+            fields[name] = replace(first, name=name, shape=shape)
+        spelled = {f"{self._pattern}/{m}".rstrip("/"): m or "values" for m in self._members}
+        specs = tuple(replace(s, path=spelled.get(s.path, s.path)) for s in options.fields)
+        if not fields:
+            raise SchemaError("; ".join(differing), where=self.path, fix=WAY_OUT)
+        if not specs:
+            self._notes += differing
+        chosen = wanted(specs, fields)
+        members = {m or "values": names for m, names in self._members.items()}
+        self._members = {field.name: members[path] for path, field in chosen}
+        return [field for _, field in chosen]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _columns(self) -> dict[str, Column]:
+        """Return all samples of each field, read when they are first needed."""
+        with self._lock:
+            if self._batch:
+                return self._batch
+            needed = self.base.schema.fixed_nbytes
+            if needed > self._limit:
+                raise not_enough(
+                    "the file is read whole, as its samples have no offsets",
+                    needed,
+                    self._limit,
+                    where=self.path,
+                    fix=f"raise --memory, or {WAY_OUT}",
+                )
+            batch = self.base.read(0, 1)
+            for f in self.schema:
+                if not self._members:
+                    self._batch[f.name] = np.moveaxis(np.asarray(batch[f.name][0]), self._axis, 0)
+                    continue
+                values: list[Any] = [batch[name][0] for name in self._members[f.name]]
+                self._batch[f.name] = Ragged.pack(values, f) if f.ragged else np.stack(values)
+            return self._batch
+
+    @override
+    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        return {name: column[start:stop] for name, column in self._columns().items()}
+
+    @override
+    def resident_nbytes(self) -> int:
+        return self.base.schema.fixed_nbytes
+
+    @override
+    def storage(self) -> dict[str, FieldStorage]:
+        form = FieldStorage(storage="no range of bytes per sample", access="the file is read once")
+        return dict.fromkeys(self.schema.names, form)
+
+    @override
+    def extents(self, progress: Any = None) -> FileLayout:
+        raise UnsupportedError(
+            "its samples have no offsets", where=self.path, fix="copy them: dsprep convert"
+        )
+
+    @override
+    def close(self) -> None:
+        self.base.close()
+
+
+def is_turned(options: OpenOptions, native: bool) -> bool:
+    """Whether a `TurnedSource` has what the options ask for; `native`: the format has groups."""
+    groups = options.sample_axis == "groups" or (
+        options.sample_axis == "auto" and any("*" in s.path for s in options.fields)
+    )
+    plain = options.sample_axis in ("auto", "first", "none", "groups")
+    return not plain or (groups and not native)
+
+
+def open_turned(open_base: Any, options: OpenOptions) -> Source:
+    """Return the file that `open_base` opens with options, as one sample, turned."""
+    numbered = options.sample_axis not in ("auto", "groups")
+    fields = options.fields if numbered else ()
+    base = open_base(replace(options, sample_axis="none", fields=fields))
+    try:
+        return TurnedSource(base, options)
+    except BaseException:
+        base.close()
+        raise
