@@ -13,7 +13,7 @@ import pytest
 import dsprep
 from dsprep.core.schema import DIMENSIONS
 from dsprep.errors import SchemaError
-from dsprep.formats.options import WriteOptions
+from dsprep.formats.options import OpenOptions, WriteOptions
 
 xr = pytest.importorskip("xarray")
 pytest.importorskip("netCDF4")
@@ -126,20 +126,26 @@ def test_some_samples_and_some_fields(days: Path, tmp_path: Path) -> None:
     xr.testing.assert_identical(found, of_source(days).drop_vars(["p", "k", "crs"]))
 
 
+FIRST = OpenOptions(sample_axis="first")
+
+
 def test_arrays_that_files_do_not_share_are_left_out(tmp_path: Path) -> None:
     for number in range(2):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"], file["y"] = np.zeros((40, 3)), np.zeros(40)
             file["classes"], file["run"] = [b"cat", b"dog"], number
-    report = dsprep.convert(tmp_path / "?.h5", tmp_path / "out.h5", durable=False)
+    report = dsprep.convert(
+        tmp_path / "?.h5", tmp_path / "out.h5", open_options=FIRST, durable=False
+    )
     assert any("left out run: not the same in all files" in note for note in report.notes)
     with h5py.File(tmp_path / "out.h5") as file:
         assert [*file["classes"]] == [b"cat", b"dog"]
         assert "run" not in file
     with dsprep.open(tmp_path / "out.h5") as source:
         assert source.schema.names == ("x", "y")
+    fields = ["x", "y", "classes"]
     with pytest.raises(SchemaError, match="classes has no value for each sample of x") as error:
-        dsprep.convert(tmp_path / "0.h5", tmp_path / "no.h5", fields=["x", "y", "classes"])
+        dsprep.convert(tmp_path / "0.h5", tmp_path / "no.h5", fields=fields, open_options=FIRST)
     assert "leave out --field classes" in error.value.fix
 
 
@@ -148,7 +154,8 @@ def test_a_grid_that_is_as_long_as_there_are_samples(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["grid"], file["y"] = np.zeros((40, 3)), np.arange(12.0), np.zeros(40)
     for name in ("b.h5", "b.zarr", "c.zarr.zip"):
-        dsprep.convert(tmp_path / "a.h5", tmp_path / name, samples="0:12", durable=False)
+        target = tmp_path / name
+        dsprep.convert(tmp_path / "a.h5", target, samples="0:12", open_options=FIRST, durable=False)
         with dsprep.open(tmp_path / name) as source:
             assert [s.field.name for s in source.schema.static] == ["grid"]
         (tmp_path / f"{name}.dsprep.json").unlink()

@@ -516,6 +516,8 @@ class Format(ABC):
         The names in `OpenOptions` that this format knows.
     key
         The field of what its samples are called, where that is one unasked.
+    groups
+        Whether it reads groups as samples itself; otherwise such files are read whole.
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
         see `merge_schemas`.
@@ -530,6 +532,7 @@ class Format(ABC):
     open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
     key: ClassVar[str | None] = None
     infers: ClassVar[bool] = False
+    groups: ClassVar[bool] = False
     keeps_types: ClassVar[bool] = True
     named_only: ClassVar[bool] = False
 

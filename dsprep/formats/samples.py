@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsprep.core.schema import Attrs, FieldSpec
-from dsprep.errors import AmbiguousError
+from dsprep.errors import AmbiguousError, SchemaError
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.storage.paths import DirectoryEntry
 

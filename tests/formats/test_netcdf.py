@@ -282,8 +282,8 @@ def test_records_are_samples(tmp_path):
         opened(path, fields=fields("lat", "t2m"))
     with pytest.raises(SchemaError, match="there is no field nosuch"):
         opened(path, fields=fields("nosuch"))
-    for options in ({"sample_axis": "groups"}, {"fields": fields("x=t2m@lat")}, {"order": "file"}):
-        with pytest.raises((UsageError, SchemaError)):
+    for options in ({"fields": fields("x=t2m@lat")}, {"order": "file"}):
+        with pytest.raises((SchemaError, UsageError)):
             opened(path, **options)
 
 

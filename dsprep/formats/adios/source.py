@@ -175,8 +175,6 @@ class AdiosSource(Source):
             )
         named = bool(options.fields)
         axis = samples.choose(sized, mode if rows else "none", self.path, named=named)
-        if mode == "auto" and rows and not named:
-            samples.check_axis(sized, axis, self.path)
         notes += (n.replace(samples.STATIC, "of another length") for n in axis.notes)
         if named and set(axis.names) != {*usable}:
             raise SchemaError(
