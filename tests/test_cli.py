@@ -462,7 +462,8 @@ def test_notes_come_from_all_files(tmp_path):
             file.attrs["id"] = i
             if i:
                 file["z"] = np.arange(9)
-    done = run("convert", f"{tmp_path}/q*.h5", tmp_path / "all.h5")
+    first = ("--sample-axis", "first")
+    done = run("convert", f"{tmp_path}/q*.h5", tmp_path / "all.h5", *first)
     assert "left out z" in done.err
     assert "(in 2 of 3 files)" in done.err
     assert "attributes are not those of the first file" in done.err

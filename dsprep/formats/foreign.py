@@ -83,7 +83,7 @@ def check_no_table(directory: Path, expected: Sequence[str]) -> None:
 
 def nothing_in(directory: Path, files: Sequence[Path], expected: Sequence[str]) -> FormatError:
     """Return the error for a directory of `files` that no format reads."""
-    known = _known(_head(files[0])) if files else None
+    known = _known(_head(files[0])) if files and files[0].is_file() else None
     inside = f"{len(files)} other files, such as {files[0].name}" if files else "nothing"
     return FormatError(
         "the directory holds no dataset",
