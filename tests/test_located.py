@@ -512,7 +512,7 @@ def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
         file.create_dataset("chunked", data=expected["range"], chunks=(2, 3))
         file.create_dataset("deflated", data=expected["spans"], chunks=(2, 7), compression=1)
     expected |= {"chunked": expected["range"], "deflated": expected["spans"]}
-    provenance(path)
+    provenance(path, dsprep.OpenOptions(sample_axis="first"))
     arena = Arena()
     with Sidecar.open(path) as opened:
         for _ in range(60):
