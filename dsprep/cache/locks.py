@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -42,7 +43,7 @@ class Lock:
         try:
             while not _tried(fd, how):
                 if time.monotonic() >= end:
-                    raise BlockingIOError(f"another process keeps {_name(fd)} locked")
+                    raise named(BlockingIOError(errno.EAGAIN, "it stays locked"), fd)
                 time.sleep(0.005)
         except BaseException:
             self._forget()
@@ -84,10 +85,3 @@ def _tried(fd: int, how: int) -> bool:
     except OSError as error:
         raise named(error, fd) from error
     return True
-
-
-def _name(fd: int) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (it is no real path)
-    except OSError:
-        return "a file"

@@ -41,7 +41,7 @@ from dsprep.writing.items.calls import (
     ProgressReporter,
     Summary,
 )
-from dsprep.writing.items.parts import Failed, LostError, PartsSource, count_items
+from dsprep.writing.items.parts import LostError, PartsSource, count_items
 from dsprep.writing.items.tasks import Function, Threads, check_main, show_function
 from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
 from dsprep.writing.run import Output, make_in
@@ -51,25 +51,8 @@ from dsprep.writing.upload import open_staging
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemsReport(Report):
-    """What was written of items.
-
-    Attributes
-    ----------
-    items
-        How many there were.
-    left_out
-        Of how many the function gave no sample.
-    failures
-        How many failed, and were left out.
-    failed
-        The first thousand of these: number, item and error of each.
-    """
-
-    items: int
-    left_out: int
-    failures: int
-    failed: tuple[Failed, ...]
+class ItemsReport(Report, Summary):
+    """What was written of items: a `Report` that also says what became of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,13 +169,12 @@ def write_items(
             raise
         report, summary = output.publish(), calls.summary()
         notes = (*calls.notes, *report.notes, *output.discard(), *_notes(summary))
-        facts = {
-            **vars(report),
+        changed = {
             "notes": notes,
             "seconds": time.monotonic() - began,
             "resumed": max(report.resumed, calls.samples),
         }
-        return _reported(facts, summary)
+        return ItemsReport(**{**vars(report), **vars(summary), **changed})
 
 
 def _refuse(target: Path, job: Mapping[str, Any]) -> None:
@@ -293,15 +275,15 @@ def _lineage(call: Call, summary: Summary) -> dict[str, Any]:
         "command": "dsprep.write",
         "function": show_function(call.function),
         "items": summary.items,
-        "left_out": summary.none,
+        "left_out": summary.left_out,
         "failures": summary.failures,
     }
 
 
 def _notes(summary: Summary) -> tuple[str, ...]:
     lines = []
-    if summary.none:
-        lines.append(f"{summary.none:,} of {summary.items:,} items gave no sample")
+    if summary.left_out:
+        lines.append(f"{summary.left_out:,} of {summary.items:,} items gave no sample")
     if summary.failures:
         first = summary.failed[0]
         lines.append(
@@ -314,35 +296,22 @@ def _notes(summary: Summary) -> tuple[str, ...]:
 def _published(target: Path, staging: Staging) -> ItemsReport:
     """Return what an earlier run did that was killed when all had been done."""
     content = spec.read(spec.sidecar_path(target))
-    known = content.lineage
-    summary = Summary(
-        items=int(known["items"]),
-        none=int(known["left_out"]),
+    known, nbytes = content.lineage, tree_nbytes(target)
+    items = int(known["items"])
+    return ItemsReport(
+        target=target,
+        sidecar=spec.sidecar_path(target),
+        samples=content.samples,
+        files=len(content.files),
+        bytes_in=0,
+        payload=nbytes,
+        copied=0,
+        bytes_out=nbytes,
+        seconds=0.0,
+        resumed=content.samples,
+        notes=(*staging.notes, CONTINUED.format(f"{items:,}", f"{items:,}")),
+        items=items,
+        left_out=int(known["left_out"]),
         failures=int(known["failures"]),
         failed=(),
-    )
-    samples, nbytes = content.samples, tree_nbytes(target)
-    facts = {
-        "target": target,
-        "sidecar": spec.sidecar_path(target),
-        "samples": samples,
-        "files": len(content.files),
-        "bytes_in": 0,
-        "payload": nbytes,
-        "copied": 0,
-        "bytes_out": nbytes,
-        "seconds": 0.0,
-        "resumed": samples,
-        "notes": (*staging.notes, CONTINUED.format(f"{summary.items:,}", f"{summary.items:,}")),
-    }
-    return _reported(facts, summary)
-
-
-def _reported(facts: Mapping[str, Any], summary: Summary) -> ItemsReport:
-    return ItemsReport(
-        **facts,
-        items=summary.items,
-        left_out=summary.none,
-        failures=summary.failures,
-        failed=summary.failed,
     )

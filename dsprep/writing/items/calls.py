@@ -205,16 +205,16 @@ class Summary:
     ----------
     items
         How many there are.
-    none
-        Those of which nothing was to be kept.
+    left_out
+        Of how many the function gave no sample.
     failures
-        Those that failed, and were left out.
+        How many failed, and were left out.
     failed
-        The first `LISTED` of them.
+        The first `LISTED` of these: number, item and error of each.
     """
 
     items: int
-    none: int
+    left_out: int
     failures: int
     failed: tuple[Failed, ...]
 
@@ -237,7 +237,8 @@ class NoSampleError(UsageError):
             for text, count in reasons.most_common(REASONS)
         ]
         more = f" and {len(reasons) - len(shown):,} other errors" if len(reasons) > REASONS else ""
-        none = f", and the function gave none for {summary.none:,}" if summary.none else ""
+        count = summary.left_out
+        none = f", and the function gave none for {count:,}" if count else ""
         super().__init__(
             f"there is no sample: {summary.failures:,} of {summary.items:,} items failed{none}",
             found="; ".join(shown) + more,
@@ -317,7 +318,7 @@ class Calls:
         """Return what became of all items."""
         return Summary(
             items=len(self._call.items),
-            none=sum(part.none for part in self.parts),
+            left_out=sum(part.none for part in self.parts),
             failures=sum(part.failures for part in self.parts),
             failed=tuple(self._failed),
         )
