@@ -209,7 +209,7 @@ def test_buffers(data, more, nbytes):
 def test_wrong_usage(data, tmp_path, monkeypatch):
     for words, more, error in (
         ((data, ["parquet"]), {}, "not a form"),
-        ((data, ["groups"]), {"buffer_size": "much"}, "--buffer-size"),
+        ((data, ["groups"]), {"buffer_size": "much"}, "buffer.size"),
         ((data, ["groups"]), {"folder": data}, "not a folder"),
         ((data.parent, ["groups"]), {"folder": data.parent / "inside"}, "part of the dataset"),
     ):

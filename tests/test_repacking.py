@@ -389,7 +389,7 @@ def test_parts_and_shards_of_zip_stores_are_zip_stores(name, origins, tmp_path):
 
 def test_a_dry_run_writes_nothing(origins, tmp_path):
     _, _, origin = origins["mixed"]
-    target = tmp_path / "none" / "out.tfrecord"
+    target = tmp_path / "out.tfrecord"
     words = ("--shuffle", "1", "--memory", "40MB", "-b", "64KiB", "--dry-run")
     done = run("repack", origin, target, *words)
     assert done.exit_code == 0, done.output

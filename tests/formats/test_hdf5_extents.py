@@ -86,7 +86,7 @@ def samples_of(path, column, count, ragged):
     ]
 
 
-def compare(path, *fields, axis="auto"):
+def compare(path, *fields, axis="first"):
     """Compare all samples of the fields that have extents with what the source reads."""
     with opened(path, *fields, axis=axis) as source:
         found = source.extents()
