@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.errors import UsageError
+from dsprep.core.schema import Field, FieldSpec, Ragged, Schema
+from dsprep.errors import SchemaError, UsageError
+from dsprep.formats.options import OpenOptions
 from dsprep.reader.stats import FieldSums
 
 netCDF4 = pytest.importorskip("netCDF4")
@@ -73,6 +74,26 @@ def test_a_reader_delivers_it_and_a_note_says_so(packed):
     with dsprep.Reader(path, 8, shuffle="none", transform=transform) as reader:
         delivered = np.concatenate([batch["x"] for batch in reader])
     np.testing.assert_array_equal(delivered, expected)
+
+
+def test_files_of_other_scales_are_refused_and_other_attributes_named(tmp_path):
+    for name, scale, units in ("a", 0.5, "h"), ("b", 0.5, "s"), ("c", 0.25, "h"):
+        with netCDF4.Dataset(tmp_path / f"{name}.nc", "w") as file:
+            file.createDimension("time", 4)
+            for variable in ("x", "y") if name != "b" else ("x", "y", "z"):
+                file.createVariable(variable, "i2", ("time",))[:] = np.arange(4)
+            file["x"].setncatts({"scale_factor": scale})
+            file["y"].setncatts({"units": units})
+    a, b, c = (tmp_path / f"{name}.nc" for name in "abc")
+    x, y = (FieldSpec(name, name) for name in "xy")
+    with dsprep.open([a, b], OpenOptions(fields=(x, y))) as source:
+        assert [n for n in source.notes if n.endswith("kept: units of y (in 1 of 2 files)")]
+    with pytest.raises(SchemaError, match=r"c.nc: scale_factor of x .*expected 0.5, found 0.25"):
+        dsprep.open([a, c])
+    with pytest.raises(SchemaError, match="field z is not in the other"):
+        dsprep.open([a, b])
+    with dsprep.open([a, c], OpenOptions(fields=(y,))) as source:
+        assert len(source) == 8
 
 
 def test_ragged_fields():

@@ -46,6 +46,9 @@ from dsprep.storage.paths import Candidate, common_path
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""
 
+RESCALING = ("scale_factor", "add_offset", "_Unsigned")
+"""Attributes that say which value a stored number stands for."""
+
 RECENT = 1
 """Those of them that are expected to be read again at once."""
 
@@ -298,17 +301,34 @@ class MultiSource(Source):
 
     def _each(self, progress: Callable[[int, int], None] | None) -> Iterator[tuple[int, Source]]:
         """Yield every file, opened, and collect notes."""
-        first = ""
+        first, known = Schema(()), dict[tuple[str, str], str]()
         for i in range(len(self.paths)):
             with self.file(i) as source:
                 self._note_counts.update(source.notes)
                 if not len(source):
                     self._note_counts["there are no samples"] += 1
+                attrs = attributes_text(source.schema)
                 if i == 0:
-                    first = attributes_text(source.schema)
-                elif attributes_text(source.schema) != first:
+                    first, known = source.schema, attrs
+                unlike = [k for k in sorted({*known, *attrs}) if known.get(k) != attrs.get(k)]
+                both = {*first.names} & {*source.schema.names} if len(source) else set()
+                for field, name in unlike:
+                    if name in RESCALING and field in both:
+                        raise SchemaError(
+                            f"{name} of {field} is not that of {self.paths[0]}, so that equal "
+                            "numbers stand for different values",
+                            where=self.paths[i],
+                            expected=first[field].attrs.get(name, "none"),
+                            found=source.schema[field].attrs.get(name, "none"),
+                            fix="take only files in which it is the same, leave the field out with "
+                            "--field, or write the unpacked values with dsprep.write",
+                        )
+                if unlike:
+                    names = [f"{name} of {field}" if field else name for field, name in unlike[:3]]
+                    more = f" and {len(unlike) - 3} more" if unlike[3:] else ""
                     self._note_counts[
-                        "attributes are not those of the first file, which are kept"
+                        "attributes are not those of the first file, which are kept: "
+                        f"{', '.join(names)}{more}"
                     ] += 1
                 yield i, source
             if progress is not None:
@@ -484,10 +504,11 @@ class MultiSource(Source):
                 self._close(index)
 
 
-def attributes_text(schema: Schema) -> str:
-    """Return all attributes as text, to compare those of two files."""
+def attributes_text(schema: Schema) -> dict[tuple[str, str], str]:
+    """Return the text of each attribute by field and name, to compare those of two files."""
     attrs_of = {"": schema.attrs, **{f.name: f.attrs for f in schema}}
-    return json.dumps(
-        {n: {k: spec.encode_attr(v) for k, v in a.items()} for n, a in attrs_of.items() if a},
-        sort_keys=True,
-    )
+    return {
+        (field, name): json.dumps(spec.encode_attr(value), sort_keys=True)
+        for field, attrs in attrs_of.items()
+        for name, value in attrs.items()
+    }

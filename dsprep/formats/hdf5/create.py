@@ -13,7 +13,6 @@ file; nothing rests on this order but speed.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,7 +71,7 @@ def build(
         for s in static:
             _add_static(_group(made, s.field.name.rpartition("/")[0]), s)
         if static:
-            mark(made, STATIC_ATTRIBUTE, json.dumps([s.field.name for s in static]))
+            mark(made, STATIC_ATTRIBUTE, "\0".join(s.field.name for s in static))
         if any(DIMENSIONS in f.attrs for f in (*file.schema, *(s.field for s in static))):
             _attach_scales(made, name_axes(file.schema, file.count))
         yield made

@@ -9,7 +9,6 @@ gives only where samples begin.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -141,8 +140,8 @@ class Fields:
             axes = read_dimensions(self._contents, self._read_attributes, descriptors)
         facts = Stated()
         if self._own:
-            text = marked(file, STATIC_ATTRIBUTE, self._path) or "[]"
-            facts.aside |= dict.fromkeys(_names_in(text, self._path), samples.STATIC)
+            names = (marked(file, STATIC_ATTRIBUTE, self._path) or "").split("\0")
+            facts.aside |= dict.fromkeys((n for n in names if n), samples.STATIC)
         else:
             facts = stated(self._contents, self._read_attributes)
             facts.axes.update((path, names[0]) for path, names in axes.items() if names[0])
@@ -520,17 +519,6 @@ class Fields:
 
 
 _MOST_NAMES = 4096
-
-
-def _names_in(text: str, where: object) -> list[str]:
-    """Return the names that are in a JSON list."""
-    try:
-        names = json.loads(text)
-    except ValueError:
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FormatError(f"attribute {STATIC_ATTRIBUTE} is not a list of names", where=where)
-    return names
 
 
 def _of_netcdf(value: Any) -> Any:

@@ -150,7 +150,13 @@ class Datum:
         if encoded:
             notes.append("the images are encoded; dsprep keeps them as stored")
         elif not fixed:
-            notes.append("the images have several shapes; data holds their bytes")
+            alike = len(shapes) == 1 and spread <= labels_only + 2
+            notes.append(
+                "data is not one uint8 for each of channels, height and width; it is kept as bytes "
+                "(--field data:DTYPE[SHAPE] gives their type)"
+                if alike
+                else "the images have several shapes; data holds their bytes"
+            )
         return cls(shape if fixed else None, floats, not fixed and not encoded, notes)
 
     def to_json(self) -> dict[str, Any]:

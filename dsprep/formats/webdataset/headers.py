@@ -5,7 +5,7 @@ block; behind the last one, two blocks of zeros. A member may be preceded by oth
 of it: its long name (GNU, types ``L`` and ``K``), or its name and size as text (pax, type ``x``).
 
 Headers that say all by themselves, as nearly all do, are decoded many at a time; each of the others
-one by one. Where members are small the archive is read in large ranges, else by the headers alone.
+by `tarfile`. Where members are small the archive is read in large ranges, else only its headers.
 
 Sources: POSIX.1-2001, "pax", the ustar and pax interchange formats; the GNU tar manual, "Basic Tar
 Format".
@@ -13,8 +13,10 @@ Format".
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +36,7 @@ SMALL = 4 << 10
 APART = 32 << 10
 """Mean bytes between headers from which on they are read alone."""
 
-FILE, LONG_NAME, LONG_LINK, PAX, PAX_OF_ALL = (b"0", b"\0", b"7"), b"L", b"K", (b"x", b"X"), b"g"
+EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
 OTHERS = {
     b"1": "hard links",
     b"2": "symbolic links",
@@ -78,15 +80,6 @@ class _Member(NamedTuple):
     length: int
 
 
-@dataclass
-class _Stated:
-    """What precedes a member and is said of it."""
-
-    name: bytes | None = None
-    named: int = -1
-    length: int | None = None
-
-
 class Archive:
     """Goes through an archive once.
 
@@ -111,7 +104,6 @@ class Archive:
         self.file, self.at, self.ended = file, 0, False
         self.damage: FormatError | None = None
         self.skipped: dict[str, tuple[int, bytes]] = {}
-        self._stated: _Stated | None = None
 
     def members(self) -> Iterator[Members]:
         """Yield the files, many at a time, up to the end or to `damage`.
@@ -136,7 +128,7 @@ class Archive:
             if self.damage is not None:
                 return
             span = LARGE if self.at - begin <= APART * max(1, headers) else SMALL
-        if self._stated is not None or not self.ended:
+        if not self.ended:
             self.damage = FormatError(
                 "the archive has no end, the blocks of zeros behind the last member",
                 where=f"{self.file.path}, offset {self.at}",
@@ -160,7 +152,7 @@ class Archive:
         i = headers = 0
         while i < n and not self.ended:
             step = steps[i]
-            if step and self._stated is None:
+            if step:
                 simple.append(i)
                 i += step
                 continue
@@ -199,73 +191,53 @@ class Archive:
 
     def _one(self, block: bytes) -> _Member | None:
         """Return the file whose header is at `at`, which then is behind it; None if it is none."""
-        at = self.at
         if not any(block):
             self._end()
             return None
-        where = f"{self.file.path}, offset {at}"
-        _check_sum(block, where)
-        kind, length = block[156:157], _number(block[124:136], "size", where)
-        if kind in (LONG_NAME, LONG_LINK, *PAX, PAX_OF_ALL):
-            self._extend(kind, length)
+        at, where = self.at, f"{self.file.path}, offset {self.at}"
+        data = self._headers(block)
+        kind = data[-BLOCK:][156:157]
+        if kind in REFUSED or b"GNU.sparse." in data[:-BLOCK]:
+            raise _apart(REFUSED.get(kind, REFUSED[b"S"]), b"", where)
+        with _tar_errors(where), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            info = archive.next()
+            if info is None or info.size < 0:
+                raise tarfile.TarError("no size" if info else "no header")
+        name = _text(info.name.encode("utf-8", "surrogateescape"))
+        if archive.pax_headers.keys() & {"path", "size"}:
+            raise _apart("named or sized by one header for all", b"", where)
+        begin, self.at = at + info.offset_data, at + archive.offset
+        if info.isdir():
             return None
-        name, named = _name(block), at
-        if block[257:263] == b"ustar\0" and block[345]:
-            name, named = _text(block[345:500]) + b"/" + name, -1
-        extended, self._stated = self._stated, None
-        if extended is not None and extended.name is not None:
-            name, named = extended.name, extended.named
-        if extended is not None and extended.length is not None:
-            length = extended.length
-        if kind in REFUSED:
-            raise _apart(REFUSED[kind], name, where)
-        self.at = at + BLOCK
-        if kind == b"5" or (kind == b"\0" and name.endswith(b"/")):
+        if not info.isreg():
+            self.note(OTHERS.get(kind, f"members of type {show(kind)}"), name)
             return None
-        if kind in OTHERS:
-            self.note(OTHERS[kind], name)
-            return None
-        filled = -(-length // BLOCK) * BLOCK
-        if filled > self.file.nbytes - self.at:
-            raise self._cut(show(name), self.at, filled, self.file.nbytes - self.at)
-        member = _Member(name, named, self.at, length)
-        self.at += filled
-        if kind in FILE:
-            return member
-        self.note(f"members of type {show(kind)}", name)
-        return None
+        if self.at > self.file.nbytes:
+            raise self._cut(show(name), begin, self.at - begin, self.file.nbytes - begin)
+        named = data.rfind(name)
+        return _Member(name, at + named if named >= 0 else -1, begin, info.size)
 
-    def _extend(self, kind: bytes, length: int) -> None:
-        """Take in what precedes a member and is said of it."""
-        begin, where = self.at + BLOCK, f"{self.file.path}, offset {self.at}"
-        if length > EXTENSION:
-            raise FormatError(
-                "a header is impossibly long", where=where, expected=f"<= {EXTENSION}", found=length
-            )
-        if length > self.file.nbytes - begin:
-            raise self._cut("a header", begin, length, self.file.nbytes - begin)
-        data = np.empty(length, np.uint8)
-        self.file.read_into(data, begin)
-        self.at = begin + -(-length // BLOCK) * BLOCK
-        if kind == PAX_OF_ALL:
-            wrong = [key for key, _, _ in _records(data.tobytes(), where) if _matters(key)]
-            if wrong:
-                raise _apart(f"named or sized by one header for all ({show(wrong[0])})", b"", where)
-            return
-        extended = self._stated = self._stated or _Stated()
-        if kind == LONG_NAME and extended.name is None:
-            extended.name, extended.named = _text(data.tobytes()), begin
-        for key, value, at in _records(data.tobytes(), where) if kind in PAX else ():
-            if key.startswith(b"GNU.sparse"):
-                raise _apart(REFUSED[b"S"], b"", where)
-            if key == b"path" and extended.name is None:
-                extended.name, extended.named = _text(value), begin + at
-            if key == b"size" and extended.length is None:
-                if not value.isdigit() or len(value) > 20:
-                    raise FormatError("a size is damaged", where=where, found=show(value))
-                extended.length = int(value)
-        if extended == _Stated():
-            self._stated = None
+    def _headers(self, data: bytes) -> bytes:
+        """Return the header of a member with those that precede it and say more of it."""
+        while True:
+            at = self.at + len(data)
+            where = f"{self.file.path}, offset {at - BLOCK}"
+            with _tar_errors(where):
+                info = tarfile.TarInfo.frombuf(data[-BLOCK:], "utf-8", "surrogateescape")
+            if info.type not in EXTENSIONS:
+                return data
+            nbytes = -(-info.size // BLOCK) * BLOCK + BLOCK
+            if not BLOCK <= nbytes <= EXTENSION - len(data):
+                raise FormatError(
+                    "a header is impossibly long",
+                    where=where,
+                    expected=f"<= {EXTENSION}",
+                    found=info.size,
+                )
+            more = self.file.pread(nbytes, at)
+            if len(more) < nbytes:
+                raise self._cut("a header", at, nbytes, len(more))
+            data += more
 
     def _end(self) -> None:
         """Note the end of the archive; whatever follows has to be zeros."""
@@ -284,13 +256,24 @@ class Archive:
             at += len(part)
 
 
+@contextmanager
+def _tar_errors(where: str) -> Iterator[None]:
+    """Turn what `tarfile` raises about a header into `FormatError`."""
+    try:
+        yield
+    except (tarfile.TarError, ValueError, RecursionError) as error:
+        raise FormatError(
+            "this is not the header of a member of a tar archive, or it is damaged",
+            where=where,
+            found=error,
+        ) from error
+
+
 def is_header(block: bytes) -> bool:
     """Whether this is the header of a member."""
-    if len(block) < BLOCK:
-        return False
     try:
-        _check_sum(block, "")
-    except FormatError:
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except (tarfile.TarError, ValueError):
         return False
     return True
 
@@ -363,57 +346,8 @@ def _is_directory(names: Bytes) -> Bytes:
     return out
 
 
-def _check_sum(block: bytes, where: str) -> None:
-    stored = _number(block[_CHECKSUM], "checksum", where)
-    values = np.frombuffer(block, np.uint8).copy()
-    values[_CHECKSUM] = ord(" ")
-    unsigned, signed = int(values.sum()), int(values.view(np.int8).sum())
-    if stored not in (unsigned, signed):  # as some systems did that had bytes with a sign
-        raise FormatError(
-            "this is not the header of a member of a tar archive, or it is damaged",
-            where=where,
-            expected=f"the checksum {unsigned}",
-            found=stored,
-        )
-
-
-def _name(block: bytes) -> bytes:
-    return _text(block[:100])
-
-
 def _text(data: bytes) -> bytes:
     return data.partition(b"\0")[0]
-
-
-def _number(data: bytes, name: str, where: str) -> int:
-    """Return a number in octal digits, or in bytes behind one of 128."""
-    if data[0] == 128:
-        return int.from_bytes(data[1:], "big")
-    text = _text(data).strip(b" ")
-    if text and not text.strip(b"01234567"):
-        return int(text, 8)
-    if not text and name == "size":
-        return 0
-    raise FormatError(f"the {name} in the header of a member is damaged", where=where, found=data)
-
-
-def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yield key, value and its place of every ``LENGTH KEY=VALUE`` in the text of a pax header."""
-    at = 0
-    while at < len(data):
-        digits = data[at : at + 8].partition(b" ")[0]
-        end = at + int(digits) if digits.isdigit() else -1
-        key, equals, value = data[at + len(digits) + 1 : max(0, end - 1)].partition(b"=")
-        if not at + len(digits) + 3 <= end <= len(data) or data[end - 1] != 10 or not equals:
-            raise FormatError(
-                "the text of a pax header is damaged", where=where, found=data[at:][:40]
-            )
-        yield key, value, end - 1 - len(value)
-        at = end
-
-
-def _matters(key: bytes) -> bool:
-    return key in (b"path", b"size") or key.startswith(b"GNU.sparse")
 
 
 def _apart(problem: str, name: bytes, where: str) -> UnsupportedError:
