@@ -13,11 +13,12 @@ from dsprep.formats.options import OpenOptions
 HDF5 = Hdf5()
 
 
-def options(*fields: str, axis: Any = "auto") -> OpenOptions:
-    return OpenOptions(fields=tuple(map(FieldSpec.parse, fields)), sample_axis=axis)
+def options(*fields: str, axis: Any = "auto", follow: bool = False) -> OpenOptions:
+    specs = tuple(map(FieldSpec.parse, fields))
+    return OpenOptions(fields=specs, sample_axis=axis, follow_external=follow)
 
 
-def opened(path: Path, *fields: str, axis: Any = "auto") -> Hdf5Source:
-    source = HDF5.open(path, options(*fields, axis=axis), None)
+def opened(path: Path, *fields: str, axis: Any = "auto", follow: bool = False) -> Hdf5Source:
+    source = HDF5.open(path, options(*fields, axis=axis, follow=follow), None)
     assert isinstance(source, Hdf5Source)
     return source

@@ -26,7 +26,14 @@ import dsprep
 from dsprep import errors, executors
 from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
-from dsprep.errors import DsprepError, DsprepWarning, ExecutorError, ReadError, UsageError
+from dsprep.errors import (
+    AmbiguousError,
+    DsprepError,
+    DsprepWarning,
+    ExecutorError,
+    ReadError,
+    UsageError,
+)
 from dsprep.executors import processes
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
@@ -408,7 +415,17 @@ def test_errors_come_whole_from_other_processes(name, pool):
     assert list(executors.run(pool(name), executor_job.slow, [1])) == [(1, -1)]
 
 
-ERRORS = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, DsprepError)]
+ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, DsprepError) and kind is not AmbiguousError
+]
+
+
+def test_an_error_with_readings_is_pickled():
+    error = AmbiguousError("why", [("--sample-axis first", "3 samples")], where="f", fix="ask")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == (str(error), vars(error))
 
 
 @pytest.mark.parametrize("kind", ERRORS)

@@ -465,7 +465,7 @@ def test_a_sample_of_fields_that_lie_apart_takes_one_round_trip(server, tmp_path
         for k in range(6):
             file[f"f{k}"] = np.arange(40_000).reshape(40, 1000) + k
     server.put("/b/f.h5", (tmp_path / "f.h5").read_bytes())
-    dsprep.provenance("s3://b/f.h5")
+    dsprep.provenance("s3://b/f.h5", dsprep.OpenOptions(sample_axis="first"))
     with Sidecar.open("s3://b/f.h5") as sidecar:
         server.stat["most"], server.set["latency"] = 0, 0.05
         batch = sidecar.read([7])

@@ -563,7 +563,7 @@ def test_ragged_columns_of_batches(tmp_path):
 def test_unknown_data_name_the_way_to_write_them(tmp_path):
     (tmp_path / "a.sgy").write_bytes(b"nothing that is known" * 9)
     for path in (tmp_path / "a.sgy", tmp_path):
-        with pytest.raises(FormatError, match=r"dsprep\.write\(TARGET, samples\)"):
+        with pytest.raises(FormatError, match=r"dsprep\.write\("):
             dsprep.open(path)
     with pytest.raises(FormatError, match=r"found 1 other files, such as a\.sgy"):
         dsprep.open(tmp_path)

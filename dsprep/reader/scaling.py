@@ -92,18 +92,16 @@ def _unpacking(f: Field, dtype: DType | None) -> Callable[[Array], Array]:
     result = np.result_type(*factors) if factors else stored
     if (len(missing) or len(low) or len(high)) and result.kind != "f":
         result = np.dtype("f4" if stored.itemsize <= 2 else "f8")
-    given = scale[:1], offset[:1], missing, low, high
+    given = (scale[:1], offset[:1]), missing, (low, high)
     return partial(_unpacked, f, stored, *given, dtype or result)
 
 
 def _unpacked(
     f: Field,
     stored: DType,
-    scale: Array,
-    offset: Array,
+    linear: tuple[Array, Array],
     missing: Sequence[Any],
-    low: Array,
-    high: Array,
+    bounds: tuple[Array, Array],
     result: DType,
     values: Array,
 ) -> Array:
@@ -117,14 +115,14 @@ def _unpacked(
     invalid = np.zeros(packed.shape, bool)
     for value in missing:
         invalid |= packed == value
-    for bound in low:
+    for bound in bounds[0]:
         invalid |= packed < bound
-    for bound in high:
+    for bound in bounds[1]:
         invalid |= packed > bound
     out: Any = packed
-    for factor in scale:
+    for factor in linear[0]:
         out = out * factor
-    for term in offset:
+    for term in linear[1]:
         out = out + term
     out = out.astype(result, copy=False)
     made: Array = np.where(invalid, result.type(np.nan), out) if invalid.any() else out

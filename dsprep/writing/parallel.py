@@ -213,8 +213,9 @@ def _do_shard(task: _Task) -> _Written:
     _put(made, task.path, own)
     if task.durable:
         sync_directory(task.path.parent)
-        record_shard(task.path, own / "shard.json", durable=True)
-        (own / "shard.json").replace(task.root / f"shard-{task.number}.json")
+        with suppress(FileNotFoundError):  # another attempt is replacing it, which records it
+            record_shard(task.path, own / "shard.json", durable=True)
+            (own / "shard.json").replace(task.root / f"shard-{task.number}.json")
         sync_directory(task.root)
     remove(own)
     return _Written(nbytes, task.start, task.stop, stored, {}, node())

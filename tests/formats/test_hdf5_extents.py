@@ -86,9 +86,9 @@ def samples_of(path, column, count, ragged):
     ]
 
 
-def compare(path, *fields, axis="first"):
+def compare(path, *fields, axis="first", follow=False):
     """Compare all samples of the fields that have extents with what the source reads."""
-    with opened(path, *fields, axis=axis) as source:
+    with opened(path, *fields, axis=axis, follow=follow) as source:
         found = source.extents()
         assert found.count == len(source)
         assert sorted([*found.columns, *found.unlocated]) == sorted(source.schema.names)
@@ -397,8 +397,8 @@ def test_what_only_the_library_finds(tmp_path):
             "holes", (4, 2), "<f4", chunks=(2, 2), fillvalue=3, compression="lzf"
         )
         made[0] = 1
-    found = dict(compare(path).unlocated)
-    with opened(path) as source, h5py.File(path) as file:
+    found = dict(compare(path, follow=True).unlocated)
+    with opened(path, axis="first", follow=True) as source, h5py.File(path) as file:
         batch, storage = source.read(1, 4), source.storage()
         assert all(raw(batch[name]) == raw(file[name][1:4]) for name in found if name != "text")
     for name in ("compact", "external", "virtual"):

@@ -154,8 +154,6 @@ def test_one_sample_per_file(tmp_path):
                 if names[0] == "x":
                     assert source[0]["scalar"] == 3.5
                     assert source[0]["text"] == "words"
-    with opened(tmp_path / "a", "x") as source:
-        assert len(source) == 8
     with opened(tmp_path / "a", "x", axis="none") as source:
         assert len(source) == 1
     with opened(tmp_path / "a", axis="first") as source:

@@ -185,7 +185,7 @@ def test_missing_chunks_are_fill_values(tmp_path: Path, version: int, zipped: bo
             )
     values = {name: np.asarray(array[...]) for name, array in root.arrays()}
     complete(root)
-    with opened(path) as source:
+    with opened(path, axis="first") as source:
         layout = check(path, source)
         for start, stop in ((0, 17), (3, 6), (16, 17)):
             for name, column in source.read(start, stop).items():
@@ -384,7 +384,7 @@ def test_regular_chunks_have_short_laws(tmp_path: Path, name: str) -> None:
     root = zarr.create_group(tmp_path / "b")
     create(root, "x", random_array(F4, (95, 4)), chunks=(2, 2), shards=(6, 4))
     create(root, "y", random_array(F4, (95, 4)), chunks=(2, 2))
-    with opened(tmp_path / name) as source:
+    with opened(tmp_path / name, axis="first") as source:
         columns = check(tmp_path / name, source).columns
     blocks = columns["x"].grid.blocks
     assert blocks.path == {"a": "x/c.{0}.{1}", "b": "x/c/{0}/{1}"}[name]
