@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dsprep import provenance
+from dsprep.core.schema import FieldSpec
 from dsprep.formats.options import OpenOptions
 from dsprep.source.dataset import open_dataset
 
@@ -36,6 +38,15 @@ def fill(root: Path, *names: str | bytes) -> Path:
     return root
 
 
-def read(path: Path, **options) -> tuple[list[dict], tuple[str, ...]]:
-    with open_dataset(path, OpenOptions(**options), through="library") as source:
+FOLDERS = OpenOptions(labels="folders")
+
+
+def locate(root: Path) -> None:
+    """Write the sidecar of a folder of classes."""
+    provenance(root, options=FOLDERS)
+
+
+def read(path: Path, *fields: str, **options) -> tuple[list[dict], tuple[str, ...]]:
+    specs = tuple(map(FieldSpec.parse, fields))
+    with open_dataset(path, OpenOptions(fields=specs, **options), through="library") as source:
         return list(source), source.notes

@@ -181,25 +181,6 @@ def test_members_of_parts(tmp_path: Path) -> None:
         assert len(source) == 6
 
 
-def test_images_of_parts(tmp_path: Path) -> None:
-    png = b"\x89PNG\r\n\x1a\n" + bytes(40)
-    for part in ("train", "test"):
-        for i in range(2):
-            (tmp_path / f"{part}_{i}.png").write_bytes(png)
-            (tmp_path / "sorted" / f"{part}2017").mkdir(parents=True, exist_ok=True)
-            (tmp_path / "sorted" / f"{part}2017" / f"{i}.png").write_bytes(png)
-    with pytest.raises(UsageError, match="name one of them"):
-        dsprep.open(tmp_path / "sorted")
-    for path in (tmp_path / "sorted" / "train2017", tmp_path / "sorted" / "test2017"):
-        with dsprep.open(path) as source:
-            assert len(source) == 2
-    (tmp_path / "sorted").rename(tmp_path.with_name(f"{tmp_path.name}-sorted"))
-    with pytest.raises(UsageError, match="--labels none"):
-        dsprep.open(tmp_path)
-    with dsprep.open(tmp_path, OpenOptions(labels="none")) as source:
-        assert len(source) == 4
-
-
 @pytest.mark.parametrize("name", ["deepcam", "cosmoflow-tfrecord", "neuron-bbp3"])
 def test_real_record_structures(tmp_path: Path, name: str) -> None:
     path = synth(name, tmp_path / name, samples=20, scale=0.01).path

@@ -44,7 +44,7 @@ def shard(path):
 
 
 def images(path):
-    fill(path, *(f"class{i % 3}/{i}.png" for i in range(COUNT)))
+    fill(path, *(f"{i}.png" for i in range(COUNT)))
 
 
 def table(path):

@@ -168,16 +168,15 @@ class Reading:
         "Source: check the CRCs of what is read.", "--crc/--no-crc", default=True, panel=TFRECORD
     )
     labels: str = value(
-        "folders|pairs|none|TABLE",
-        "Source: what labels the images: their folders, files of equal names in other folders, or "
-        "a table: in the folder, beside it, or elsewhere.",
+        "folders|none|TABLE[:COLUMN]",
+        "Source: what labels the images: their folders, or a table and its column that names them.",
         default="auto",
         panel=IMAGES,
     )
     nulls: Literal["refuse", "drop-columns", "drop-rows"] = value(
         "refuse|drop-columns|drop-rows",
-        "Source: refuse columns with nulls (of image folders: fields without a file for each "
-        "sample), leave them out, or the rows that have a null.",
+        "Source: refuse columns with nulls, leave them out, or the rows that have a null (of image "
+        "folders: samples that lack a file).",
         default="refuse",
         panel=PARQUET,
     )

@@ -478,8 +478,6 @@ class FileIdentity:
     ----------
     values
         JSON that changes when the file is changed; empty if the format has nothing of the kind.
-    beside
-        Files that it depends on, besides what is at or below its path.
     members
         Reads the checksums that the file keeps of its members and returns them; None if it keeps
         none. Raises `FormatError` or `OSError` if the file is damaged or gone.
@@ -487,7 +485,6 @@ class FileIdentity:
 
     values: Mapping[str, Any] = field(default_factory=dict)
     members: Callable[[], Members | None] = lambda: None
-    beside: Sequence[Path] = ()
 
 
 class CommonSchema(NamedTuple):

@@ -46,14 +46,13 @@ class OpenOptions:
     check_crc
         tfrecord: compare the CRCs of all that is read.
     labels
-        images: what labels them: ``"folders"``, ``"none"``, the name of a table in the folder or
-        beside it, or the path of one elsewhere (with a slash; kept as an absolute one);
-        ``"pairs"``: folders are fields, and files of equal names one sample; ``"auto"``: the only
-        one of these that is not doubtful.
+        images: what labels them: ``"folders"``, ``"none"``, or ``"TABLE[:COLUMN]"``, a table in the
+        folder, or with a slash the path of another one (kept as an absolute one), and its column
+        that names the images, ``file_name`` if not given; ``"auto"``: what is not doubtful.
     nulls
         parquet: what is done about columns with nulls: ``"refuse"`` them; ``"drop-columns"``;
-        ``"drop-rows"``, those that have a null in any of the fields. images: likewise about fields
-        of which some samples have no file.
+        ``"drop-rows"``, those that have a null in any of the fields. images: ``"drop-rows"`` leaves
+        out samples that lack a file.
     nested
         parquet: columns of lists of strings, structs or lists are ``"ragged"`` fields with their
         lengths; or their ``"json"``, as all columns are that are no fields otherwise.

@@ -24,7 +24,7 @@ from dsprep import formats
 from dsprep.errors import DsprepError, UsageError
 from dsprep.sidecar.spec import Identity
 from dsprep.storage.checksums import read_crc32c
-from dsprep.storage.identity import same_time, status
+from dsprep.storage.identity import same_time
 from dsprep.storage.marks import DataFiles, Mark, sample
 from dsprep.storage.paths import StorePath, open_file
 
@@ -87,7 +87,6 @@ def compare_file(path: Path, format: str, known: Identity) -> FileComparison:
         return FileComparison([*differences, *([WRITTEN] if written else [])], written, mark)
     try:
         stated = formats.load(format).identity(path)
-        files.watched.update({beside: status(beside.stat()) for beside in stated.beside})
         facts = stated.values
         for key, value in known.facts.items():
             if facts.get(key) != value:

@@ -13,13 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from format_contract import COUNT, ReadOnlyContract
-from image_files import fill, png, read
+from image_files import FOLDERS, fill, locate, png, read
 from test_cli import fails, run
 
 import dsprep
 from dsprep import formats
 from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.errors import DsprepError, FormatError, SchemaError, TargetError, UsageError
+from dsprep.errors import (
+    AmbiguousError,
+    DsprepError,
+    FormatError,
+    SchemaError,
+    TargetError,
+    UsageError,
+)
 from dsprep.formats.images.recognise import is_image
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import natural_key, natural_order
@@ -50,6 +57,7 @@ class TestImages(ReadOnlyContract):
     """The library is the file system: what `open` and `read` give."""
 
     format, suffix, schema, simple = "images", ".folder", SCHEMA, False
+    open = FOLDERS
 
     @pytest.fixture(autouse=True)
     def _samples(self, tmp_path):
@@ -82,16 +90,16 @@ def test_numbers_of_classes_are_those_of_torchvision(tmp_path):
     root = fill(tmp_path / "set", *names)
     known = datasets.ImageFolder(str(root))
     expected = {os.path.relpath(path, root): label for path, label in known.samples}
-    samples, _ = read(root)
+    samples, _ = read(root, labels="folders")
     assert {s["name"]: s["label"] for s in samples} == expected
-    with open_dataset(root) as source:
+    with open_dataset(root, FOLDERS) as source:
         assert json.loads(source.schema["label"].attrs["classes"]) == known.classes
 
 
 def test_order(tmp_path):
     root = fill(tmp_path / "set", "b/10.png", "b/9.png", "B/1.png", "b/z/1.png", "a10/x.png")
     fill(root, "a9/x.png", "b/a.JPG", "b/A.jpg")
-    samples, notes = read(root)
+    samples, notes = read(root, labels="folders")
     found = [(s["label"], s["class"], s["name"]) for s in samples]
     classes = ["B", "a10", "a9", "b"]
     inside = ["b/9.png", "b/10.png", "b/A.jpg", "b/a.JPG", "b/z/1.png"]
@@ -125,10 +133,11 @@ def test_without_folders_there_are_no_labels(tmp_path):
 
 
 def test_one_image(tmp_path):
-    samples, _ = read(fill(tmp_path / "set", "only/1.png"))
+    samples, _ = read(fill(tmp_path / "set", "only/1.png"), labels="folders")
     assert samples[0]["label"] == 0
-    dsprep.convert(tmp_path / "set", tmp_path / "out.zarr")
-    assert_same(tmp_path / "set", tmp_path / "out.zarr")
+    dsprep.convert(tmp_path / "set", tmp_path / "out.zarr", open_options=FOLDERS)
+    with dsprep.open(tmp_path / "out.zarr") as source:
+        assert source[0]["class"] == "only"
 
 
 def test_what_is_left_out_is_named(tmp_path):
@@ -138,38 +147,44 @@ def test_what_is_left_out_is_named(tmp_path):
     (root / "c").mkdir()
     os.mkfifo(root / "a" / "pipe.png")
     (root / "b" / "5.png").touch()
-    samples, notes = read(root)
+    samples, notes = read(root, labels="folders")
     assert [s["name"] for s in samples] == ["a/1.png", "b/4.png", "b/5.png"]
     assert samples[2]["image"] == b""
     text = "\n".join(notes)
     for word in ("a/.2.png", ".hidden", "Thumbs.db", "readme.txt", "pipe.png", "1 file is empty"):
         assert word in text, word
-    assert "no images in c" in text
-    with open_dataset(root) as source:
+    assert "left out c: no images in it" in text
+    with open_dataset(root, FOLDERS) as source:
         assert json.loads(source.schema["label"].attrs["classes"]) == ["a", "b", "c"]
 
 
-def test_doubtful_folders_are_refused(tmp_path):
-    splits = fill(tmp_path / "splits", "train/cat/1.png", "val/cat/1.png")
-    with pytest.raises(UsageError, match=r"parts of a dataset.*--labels none"):
+def test_folders_are_asked_about(tmp_path):
+    """Each reading is named, with its samples, and does what it says."""
+    splits = fill(tmp_path / "splits", "train/cat/1.png", "val/cat/2.png", "val/cat/3.png")
+    with pytest.raises(AmbiguousError) as caught:
         read(splits)
-    assert [s["name"] for s in read(splits, labels="none")[0]] == [
-        "train/cat/1.png",
-        "val/cat/1.png",
-    ]
-    assert [s["class"] for s in read(splits, labels="folders")[0]] == ["train", "val"]
-    assert [s["class"] for s in read(splits / "train")[0]] == ["cat"]
+    assert dict(caught.value.readings) == {
+        "--labels folders": "3 samples of 2 classes",
+        "--labels none": "3 samples without labels",
+    }
+    assert str(splits / "train") in str(caught.value)
+    assert len(read(splits, labels="none")[0]) == 3
+    assert [s["class"] for s in read(splits, labels="folders")[0]] == ["train", "val", "val"]
+    assert [s["class"] for s in read(splits / "train", labels="folders")[0]] == ["cat"]
     mixed = fill(tmp_path / "mixed", "1.png", "cat/2.png")
-    with pytest.raises(UsageError, match="1 images are beside folders"):
+    with pytest.raises(AmbiguousError, match="1 samples of 1 classes, without 1 beside"):
         read(mixed)
-    assert len(read(mixed, labels="none")[0]) == 2
     samples, notes = read(mixed, labels="folders")
     assert [s["name"] for s in samples] == ["cat/2.png"]
     assert any("1.png" in note for note in notes)
-    with pytest.raises(UsageError, match="no folders with images"):
+    with pytest.raises(FormatError, match="no folders with images"):
         read(fill(tmp_path / "flat", "1.png"), labels="folders")
     with pytest.raises(UsageError, match=r"no table x\.csv"):
         read(mixed, labels="x.csv")
+    parts = fill(tmp_path / "parts", "train_1.png", "test_2.png")
+    with pytest.raises(AmbiguousError, match="parts of several datasets"):
+        read(parts)
+    assert len(read(parts, "image=train_*.png")[0]) == 1
 
 
 def test_folders_beside_other_datasets(tmp_path):
@@ -231,9 +246,9 @@ def test_hostile_names(tmp_path):
     names = ["a/new\nline.png", "a/x..png", "a/ .png", "a/\\.png", "a/'; rm.png", "a../b.. /x.png"]
     names += ["a/" + "x" * 251 + ".png", "{0}/{1}.png"]
     root = fill(tmp_path / "set", *names)
-    samples, _ = read(root)
+    samples, _ = read(root, labels="folders")
     assert sorted(s["name"] for s in samples) == sorted(names)
-    dsprep.provenance(root)
+    locate(root)
     with open_dataset(root, through="strict") as source:
         for sample in source:
             assert (root / sample["name"]).read_bytes() == sample["image"]
@@ -244,13 +259,13 @@ def test_hostile_names(tmp_path):
 
 def test_names_that_are_not_utf8(tmp_path):
     root = fill(tmp_path / "set", b"a/\xff.png", b"\xfe/1.png")
-    samples, notes = read(root)
+    samples, notes = read(root, labels="folders")
     assert [(s["class"], s["name"]) for s in samples] == [
         (b"a", b"a/\xff.png"),
         (b"\xfe", b"\xfe/1.png"),
     ]
     assert any("not UTF-8" in note for note in notes)
-    dsprep.provenance(root)
+    locate(root)
     with open_dataset(root, through="strict") as source:
         assert [s["image"] for s in source] == [s["image"] for s in samples]
     dsprep.convert(root, tmp_path / "out.tfrecord")
@@ -261,13 +276,15 @@ def test_links(tmp_path):
     (tmp_path / "here").mkdir()
     root = fill(tmp_path / "here" / "set", "a/1.png")
     (root / "a" / "2.png").symlink_to("1.png")
-    assert [s["image"] for s in read(root)[0]] == [(root / "a" / "1.png").read_bytes()] * 2
+    assert [s["image"] for s in read(root, labels="folders")[0]] == [
+        (root / "a" / "1.png").read_bytes()
+    ] * 2
     outside = fill(tmp_path / "outside", "3.png")
     (root / "a" / "3.png").symlink_to(outside / "3.png")
     with pytest.raises(FormatError, match=r"leads out of the directory.*follow-external"):
-        read(root)
-    assert len(read(root, follow_external=True)[0]) == 3
-    dsprep.provenance(root, options=OpenOptions(follow_external=True))
+        read(root, labels="folders")
+    assert len(read(root, labels="folders", follow_external=True)[0]) == 3
+    dsprep.provenance(root, options=OpenOptions(labels="folders", follow_external=True))
     with dsprep.Sidecar.open(root) as sidecar:
         assert len(sidecar.read([0], ["image"])["image"][0])
         with pytest.raises(FormatError, match="leads out of"):
@@ -276,16 +293,16 @@ def test_links(tmp_path):
     (tmp_path / "here" / "set.dsprep.json").unlink()
     (root / "a" / "4.png").symlink_to("nothing.png")
     with pytest.raises(FormatError, match="leads nowhere"):
-        read(root)
+        read(root, labels="folders")
     (root / "a" / "4.png").unlink()
     (root / "b").symlink_to(outside)
     with pytest.raises(FormatError, match="a folder is a symbolic link"):
-        read(root)
+        read(root, labels="folders")
 
 
 def test_unreadable(tmp_path, monkeypatch):
     root = fill(tmp_path / "set", "a/1.png", "a/2.png")
-    dsprep.provenance(root)
+    locate(root)
     real = os.open
 
     def refuse(path, flags, *rest, **named):
@@ -300,7 +317,7 @@ def test_unreadable(tmp_path, monkeypatch):
                 sidecar.read(samples)
         assert sidecar.read(1, ["name"])["name"][0] == "a/2.png"
     with pytest.raises(PermissionError):
-        open_dataset(root, through="library")
+        open_dataset(root, FOLDERS, through="library")
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -310,69 +327,67 @@ ROWS = (
 )
 
 
-def test_a_table_in_the_folder_or_beside_it(tmp_path):
+def test_a_table(tmp_path):
     root = fill(tmp_path / "set", "a.png", "b.png", "c.jpg", "d.png")
-    for path in (root / "labels.csv", tmp_path / "set.csv"):
-        path.write_text(ROWS)
-        samples, notes = read(root)
-        assert [s["name"] for s in samples] == ["a.png", "b.png", "c.jpg"]
-        assert [s["label"] for s in samples] == [-1, 3, 2**53 + 1]
-        assert [s["split"] for s in samples] == ["test", "train", ""]
-        assert np.isnan(samples[0]["weight"])
-        assert [s["weight"] for s in samples[1:]] == [0.5, 1000.0]
-        assert list(samples[0]) == ["image", "label", "weight", "split", "name"]
-        text = "\n".join(notes)
-        assert "column file names the files" in text
-        assert "left out d.png: not in" in text
-        dsprep.provenance(root)
-        with open_dataset(root, through="strict") as source:
-            for one, other in zip(source, samples, strict=True):
-                assert {n: repr(v) for n, v in one.items()} == {
-                    n: repr(v) for n, v in other.items()
-                }
-        assert not check(root, full=True)
-        dsprep.convert(root, tmp_path / "out.zarr", overwrite=True)
-        assert_same(root, tmp_path / "out.zarr")
-        before = path.stat()
-        path.write_text(ROWS.replace("test", "tset"))
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        with pytest.raises(StaleError, match="table"):
-            dsprep.Sidecar.open(root)
-        path.unlink()
-        (tmp_path / "set.dsprep.json").unlink()
-    assert list(read(root)[0][0]) == ["image", "name"]
+    path = root / "labels.csv"
+    path.write_text(ROWS)
+    with pytest.raises(AmbiguousError) as caught:
+        read(root)
+    ways = {"--labels none": "4 samples without labels"}
+    ways["--labels labels.csv:file"] = "3 labelled samples"
+    assert dict(caught.value.readings) == ways
+    options = OpenOptions(labels="labels.csv:file")
+    samples, notes = read(root, labels="labels.csv:file")
+    assert [s["name"] for s in samples] == ["a.png", "b.png", "c.jpg"]
+    assert [s["label"] for s in samples] == [-1, 3, 2**53 + 1]
+    assert [s["split"] for s in samples] == ["test", "train", ""]
+    assert np.isnan(samples[0]["weight"])
+    assert [s["weight"] for s in samples[1:]] == [0.5, 1000.0]
+    assert list(samples[0]) == ["image", "label", "weight", "split", "name"]
+    assert any("left out d.png: not in" in note for note in notes)
+    dsprep.provenance(root, options=options)
+    with open_dataset(root, through="strict") as source:
+        for one, other in zip(source, samples, strict=True):
+            assert {n: repr(v) for n, v in one.items()} == {n: repr(v) for n, v in other.items()}
+    assert not check(root, full=True)
+    dsprep.convert(root, tmp_path / "out.zarr")
+    assert_same(root, tmp_path / "out.zarr")
+    before = path.stat()
+    path.write_text(ROWS.replace("test", "tset"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(StaleError, match="table"):
+        dsprep.Sidecar.open(root)
 
 
 @pytest.mark.parametrize(
-    ("names", "text"),
+    ("names", "text", "table"),
     [
-        (["x/1.png", "x/2.png"], "id;y\nx/2.png;7\nx/1.png;8\n"),
-        (["x/1.png", "x/2.png"], "\ufeffid\ty\r\n1\t8\r\n2\t7\r\n"),
-        (["1.png", "2.png"], 'y,"id"\n7,"2"\n\n8,1\n'),
-        (["1.png", "2.png"], ",id,y\n0,./2.png,7\n1,1.png,8\n"),
+        (["x/1.png", "x/2.png"], "file_name;y\nx/2.png;7\nx/1.png;8\n", "t.csv"),
+        (["x/1.png", "x/2.png"], "\ufefffile_name\ty\r\nx/1\t8\r\nx/2\t7\r\n", "t.csv"),
+        (["1.png", "2.png"], 'y,"id"\n7,"2"\n\n8,1\n', "t.csv:id"),
+        (["1.png", "2.png"], ",a:b,y\n0,./2.png,7\n1,1.png,8\n", "t.csv:a:b"),
+        (["1.png", "2.png"], '[{"id": 2, "y": 7}, {"id": 1, "y": 8}]', "t.json:id"),
     ],
 )
-def test_ways_to_name_files(tmp_path, names, text):
+def test_ways_to_name_files(tmp_path, names, text, table):
     root = fill(tmp_path / "set", *names)
-    (root / "t.csv").write_text(text)
-    samples, _ = read(root, labels="t.csv")
-    assert [(s["name"], int(s["y"])) for s in samples] == [(names[0], 8), (names[1], 7)]
+    (root / table.split(":")[0]).write_text(text)
+    for labels in (table, f"{root}/{table}"):
+        samples, _ = read(root, labels=labels)
+        assert [(s["name"], int(s["y"])) for s in samples] == [(names[0], 8), (names[1], 7)]
 
 
-def test_several_tables_are_doubtful(tmp_path):
-    root = fill(tmp_path / "set", "1.png")
-    (root / "a.csv").write_text("id,y\n1,2\n")
-    (root / "b.csv").write_text("id,y\n1,3\n")
-    with pytest.raises(UsageError, match=r"--labels NAME\.csv"):
-        read(root)
-    assert read(root, labels="b.csv")[0][0]["y"] == 3
+def test_metadata_go_first(tmp_path):
+    root = fill(tmp_path / "set", "cat/2.png", "dog/3.png")
+    (root / "other.csv").write_text("id,y\n1,3\n")
+    (root / "metadata.csv").write_text("file_name,y\ncat/2.png,3\n")
+    assert [(s["name"], s["y"]) for s in read(root)[0]] == [("cat/2.png", 3)]
     assert list(read(root, labels="none")[0][0]) == ["image", "name"]
-    fill(root, "cat/2.png", "dog/3.png")
-    (root / "1.png").unlink()
-    with pytest.raises(UsageError, match="both folders and a table"):
-        read(root)
     assert [s["class"] for s in read(root, labels="folders")[0]] == ["cat", "dog"]
-    dsprep.provenance(root, options=OpenOptions(labels="folders"))
+    (root / "metadata.jsonl").write_text('{"file_name": "cat/2.png"}')
+    with pytest.raises(AmbiguousError, match=r"--labels metadata\.csv"):
+        read(root)
+    locate(root)
     with open_dataset(root) as source:  # as the sidecar was made
         assert source.schema.names == ("image", "label", "class", "name")
 
@@ -380,18 +395,16 @@ def test_several_tables_are_doubtful(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (b"id,y\n1,2\n3,4\n", "names no file.*row 2: '3'"),
-        (b"id,y\nx,7\ny,8\n", "no column of the table"),
-        (b"id,y\n1,2\n1,3\n", "two rows name the same file"),
-        (b"id,y\n1,2,3\n", "another number of cells"),
+        (b"id,y\n1,2\n3,4\n", "row 2 names no image.*id: 3"),
+        (b"x,y\n1,7\n2,8\n", r"no column id.*--labels t\.csv:x \(2\)"),
+        (b"id,y\n1,2\n1,3\n", "two rows name the same image"),
+        (b"id,y\n1,2,3\n", "damaged.*3 cells"),
         (b"id,y\n", "no rows"),
         (b"", "no rows"),
-        (b"1.png,2.png\n1.png,2.png\n", "several columns|two rows|no header"),
         (b"id,y,y\n1,2,3\n", "one name"),
         (b"id,name\n1,cat\n", "name of another field"),
         (b'id,y\n1,"2\n', "damaged"),
         (b"id,y\n1,\xff\n", "not UTF-8"),
-        (b"x,other\n1,2\n2,1\n", "not the same ones"),
         (b"id,y\n1,a\0b\n", "NUL|damaged"),
     ],
 )
@@ -399,7 +412,7 @@ def test_damaged_tables(tmp_path, text, match):
     root = fill(tmp_path / "set", "1.png", "2.png")
     (root / "t.csv").write_bytes(text)
     with pytest.raises(DsprepError, match=match):
-        read(root)
+        read(root, labels="t.csv:id")
 
 
 def test_types_of_columns(tmp_path):
@@ -416,7 +429,7 @@ def test_types_of_columns(tmp_path):
     rows = [",".join(["id", *columns])]
     rows += [",".join([str(i + 1), *(c[i] for c in columns.values())]) for i in range(3)]
     (root / "t.csv").write_text("\n".join(rows))
-    with open_dataset(root) as source:
+    with open_dataset(root, OpenOptions(labels="t.csv:id")) as source:
         kinds = {f.name: f.dtype.str if f.kind == "array" else f.kind for f in source.schema}
         samples = list(source)
     assert kinds["int"] == "<i8"
@@ -433,7 +446,7 @@ def test_types_of_columns(tmp_path):
 
 def test_changes_are_noticed(tmp_path):
     root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
-    dsprep.provenance(root)
+    locate(root)
     away, one = tmp_path / "away", root / "a" / "1.png"
 
     def add():
@@ -465,7 +478,7 @@ def test_changes_are_noticed(tmp_path):
 @pytest.mark.parametrize("through", ["strict", "library"])
 def test_changes_after_it_was_opened(tmp_path, through):
     root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
-    dsprep.provenance(root)
+    locate(root)
     for change in (
         lambda path: path.write_bytes(path.read_bytes() + b"x"),
         lambda path: path.write_bytes(path.read_bytes()[:-1]),
@@ -473,8 +486,8 @@ def test_changes_after_it_was_opened(tmp_path, through):
         lambda path: path.write_bytes(bytes(path.stat().st_size)),
     ):
         fill(root, *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
-        dsprep.provenance(root)
-        with open_dataset(root, through=through) as source:
+        locate(root)
+        with open_dataset(root, FOLDERS, through=through) as source:
             before = source.read(0, 3)
             change(root / "a" / "3.png")
             for start, stop in ((3, 4), (2, 5), (0, 10)):
@@ -527,7 +540,6 @@ BETWEEN = {  # what no reading of the images shows
     "below": lambda root: fill(root, "b/deep/0.png"),
     "other file": lambda root: _rewrite(root / "README", b"bye"),
     "table": lambda root: _rewrite(root / "labels.csv", b"name,y\n" + b"\n" * 9),
-    "beside": lambda root: _rewrite(root.with_name("set.csv"), b"name,y\n" + b"\n" * 9),
 }
 
 
@@ -540,10 +552,10 @@ def test_changes_between_loops_and_within_one(change, tmp_path, monkeypatch):
     monkeypatch.setattr(marks, "data_entries", lambda *a: walks.append(a[0]) or walk(*a))
     names = [f"{c}/{i}.png" for c in "ab" for i in range(10)]
     root = fill(tmp_path / "set", *names)
-    for table in (root / "labels.csv", tmp_path / "set.csv"):
-        table.write_text("name,y\n" + "".join(f"{name},{i}\n" for i, name in enumerate(names)))
+    rows = "".join(f"{name},{i}\n" for i, name in enumerate(names))
+    (root / "labels.csv").write_text("file_name,y\n" + rows)
     (root / "README").write_text("hello")
-    options = OpenOptions(labels="set.csv" if change == "beside" else "labels.csv")
+    options = OpenOptions(labels="labels.csv")
     dsprep.provenance(root, options)
     time.sleep(0.02)  # change times are counted in steps
     for within in (True, False):
@@ -577,16 +589,16 @@ def test_changes_between_loops_and_within_one(change, tmp_path, monkeypatch):
 
 def test_folders_of_other_classes_are_not_one_dataset(tmp_path):
     parts = [fill(tmp_path / f"part{i}", "cat/1.png", f"{d}/2.png") for i, d in enumerate("xxy")]
-    with open_dataset(parts[:2]) as source:
+    with open_dataset(parts[:2], FOLDERS) as source:
         assert source[:]["label"].tolist() == [0, 1, 0, 1]
     with pytest.raises(SchemaError, match="different classes"):
-        open_dataset(parts)
+        open_dataset(parts, FOLDERS)
     with open_dataset(parts, OpenOptions(labels="none")) as source:
         assert len(source) == 6
 
 
 def test_photos_are_never_replaced(tmp_path):
-    data = fill(tmp_path / "set", "cat/1.png")
+    data = fill(tmp_path / "set", "1.png")
     photos = fill(tmp_path / "photos", "1.png", "2.png")
     with pytest.raises(TargetError, match="not replaced"):
         dsprep.convert(data, photos, to="zarr", overwrite=True)
@@ -600,12 +612,12 @@ def test_fields_are_chosen(tmp_path):
     root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
     fields = tuple(map(dsprep.FieldSpec.parse, ("y=label", "path=name")))
     for _ in range(2):
-        with open_dataset(root, OpenOptions(fields=fields)) as source:
+        with open_dataset(root, OpenOptions(fields=fields, labels="folders")) as source:
             assert source.schema.names == ("y", "path")
             assert source[7] == {"y": 1, "path": "b/2.png"}
-        dsprep.provenance(root)
+        locate(root)
     with pytest.raises(UsageError, match="cannot have a type"):
-        read(root, fields=(dsprep.FieldSpec.parse("image:uint8[3]"),))
+        read(root, "image:uint8[3]", labels="folders")
     with dsprep.Reader(root, batch_size=4, fields=["label"], seed=0) as reader:
         assert sorted(np.concatenate([b["label"] for b in reader])) == [0] * 5 + [1] * 5
 
@@ -613,10 +625,10 @@ def test_fields_are_chosen(tmp_path):
 def test_reading_in_parts(tmp_path, monkeypatch):
     """What is taken before the files have been seen is bounded."""
     root = fill(tmp_path / "set", *(f"a/{i}.png" for i in range(30)))
-    expected = [s["image"] for s in read(root)[0]]
+    expected = [s["image"] for s in read(root, labels="folders")[0]]
     monkeypatch.setattr(each, "TRUSTED", 200)
-    assert [s["image"] for s in read(root)[0]] == expected
-    dsprep.provenance(root)
+    assert [s["image"] for s in read(root, labels="folders")[0]] == expected
+    locate(root)
     order = np.random.default_rng(0).integers(0, 30, 100)
     with dsprep.Sidecar.open(root) as sidecar:
         found = sidecar.read(order, ["image", "name"])
@@ -626,8 +638,8 @@ def test_reading_in_parts(tmp_path, monkeypatch):
 
 def test_reader_and_samples(tmp_path):
     root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "abc" for i in range(70)))
-    dsprep.provenance(root)
-    known = {s["name"]: s for s in read(root)[0]}
+    locate(root)
+    known = {s["name"]: s for s in read(root, labels="folders")[0]}
     for options in ({"io_threads": 2}, {"engine": "direct"}, {"shuffle": "global"}):
         seen = []
         with dsprep.Reader(root, batch_size=16, seed=2, **options) as reader:
@@ -645,7 +657,7 @@ def test_torch(tmp_path):
     from dsprep.torch import Samples
 
     root = fill(tmp_path / "set", "a/1.png", "b/2.png")
-    dsprep.provenance(root)
+    locate(root)
     samples = Samples(root)
     assert samples[1]["name"] == "b/2.png"
     assert bytes(samples[1]["image"]) == (root / "b" / "2.png").read_bytes()
@@ -653,10 +665,13 @@ def test_torch(tmp_path):
 
 def test_no_file_stays_open(tmp_path):
     root = fill(tmp_path / "set", *(f"a/{i}.png" for i in range(300)))
-    dsprep.provenance(root)
+    locate(root)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (names alone)
-    with dsprep.Sidecar.open(root) as sidecar, open_dataset(root, through="library") as source:
+    with (
+        dsprep.Sidecar.open(root) as sidecar,
+        open_dataset(root, FOLDERS, through="library") as source,
+    ):
         sidecar.read(slice(None))
         assert len(os.listdir("/proc/self/fd")) <= before + 70  # noqa: PTH208
         source.read(0, 300)
@@ -666,7 +681,7 @@ def test_no_file_stays_open(tmp_path):
 
 def test_exports_say_what_they_cannot_express(tmp_path):
     root = fill(tmp_path / "set", "a/1.png", "b/2.png")
-    dsprep.provenance(root)
+    locate(root)
     with dsprep.Sidecar.open(root) as sidecar:
         for kind in KINDS:
             with pytest.raises(UsageError):
@@ -678,7 +693,7 @@ def test_exports_say_what_they_cannot_express(tmp_path):
 
 def test_hostile_sidecars(tmp_path):
     root = fill(tmp_path / "set", *(f"a/{i}.png" for i in range(9)))
-    dsprep.provenance(root)
+    locate(root)
     path = tmp_path / "set.dsprep.json"
     from dsprep.core.packing import Tables
 
@@ -752,10 +767,13 @@ def test_hostile_sidecars(tmp_path):
 
 def test_memory_and_objects_do_not_grow_with_the_files(tmp_path):
     root = fill(tmp_path / "set", *(f"{i % 3}/{i:05}.png" for i in range(2000)))
-    dsprep.provenance(root)
+    locate(root)
     gc.collect()
     before = len(gc.get_objects())
-    with dsprep.Sidecar.open(root) as sidecar, open_dataset(root, through="library") as source:
+    with (
+        dsprep.Sidecar.open(root) as sidecar,
+        open_dataset(root, FOLDERS, through="library") as source,
+    ):
         sidecar.read(0), source[0]
         gc.collect()
         assert len(gc.get_objects()) < before + 1000
@@ -767,8 +785,8 @@ def test_a_page_of_help():
 
 def test_commands(tmp_path):
     root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
-    assert "image folder, 2 classes" in run("inspect", root).out
-    assert run("provenance", root).code == 0
+    assert "image folder, 2 classes" in run("inspect", root, "--labels", "folders").out
+    assert run("provenance", root, "--labels", "folders").code == 0
     assert "a file for each sample" in run("provenance", root, "--show").out
     assert "set/b/2.png" in run("provenance", root, "--locate", "7").out
     assert "valid" in run("provenance", root, "--check", "full").out
@@ -776,11 +794,11 @@ def test_commands(tmp_path):
     assert run("repack", root, tmp_path / "o.lmdb", "-b", "4").code == 0
     assert "same: all 10" in run("verify", root, tmp_path / "o.lmdb").out
     splits = fill(tmp_path / "x", "train/1.png")
-    assert "--labels none" in fails("inspect", splits, code=None)
+    assert "--labels none" in run("inspect", splits).out
     assert "no table y" in fails("inspect", splits, "--labels", "y", code=None)
 
 
 def test_a_sidecar_is_small(tmp_path):
     root = fill(tmp_path / "set", *(f"{i % 3}/{i:05}.png" for i in range(999)))
-    made = dsprep.provenance(root)
+    made = dsprep.provenance(root, options=FOLDERS)
     assert made.nbytes < 999 * 5

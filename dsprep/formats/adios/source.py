@@ -19,7 +19,14 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Batch, Column, Field, Ints, Ragged, Schema
-from dsprep.errors import FormatError, MissingExtra, SchemaError, UnsupportedError, UsageError
+from dsprep.errors import (
+    AmbiguousError,
+    FormatError,
+    MissingExtra,
+    SchemaError,
+    UnsupportedError,
+    UsageError,
+)
 from dsprep.formats import samples
 from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, wanted
@@ -166,13 +173,14 @@ class AdiosSource(Source):
         mode: Any = options.sample_axis
         if mode == "auto" and rows and steps > 1:
             by_rows = {sized[n].shape[0]: n for n in reversed(rows)}
-            first = " or ".join(f"{count} samples of {n}" for count, n in by_rows.items())
-            raise SchemaError(
-                "a sample may be a step, or a row of its arrays",
-                where=self.path,
-                fix=f"--sample-axis none reads {steps} samples, a step each; --sample-axis first "
-                f"reads {first}, a row each",
-            )
+            gives = " or ".join(f"{count} samples of {n}" for count, n in by_rows.items())
+            readings = [
+                ("--sample-axis none", f"{steps} samples, a step each"),
+                ("--sample-axis first", f"{gives}, a row each"),
+            ]
+            reason = "a sample may be a step, or a row of its arrays"
+            fix = "name some variables: --field NAME"
+            raise AmbiguousError(reason, readings, where=self.path, fix=fix)
         named = bool(options.fields)
         axis = samples.choose(sized, mode if rows else "none", self.path, named=named)
         notes += (n.replace(samples.STATIC, "of another length") for n in axis.notes)
@@ -195,14 +203,11 @@ class AdiosSource(Source):
             sets.setdefault((name.rpartition("/")[0], len(first)), {})[name] = first, count
         if len(sets) > 1:
             readings = [
-                f"--field {' --field '.join(f)} ({n} samples)" for (_, n), f in sets.items()
+                (f"--field {' --field '.join(fields)}", f"{count} samples")
+                for (_, count), fields in sets.items()
             ]
-            raise SchemaError(
-                "the dataset holds several sets of samples",
-                where=self.path,
-                found=", ".join(group for group, _ in sets),
-                fix="name the fields of one: " + " or ".join(readings),
-            )
+            reason = "the dataset holds several sets of samples"
+            raise AmbiguousError(reason, readings, where=self.path, fix="some of these fields")
         columns = []
         for name, (first, count) in next(iter(sets.values())).items():
             total = sum(variables[name]["rows"])

@@ -1,13 +1,11 @@
-"""Folders of images: files per sample, and a folder per class or a table of labels.
+"""Folders of images, which are never decoded: a sample is a file, or the files of one key.
 
-``root/cat/1.png`` and ``root/dog/2.jpg`` are two samples of two classes, numbered as
-``torchvision.datasets.ImageFolder`` numbers them: by the names of the folders in the order of their
-characters. ``root/images/1.png`` and ``root/masks/1.png`` are two fields of one sample. Images are
-never decoded.
+Files that `--field` names by patterns are fields of one sample where what the patterns' stars stand
+for is equal. Otherwise a sample is an image, which its folder or a table may label.
 
 `folder`
-    The files and classes of a folder.
-`pairs`
+    The files of a folder, and in which ways they can be read.
+`patterns`
     Which files are fields of one sample.
 `table`
     Tables of labels.
@@ -47,11 +45,10 @@ class Images(Format):
         return candidate.is_directory and is_image_folder(candidate.path)
 
     def identity(self, path: Path) -> FileIdentity:
-        """Return digests of the names of the files, and of a table beside the folder."""
-        from dsprep.formats.images.folder import facts, tables_of
+        """Return digests of the names of the files, and of the tables."""
+        from dsprep.formats.images.folder import facts
 
-        beside = [table for table in tables_of(path).values() if table.parent != path]
-        return FileIdentity(facts(path), beside=beside)
+        return FileIdentity(facts(path))
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

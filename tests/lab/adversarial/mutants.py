@@ -64,7 +64,7 @@ OF_KIND = {
     "netcdf": ("netcdf-1", "netcdf-2", "netcdf-5", "netcdf-fixed"),
     "webdataset": ("webdataset-ustar", "webdataset-gnu", "webdataset-pax"),
     "parquet": ("parquet", "parquet-plain"),
-    "images": ("images-folders", "images-table"),
+    "images": ("images-flat", "images-table"),
     "sidecar": (*(k for k in making.KINDS if k != "tfrecord-gzip"), "images-kept"),
 }
 
@@ -329,15 +329,17 @@ def parquet_rows(folder: Path, *, plain: bool) -> Path:
 
 
 def pictures(folder: Path, form: str) -> Path:
-    """Write images, of which only the first bytes are those of one, by classes or with a table."""
+    """Write images, of which only the first bytes are those of one, perhaps with a table."""
     root = folder / "set"
     for i in range(COUNT):
-        path = root / f"{i}.png" if form == "table" else root / f"class{i % 3}" / f"{i}.JPG"
+        path = root / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes([i + 1]) * (9 + i))
     if form == "table":
-        rows = [f"{i},{i * i - 3},{i / 8},{'ab'[i % 2]}" for i in range(COUNT)]
-        (root / "labels.csv").write_text("\n".join(["id,number,weight,split", *rows]) + "\n")
+        rows = [f"{i}.png,{i * i - 3},{i / 8},{'ab'[i % 2]}" for i in range(COUNT)]
+        (root / "metadata.csv").write_text(
+            "\n".join(["file_name,number,weight,split", *rows]) + "\n"
+        )
     if form == "kept":
         provenance([root])
     return root
