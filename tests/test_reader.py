@@ -279,7 +279,7 @@ def test_few_files_are_opened_for_the_first_batch(kind, size, shuffle, tmp_path,
         array = zarr.create_array(data, name="x", shape=(10, 2), chunks=(1, 2), dtype="f4")
         array[:] = np.arange(20).reshape(10, 2)
     elif kind == "images":
-        image_files.fill(data, *(f"{k % 2}/{k}.png" for k in range(10)))
+        image_files.fill(data, *(f"{k}.png" for k in range(10)))
     else:
         data.mkdir()
         for k in range(10):

@@ -107,10 +107,16 @@ def main() -> None:
     if sys.argv[1:2] != ["bench"]:  # the only command that multiplies matrices
         # When numpy is imported, OpenBLAS starts a thread per core, which takes 0.1 s of them.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    code: object = None
     try:
-        app()
-    except BrokenPipeError:  # the reader of the output, such as `head`, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        try:
+            app()
+        except SystemExit as ended:
+            code = ended.code
+            sys.stdout.flush()
+            raise
     except OSError as error:
-        sys.exit(f"dsprep: error: standard output: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is not written yet
+        if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has gone
+            sys.exit(141)
+        sys.exit(code or f"dsprep: error: standard output: {error.strerror}")  # type: ignore[arg-type]
