@@ -112,7 +112,17 @@ def test_the_figures_are_those_of_the_storage(place, monkeypatch, saturates):
 
     monkeypatch.setattr(LocalFile, "read_range", slow)
     plan = plan_storage(place, 32 << 20, [1, 2, 4, 8], 1, seconds=5)
-    figures = measure(plan, None, print)
+    for attempt in range(4):  # other work on the machine makes calls slower, never faster
+        try:
+            check_figures(measure(plan, None, print), saturates)
+        except AssertionError:
+            if attempt == 3:
+                raise
+        else:
+            break
+
+
+def check_figures(figures, saturates):
     part = 1 << 20
     stream = part / (0.02 + part / 50e6)
     assert figures.call_seconds == pytest.approx(0.02, rel=0.4)
