@@ -444,7 +444,7 @@ def images(lab: Lab, threads: int) -> Figure:
             path = folder / f"c{i * 10 // count}" / f"{i:07d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + rng.bytes(each - 10))
-        dsprep.provenance(folder)
+        dsprep.provenance(folder, labels="folders")
 
     path = lab.made("images", "data", make)
     paths = [os.fspath(file) for file in files_of(path)]
