@@ -286,8 +286,8 @@ def functions():
 
 
 COMMANDS = {
-    *("convert", "repack", "provenance", "audit", "verify", "synth", "tiers", "stage"),
-    *("inspect", "storage", "plan_read"),
+    *("convert", "repack", "provenance", "audit", "verify", "synth", "stage"),
+    *("inspect", "storage", "plan"),
 }
 """Functions that take as many arguments as their commands have options."""
 

@@ -59,16 +59,12 @@ COMMANDS = {
     "audit": ("audit DATA --ranks 2 --batch-size 2", "audit DATA --ranks 2 --batch-size 2 --json"),
     "synth": ("synth nosuch\x1b OUT", "synth cosmic-tagger OUT --samples 2"),
     "demo": ("demo --nosuch\x1b",),
-    "plan tiers": (
-        "plan tiers DATA --capacity 1kB -M 1 --compute 1ms --pfs 1kB/s -E 2 --html OUT.html",
-        "plan tiers DATA --capacity x\x1b -M 1 --compute 1ms --pfs 1kB/s -E 2",
+    "plan": (
+        "plan DATA -M 1 --compute 1ms --storage cori --simulate",
+        "plan DATA -M 1 --compute 1ms --storage cori --tier x\x1b -E 2",
+        "plan DATA -M 1 --compute 1ms --storage no\x1b",
+        "plan DATA -M 1 --compute 1ms --storage \x1b=1",
     ),
-    "plan read": (
-        "plan read DATA -M 1 --compute 1ms --storage cori --simulate --html OUT.html",
-        "plan read DATA -M 1 --compute 1ms --storage no\x1b",
-        "plan read DATA -M 1 --compute 1ms --storage \x1b=1",
-    ),
-    "plan papers": ("plan papers",),
     "stage": (
         "stage DATA -P 2 --ranks-per-node 1 -M 1 --node 0 --to OUT --manifest OUT.jsonl",
         "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --json",
@@ -91,7 +87,7 @@ COMMANDS = {
     ),
     "bench compare": ("bench compare OLD NEW", "bench compare OLD NEW --json -"),
 }
-GROUPS = ("bench", "cache", "plan")
+GROUPS = ("bench", "cache")
 OF_FORMATS = ("inspect", "convert", "provenance")
 """Commands that say something of each format."""
 

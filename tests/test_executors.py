@@ -612,16 +612,3 @@ def test_differences_are_told_with_their_place_in_the_file(origin, monkeypatch):
         found = verify.verify(a, b, executor=threads)
         assert found == verify.verify(a, b)
     assert found.differences[0].where_b == f"{wrong[1]} (sample 3 there)"
-
-
-def test_a_part_of_synthetic_data_is_made_twice(tmp_path, monkeypatch):
-    from dsprep import synth
-
-    make = synth._make_part
-    monkeypatch.setattr(synth, "_make_part", lambda task: [make(task), make(task)][0])
-    synth.synth("cosmoflow-tfrecord", tmp_path / "one" / "set", samples=5, scale=0.05)
-    with ThreadPoolExecutor(2) as threads:
-        synth.synth(
-            "cosmoflow-tfrecord", tmp_path / "two" / "set", samples=5, scale=0.05, executor=threads
-        )
-    assert_whole(tmp_path / "two", executor_job.digests(tmp_path / "one"))

@@ -25,7 +25,6 @@ from dsprep.formats.protobuf import varint
 from dsprep.reader import data
 from dsprep.sidecar.sidecar import MissingError, Sidecar, StaleError
 from dsprep.verbs.cache import verify_copies
-from dsprep.verbs.tiers import Tiers, plan_tiers
 
 EACH = 10
 
@@ -383,26 +382,6 @@ def test_commands_note_that_they_wrote_a_sidecar(folder, tmp_path):
     assert "note: " in done.err
     assert "there was no sidecar; wrote d.dsprep.json" in done.err
     assert run("audit", tmp_path / "d", "-P", 2, "-M", 4).err == ""
-
-
-def test_plan_tiers_of_a_subset(tmp_path):
-    samples = ({"x": np.full(1024, i, np.int32), "label": np.int32(i // 50)} for i in range(100))
-    dsprep.write(tmp_path / "g.h5", samples, buffer_size="10")
-    job = {"nodes": 1, "ranks_per_node": 1, "batch_size": 4, "compute": 0.01, "pfs": 1e6}
-    tiers = Tiers(capacity=400 << 10, epochs=4, **job)
-    whole = plan_tiers(tmp_path / "g.h5", tiers)
-    half = plan_tiers(tmp_path / "g.h5", tiers, subset="label == 1")
-    few = plan_tiers(tmp_path / "g.h5", tiers, subset=[0, 99])
-    assert (whole.groups, half.groups, few.groups) == (10, 5, 2)
-    assert (half.samples, few.samples) == (50, 2)
-    assert half.nbytes == pytest.approx(whole.nbytes / 2)
-    assert few.nbytes == pytest.approx(whole.nbytes / 5)  # groups are copied whole
-    assert (whole.fits, half.fits) == (False, True)
-    words = ("--capacity", "400KiB", "-M", 4, "--compute", "10ms", "--pfs", "1MB/s", "-E", 4)
-    done = run("plan", "tiers", tmp_path / "g.h5", *words, "--subset", "label == 1")
-    assert "50 samples in 5 groups" in done.out, done.err
-    with pytest.raises(UsageError, match="no samples"):
-        plan_tiers(tmp_path / "g.h5", tiers, subset="label == 5")
 
 
 # --- loops that are left early ---------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_members_of_parts(tmp_path: Path) -> None:
         assert len(source) == 6
 
 
-@pytest.mark.parametrize("name", ["deepcam", "cosmoflow-tfrecord", "neuron-bbp3"])
+@pytest.mark.parametrize("name", ["deepcam", "cosmoflow-tfrecord"])
 def test_real_record_structures(tmp_path: Path, name: str) -> None:
     path = synth(name, tmp_path / name, samples=20, scale=0.01).path
     with pytest.raises(DsprepError, match="parts of a dataset"):

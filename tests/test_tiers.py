@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import fails, run
+from test_cli import run
 
 import dsprep
 from dsprep.errors import UsageError
+from dsprep.planning.storage_figures import StorageFigures
+from dsprep.planning.waiting import Job
 from dsprep.reader.mini_epochs import MiniEpochs
-from dsprep.verbs.tiers import Tiers, drawn, fitted, plan_tiers
+from dsprep.verbs.plan_read import plan_read
+from dsprep.verbs.tiers import drawn, fitted
 
 GB, TB = 1e9, 1e12
 
 
-def tiers(**others):
-    given = {
-        "capacity": int(1.6 * TB),
-        "nodes": 64,
-        "ranks_per_node": 8,
-        "batch_size": 2,
-        "compute": 0.012,
-        "pfs": 400 * GB,
-        "epochs": 90,
-    }
-    return Tiers(**{**given, **others})
+def plan_of(edges, nbytes, nodes=64, ranks_per_node=8, batch_size=2, compute=0.012, **others):
+    job = Job(nodes, ranks_per_node, batch_size, compute)
+    tiers = {"capacity": int(1.6 * TB), "pfs": 400 * GB, "epochs": 90, **others}
+    return fitted(edges, nbytes, job, **tiers)
 
 
 def edges_of(groups, samples=16):
@@ -48,15 +42,12 @@ def test_the_knee():
     """The paper: from 10 repeats on, 65,000 samples per second; the model gives 9.73."""
     assert pytest.approx(9.73, abs=0.005) == 3.8 * 1024 / 400
     one = {"nodes": 1, "ranks_per_node": 1, "batch_size": 1, "compute": 1.0, "pfs": 400.0}
-    plan = fitted(edges_of(1000, 1), 3.8 * 1024, tiers(capacity=10**6, **one))
+    plan = plan_of(edges_of(1000, 1), 3.8 * 1024, capacity=10**6, **one)
     assert plan.repeats == 10
     assert plan.at(9).throughput < plan.consumed
     assert plan.at(10).throughput == plan.consumed
     assert plan.before.stalled == pytest.approx(1 - 400 / 3891.2)
     assert plan.after.stalled == 0
-    assert "waits 90% of the time without the fast tier, 0% with it" in plan.verdict
-    enough = fitted(edges_of(1000, 1), 3.8 * 1024, tiers(capacity=10**6, **{**one, "pfs": 1e4}))
-    assert "keeps up (2.57 times what training takes)" in enough.verdict
 
 
 @pytest.mark.parametrize(("mean", "printed"), [(55, 90.7), (35, 147)])
@@ -82,7 +73,7 @@ def test_repeats_that_vary_draw_more(mean, printed):
 def test_two_mini_epochs_fit(groups, samples, nodes, capacity):
     edges = edges_of(groups, samples)
     try:
-        plan = fitted(edges, 100.0, tiers(nodes=nodes, capacity=capacity))
+        plan = plan_of(edges, 100.0, nodes=nodes, capacity=capacity)
     except UsageError:
         assert capacity < (100 * samples + 8192) * (groups + 8 * nodes)  # groups are not cut
         return
@@ -101,10 +92,9 @@ def test_two_mini_epochs_fit(groups, samples, nodes, capacity):
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 40))
 def test_how_often_samples_are_seen(epochs, parts, repeats):
     """Counted pass by pass, as the Reader goes through the parts of each epoch."""
-    plan = fitted(edges_of(400), 1.0, tiers())
-    plan = replace(plan, tiers=replace(plan.tiers, epochs=epochs), mini_epochs=parts, fits=False)
-    pfs = plan.consumed * plan.copied / (repeats - 0.5)
-    plan = replace(plan, tiers=replace(plan.tiers, pfs=pfs))
+    plan = plan_of(edges_of(400), 1.0, epochs=epochs)
+    plan = replace(plan, mini_epochs=parts, fits=False)
+    plan = replace(plan, pfs=plan.consumed * plan.copied / (repeats - 0.5))
     assert plan.repeats == repeats
     mini = MiniEpochs(parts, (repeats,))
     seen = [0] * parts
@@ -117,9 +107,9 @@ def test_how_often_samples_are_seen(epochs, parts, repeats):
 
 def test_warnings():
     def words(**others):
-        return " ".join(fitted(edges_of(400_000, 1000), 1e6, tiers(**others)).warnings)
+        return " ".join(plan_of(edges_of(400_000, 1000), 1e6, **others).warnings)
 
-    assert words(epochs=2 * fitted(edges_of(400_000, 1000), 1e6, tiers()).repeats) == ""
+    assert words(epochs=2 * plan_of(edges_of(400_000, 1000), 1e6).repeats) == ""
     assert "25% of the samples are never seen" in words(epochs=2, pfs=30 * GB)
     assert "no multiple of 3 repeats: some samples are seen 6 times, others 3" in words(
         epochs=5, pfs=30 * GB
@@ -140,8 +130,16 @@ def test_arguments_of_the_reader(tmp_path):
     """With them it goes through the passes of the plan, on the node's own cache."""
     path = tmp_path / "x.h5"
     dsprep.write(path, ({"x": np.full(50, i, "f4")} for i in range(64)), buffer_size="4")
-    asked = tiers(capacity=80_000, nodes=1, batch_size=1, ranks_per_node=2, epochs=3)
-    plan = plan_tiers(path, replace(asked, pfs=asked.ranks_per_node * 200 / 0.012 / 2.5))
+    job = Job(nodes=1, ranks_per_node=2, batch_size=1, compute=0.012)
+    rate = 2 * 200 / 0.012 / 2.5
+    figures = StorageFigures(
+        call_seconds=0, stream_bytes_per_second=rate, total_bytes_per_second=rate
+    )
+
+    def planned(job=job, **tier):
+        return plan_read(path, job, figures, tier={"epochs": 3, **tier}).tier
+
+    plan = planned(capacity=80_000)
     assert (plan.groups, plan.mini_epochs, plan.repeats, plan.fits) == (16, 5, 3, False)
     where = {"rank": 0, "world_size": 1, "cache": tmp_path / "cache"}
     with dsprep.Reader(path, 4, **plan.reader, **where) as reader:
@@ -150,31 +148,16 @@ def test_arguments_of_the_reader(tmp_path):
             for batch in reader:
                 seen[batch["x"][:, 0].astype(int)] += 1
     assert plan.passes_per_sample == (seen.min(), seen.max()) == (3, 3)
-    whole = plan_tiers(path, replace(asked, capacity=10**6)).reader
+    whole = planned(capacity=10**6).reader
     assert whole == {"epochs": 3, "cache_size": 10**6}
-    shared = plan_tiers(path, replace(asked, capacity=90_000, nodes=3)).reader
+    shared = planned(replace(job, nodes=3), capacity=90_000).reader
     assert shared["recompose"] is False
     assert shared["pools"] == 3
 
 
-def test_what_is_compressed_counts_as_stored(tmp_path):
-    path = tmp_path / "x.zarr"
-    zeros = {"x": np.zeros((64, 10_000))}
-    dsprep.write(path, [zeros], batched=True, length=64, buffer_size="16", compress="zstd:3")
-    plan = plan_tiers(path, tiers(capacity=10**6, nodes=1))
-    assert plan.fits
-    assert plan.nbytes < 0.1 * 64 * 80_000
-
-
-@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"compute": 0.0}, {"pfs": -1.0}, {"epochs": 0}])
-def test_numbers_that_are_not_possible(wrong, tmp_path):
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        plan_tiers(tmp_path, tiers(**wrong))
-
-
 def test_a_tier_that_is_too_small():
     with pytest.raises(UsageError, match="too small"):
-        fitted(edges_of(10), 1e9, tiers(capacity=10**9))
+        plan_of(edges_of(10), 1e9, capacity=10**9)
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -197,63 +180,24 @@ def billion(tmp_path_factory):
     return path
 
 
-ASKED = "--capacity 1.6GB --nodes 1152 --ranks-per-node 8 -M 4 --compute 12ms --pfs 1.3GB/s -E 90"
+ASKED = "--tier 1.6GB --nodes 1152 --ranks-per-node 8 -M 4 --compute 12ms -E 90"
+STORAGE = "latency=1us,stream=1.3GB/s,total=1.3GB/s"
 
 
-def test_a_plan_for_a_billion_samples_on_9216_ranks(billion, tmp_path):
-    found = json.loads(run("plan", "tiers", billion, *ASKED.split(), "--json").out)
-    assert (found["samples"], found["groups"], found["ranks"]) == (10**9, 3_906_250, 9216)
+def test_a_plan_for_a_billion_samples_on_9216_ranks(billion):
+    command = ("plan", billion, *ASKED.split(), "--storage", STORAGE)
+    found = json.loads(run(*command, "--json").out)["tier"]
+    assert (found["samples"], found["groups"]) == (10**9, 3_906_250)
     assert (found["mini_epochs"], found["repeats"], found["passes"]) == (5, 10, 450)
     assert found["largest"] < 0.8e9
     assert found["consumed"] == pytest.approx(9216 * 4 * 4000 / 0.012)
     groups = 3_906_250 / 5  # of a mini-epoch, of which nodes share one at each border
     assert found["copied"] == pytest.approx((groups + 1151) / groups)
     assert found["knee"] == pytest.approx(found["consumed"] * found["copied"] / 1.3e9)
-    assert found["seen"] == {"least": 90, "most": 90, "never": 0}
+    assert (found["passes_per_sample"], found["never_seen"]) == ([90, 90], 0)
     assert found["after"]["drawn"] == pytest.approx(found["consumed"] * found["copied"] / 10)
-    assert [p["repeats"] for p in found["curve"]] == [1, 2, 4, 8, 10, 16, 32, 64, 128]
     assert found["warnings"] == []
-    text = " ".join(run("plan", "tiers", billion, *ASKED.split()).out.split())
-    assert "1.6 GB on each of 1,152 nodes, 9,216 ranks: the dataset does not fit" in text
+    text = " ".join(run(*command).out.split())
+    assert "1.6 GB on each of 1,152 nodes: the dataset does not fit" in text
     assert "10 (rf): more than EB1/B2 = 12.3 GB/s * 1.001 (copied) / 1.3 GB/s = 9.466" in text
     assert "stalled 89% -> 0% of the time" in text
-
-
-def test_the_plot(billion, tmp_path):
-    page = tmp_path / "plan.html"
-    command = ("plan", "tiers", billion, *ASKED.split(), "--html", page)
-    run(*command)
-    text = page.read_text()
-    tree = ElementTree.fromstring(text)
-    assert not list(tree.iter("{http://www.w3.org/1999/xhtml}script"))
-    assert "prefers-color-scheme:dark" in text
-    assert not {"href", "src"} & {name for node in tree.iter() for name in node.attrib}
-    words = " ".join(tree.itertext())
-    for wanted in (
-        "x<&.npy",
-        "Stall-free beyond rf = 9.466; rf = 10 is planned",
-        "Bytes per second",
-        "repeating factor rf",
-    ):
-        assert wanted in words
-    lines = [n for n in tree.iter() if n.get("class") == "line"]
-    got, drawn = ([float(p.split(",")[1]) for p in n.get("points").split()] for n in lines)
-    assert sorted(got, reverse=True) == got  # it rises, and pixels count down
-    assert sorted(drawn) == drawn
-    assert got[0] == pytest.approx(drawn[0], abs=0.2)
-    circles = [n for n in tree.iter() if n.get("class") == "knee" and n.tag.endswith("circle")]
-    assert [c.get("cy") for c in circles] == [f"{got[4]:.1f}", f"{drawn[4]:.1f}"]
-    ticks = [n for n in tree.iter() if n.get("class") == "tick" and n.get("x") != "0"]
-    at = [float(n.get("x")[:-1]) for n in ticks]
-    assert all(abs(a - b) >= 8 for a, b in pairwise(at) if b > a)  # labels do not overlap
-    assert "10" in [n.text for n in ticks]
-    page.write_text("mine")
-    assert "--overwrite" in fails(*command)
-    assert page.read_text() == "mine"
-    run(*command, "--overwrite", "--quiet")
-    assert page.read_text() == text
-
-
-def test_a_plot_needs_a_file(billion, tmp_path):
-    for path in ("-", tmp_path, tmp_path / "no" / "x.html"):
-        fails("plan", "tiers", billion, *ASKED.split(), "--html", path, code=2)

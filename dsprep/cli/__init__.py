@@ -63,7 +63,9 @@ class Commands(Group):
         "bench": Entry(
             "dsprep.cli.bench:group", "Measure ways of reading here, and compare reports."
         ),
-        "plan": Entry("dsprep.cli.plan:planning", "Work out what training needs from storage."),
+        "plan": Entry(
+            "dsprep.cli.plan:plan", "Predict what a job needs from storage, and what it waits for."
+        ),
         "cache": Entry("dsprep.cli.tiers:caching", "List, check, remove copies on a fast tier."),
     }
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from dsprep.core.escaping import printable, printable_json
+from dsprep.core.units import show_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -326,11 +327,3 @@ class _Lines:
         left = (now - self._began) * (total - done) / done if done else math.inf
         about = f", about {show_time(left)} left" if math.isfinite(left) else ""
         say(f"dsprep: {self._label}: {words}{about}", err=True)
-
-
-def show_time(seconds: float) -> str:
-    """Return a time to wait: ``40 s``, ``12 min``, ``3 h 05 min``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"

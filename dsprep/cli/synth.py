@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from dsprep.cli import options as opt
 from dsprep.cli.report import count_bar, fail, print_done, print_json, print_rows
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 EPILOG = """
 dsprep synth --list
@@ -22,7 +19,6 @@ dsprep synth cosmoflow-tfrecord cosmo --samples 64 --scale 0.25
 
 @opt.command(EPILOG)
 def synth(
-    executor: Executor | None,
     name: Annotated[
         str | None,
         opt.argument(
@@ -61,7 +57,6 @@ def synth(
             seed=seed,
             overwrite=overwrite,
             progress=update,
-            executor=executor,
         )
     if json:
         print_json(vars(made))

@@ -97,3 +97,13 @@ def show_binary_nbytes(nbytes: float) -> str:
         if nbytes >= size and nbytes % size == 0 and nbytes % 1000:
             return f"{nbytes // size:.0f} {unit}"
     return show_nbytes(nbytes)
+
+
+def show_time(seconds: float) -> str:
+    """Return a time to wait: ``210 ms``, ``40 s``, ``12 min``, ``3 h 05 min``."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -16,12 +16,9 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import tempfile
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from dsprep import executors
 from dsprep.errors import TargetError, UsageError
 from dsprep.sidecar.spec import NAMES
 from dsprep.source.files import check_replaceable
@@ -29,7 +26,7 @@ from dsprep.storage.atomic import put
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.trees import remove
 from dsprep.synth import caffe, cosmic, cosmoflow, deepcam, ffn, neuron, nova, oc20  # noqa: F401
-from dsprep.synth.job import RECIPES, Hint, Progress, Recipe, SynthJob
+from dsprep.synth.job import RECIPES, Progress, Recipe, SynthJob
 
 __all__ = ["Synthesised", "describe", "names", "synth"]
 
@@ -84,7 +81,6 @@ def synth(
     seed: int = 0,
     overwrite: bool = False,
     progress: Progress | None = None,
-    executor: Executor | None = None,
 ) -> Synthesised:
     """Make the dataset called `name` at `out`.
 
@@ -104,8 +100,6 @@ def synth(
         Replace what is at `out`. A directory that holds anything but datasets is never replaced.
     progress
         Called with ``(samples done, samples)`` meanwhile.
-    executor
-        Who makes the files, if there are several (see `dsprep.executors`); None: this process.
 
     Raises
     ------
@@ -120,71 +114,24 @@ def synth(
         samples=recipe.samples if samples is None else samples,
         scale=recipe.scale if scale is None else scale,
         seed=seed,
-        progress=progress or _silent,
+        progress=progress or (lambda done, total: None),
     )
     _check(job, out)
     _check_target(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if executor is not None and recipe.apart:
-            hint = _make_apart(name, job, executor)
-            files = _files(job.path)
-        else:
-            hint, files = _make(recipe, job)
+        inside, *options = recipe.write(job) or ("",)
+        files = _files(job.path)
+        for path in files:
+            with path.open("rb") as file:
+                sync(file.fileno())
         nbytes = sum(path.stat().st_size for path in files)
         _check_target(out, overwrite)  # it may have appeared since
         _publish(job.path, out)
     finally:
         remove(job.path)
-    command = ["dsprep", "inspect", str(out / hint.inside), *hint.options]
+    command = ["dsprep", "inspect", str(out / inside), *options]
     return Synthesised(out, len(files), job.samples, nbytes, shlex.join(command))
-
-
-def _silent(done: int, total: int) -> None:
-    """Report no progress."""
-
-
-PARTS = 64
-"""Into which the files of a dataset are divided for other processes."""
-
-
-def _make(recipe: Recipe, job: SynthJob) -> tuple[Hint, list[Path]]:
-    """Make a dataset, or a part of it; return how to open it, and its files, on the disk."""
-    hint = recipe.write(job)
-    files = _files(job.path)
-    for path in files:
-        with path.open("rb") as file:
-            sync(file.fileno())
-    return hint, files
-
-
-def _make_apart(name: str, job: SynthJob, executor: Executor) -> Hint:
-    """Have the files made by other processes, in a directory for each part; put them together."""
-    job.path.mkdir()
-    hint = Hint()
-    with tempfile.TemporaryDirectory(
-        prefix=f"{job.path.name}-", dir=job.path.parent.absolute(), ignore_cleanup_errors=True
-    ) as attempts:
-        quiet = replace(job, path=Path(attempts), progress=_silent, parts=PARTS)
-        tasks = ((name, replace(quiet, part=i)) for i in range(PARTS))
-        for done, (_, (made, part_hint)) in enumerate(
-            executors.run(executor, _make_part, tasks), 1
-        ):
-            hint = part_hint  # the same of every part
-            for path in _files(made):
-                target = job.path / path.relative_to(made)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(target)
-            remove(made.parent)
-            job.progress(job.samples * done // PARTS, job.samples)
-    return hint
-
-
-def _make_part(task: tuple[str, SynthJob]) -> tuple[Path, Hint]:
-    """Make a part; return where it is: apart from what a worker makes that was taken for lost."""
-    name, job = task
-    own = Path(tempfile.mkdtemp(prefix=f"{job.part}-", dir=job.path)) / "part"
-    return own, _make(_recipe(name), replace(job, path=own))[0]
 
 
 def _recipe(name: str) -> Recipe:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import blob, integer, lmdb_environment
-from dsprep.synth.job import Hint, SynthJob, recipe
+from dsprep.synth.job import Opening, SynthJob, recipe
 from dsprep.synth.values import image
 
 PER_COMMIT = 1000
-OPEN = Hint(("--values", "datum"))
+OPEN = ("", "--values", "datum")
 
 
 def datum(pixels: Array, label: int) -> bytes:
@@ -40,7 +40,7 @@ def _map_size(job: SynthJob, record: int) -> int:
     samples=2000,
     scale=1,
 )
-def _write_cifar(job: SynthJob) -> Hint:
+def _write_cifar(job: SynthJob) -> Opening:
     edge = job.edge(32)
     with (
         lmdb_environment(
@@ -62,7 +62,7 @@ def _write_cifar(job: SynthJob) -> Hint:
     samples=1200,
     scale=1 / 4,
 )
-def _write_imageset(job: SynthJob) -> Hint:
+def _write_imageset(job: SynthJob) -> Opening:
     edge = job.edge(256)
     not_encoded = integer(7, 0)  # convert_imageset sets the member even where it is false
     with lmdb_environment(

@@ -11,8 +11,6 @@ those with a signal are kept, as ragged rows reached through two index tables:
     The charge in each pixel; also ``image_meta``, one row per plane.
 ``/Data/sparse2d_sbnd_cosmicseg_group``
     The label of the same pixels: 0 background, 1 cosmic, 2 neutrino.
-``/Data/particle_sbndneutrino_group``
-    The true particles, ``extents`` -> ``particles``, a wide compound.
 
 Everything is chunked and compressed with gzip level 1, dtypes with larcv3's own padding. About
 57,000 voxels per event at full size. gzip ratio of the voxels 2.4 (charge) and 5.8 (labels) in the
@@ -28,14 +26,12 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import append, hdf5_file
-from dsprep.synth.job import Hint, SynthJob, recipe
+from dsprep.synth.job import Opening, SynthJob, recipe
 
 PLANES = 3
 WIDTH, HEIGHT = 2048, 1280
 WIRE, LABELS = "sparse2d_sbndwire_group", "sparse2d_sbnd_cosmicseg_group"
-PARTICLES = "particle_sbndneutrino_group"
 
-_VERTEX = [("x", "<f8"), ("y", "<f8"), ("z", "<f8"), ("t", "<f8")]
 EVENT_ID = np.dtype([("run", "<i8"), ("subrun", "<i8"), ("event", "<i8")])
 EXTENTS = np.dtype([("first", "<u8"), ("N", "<u4")], align=True)
 VOXEL_EXTENTS = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
@@ -47,33 +43,6 @@ IMAGE_META = np.dtype(
         "offsets": [0, 8, 16, 32, 48],
         "itemsize": 72,
     }
-)
-PARTICLE = np.dtype(
-    [
-        ("id", "<u2"),
-        ("mcst_index", "<u2"),
-        ("mct_index", "<u2"),
-        ("shape", "<i4"),
-        ("current_type", "<i2"),
-        ("interaction_type", "<i2"),
-        ("trackid", "<u4"),
-        ("pdg", "<i4"),
-        ("px", "<f8"),
-        ("py", "<f8"),
-        ("pz", "<f8"),
-        *((name, _VERTEX) for name in ("vtx", "end_pt", "first_step", "last_step")),
-        ("dist_travel", "<f8"),
-        ("energy_init", "<f8"),
-        ("energy_deposit", "<f8"),
-        ("process", "S64"),
-        ("parent_trackid", "<u4"),
-        ("parent_pdg", "<i4"),
-        ("parent_vtx", _VERTEX),
-        ("ancestor_trackid", "<u4"),
-        ("ancestor_pdg", "<i4"),
-        ("ancestor_vtx", _VERTEX),
-    ],
-    align=True,
 )
 
 
@@ -111,27 +80,6 @@ def _plane(rng: np.random.Generator, width: int, height: int) -> tuple[Array, Ar
     charge["value"] = 5 + rng.gamma(1.0, np.where(label == 0, 2.5, 40.0))
     segment["value"] = label
     return charge, segment
-
-
-def _particles(rng: np.random.Generator) -> Array:
-    """Return the particles of one neutrino interaction, `PARTICLE` (n,) with n from 2 to 13."""
-    n = int(rng.integers(2, 14))
-    out = np.zeros(n, PARTICLE)
-    out["id"] = np.arange(n)
-    out["mcst_index"] = out["mct_index"] = 65535
-    out["shape"] = 2
-    out["current_type"][1:] = out["interaction_type"][1:] = -1
-    out["trackid"] = np.arange(n) * 2
-    out["pdg"] = rng.choice([13, 14, 211, 2112, 2212, 2000000101], n)
-    for axis in "xyz":
-        out[f"p{axis}"] = rng.normal(0, 0.4, n)
-        out["vtx"][axis] = rng.uniform(-200, 500)
-    out["vtx"]["t"] = rng.uniform(0, 1e4)
-    out["dist_travel"] = -1
-    out["energy_init"] = rng.exponential(0.8, n)
-    out["process"] = b"primary"
-    out["parent_trackid"] = out["ancestor_trackid"] = 0xFFFFFFFF
-    return out
 
 
 def _extent(first: int, count: int) -> Array:
@@ -192,21 +140,16 @@ class _Sparse:
     samples=24,
     scale=1 / 2,
 )
-def _write(job: SynthJob) -> Hint:
+def _write(job: SynthJob) -> Opening:
     width, height = job.edge(WIDTH), job.edge(HEIGHT)
     with hdf5_file(job.path) as file:
         events = _dataset(file, "Events/event_id", EVENT_ID, 100)
         wire, labels = _Sparse(file, WIRE), _Sparse(file, LABELS)
-        extents = _dataset(file, f"Data/{PARTICLES}/extents", EXTENTS, 100)
-        particles = _dataset(file, f"Data/{PARTICLES}/particles", PARTICLE, 500)
         for i in range(job.samples):
             rng = job.rng("cosmic-tagger", i)
             planes = [_plane(rng, width, height) for _ in range(PLANES)]
             wire.append([p[0] for p in planes], width, height)
             labels.append([p[1] for p in planes], width, height)
-            event = _particles(rng)
-            append(extents, _extent(particles.shape[0], len(event)))
-            append(particles, event)
             append(events, np.array([(1, i // 100, i)], EVENT_ID))
             job.done(i + 1)
-    return Hint()
+    return ()

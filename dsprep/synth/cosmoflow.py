@@ -29,7 +29,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import bytes_feature, example, float_feature, hdf5_file, write_records
-from dsprep.synth.job import Hint, SynthJob, recipe, train_and_validation
+from dsprep.synth.job import Opening, SynthJob, recipe, train_and_validation
 from dsprep.synth.values import particle_counts
 
 PER_FILE = 128
@@ -48,14 +48,11 @@ def _parameters(job: SynthJob, *universe: int) -> Array:
     "CosmoFlow volumes, HDF5 files of 128 samples: uint16[128,128,128,12] and 4 parameters",
     samples=192,
     scale=1 / 8,
-    apart=True,
 )
-def _write_hdf5(job: SynthJob) -> Hint:
+def _write_hdf5(job: SynthJob) -> Opening:
     edge = job.edge(128)
     job.path.mkdir()
     for first in range(0, job.samples, PER_FILE):
-        if not job.takes(first // PER_FILE):
-            continue
         count = min(PER_FILE, job.samples - first)
         number = FIRST_FILE + first // PER_FILE
         with hdf5_file(job.path / f"PeterA_2019_05_4parE-rec{number}.h5") as file:
@@ -66,7 +63,7 @@ def _write_hdf5(job: SynthJob) -> Hint:
                 maps[i] = particle_counts(rng, edge, 12, np.uint16)
                 parameters[i] = _parameters(job, first + i)
                 job.done(first + i + 1)
-    return Hint()
+    return ()
 
 
 def _crops(job: SynthJob) -> Iterator[tuple[Path, Array, Array]]:
@@ -78,8 +75,6 @@ def _crops(job: SynthJob) -> Iterator[tuple[Path, Array, Array]]:
         (job.path / name).mkdir()
         for i in range(count):
             done += 1
-            if not job.takes(done - 1):
-                continue
             universe, crop = divmod(i, CROPS)
             stem = f"univ_ics_2019-03_a{universe:08d}_{crop:03d}"
             x = particle_counts(job.rng("cosmoflow", part, i), edge, 4, np.int16)
@@ -92,14 +87,13 @@ def _crops(job: SynthJob) -> Iterator[tuple[Path, Array, Array]]:
     "CosmoFlow volumes of MLPerf HPC, one sample per TFRecord: int16[128,128,128,4] as bytes",
     samples=36,
     scale=1 / 4,
-    apart=True,
 )
-def _write_tfrecord(job: SynthJob, *, gzip: bool = False) -> Hint:
+def _write_tfrecord(job: SynthJob, *, gzip: bool = False) -> Opening:
     edge = job.edge(128)
     for stem, x, y in _crops(job):
         features = {"x": bytes_feature(x.astype("<i2").tobytes()), "y": float_feature(y)}
         write_records(stem.with_suffix(".tfrecord"), [example(features)], gzip=gzip)
-    return Hint(("--field", f"x:int16[{edge},{edge},{edge},4]", "--field", "y"), "train")
+    return "train", "--field", f"x:int16[{edge},{edge},{edge},4]", "--field", "y"
 
 
 @recipe(
@@ -107,9 +101,8 @@ def _write_tfrecord(job: SynthJob, *, gzip: bool = False) -> Hint:
     "the same samples, every TFRecord file one gzip stream",
     samples=36,
     scale=1 / 4,
-    apart=True,
 )
-def _write_gzip(job: SynthJob) -> Hint:
+def _write_gzip(job: SynthJob) -> Opening:
     return _write_tfrecord(job, gzip=True)
 
 
@@ -118,14 +111,13 @@ def _write_gzip(job: SynthJob) -> Hint:
     "the same samples, one HDF5 file each, without a sample axis",
     samples=36,
     scale=1 / 4,
-    apart=True,
 )
-def _write_split(job: SynthJob) -> Hint:
+def _write_split(job: SynthJob) -> Opening:
     for stem, x, y in _crops(job):
         with hdf5_file(stem.with_suffix(".hdf5")) as file:
             file.create_dataset("x", data=x, dtype="<i2")
             file.create_dataset("y", data=y, dtype="<f4")
-    return Hint(("--sample-axis", "none"), "train")
+    return "train", "--sample-axis", "none"
 
 
 def _sc18_examples(job: SynthJob, first: int, stop: int) -> Iterator[bytes]:
@@ -148,15 +140,12 @@ def _sc18_examples(job: SynthJob, first: int, stop: int) -> Iterator[bytes]:
     "CosmoFlow volumes of SC18, TFRecords of 64 samples: float64[64,64,64] as bytes",
     samples=160,
     scale=1 / 4,
-    apart=True,
 )
-def _write_sc18(job: SynthJob) -> Hint:
+def _write_sc18(job: SynthJob) -> Opening:
     edge = job.edge(64)
     job.path.mkdir()
     for number, first in enumerate(range(0, job.samples, PER_SC18_FILE)):
-        if not job.takes(number):
-            continue
         examples = _sc18_examples(job, first, min(first + PER_SC18_FILE, job.samples))
         write_records(job.path / f"{number}.tfrecord", examples)
     data = f"data_raw:float64[{edge},{edge},{edge}]"
-    return Hint(("--field", data, "--field", "label_raw:float64[2]"))
+    return "", "--field", data, "--field", "label_raw:float64[2]"

@@ -17,7 +17,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import hdf5_file
-from dsprep.synth.job import Hint, SynthJob, recipe, train_and_validation
+from dsprep.synth.job import Opening, SynthJob, recipe, train_and_validation
 from dsprep.synth.values import smooth
 
 CHANNELS = 16
@@ -42,32 +42,19 @@ def _weather(rng: np.random.Generator, height: int, width: int) -> tuple[Array, 
     return data, labels
 
 
-class _Statistics:
-    """Count, mean, mean square, minimum and maximum per channel of the samples added."""
+def _moments(data: Array) -> Array:
+    """Return mean, mean square, minimum and maximum of each channel: float64, (4, 16)."""
+    pixels = data.reshape(-1, CHANNELS).astype(np.float64)
+    return np.stack((pixels.mean(0), np.square(pixels).mean(0), pixels.min(0), pixels.max(0)))
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = np.zeros(CHANNELS)
-        self.squares = np.zeros(CHANNELS)
-        self.minimum = np.full(CHANNELS, np.inf, np.float32)
-        self.maximum = np.full(CHANNELS, -np.inf, np.float32)
 
-    def add(self, data: Array) -> None:
-        pixels = data.reshape(-1, CHANNELS)
-        self.count += 1
-        self.total += pixels.mean(0, dtype=np.float64)
-        self.squares += np.square(pixels).mean(0, dtype=np.float64)
-        self.minimum = np.minimum(self.minimum, pixels.min(0))
-        self.maximum = np.maximum(self.maximum, pixels.max(0))
-
-    def tables(self) -> dict[str, Array]:
-        return {
-            "count": np.asarray(self.count, np.int64),
-            "mean": (self.total / self.count).astype(np.float32),
-            "sqmean": (self.squares / self.count).astype(np.float32),
-            "minval": self.minimum,
-            "maxval": self.maximum,
-        }
+def _statistics(moments: list[Array]) -> dict[str, Array]:
+    """Return the datasets of ``stats.h5``, by the moments of each sample."""
+    mean, squares, low, high = np.stack(moments, axis=1)
+    tables = {"mean": mean.mean(0), "sqmean": squares.mean(0), "minval": low.min(0)}
+    tables["maxval"] = high.max(0)
+    tables = {name: table.astype(np.float32) for name, table in tables.items()}
+    return {"count": np.asarray(len(moments), np.int64), **tables}
 
 
 @recipe(
@@ -76,9 +63,9 @@ class _Statistics:
     samples=5,
     scale=1 / 4,
 )
-def _write(job: SynthJob) -> Hint:
+def _write(job: SynthJob) -> Opening:
     height, width = job.edge(768), job.edge(1152)
-    statistics = _Statistics()
+    moments: list[Array] = []
     job.path.mkdir()
     done = 0
     for part, (name, count) in enumerate(train_and_validation(job.samples, 10)):
@@ -90,10 +77,10 @@ def _write(job: SynthJob) -> Hint:
                 file.create_dataset("climate/data", data=data, dtype="<f4")
                 file.create_dataset("climate/labels_0", data=labels, dtype="<i8")
             if part == 0:
-                statistics.add(data)
+                moments.append(_moments(data))
             done += 1
             job.done(done)
     with hdf5_file(job.path / "stats.h5") as file:
-        for key, table in statistics.tables().items():
+        for key, table in _statistics(moments).items():
             file[f"climate/{key}"] = table
-    return Hint(("--sample-axis", "none"), "train")
+    return "train", "--sample-axis", "none"

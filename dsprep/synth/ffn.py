@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dsprep.synth.containers import bytes_feature, example, int64_feature, write_records
-from dsprep.synth.job import Hint, SynthJob, recipe
+from dsprep.synth.job import Opening, SynthJob, recipe
 
 BLOCK = 1024
 """Samples that are drawn together; always as many, so that none depends on how many are made."""
@@ -43,6 +43,6 @@ def _examples(job: SynthJob) -> Iterator[bytes]:
     samples=20_000,
     scale=1,
 )
-def _write(job: SynthJob) -> Hint:
+def _write(job: SynthJob) -> Opening:
     write_records(job.path, _examples(job), gzip=True)
-    return Hint()
+    return ()

@@ -1,4 +1,4 @@
-"""What a dataset family is given, and what it hands back: `recipe`, `SynthJob` and `Hint`.
+"""What a dataset family is given, and what it hands back: `recipe`, `SynthJob` and `Opening`.
 
 A family writes the files of `SynthJob.path` sample by sample or block by block, draws every value
 from `SynthJob.rng`, and knows nothing of temporary names, overwriting or other families.
@@ -17,20 +17,9 @@ import numpy as np
 Progress: TypeAlias = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Hint:
-    """How to open a dataset that was made.
-
-    Attributes
-    ----------
-    options
-        The options of ``dsprep inspect`` that its fields need.
-    inside
-        The directory to open, relative to the output; the output itself when empty.
-    """
-
-    options: tuple[str, ...] = ()
-    inside: str = ""
+Opening: TypeAlias = tuple[str, ...]
+"""How to open a dataset that was made: the directory inside the output, if it is not the output
+itself, and options of ``dsprep inspect`` that the fields need."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +38,6 @@ class SynthJob:
         Which of the endless datasets of this kind, at least 0.
     progress
         Called with ``(samples done, samples)``.
-    part, parts
-        Which of the files to make, where several processes share them: see `takes`.
     """
 
     path: Path
@@ -58,12 +45,6 @@ class SynthJob:
     scale: float
     seed: int
     progress: Progress
-    part: int = 0
-    parts: int = 1
-
-    def takes(self, number: int) -> bool:
-        """Return whether this process makes file `number`, counted from 0 over all files."""
-        return number % self.parts == self.part
 
     def edge(self, real: int) -> int:
         """Return a length that is `real` at full size, at least 1."""
@@ -94,30 +75,25 @@ class Recipe:
         The defaults: about 1 to 20 MB in all.
     write
         Creates ``job.path`` and returns how to open it.
-    apart
-        Whether it makes only the files that the job takes, in directories that are all there.
     """
 
     about: str
     samples: int
     scale: float
-    write: Callable[[SynthJob], Hint]
-    apart: bool = False
+    write: Callable[[SynthJob], Opening]
 
 
-W = TypeVar("W", bound=Callable[[SynthJob], Hint])
+W = TypeVar("W", bound=Callable[[SynthJob], Opening])
 
 RECIPES: dict[str, Recipe] = {}
 """The datasets that can be made, by name: each family adds its own when it is imported."""
 
 
-def recipe(
-    name: str, about: str, *, samples: int, scale: float, apart: bool = False
-) -> Callable[[W], W]:
+def recipe(name: str, about: str, *, samples: int, scale: float) -> Callable[[W], W]:
     """Add the function below as the `Recipe` called `name`."""
 
     def add(write: W) -> W:
-        RECIPES[name] = Recipe(about, samples, scale, write, apart)
+        RECIPES[name] = Recipe(about, samples, scale, write)
         return write
 
     return add

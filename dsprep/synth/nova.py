@@ -19,7 +19,7 @@ import numpy as np
 
 from dsprep.core.schema import Array
 from dsprep.synth.containers import append, hdf5_file
-from dsprep.synth.job import Hint, SynthJob, recipe
+from dsprep.synth.job import Opening, SynthJob, recipe
 
 BLOCK = 1024
 """Spills that are drawn together; always as many, so that none depends on how many are made."""
@@ -95,7 +95,7 @@ def _column(group: Any, name: str, values: Array) -> Any:
     samples=16_384,
     scale=1,
 )
-def _write(job: SynthJob) -> Hint:
+def _write(job: SynthJob) -> Opening:
     with hdf5_file(job.path) as file:
         for first in range(0, job.samples, BLOCK):
             stop = min(first + BLOCK, job.samples)
@@ -107,4 +107,4 @@ def _write(job: SynthJob) -> Hint:
                     append(column, values[:keep].reshape(keep, column.shape[1]))
             job.done(stop)
     table = "rec.training.cvnmaps"
-    return Hint(("--field", f"cvnmap={table}/cvnmap", "--field", f"evt={table}/evt"))
+    return "", "--field", f"cvnmap={table}/cvnmap", "--field", f"evt={table}/evt"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.synth.containers import lmdb_environment
-from dsprep.synth.job import Hint, SynthJob, recipe
+from dsprep.synth.job import Opening, SynthJob, recipe
 
 EDGES_PER_ATOM = 30
 MOST_ATOMS = 225
@@ -56,7 +56,7 @@ def _system(rng: np.random.Generator, scale: float, number: int) -> dict[str, An
     samples=120,
     scale=1,
 )
-def _write(job: SynthJob) -> Hint:
+def _write(job: SynthJob) -> Opening:
     map_size = 2 * job.samples * (MOST_NBYTES + 6 * 4096) + (64 << 20)
     with lmdb_environment(job.path, subdir=False, map_size=map_size) as environment:
         for i in range(job.samples):
@@ -66,4 +66,4 @@ def _write(job: SynthJob) -> Hint:
             job.done(i + 1)
         with environment.begin(write=True) as transaction:
             transaction.put(b"length", pickle.dumps(job.samples, protocol=5))
-    return Hint(("--order", "numeric", "--skip-key", "length"))
+    return "", "--order", "numeric", "--skip-key", "length"

@@ -1,4 +1,4 @@
-"""``plan read``: what a job needs from storage, and what it will wait for. Predicted.
+"""``plan``: what a job needs from storage, and what it will wait for. Predicted.
 
 Nothing but the sidecar is read; how groups are assigned to ranks is dsprep's own order.
 """
@@ -6,8 +6,8 @@ Nothing but the sidecar is read; how groups are assigned to ranks is dsprep's ow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,11 @@ from dsprep.reader.data import Paths, open_data
 from dsprep.reader.order import Assignment, Sequence
 from dsprep.reader.units import cut_units, group_edges, sample_nbytes
 from dsprep.verbs.break_even import BreakEven
-from dsprep.verbs.tiers import Tiers, fitted
+from dsprep.verbs.tiers import TierPlan, fitted
 from dsprep.writing.stripes import LUSTRE_DEFAULT, Hint, Stripe, detect, hint
 
 TARGETS = 64
 """Targets that hold the data of many nodes, where nothing else is said."""
-
-
-@dataclass(frozen=True)
-class FastTier:
-    """Storage of the nodes: bytes of each that the job may use, and epochs of the training."""
-
-    capacity: int
-    epochs: int
 
 
 @dataclass(frozen=True)
@@ -44,8 +36,10 @@ class ReadPlan:
 
     Attributes
     ----------
-    job, figures, tier
+    job, figures
         What was asked.
+    tier
+        The plan of a fast tier; None without one.
     sequence, mixed
         The order of an epoch, and how many of its groups are read together.
     sample_nbytes, files
@@ -58,7 +52,7 @@ class ReadPlan:
 
     job: Job
     figures: StorageFigures
-    tier: FastTier | None
+    tier: TierPlan | None
     sequence: Sequence
     mixed: int
     sample_nbytes: float
@@ -82,10 +76,6 @@ class ReadPlan:
         """Every way of reading, by name."""
         plain = waiting.ways(self.job, self.load, self.figures)
         return plain | ({w.name: w for w in self._tiers(self.tier)} if self.tier else {})
-
-    def on(self, nodes: int) -> ReadPlan:
-        """Return the plan for another number of nodes."""
-        return replace(self, job=replace(self.job, nodes=nodes))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -142,7 +132,7 @@ class ReadPlan:
         slow = "too slow"
         if self.facts["given_bytes_per_second"] >= self.facts["needed_bytes_per_second"]:
             slow = f"fast enough but for its {self.ways['dsprep'].limit}"
-        return f"the storage is {slow}: {words}{tiers or '; --capacity adds a fast tier'}"
+        return f"the storage is {slow}: {words}{tiers or '; --tier SIZE adds a fast tier'}"
 
     @property
     def predicted(self) -> str:
@@ -187,7 +177,8 @@ class ReadPlan:
             "opening files was not measured, and takes no time": figures.opens_per_second is None,
             "the dataset has no groups: those of a repack are predicted": not self.grouped,
         }
-        return [words for words, holds in lines.items() if holds]
+        tier = () if self.tier is None else self.tier.warnings
+        return [*(words for words, holds in lines.items() if holds), *tier]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -201,19 +192,15 @@ class ReadPlan:
             **self.facts,
             "stripes": asdict(self.layout),
             "repack": asdict(self.repack),
+            "tier": None if self.tier is None else self.tier.to_json(),
             "notes": self.notes,
         }
 
-    def _tiers(self, tier: FastTier) -> Iterator[Way]:
-        """Yield a cache, and mini-epochs where not all fits into it, by the model of `Tiers`."""
+    def _tiers(self, plan: TierPlan) -> Iterator[Way]:
+        """Yield a cache, and mini-epochs where not all fits into it."""
         staging, epoch = self.facts["staging_seconds"], self.facts["epoch_seconds"]
-        names = ("nodes", "ranks_per_node", "batch_size", "compute")
-        asked = Tiers(
-            **{k: getattr(self.job, k) for k in names}, **vars(tier), pfs=self.load.nbytes / staging
-        )
-        plan = fitted(self.sequence.edges, self.sample_nbytes, asked)
-        left = max(0.0, 1 - tier.capacity * self.job.nodes / plan.nbytes)
-        stalled = 1 - min(1.0, plan.tiers.pfs / left / plan.consumed) if left else 0.0
+        left = max(0.0, 1 - plan.capacity * self.job.nodes / plan.nbytes)
+        stalled = 1 - min(1.0, plan.pfs / left / plan.consumed) if left else 0.0
         rows = [("cache-next", stalled, 1)]
         if not plan.fits:
             rows.append(("met", plan.after.stalled, plan.mini_epochs))
@@ -229,7 +216,7 @@ def plan_read(
     job: Job,
     figures: StorageFigures,
     buffer_size: int | str | None = None,
-    tier: FastTier | None = None,
+    tier: Mapping[str, Any] | None = None,
     sidecar: str | Path | None = None,
 ) -> ReadPlan:
     """Return what a job needs from storage, and what it waits for.
@@ -243,7 +230,8 @@ def plan_read(
     buffer_size
         What is read at a time, as for `Reader`.
     tier
-        A fast tier: how a cache and mini-epochs do is predicted, too.
+        A fast tier: its `capacity`, the `epochs` of training, and perhaps the rate that it gives,
+        `fast`, as of `TierPlan`. How a cache and mini-epochs do is predicted, too.
     sidecar
         The sidecar, where it is not beside the dataset.
 
@@ -266,7 +254,8 @@ def plan_read(
     order = Assignment(edges, "group", 0, mixed, "ragged", job.ranks, job.batch_size)
     unit_nbytes = int(np.diff(edges).max() * mixed * each)
     stripes = hint(stripe, [sizes], group_nbytes=unit_nbytes, ranks=job.ranks)
-    first_epoch = order.sequence(0)
-    return ReadPlan(
-        job, figures, tier, first_epoch, mixed, each, len(sizes), grouped, stripe, stripes
-    )
+    tiers = None
+    if tier is not None:
+        tiers = fitted(edges, each, job, pfs=figures.copy_rate(job.nodes), **tier)
+    facts = mixed, each, len(sizes), grouped, stripe, stripes
+    return ReadPlan(job, figures, tiers, order.sequence(0), *facts)

@@ -1,4 +1,4 @@
-"""Predicted waits of ``plan read`` beside what ``bench read`` measures, on directories of any kind.
+"""Waits that ``dsprep plan`` predicts beside what ``bench read`` measures, on any directories.
 
 ``python tests/lab/predictions.py DIR [DIR ...]`` writes 0.3 GB to each and measures its storage;
 then, for some numbers of ranks and lengths of steps, it prints what an epoch waits: predicted,
@@ -42,7 +42,7 @@ def check(folder: Path) -> list[tuple[int, int]]:
         how = ("-M", 16, "--compute", compute, "--json")
         measured = folder / "measured.json"
         threads = max(1, min(4, len(os.sched_getaffinity(0)) // ranks))
-        words = ("plan", "read", data, "--ranks-per-node", ranks, "--threads", threads, *how)
+        words = ("plan", data, "--ranks-per-node", ranks, "--threads", threads, *how)
         text = subprocess.run(
             [sys.executable, "-m", "dsprep", *map(str, words), "--storage", storage],
             check=True,

@@ -1,25 +1,13 @@
-"""A plan of reading, as rows of words and as a page. Everything in it is predicted."""
+"""A plan of reading, as rows of words. Everything in it is predicted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dsprep.bench.report.model import BenchReport, Measure, Point, Row, Sweep
-from dsprep.bench.report.page import planned, section, words_table
-from dsprep.bench.report.plots import curves, epochs
 from dsprep.bench.report.tables import digits, show_seconds
 from dsprep.core.units import show_nbytes
 from dsprep.planning.queues import Simulated
 from dsprep.verbs.plan_read import ReadPlan
-
-CURVES = ("sample", "group", "group-db", "dsprep")
-"""Ways that are drawn over the number of nodes."""
-
-DOUBLINGS = range(-4, 2)
-"""Numbers of nodes that are drawn: those asked for times two to the power of these."""
-
-SLOWER = 20
-"""Times as long as the fastest way beyond which one is in the table only."""
 
 NOTHING = 1e-7
 """Seconds below which a wait counts as none."""
@@ -81,36 +69,4 @@ def rows(plan: ReadPlan, queues: Mapping[str, Simulated]) -> dict[str, str]:
         rows[f"{name}, simulated"] = (
             words + f"; {queue.simulated_rounds:,} of {queue.rounds:,} groups a rank"
         )
-    return {**rows, "predicted": plan.predicted}
-
-
-def html(plan: ReadPlan, name: str, facts: Mapping[str, str]) -> str:
-    """Return the page of a plan; `facts` are `rows`."""
-    nodes = sorted({max(1, round(plan.job.nodes * 2.0**i)) for i in DOUBLINGS})
-    points = []
-    for count in nodes:
-        drawn = [row for row in _rows(plan.on(count)) if row.name in CURVES]
-        points.append(Point(str(count), tuple(drawn)))
-    sweep = BenchReport("", "", {}, {}, {}, (), Sweep("nodes", tuple(points)))
-    ways = _rows(plan)
-    limit = SLOWER * min(row.measures["epoch_seconds"].value for row in ways)
-    drawn = [row for row in ways if row.measures["epoch_seconds"].value <= limit]
-    parts = [
-        section("A later epoch, by what it is spent on", epochs(drawn)),
-        section("Samples per second of all ranks, by nodes", curves(sweep)),
-        section("Ways of reading", words_table(table(plan))),
-    ]
-    title = f"Reading {name} on {plan.job.nodes:,} nodes"
-    return planned("dsprep plan read", title, facts, plan.notes, parts)
-
-
-def _rows(plan: ReadPlan) -> list[Row]:
-    """Return the ways as rows of a report, of a later epoch."""
-    compute, rows = plan.facts["epoch_seconds"], []
-    for way in plan.ways.values():
-        exposed, skew = (s if s > NOTHING else 0.0 for s in (way.later_seconds, way.skew_seconds))
-        values = {"compute_seconds": compute, "exposed_seconds": exposed, "skew_seconds": skew}
-        values["epoch_seconds"] = total = sum(values.values())
-        values["samples_per_second"] = len(plan.sequence) / total
-        rows.append(Row(way.name, "", {k: Measure(v, v, v) for k, v in values.items()}))
-    return rows
+    return {**rows, **(plan.tier.rows() if plan.tier else {}), "predicted": plan.predicted}

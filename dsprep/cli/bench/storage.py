@@ -30,7 +30,7 @@ Exit status: 0 done, 1 no space or not measured, 2 wrong usage.
 def storage(
     executor: Executor | None,
     folder: Annotated[Path, opt.argument("DIR", "A directory on it.")],
-    out: Path | None = opt.value("FILE", "Write the figures as JSON, for dsprep plan read."),
+    out: Path | None = opt.value("FILE", "Write the figures as JSON, for dsprep plan."),
     size: str | None = opt.value("SIZE", "Bytes to write, of all workers (1GiB, or 128MiB each)."),
     seconds: float = opt.value("S", "How long it may take, about.", default=45.0, min=1, max=86400),
     streams: str | None = opt.value("N,N,...", "Threads that read (1,2,4,8, of each worker)."),

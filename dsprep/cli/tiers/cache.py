@@ -15,7 +15,6 @@ from dsprep.cli.report import (
     print_table,
     progress_bar,
     say,
-    show_time,
 )
 
 if TYPE_CHECKING:
@@ -162,6 +161,8 @@ def _state(info: CopyInfo) -> str:
 def _ago(used: float) -> str:
     """Return how long ago a time is."""
     import time
+
+    from dsprep.core.units import show_time
 
     seconds = max(0.0, time.time() - used)
     return show_time(seconds) if seconds < 2 * 86400 else f"{seconds // 86400:.0f} d"

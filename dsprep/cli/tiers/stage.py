@@ -163,8 +163,7 @@ def stage(
 
 def rows(report: StageReport, dry_run: bool) -> list[tuple[str, str]]:
     """Return what was staged for a person."""
-    from dsprep.cli.report import show_time
-    from dsprep.core.units import show_nbytes
+    from dsprep.core.units import show_nbytes, show_time
 
     def span(word: str, numbers: range) -> str:
         last = numbers[-1]

@@ -31,7 +31,6 @@ MAKE = (
 """What makes the data of the jobs."""
 
 VERBS = {
-    "synth": f"{DSPREP} synth -q cosmoflow-split-h5 {{o}}/split --samples 12",
     "convert": f"{DSPREP} convert -q {{i}}/cosmo {{o}}/tf --to tfrecord --samples-per-file 12",
     "convert, ragged": f"{DSPREP} convert -q {{i}}/cosmic {{o}}/zarr --to zarr"
     " --samples-per-file 7 --compress zstd:1",
