@@ -9,7 +9,6 @@ big-endian integers. Whether the keys rise follows from the width alone, without
 from __future__ import annotations
 
 import re
-import string
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from dsprep.formats.options import WriteOptions
 MAX_KEY = 511
 """LMDB's limit, in bytes."""
 
-_SPEC = re.compile(r"(?P<width>0[0-9]{1,3})?(?P<base>[dxX]?)")
+_FORMAT = re.compile(r"([^{}]*)\{index(?::(?:0(\d{1,3}))?([dxX]?))?\}([^{}]*)", re.S)
 _DIGITS = {"": b"0123456789", "d": b"0123456789", "x": b"0123456789abcdef"}
 _DIGITS["X"] = _DIGITS["x"].upper()
 
@@ -71,61 +70,27 @@ def plan_keys(key_format: str, count: int) -> Keys:
     """
     if key_format == "u64be":
         return Keys(b"", b"", 8, b"")
-    before, spec, after = _split(key_format)
-    match = _SPEC.fullmatch(spec)
+    match = _FORMAT.fullmatch(key_format)
     if match is None:
-        raise _unsorted(key_format, f"{spec!r} does not pad with zeros to one width")
-    digits = _DIGITS[match["base"]]
-    width = int(match["width"] or 1)
+        raise UsageError(
+            f"keys {key_format!r} are not understood",
+            expected="text and one field {index}, padded with zeros such as {index:08d}; or u64be",
+        )
+    before, padded, base, after = match.groups()
+    digits = _DIGITS[base or ""]
+    width = int(padded or 1)
     last = max(0, count - 1)
     needed = len(f"{last:x}" if len(digits) == 16 else str(last))
     if key_format == WriteOptions().key_format:
         width = max(width, needed)
     if needed > max(1, width):
-        low, high = key_format.format(index=2), key_format.format(index=len(digits))
-        first, second = (
-            (high, low)
-            if not match["width"]
-            else (
-                key_format.format(index=len(digits) ** width),
-                key_format.format(index=2),
-            )
+        raise UsageError(
+            f"keys {key_format} do not sort in sample order: numbers have up to {needed} digits",
+            fix=f"use {{index:0{max(8, needed)}d}}",
         )
-        raise _unsorted(key_format, f"{first} comes before {second}", max(8, needed))
     keys = Keys(before.encode(), after.encode(), max(1, width), digits)
     if not 1 <= keys.nbytes <= MAX_KEY:
         raise UsageError(
             f"keys {key_format!r} are {keys.nbytes} bytes long", expected=f"1 to {MAX_KEY}"
         )
     return keys
-
-
-def _split(key_format: str) -> tuple[str, str, str]:
-    """Return ``(before, spec, after)`` of a format string with the one field ``index``."""
-    before, spec, after = "", None, ""
-    try:
-        parsed = list(string.Formatter().parse(key_format))
-    except ValueError as error:
-        raise UsageError(f"keys {key_format!r}: {error}", expected="one {index:08d}") from error
-    for text, name, part, conversion in parsed:
-        if spec is None:
-            before += text
-        else:
-            after += text
-        if name is None:
-            continue
-        if name != "index" or conversion or spec is not None:
-            raise UsageError(
-                f"keys {key_format!r} are not understood",
-                expected="text and the one field {index}, such as {index:08d}, or u64be",
-            )
-        spec = part or ""
-    if spec is None:
-        raise UsageError(f"keys {key_format!r} are all the same", fix="use {index:08d}")
-    return before, spec, after
-
-
-def _unsorted(key_format: str, reason: str, width: int = 8) -> UsageError:
-    return UsageError(
-        f"keys {key_format} do not sort in sample order: {reason}", fix=f"use {{index:0{width}d}}"
-    )

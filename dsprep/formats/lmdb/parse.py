@@ -10,7 +10,8 @@ asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import decoders
-from dsprep.formats.lmdb.families import DIGITS, Keys, fact, maybe_facts, numbers
+from dsprep.formats.lmdb.families import DIGITS, Counter, is_fact, maybe_facts, numbers
 from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, P_LEAF, Database, Nodes, Pages
 from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
@@ -28,9 +29,6 @@ from dsprep.layout import model
 from dsprep.layout.laws import Affine, Explicit, Law, Runs, Table, runs
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.storage.paths import open_file
-
-MOST_FACT = 4096
-"""Bytes of a value that is looked at to see whether it is a number."""
 
 
 class Records:
@@ -56,11 +54,11 @@ class Records:
     databases, skipped
         The names of the databases among the records, and the keys to skip that were found.
     facts
-        The keys that are facts about the dataset, and the samples that they count.
+        The keys that are facts about the dataset.
     keys
-        What the keys of the samples say.
+        Whether the keys of the samples count, in key order.
     counter
-        Whether they are a counter in the order of the samples.
+        Whether they do in the order of the samples.
     key_sizes
         Bytes of the shortest and of the longest.
     smallest, largest, payload
@@ -76,8 +74,8 @@ class Records:
         self.file = open_file(file)
         self.databases: list[bytes] = []
         self.skipped: set[bytes] = set()
-        self.facts: dict[bytes, int | None] = {}
-        self.keys = Keys()
+        self.facts: list[bytes] = []
+        self.keys = Counter()
         self.key_sizes = 1 << 16, 0
         self.smallest, self.largest = 1 << 62, 0
         self.payload = self.big = self.backward = 0
@@ -130,18 +128,15 @@ class Records:
             lengths.append(_compact(nodes.size[kept]))
             if options.order == "numeric":
                 ranks.append(self._numbers(nodes, kept))
-        self._check(record)
         self._leaves, self._first = leaves, offsets_of(counts)
-        left_out_numbers = np.concatenate(left_out)
-        self._kept_before = left_out_numbers - np.arange(
-            len(left_out_numbers)
-        )  # samples before each record left out
+        self._out = np.concatenate(left_out)
         self.offsets = _joined(offsets)
+        self._check(record)
         self.lengths: Law = Affine(len(self), self.largest)
         if self.smallest < self.largest:
             self.lengths = Table(_joined(lengths).span(0, len(self)))
         self.smallest = min(self.smallest, self.largest)
-        self.counter = self.keys.counter
+        self.counter = self.keys.counts
         if options.order == "file":
             ranks = [self.offsets.span(0, len(self))]
         if options.order != "key":
@@ -157,7 +152,7 @@ class Records:
                 found=count,
                 fix="the file is damaged or still being written",
             )
-        if self.databases and not self.keys.count:
+        if self.databases and not len(self):
             raise SchemaError(
                 "the main database holds only named databases",
                 where=self.path,
@@ -176,21 +171,17 @@ class Records:
         """Return which nodes are not samples: bool, shape ``(n,)``."""
         out = nodes.database.copy()
         self.databases += [nodes.key(i) for i in np.flatnonzero(out).tolist()]
-        flat = nodes.pages.reshape(-1)
         for key in options.skip_keys:
-            same = np.flatnonzero(nodes.key_size == len(key))
-            for at, byte in enumerate(key):
-                same = same[flat[nodes.key_at[same] + at] == byte]
+            same = _around(nodes, key, b"")
+            same = same[nodes.key_size[same] == len(key)]
             if len(same):
                 out[same] = True
                 self.skipped.add(key)
-        for i in maybe_facts(flat, nodes.key_at, nodes.key_size).tolist():
-            if not out[i]:
-                small = not nodes.big[i] and nodes.size[i] <= MOST_FACT
-                is_fact, count = fact(nodes.key(i), nodes.value(i) if small else b"")
-                if is_fact:
-                    out[i] = True
-                    self.facts[nodes.key(i)] = count
+        for i in maybe_facts(nodes.pages.reshape(-1), nodes.key_at, nodes.key_size).tolist():
+            value = b"" if nodes.big[i] else nodes.value(i)
+            if not out[i] and is_fact(nodes.key(i), value):
+                out[i] = True
+                self.facts.append(nodes.key(i))
         return out
 
     def _count(self, nodes: Nodes, kept: Ints) -> None:
@@ -238,7 +229,8 @@ class Records:
         FormatError
             If a leaf is damaged, or is not the one that it was.
         """
-        records = rows + np.searchsorted(self._kept_before, rows, "right")
+        before = self._out - np.arange(len(self._out))  # samples before each record left out
+        records = rows + np.searchsorted(before, rows, "right")
         leaf = np.searchsorted(self._first, records, "right") - 1
         leaves, owner = np.unique(leaf, return_inverse=True)
         numbers = self._leaves[leaves]
@@ -252,9 +244,33 @@ class Records:
             )
         return self.pages.nodes(pages, numbers, owner, records - self._first[leaf])
 
+    def numbered(self, around: Mapping[str, tuple[bytes, bytes]]) -> dict[str, tuple[Ints, Ints]]:
+        """Return the rows whose keys are numbers with these bytes around: numbers, rising; rows."""
+        parts: dict[str, list[Ints]] = {name: [np.zeros((2, 0), np.int64)] for name in around}
+        record = 0
+        for _, nodes in self.pages.every_node(self._leaves):
+            for name, (before, after) in around.items():
+                some = _around(nodes, before, after)
+                some = some[~np.isin(record + some, self._out)]
+                at, nbytes = nodes.key_at[some] + len(before), len(before) + len(after)
+                size = nodes.key_size[some] - nbytes
+                values, bad = numbers(nodes.pages.reshape(-1), at, size)
+                records = record + some
+                rows = records - np.searchsorted(self._out, records)
+                parts[name].append(np.stack([values, rows])[:, ~bad])
+            record += len(nodes)
+        joined = {name: np.concatenate(each, axis=1) for name, each in parts.items()}
+        ordered = {name: each[:, each[0].argsort(kind="stable")] for name, each in joined.items()}
+        return {name: (each[0], each[1]) for name, each in ordered.items()}
+
     def key(self, sample: int) -> bytes:
         """Return the key of a sample."""
         return self.nodes(self.rows(sample, sample + 1)).key(0)
+
+    def has(self, key: bytes) -> bool:
+        """Return whether a sample has this key."""
+        row = bisect_left(range(len(self)), key, key=lambda i: self.nodes(np.array([i])).key(0))
+        return row < len(self) and self.nodes(np.array([row])).key(0) == key
 
     def head(self, sample: int, nbytes: int) -> bytes:
         """Return the first bytes of the value of a sample."""
@@ -325,6 +341,17 @@ def _joined(parts: list[Law]) -> Law:
         np.concatenate([part.start for part in some]),
         np.concatenate([part.stride for part in some]),
     )
+
+
+def _around(nodes: Nodes, before: bytes, after: bytes) -> Ints:
+    """Return the nodes whose keys begin and end so."""
+    flat = nodes.pages.reshape(-1)
+    some = np.flatnonzero(nodes.key_size >= len(before) + len(after))
+    ends = nodes.key_at + nodes.key_size - len(after)
+    for begins, text in ((nodes.key_at, before), (ends, after)):
+        for k, byte in enumerate(text):
+            some = some[flat[begins[some] + k] == byte]
+    return some
 
 
 def named_databases(pages: Pages) -> dict[bytes, Database]:

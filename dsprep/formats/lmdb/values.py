@@ -218,11 +218,3 @@ def _column(rows: Bytes, field: Field) -> Array:
     if not rows.size:
         return np.empty(shape, field.dtype)
     return rows.view(field.dtype).reshape(shape)
-
-
-# --- values that earlier versions wrote ---------------------------------------------------
-
-
-def is_group(value: bytes) -> bool:
-    """Whether a value is a group of samples, as `repack` once wrote it."""
-    return value[:8] == b"dsprepG\1" and len(value) >= 48
