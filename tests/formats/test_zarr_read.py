@@ -162,7 +162,7 @@ def test_a_large_chunk_is_decoded_once(tmp_path: Path, monkeypatch, kind: str) -
         create(root, "x", values, **how)
     each = 6 if kind == "split" else 1
     decoded: list[object] = []
-    own = {"strings": (Elements, "_chunk"), "foreign": (StoredArray, "_decode")}
+    own = {"strings": (Elements, "chunk"), "foreign": (StoredArray, "_decode")}
     owner, name = own.get(kind, (filters, "decode"))
     real = getattr(owner, name)
 
@@ -576,15 +576,10 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, version: int) -> None:
             assert np.array_equal(source[:][name], values)
 
 
-def test_strings_in_shards_filters_and_missing_chunks(tmp_path: Path) -> None:
+def test_strings_by_compressors_and_missing_chunks(tmp_path: Path) -> None:
     words = np.array(WORDS, object)
     root = zarr.create_group(tmp_path / "a")
     for name, how in {
-        "shards": {"chunks": (1,), "shards": (2,)},
-        "crc": {
-            "chunks": (2,),
-            "compressors": [zarr.codecs.GzipCodec(), zarr.codecs.Crc32cCodec()],
-        },
         "gzip": {"chunks": (2,), "compressors": zarr.codecs.GzipCodec()},
         "blosc": {"chunks": (2,), "compressors": zarr.codecs.BloscCodec()},
         "plain": {"chunks": (2,), "compressors": None},

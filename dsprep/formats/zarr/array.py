@@ -15,23 +15,21 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Array, Bytes, DType, Field, Ints, Schema
+from dsprep.core.memory import free_memory
+from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
-from dsprep.formats.zarr.locate import Located, Step, Unlocated, locate
-from dsprep.formats.zarr.metadata import NUMCODECS, ArrayMeta
+from dsprep.formats.zarr.locate import Step, Unlocated, locate
+from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.chunks import KEPT
 from dsprep.reading.columns import PendingRead, fetch
 from dsprep.reading.layout_reader import LayoutReader
 
-EDGES = 8
-"""Reads of more chunks than this decode those at their two ends for themselves."""
-
 LARGE = 256 << 20
-"""Bytes of rows above which a read first looks whether the files can hold so much."""
+"""Bytes of rows above which a read first looks whether they fit into memory."""
 
 T = TypeVar("T")
 
@@ -59,32 +57,20 @@ class StoredArray:
     """One array of a store, opened for reading; safe to use from several threads.
 
     `complete`: dsprep wrote it, so a missing file is damage and does not stand for the fill value.
+    `dtype` is that of an element as stored, `count` the number of rows.
     """
 
     def __init__(self, meta: ArrayMeta, store: Store) -> None:
-        self.meta = meta
-        self.store = store
+        self.meta, self.store = meta, store
+        self.dtype, self.count = meta.dtype, (meta.shape or (0,))[0]
         self.where = f"{store.path}, array {meta.path or '/'}"
         self.complete = False
         self._array: Any = None
         self._opening, self._lock = threading.Lock(), threading.Lock()
-        self._located: Located | None = None
+        self._located: Column | None = None
         self._rows: LayoutReader | None = None
         self._unlocated = False
         self._block: LastBlock[Array] = LastBlock()
-
-    def __len__(self) -> int:
-        return self.meta.shape[0]
-
-    @property
-    def dtype(self) -> DType:
-        """Of an element, as stored."""
-        return self.meta.dtype
-
-    @property
-    def count(self) -> int:
-        """How many rows it has."""
-        return len(self)
 
     # --- rows ----------------------------------------------------------------------------------
 
@@ -110,8 +96,15 @@ class StoredArray:
         if not count.any() or 0 in self.meta.shape:
             return PendingRead(0, [], lambda _: np.empty(0, np.uint8))
         low, high = int(first[0]), int((first + count).max())
-        self._check_stored(low, high)
-        reader = self._reader(low, high)
+        nbytes = int(count.sum()) * self.meta.row_nbytes
+        if nbytes > LARGE and nbytes > free_memory():
+            raise FormatError(
+                "the rows are too large for the memory",
+                where=f"{self.where}, rows {low} to {high}",
+                found=f"{nbytes} bytes",
+                fix="the metadata are damaged, or read fewer samples at a time",
+            )
+        reader = self._reader()
         if reader is None:
             ranges = list(zip(first.tolist(), count.tolist(), strict=True))
             return PendingRead(0, [], lambda _: self._by_library(ranges))
@@ -120,23 +113,18 @@ class StoredArray:
         (column,) = reader.columns.values()
         return column.begin_rows(first, count, arena, key)
 
-    def _reader(self, low: int, high: int) -> LayoutReader | None:
-        """Return the reader of rows ``low <= i < high``; None if only zarr reads them."""
-        meta, files = self.meta, (self.meta.grid or (1,))[0]
+    def _reader(self) -> LayoutReader | None:
+        """Return the reader of all rows; None if only zarr reads them."""
         with self._lock:
-            if self._unlocated:
-                return None
-            try:
-                self._located = self._located or Located(self)
-                known = self._located.grid
-                self._located.find(low // files, -(-high // files))
-            except Unlocated:
-                self._unlocated = True
-                return None
-            grid = self._located.grid
-            if self._rows is None or known is not grid:
-                field = Field(meta.path or "/", meta.dtype, meta.shape[1:])
-                layout = FileLayout(grid.shape[0], columns={field.name: Column(grid)})
+            if self._rows is None and not self._unlocated:
+                try:
+                    located = self._located = self._located or self.column(lambda _: None)
+                except Unlocated:
+                    self._unlocated = True
+                    return None
+                assert located.grid is not None
+                field = Field(self.meta.path or "/", self.meta.dtype, self.meta.shape[1:])
+                layout = FileLayout(located.grid.shape[0], columns={field.name: located})
                 self._rows = LayoutReader(layout, Schema((field,)), self.store.open, self.where)
             return self._rows
 
@@ -166,76 +154,44 @@ class StoredArray:
         across = math.prod(-(-n // c) for n, c in zip(meta.shape[1:], meta.chunk[1:], strict=True))
         return (1 + (across if across * chunk <= KEPT else 1)) * chunk
 
-    def _check_stored(self, start: int, stop: int) -> None:
-        """Before much memory is taken for rows, see that the files hold about as much."""
-        meta = self.meta
-        nbytes = (stop - start) * meta.row_nbytes
-        if nbytes <= LARGE or meta.outer not in ("", "bytes") or meta.vlen or not meta.shape:
-            return
-        stored_nbytes, file_nbytes = 0, math.prod(meta.grid) * meta.dtype.itemsize
-        for key in meta.file_keys(start, stop):
-            with self.store.chunk(key) as chunk:
-                stored_nbytes += chunk.nbytes if chunk else min(LARGE, file_nbytes)
-            if stored_nbytes >= nbytes:
-                return
-        raise FormatError(
-            "the chunks are too short",
-            where=f"{self.where}, rows {start} to {stop}",
-            expected=f"{nbytes} bytes",
-            found=f"{stored_nbytes}",
-            fix="the array is damaged, or far larger than what was written of it",
-        )
-
     # --- zarr-python ---------------------------------------------------------------------------
 
     def _by_library(self, ranges: list[tuple[int, int]]) -> Bytes:
-        """Return the bytes of ranges of rows.
-
-        Where one begins or ends inside a chunk, the next one needs that chunk too: its rows are
-        decoded once and kept.
-        """
+        """Return the bytes of ranges of rows; the rows of the chunks decoded last are kept."""
         if not self.meta.shape:
             return self.element(()).reshape(1).view(np.uint8)
-        parts, rows = [], self.meta.chunk[0]
+        rows = min(self.meta.chunk[0], max(1, KEPT // max(1, self.meta.row_nbytes)))
+        parts = []
         for start, count in ranges:
-            stop = start + count
-            inside = start % rows or (stop % rows and stop < len(self))
-            if not inside or rows * self.meta.row_nbytes > KEPT or count > EDGES * rows:
-                parts.append(self._decode(start, stop))
-                continue
-            for i in range(start // rows, -(-stop // rows)):
-                low, high = i * rows, min((i + 1) * rows, len(self))
-                a, b = max(start, low), min(stop, high)
-                if (a, b) == (low, high):
-                    parts.append(self._decode(low, high))
-                else:
-                    block = self._block.get(i, partial(self._decode, low, high))
-                    parts.append(block[a - low : b - low].copy())  # the block is kept
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return values.reshape(-1).view(np.uint8)
+            for i in range(start // rows, -(-(start + count) // rows)):
+                low, high = i * rows, min((i + 1) * rows, self.count)
+                block = self._block.get(i, partial(self._decode, low, high))
+                parts.append(block[max(start, low) - low : min(start + count, high) - low])
+        return np.concatenate(parts).reshape(-1).view(np.uint8)
 
     def _decode(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``: C-contiguous, as stored."""
-        with self._reading(start, stop):
-            for key in self.meta.file_keys(start, stop) if self.complete else ():
-                if not self.store.has(key):
-                    raise self.missing(key)
-            check_chunks(self.store, self.meta, start, stop)
-            values = np.asarray(self.library()[start:stop])
+        with self.reading(start, stop):
+            values = np.asarray(self._library()[start:stop])
             if values.shape != (stop - start, *self.meta.shape[1:]):
                 raise FormatError("the data have the wrong shape", where=self.where)
             return np.ascontiguousarray(values).astype(self.meta.dtype, copy=False)
 
     @contextmanager
-    def _reading(self, start: int, stop: int) -> Iterator[None]:
-        """Turn what zarr-python says of rows into `FormatError`; see that their files are the same.
+    def reading(self, start: int, stop: int) -> Iterator[None]:
+        """Turn what libraries say of rows into `FormatError`; see that their files are the same.
 
-        It opens files by their names: these are looked at before and afterwards.
+        They open files by their names: these are looked at before and afterwards.
         """
         with library_errors(f"{self.where}, rows {start} to {stop}"):
-            self.store.recognise(self.meta.file_keys(start, stop))
+            keys = list(self.meta.file_keys(start, stop))
+            for key in keys if self.complete else ():
+                if not self.store.has(key):
+                    raise self.missing(key)
+            self.store.recognise(keys)
+            check_chunks(self.store, self.meta, keys)
             yield
-            self.store.recognise(self.meta.file_keys(start, stop))
+            self.store.recognise(keys)
 
     def missing(self, key: str, detail: str | None = None) -> FormatError:
         """Return the error for a file that dsprep wrote and that is gone."""
@@ -247,65 +203,29 @@ class StoredArray:
             f"remove the attribute {FIELDS} of the store",
         )
 
-    def objects(self, start: int, stop: int) -> list[Any]:
-        """Return elements ``start <= i < stop`` of an array whose elements vary in length."""
-        with self._reading(start, stop):
-            check_chunks(self.store, self.meta, start, stop)
-            elements: list[Any] = np.asarray(self.library()[start:stop]).tolist()
-            return elements
-
     def element(self, at: tuple[int, ...]) -> Array:
         """Return an element, as shape ``()``; of an array without axes, its value."""
         with library_errors(self.where):
-            value = np.asarray(self.library()[at if self.meta.shape else ()])
-            return value.astype(self.meta.dtype, copy=False).reshape(())
+            value = np.asarray(self._library()[at if self.meta.shape else ()])
+            return value if self.meta.vlen else value.astype(self.meta.dtype).reshape(())
 
-    def library(self) -> Any:
+    def _library(self) -> Any:
         """Return zarr-python's array, opened once."""
-        with self._opening:
+        with self._opening, library_errors(self.where):
             if self._array is None:
-                self.check_codecs()
                 import zarr
 
-                with library_errors(self.where):
-                    store, prefix = self.store.library()
-                    path = join(prefix, self.meta.path)
-                    self._array = zarr.open_array(
-                        store=store, path=path, mode="r", zarr_format=self.meta.version
-                    )
-            return self._array
-
-    def check_codecs(self) -> None:
-        """Raise `MissingExtra` if a codec is not installed."""
-        from numcodecs.registry import codec_registry, entries
-        from zarr.registry import get_codec_class
-
-        for name in self.meta.codecs:
-            # Of these zarr has the names, and numcodecs the codecs.
-            bare = name.removeprefix(NUMCODECS)
-            known = bare in codec_registry or bare in entries
-            if self.meta.version == 3 and (known or bare == name):
+                store, prefix = self.store.library()
+                path, version = join(prefix, self.meta.path), self.meta.version
                 try:
-                    known = get_codec_class(name) is not None
-                except (KeyError, ValueError):  # of zarr before 3.2, and its UnknownCodecError
-                    known = False
-            if not known:
-                raise MissingExtra(
-                    f"codec {name} is not installed",
-                    where=self.where,
-                    fix=_package(name),
-                )
-
-
-_PACKAGES = {"pcodec": "pcodec", "zfpy": "zfpy", "msgpack2": "msgpack", "crc32c": "crc32c"}
-"""Codecs that numcodecs has only where another package is installed."""
-
-
-def _package(codec: str) -> str:
-    """Return how to install a codec."""
-    name = codec.removeprefix(NUMCODECS)
-    if name.startswith("imagecodecs_"):
-        return "pip install imagecodecs, and register its codecs: imagecodecs.numcodecs"
-    if name in _PACKAGES:
-        return f"pip install {_PACKAGES[name]}"
-    return "install the package that provides it to zarr"
+                    self._array = zarr.open_array(store, path=path, mode="r", zarr_format=version)
+                except (KeyError, ValueError) as error:
+                    lacking = [name for name in self.meta.codecs if name in str(error)]
+                    if not lacking:
+                        raise
+                    raise MissingExtra(
+                        f"codec {lacking[0]} is not installed",
+                        where=self.where,
+                        fix="install the package that provides it, such as imagecodecs or pcodec",
+                    ) from error
+            return self._array

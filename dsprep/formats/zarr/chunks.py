@@ -1,29 +1,27 @@
-"""What is stored of chunks, checked before it is used: headers of codecs, and indexes of shards.
+"""What is stored of chunks, checked before it is used: compressed sizes, and indexes of shards.
 
-Blosc believes the sizes in the header of a chunk: with a chunk that was cut off it reads beyond
-the end of the memory that it was given, and returns what it finds there. Zstd takes as much
-memory as the header says. Gzip says nothing, but makes at most some thousand bytes of one.
+Libraries trust what a chunk says of itself: Blosc reads beyond the memory that it was given, and
+Zstd takes as much memory as a header says. So a chunk that they are going to decode is unpacked
+by `dsprep.core.filters` first.
 
 A shard (codec ``sharding_indexed`` of Zarr v3) is one file that holds many chunks. Its index has
 one entry of two little-endian uint64 per chunk, offset in the file and number of bytes, in C
 order; both are `MISSING` for a chunk that is not there. A CRC-32C of the entries follows. dsprep
 writes the chunks back to back and the index at the end.
 
-Blosc: https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
-Zstd: RFC 8878, section 3.1.1.1
 Shards: https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dsprep.core.filters import COMPRESSORS, unpack
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, FormatError
 from dsprep.storage.ranges import ends_early
@@ -32,18 +30,14 @@ if TYPE_CHECKING:
     from dsprep.formats.zarr.metadata import ArrayMeta
     from dsprep.formats.zarr.store import Chunk, Store
 
-HEADER = struct.Struct("<4B3I")
-"""Version, version of the codec, flags, type size; uncompressed, block and compressed bytes."""
-
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-ZSTD_HEADER = 18
-"""Bytes of the longest frame header of zstd."""
+NUMCODECS = "numcodecs."
+"""What v3 puts before the names of codecs that have no specification."""
 
 MAX_CHUNK = 1 << 32
 """Bytes of the largest chunk that is decoded; the codecs themselves stop at 2 GiB."""
 
-COPIED = 2
-"""The flag of a chunk that could not be compressed and is kept as it is behind the header."""
+SLACK = 1 << 20
+"""Bytes that a codec may unpack beyond twice those of a chunk, since filters may widen elements."""
 
 MISSING = 2**64 - 1
 ENTRY = 16
@@ -69,79 +63,37 @@ def library_errors(where: object) -> Iterator[None]:
         raise FormatError(f"the data cannot be read ({reason})", where=where) from error
 
 
-def check_chunks(store: Store, meta: ArrayMeta, start: int, stop: int) -> None:
-    """Look at the encoded chunks with rows ``start <= i < stop`` before they are decoded.
+def check_chunks(store: Store, meta: ArrayMeta, keys: Iterable[str]) -> None:
+    """Look at files of chunks before a library decodes them.
 
-    Raise `FormatError` if a header contradicts metadata or file, or they are too large to decode.
+    Raise `FormatError` if they hold less or more than they should, or are too large to decode.
     """
-    expected = math.prod(meta.chunk) * meta.dtype.itemsize
-    if meta.outer not in ("", "bytes") and expected > MAX_CHUNK:
-        raise FormatError(
-            "the chunks are too large to decode",
-            where=f"{store.path}, array {meta.path or '/'}",
-            expected=f"at most {MAX_CHUNK} bytes",
-            found=f"{expected}",
-        )
-    if meta.outer not in ("blosc", "zstd") or stop <= start or not all(meta.shape):
+    if meta.vlen:  # `fields.Elements` does so
         return
-    for key in meta.file_keys(start, stop):
-        with store.chunk(key) as chunk:
-            if chunk is None:  # missing, or a ZIP member with a CRC of its own
-                continue
-            if meta.wrapped or "sharding_indexed" not in meta.codecs:
-                _check_header(chunk, 0, chunk.nbytes, meta)
-            elif meta.sharding is not None:
-                offsets, sizes = shard_index(chunk, meta)
-                for i in np.flatnonzero(offsets >= 0).tolist():
-                    _check_header(chunk, int(offsets[i]), int(sizes[i]), meta)
-
-
-def _check_header(chunk: Chunk, offset: int, nbytes: int, meta: ArrayMeta) -> None:
-    if nbytes < HEADER.size // 2 or offset + nbytes > chunk.nbytes:
-        raise FormatError(
-            "the chunk is too short",
-            where=f"{chunk.where}, offset {offset}",
-            expected=f"{nbytes} bytes, at least {HEADER.size // 2}",
-            found=f"{max(0, chunk.nbytes - offset)}",
-            fix="the file is truncated or still being written",
-        )
-    size = min(nbytes, ZSTD_HEADER)
-    header = chunk.file.pread_exact(size, chunk.offset + offset)
-    stored, plain = (_blosc if meta.outer == "blosc" else _zstd)(header, nbytes)
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
-    unknown = meta.vlen or meta.wrapped
-    wrong = plain is not None and (plain > MAX_CHUNK if unknown else plain != expected)
-    if stored != nbytes or wrong:
+    codec = meta.outer.removeprefix(NUMCODECS)
+    packed = set(meta.codecs) & {"blosc", "zstd"}
+    if "sharding_indexed" in meta.codecs:  # of one that is encoded as a whole, or of its chunks
+        expected, codec = math.prod(meta.grid) * meta.dtype.itemsize, codec if meta.wrapped else ""
+    if packed - {codec}:
         raise FormatError(
-            f"the {meta.outer} header is wrong",
-            where=f"{chunk.where}, offset {offset}",
-            expected=f"{nbytes} bytes" + ("" if unknown else f" that hold {expected}"),
-            found=f"{stored} bytes that hold {plain}",
-            fix="the file is truncated or damaged",
+            f"chunks of {min(packed)} inside such shards or codecs are not read",
+            where=f"{store.path}, array {meta.path or '/'}",
+            fix="write them with one compressor, without shards in shards",
         )
-
-
-def _blosc(header: bytes, nbytes: int) -> tuple[int, int | None]:
-    """Return the stored and the plain bytes of a blosc chunk, as its header has them."""
-    if len(header) < HEADER.size:
-        return 0, None
-    _, _, flags, _, plain, _, stored = HEADER.unpack_from(header)
-    if flags & COPIED and plain + HEADER.size != stored:
-        return 0, plain
-    return stored, plain
-
-
-def _zstd(header: bytes, nbytes: int) -> tuple[int, int | None]:
-    """Return the same of a zstd frame; it does not say how long it is, and may leave out both."""
-    if header[:4] != ZSTD_MAGIC:
-        return 0, None
-    code, single = header[4] >> 6, header[4] >> 5 & 1
-    size = (single, 2, 4, 8)[code]
-    at = 5 + (not single) + (0, 1, 2, 4)[header[4] & 3]
-    if not size:
-        return nbytes, None
-    plain = int.from_bytes(header[at : at + size], "little")
-    return nbytes, plain + 256 if size == 2 else plain
+    for key in keys:
+        where = f"{store.path}, {key}"
+        with store.chunk(key) as chunk:
+            nbytes = chunk.nbytes if chunk else 0
+        if expected > MAX_CHUNK and (codec not in ("", "bytes") or nbytes != expected):
+            raise FormatError(
+                "the chunks are too large to decode",
+                where=where,
+                expected=f"at most {MAX_CHUNK} bytes",
+                found=expected,
+            )
+        if codec in COMPRESSORS and (data := store.document(key, MAX_CHUNK)):
+            unpack(data, {"id": codec}, 2 * expected + SLACK, where)
 
 
 # --- indexes of shards -----------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The fields of a store, each with the arrays that hold it.
 
-`Fixed`
+`Reading`
     One array; its first axis counts samples, or it is the value of the only sample.
 `Parts`
     An array of values and the index tables that say whose rows are whose: what dsprep writes as a
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dsprep.core.filters import COMPRESSORS, unpack
+from dsprep.core.filters import unpack
 from dsprep.core.memory import free_memory
 from dsprep.core.schema import DIMENSIONS, Arena, Array, Column, Field, Ints, Kind, Ragged
 from dsprep.errors import FormatError
 from dsprep.formats.index_tables import Route, locate
 from dsprep.formats.zarr.array import LastBlock, StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
-from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
+from dsprep.formats.zarr.chunks import MAX_CHUNK
 from dsprep.formats.zarr.locate import Step, Unlocated
 from dsprep.formats.zarr.metadata import MAX_ROW, NoField
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
@@ -37,7 +36,7 @@ from dsprep.layout.model import Column as Located
 from dsprep.layout.model import Grid
 from dsprep.reading.columns import PendingRead
 
-VLEN_CODECS = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
+VLEN = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
 """The codecs of elements that vary in length, by kind of field."""
 
 MIN_ELEMENTS_NBYTES = 64 << 20
@@ -47,8 +46,17 @@ free."""
 _STEP = 1 << 20  # samples whose rows are looked up at a time
 
 
-class Reading(ABC):
-    """A field that can be read.
+def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
+    """Return dtype and shape of an array, as its attribute says where it is a stand-in."""
+    meta = array.meta
+    text = meta.attrs.get(DTYPE)
+    if text is None:
+        return meta.dtype, meta.shape
+    return restore(meta.dtype, meta.shape, text, array.where)
+
+
+class Reading:
+    """A field that is one array: its first axis counts samples, or it is a `single` sample.
 
     Attributes
     ----------
@@ -59,24 +67,48 @@ class Reading(ABC):
     nbytes
         Payload bytes of all samples, as far as the metadata tell.
     arrays
-        The arrays that hold it.
+        The arrays that hold it, that of the values first.
     """
 
-    field: Field
-    count: int
-    nbytes: int
     arrays: tuple[StoredArray, ...]
+    single = False
 
-    @abstractmethod
+    def __init__(self, name: str, array: StoredArray, single: bool = False) -> None:
+        dtype, shape = declared(array)
+        self.single = single or not shape
+        inner = shape if self.single else shape[1:]
+        attrs = from_json(array.meta.attrs)
+        if DIMENSIONS in attrs:  # those of a stand-in are more
+            attrs[DIMENSIONS] = attrs[DIMENSIONS][: len(shape)]
+        self.field = Field(name, dtype, inner, "array", attrs)
+        self.count = 1 if self.single else shape[0]
+        self.nbytes = self.count * self.field.row_nbytes
+        self.arrays = (array,)
+        self._lines = (array.meta.shape or (1,))[0] if self.single else 1
+        if self.single and self.nbytes > MAX_ROW:
+            raise FormatError(
+                "one sample is impossibly large",
+                where=array.where,
+                found=f"{self.nbytes} bytes",
+                fix="--sample-axis first takes the first axis as samples",
+            )
+
     def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
         """Return what reading samples ``start <= i < stop`` needs, and what makes their column."""
+        field = self.field
+        first, count = (self._lines * np.array([n]) for n in (start, stop - start))
+        rows = self.arrays[0].begin(first, count, arena, f"read.{field.name}")
+        shape = (stop - start, *field.inner)
+        return replace(rows, done=lambda stored: view(rows.done(stored), field.dtype, shape))
 
-    @abstractmethod
     def located(self, field: Field, count: int, step: Step) -> Located:
         """Return where all samples are stored; see `base.Source.extents` and `locate.locate`.
 
         `field` is as the user asked for it, perhaps with a type for what is kept as bytes.
         """
+        if not count or not field.row_nbytes:
+            return Located(None)
+        return self.arrays[0].column(step, self._lines)
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample, or None where that takes reading them."""
@@ -105,53 +137,6 @@ class Reading(ABC):
         return of_array(array, rows, self.count, ragged=ragged, stored_nbytes=stored, tables=tables)
 
 
-def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
-    """Return dtype and shape of an array, as its attribute says where it is a stand-in."""
-    meta = array.meta
-    text = meta.attrs.get(DTYPE)
-    if text is None:
-        return meta.dtype, meta.shape
-    return restore(meta.dtype, meta.shape, text, array.where)
-
-
-class Fixed(Reading):
-    """A field that is one array: its first axis counts samples, or it is a `single` sample."""
-
-    def __init__(self, name: str, array: StoredArray, single: bool = False) -> None:
-        dtype, shape = declared(array)
-        self.single = single or not shape
-        inner = shape if self.single else shape[1:]
-        attrs = from_json(array.meta.attrs)
-        if DIMENSIONS in attrs:  # those of a stand-in are more
-            attrs[DIMENSIONS] = attrs[DIMENSIONS][: len(shape)]
-        self.field = Field(name, dtype, inner, "array", attrs)
-        self.count = 1 if self.single else shape[0]
-        self.nbytes = self.count * self.field.row_nbytes
-        self.arrays = (array,)
-        self._lines = (array.meta.shape or (1,))[0] if self.single else 1
-        if self.single and self.nbytes > MAX_ROW:
-            raise FormatError(
-                "one sample is impossibly large",
-                where=array.where,
-                found=f"{self.nbytes} bytes",
-                fix="--sample-axis first takes the first axis as samples",
-            )
-
-    @override
-    def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
-        field, (array,) = self.field, self.arrays
-        first, count = (self._lines * np.array([n]) for n in (start, stop - start))
-        rows = array.begin(first, count, arena, f"read.{field.name}")
-        shape = (stop - start, *field.inner)
-        return replace(rows, done=lambda stored: view(rows.done(stored), field.dtype, shape))
-
-    @override
-    def located(self, field: Field, count: int, step: Step) -> Located:
-        if not count or not field.row_nbytes:
-            return Located(None)
-        return self.arrays[0].column(step, self._lines)
-
-
 class Parts(Reading):
     """A ragged field kept as values and index tables.
 
@@ -178,7 +163,7 @@ class Parts(Reading):
             )
         self.field = Field(name, dtype, (None, *shape[1:]), kind, from_json(attrs))
         self.count = route.tables[0].rows
-        self._total = len(self._values)
+        self._total = values.count
         rows = attrs.get(ROWS, self._total)
         known = isinstance(rows, int) and 0 <= rows <= self._total
         self.nbytes = (rows if known else self._total) * self.field.row_nbytes
@@ -253,16 +238,16 @@ class Elements(Reading):
 
     def __init__(self, name: str, array: StoredArray) -> None:
         meta = array.meta
-        if len(meta.shape) != 1:
+        codecs = meta.codecs
+        if len(meta.shape) != 1 or codecs[0] != VLEN[meta.kind] or len(codecs) > 2:
             raise NoField(
-                f"strings along {len(meta.shape)} axes are not a field of samples",
+                f"strings along {len(meta.shape)} axes, by {', '.join(codecs)}, are not read",
                 where=array.where,
+                expected=f"one axis, {VLEN[meta.kind]} and at most one compressor",
             )
         self.field = Field(name, meta.dtype, (None,), meta.kind, from_json(meta.attrs))
-        self.count = meta.shape[0]
-        self.nbytes = 0
-        self.arrays = (array,)
-        self._block: LastBlock[list[Any] | None] = LastBlock()
+        self.count, self.nbytes, self.arrays = meta.shape[0], 0, (array,)
+        self._block: LastBlock[list[Any]] = LastBlock()
 
     @override
     def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
@@ -274,61 +259,46 @@ class Elements(Reading):
 
     def _read(self, start: int, stop: int) -> Column:
         rows = self.arrays[0].meta.grid[0]
-        first_codec, *others = self.arrays[0].meta.codecs
-        # Chunks are what numcodecs makes of the elements, perhaps compressed once.
-        simple = len(others) < 2 and COMPRESSORS.issuperset(others)
-        simple = simple and first_codec == VLEN_CODECS[self.field.kind]
         items: list[Any] = []
         for i in range(start // rows, -(-stop // rows) if stop > start else 0):
-            first, last = max(start, i * rows), min(stop, (i + 1) * rows)
-            chunk = self._block.get(i, partial(self._chunk, i)) if simple else None
-            if chunk is not None:
-                items += chunk[first - i * rows : last - i * rows]
-            elif self.field.kind == "array":
-                items += [None] * (last - first)
-            else:
-                items += self.arrays[0].objects(first, last)
-        element_type = {"str": str, "bytes": bytes, "array": np.ndarray}[self.field.kind]
-        empty: Any = (
-            element_type() if element_type is not np.ndarray else np.empty(0, self.field.dtype)
-        )
-        items = [item if isinstance(item, element_type) else empty for item in items]
+            chunk = self._block.get(i, partial(self.chunk, i))
+            items += chunk[max(0, start - i * rows) : stop - i * rows]
         return Ragged.pack(items, self.field)
 
-    def _chunk(self, i: int) -> list[Any] | None:
-        """Return the elements in chunk `i`, or None if it is missing.
+    def chunk(self, i: int) -> list[Any]:
+        """Return the elements in chunk `i`.
 
-        The number of elements that a chunk claims to hold is compared with the metadata first:
-        the codec takes memory for as many.
+        The number of elements that it claims to hold is compared with the metadata first: the
+        codec takes memory for as many.
         """
-        array, meta = self.arrays[0], self.arrays[0].meta
+        array, meta, kind = self.arrays[0], self.arrays[0].meta, self.field.kind
+        rows, where = meta.grid[0], f"{array.where}, chunk {i}"
         import numcodecs
 
-        data: Any = array.store.document(meta.key(i), MAX_CHUNK)
-        if data is None:
-            return None
-        with library_errors(f"{array.where}, chunk {i}"):
+        with array.reading(i * rows, min((i + 1) * rows, self.count)):
+            data: Any = array.store.document(meta.key(i), MAX_CHUNK)
+            if data is None:
+                missing: Any = np.empty(0, meta.dtype)
+                if kind != "array":
+                    missing = array.element((i * rows,)).item()
+                kinds = {"str": str, "bytes": bytes, "array": np.ndarray}
+                return [missing if isinstance(missing, kinds[kind]) else kinds[kind]()] * rows
             if len(meta.codecs) > 1:
-                array.check_codecs()
-                check_chunks(array.store, meta, i * meta.grid[0], (i + 1) * meta.grid[0])
                 limit = max(MIN_ELEMENTS_NBYTES, free_memory() // 4)
-                data = unpack(data, {"id": meta.codecs[1]}, limit, f"{array.where}, chunk {i}")
+                data = unpack(data, {"id": meta.codecs[1]}, limit, where)
             encoded = bytes(data)
             count = int.from_bytes(encoded[:4], "little")
-            if count != meta.grid[0]:
-                raise FormatError(
-                    "the chunk holds another number of elements",
-                    where=f"{array.where}, chunk {i}",
-                    expected=meta.grid[0],
-                    found=count,
-                )
+            if count != rows:
+                what = "the chunk holds another number of elements"
+                raise FormatError(what, where=where, expected=rows, found=count)
             codec = {
                 "str": numcodecs.VLenUTF8,
                 "bytes": numcodecs.VLenBytes,
                 "array": lambda: numcodecs.VLenArray(meta.dtype),
-            }[self.field.kind]()
+            }[kind]()
+            empty: Any = "" if kind == "str" else b""
             elements: list[Any] = list(codec.decode(encoded))
-            return elements
+            return [empty if item is None else item for item in elements]
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return None: reading the elements is the only way to tell."""

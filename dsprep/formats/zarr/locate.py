@@ -1,8 +1,8 @@
 """Locating the chunks of one array: every chunk file is looked for, every shard index read.
 
 Their offsets are compared with the files' sizes and stated as a `Grid`. `locate` does so for the
-whole array, whose directories are listed, which gives the files' sizes; `Located` for the files
-that are read. No file is opened but shards, for their index.
+whole array, whose directories are listed, which gives the files' sizes. No file is opened but
+shards, for their index.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Array, Ints
+from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.zarr.chunks import shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
-from dsprep.formats.zarr.store import Store, Zip, is_number, join
+from dsprep.formats.zarr.store import Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
 from dsprep.layout.laws import LARGEST, Explicit, Law, affine
 from dsprep.layout.model import Blocks, Grid
 from dsprep.storage.paths import StorePath
+
+if TYPE_CHECKING:
+    from dsprep.formats.zarr.array import StoredArray
 
 MAX_BLOCKS = 1 << 27
 """Chunks of an array whose offsets are kept in memory, 16 bytes each."""
@@ -47,22 +50,7 @@ class Unlocated(Exception):
     """Only zarr reads this; the text is the reason, a clause."""
 
 
-class ChunkedArray(Protocol):
-    """What an array states of itself so that its chunks can be located; see `StoredArray`."""
-
-    meta: ArrayMeta
-    store: Store
-    where: str
-    complete: bool
-
-    def missing(self, key: str, detail: str | None = None) -> FormatError:
-        """Return the error for a missing file of a complete array."""
-
-    def element(self, at: tuple[int, ...]) -> Array:
-        """Return an element, as shape ``()``."""
-
-
-def locate(array: ChunkedArray, step: Step) -> Grid:
+def locate(array: StoredArray, step: Step) -> Grid:
     """Return the chunks of an array, none of whose axes is 0: all of its files are looked for.
 
     Chunks beyond the array's edge belong to no sample and may have any offset: they get the one
@@ -84,65 +72,16 @@ def locate(array: ChunkedArray, step: Step) -> Grid:
     grid = _grid(array, frame)
     files = _files(array, frame)
     _check_count(array, frame, files[0])
-    offsets, lengths, fill = _chunks(array, frame, files, grid.files is None, step)
-    if grid.files is not None:
+    offsets, lengths, fill = _chunks(array, frame, files, step)
+    if grid.files is None:
+        offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
+    else:
         _fill_free(offsets, lengths, frame, bool(grid.filters))
     blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), grid.blocks.path)
     return replace(grid, blocks=blocks, fill=fill)
 
 
-class Located:
-    """The chunks of an array, looked for when they are needed: by files along the first axis.
-
-    The laws of `grid` hold for what `find` was called for. Both raise as `locate` does.
-    """
-
-    def __init__(self, array: ChunkedArray) -> None:
-        self._array, self._frame = array, Frame(array.meta)
-        frame, grid = self._frame, _grid(array, self._frame)
-        self._beside = math.prod(frame.along[1:])
-        blocks = frame.files * frame.inside
-        if blocks > MAX_BLOCKS or self._beside * frame.inside > FEW_BLOCKS:
-            raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
-        # It takes no memory until it is used.
-        self._offsets, self._lengths = np.zeros((2, grid.block_count), np.int64)
-        self._located = np.zeros(frame.along[0], bool)
-        laws = Blocks(Explicit(self._offsets), Explicit(self._lengths), grid.blocks.path)
-        self.grid = replace(grid, blocks=laws)
-
-    def find(self, first: int, last: int) -> None:
-        """Look for the files ``first <= i < last`` along the first axis."""
-        new = np.flatnonzero(~self._located[first:last])
-        if not len(new):
-            return
-        first, last = first + int(new[0]), first + int(new[-1]) + 1
-        array, full = self._array, self._frame
-        frame = Frame(array.meta, (first, last))
-        extents = []
-        rows = first * full.step, min(last * full.step, full.shape[0])
-        keys = array.meta.file_keys(*rows) if array.meta.shape else [template(array.meta)]
-        for number, key in enumerate(keys):
-            extent = array.store.extent(key)
-            if extent is None and array.complete:
-                raise array.missing(key)
-            if extent is not None and extent[1] < 0:
-                raise Unlocated(COMPRESSED)
-            if extent is not None:
-                extents.append((number, *extent))
-        files = np.array(extents, np.int64).reshape(-1, 3).T
-        ordered = self.grid.files is None
-        offsets, lengths, fill = _chunks(array, frame, files, ordered, lambda _: None)
-        if fill is not None and self.grid.fill is None:
-            self.grid = replace(self.grid, fill=fill)
-        start = first * self._beside * full.inside
-        if ordered:
-            start = first * full.per[0] * math.prod(full.chunks[1:])
-        self._offsets[start : start + offsets.size] = offsets.reshape(-1)
-        self._lengths[start : start + offsets.size] = lengths.reshape(-1)
-        self._located[first:last] = True
-
-
-def _grid(array: ChunkedArray, frame: Frame) -> Grid:
+def _grid(array: StoredArray, frame: Frame) -> Grid:
     """Return an array whose chunks have no locations yet."""
     meta = array.meta
     if meta.unlocated:
@@ -181,20 +120,13 @@ class Frame:
         Files along each axis, and chunks per file.
     files, inside
         All files, and chunks in each.
-    step, begin
-        Rows in a file, and the number of the first file along the first axis.
     chunks
         Chunks along each axis.
     """
 
-    def __init__(self, meta: ArrayMeta, lines: tuple[int, int] | None = None) -> None:
-        """Take the whole array, or the part of it in these files along the first axis."""
+    def __init__(self, meta: ArrayMeta) -> None:
         self.shape, self.chunk = meta.shape or (1,), meta.chunk or (1,)
         grid = meta.grid or (1,)
-        self.step, self.begin = grid[0], 0 if lines is None else lines[0]
-        if lines is not None:
-            rows = min(self.shape[0], lines[1] * grid[0]) - lines[0] * grid[0]
-            self.shape = (rows, *self.shape[1:])
         self.along = tuple(-(-n // g) for n, g in zip(self.shape, grid, strict=True))
         self.per = tuple(g // c for g, c in zip(grid, self.chunk, strict=True))
         self.files, self.inside = math.prod(self.along), math.prod(self.per)
@@ -240,14 +172,13 @@ class Frame:
         file = np.unravel_index(block // self.inside, self.along)
         chunk = np.unravel_index(block % self.inside, self.per)
         every = zip(file, chunk, self.per, self.chunk, strict=True)
-        row, *at = ((int(f) * p + int(k)) * c for f, k, p, c in every)
-        return row + self.begin * self.step, *at
+        return tuple((int(f) * p + int(k)) * c for f, k, p, c in every)
 
 
 # --- files -----------------------------------------------------------------------------------
 
 
-def _files(array: ChunkedArray, frame: Frame) -> Ints:
+def _files(array: StoredArray, frame: Frame) -> Ints:
     """Return number, offset and bytes of each file that is there: shape ``(3, n)``, by number."""
     start, separator = array.meta.keys
     folder, axes = array.meta.path, len(array.meta.shape)
@@ -287,7 +218,7 @@ def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> in
     return number
 
 
-def _check_count(array: ChunkedArray, frame: Frame, numbers: Ints) -> None:
+def _check_count(array: StoredArray, frame: Frame, numbers: Ints) -> None:
     """See that no file of dsprep's is missing, and that the chunks are not too many to list."""
     present = len(numbers)
     missing, blocks = frame.files - present, frame.files * frame.inside
@@ -304,12 +235,11 @@ def _check_count(array: ChunkedArray, frame: Frame, numbers: Ints) -> None:
 
 
 def _chunks(
-    array: ChunkedArray, frame: Frame, files: Ints, ordered: bool, step: Step
+    array: StoredArray, frame: Frame, files: Ints, step: Step
 ) -> tuple[Ints, Ints, bytes | None]:
     """Return offset and bytes of each chunk, -1 and 0 where it is missing, and the fill value.
 
-    `files` are as from `_files`, in the frame. The numbers have the shape ``(files, inside)``, or
-    are in C order of the grid of chunks if they are `ordered`.
+    `files` are as from `_files`. The numbers have the shape ``(files, inside)``.
     """
     numbers, starts, sizes = files
     encoded = bool(array.meta.filters)
@@ -332,18 +262,15 @@ def _chunks(
         step(frame.files)
     missing = frame.missing(offsets)
     fill = None if missing is None else array.element(missing).tobytes()
-    if ordered:
-        offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
     return offsets, lengths, fill
 
 
 def _key(meta: ArrayMeta, frame: Frame, number: int) -> str:
-    file = [int(n) for n in np.unravel_index(number, frame.along)]
-    return file_path(template(meta), [file[0] + frame.begin, *file[1:]])
+    return file_path(template(meta), [int(n) for n in np.unravel_index(number, frame.along)])
 
 
 def _read_shards(
-    array: ChunkedArray, frame: Frame, files: Ints, out: tuple[Ints, Ints], step: Step
+    array: StoredArray, frame: Frame, files: Ints, out: tuple[Ints, Ints], step: Step
 ) -> None:
     """Put what the indexes of shards give into offsets and bytes of chunks."""
     numbers, starts, _ = files

@@ -34,6 +34,7 @@ from dsprep.core.schema import (
 )
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.attributes import FILL, decode_fill
+from dsprep.formats.zarr.chunks import NUMCODECS
 from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, Store, join
 from dsprep.storage.paths import open_file
 
@@ -48,9 +49,6 @@ TAIL = 64 << 10
 
 NEEDED = {"shuffle": ("elementsize",), "crc32c": ("location",)}
 """Parameters that matter when reading, by codec."""
-
-NUMCODECS = "numcodecs."
-"""What v3 puts before the names of codecs that have no specification."""
 
 WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError, SchemaError)
 """What wrong metadata raise; `SyntaxError` is from `numpy.dtype`."""

@@ -36,7 +36,7 @@ from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, STATIC, from_json
 from dsprep.formats.zarr.conventions import state_images
-from dsprep.formats.zarr.fields import Elements, Fixed, Parts, Reading
+from dsprep.formats.zarr.fields import Elements, Parts, Reading
 from dsprep.formats.zarr.locate import Unlocated
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
 from dsprep.formats.zarr.store import DOCUMENTS, Directory, Store, Zip, join
@@ -415,7 +415,7 @@ class StoreFields:
     def sized(self, name: str) -> samples.Sized:
         """Return the shape of a field with its samples, its bytes, and what counts them."""
         reading = self.readings[name]
-        if isinstance(reading, Fixed) and reading.single:
+        if reading.single:
             return samples.Sized((), reading.nbytes)
         axis = self.stated.axes.get(name, "")
         if not (isinstance(reading, Parts) or self._own):
@@ -445,13 +445,13 @@ def _attributes(nodes: Nodes, path: str) -> Attrs:
 
 def _names_in(array: StoredArray | None) -> Array | None:
     """Return the values of a small array of one axis, texts as ``U``; None if it is not."""
-    if array is None or len(array.meta.shape) != 1 or not 0 < len(array) <= MAX_NAMES:
+    if array is None or len(array.meta.shape) != 1 or not 0 < array.count <= MAX_NAMES:
         return None
     if not array.meta.vlen:
-        return array.read(0, len(array))
+        return array.read(0, array.count)
     if array.meta.kind != "str":
         return None
-    texts = Elements("names", array).begin(0, len(array), None).done(np.empty(0, np.uint8))
+    texts = Elements("names", array).begin(0, array.count, None).done(np.empty(0, np.uint8))
     return np.array([*texts])
 
 
@@ -459,7 +459,7 @@ def reading(name: str, array: StoredArray) -> Reading:
     """Return the field that one array is."""
     if array.meta.vlen:
         return Elements(name, array)
-    return Fixed(name, array)
+    return Reading(name, array)
 
 
 def ragged_parts(
@@ -485,7 +485,7 @@ def as_single_sample(readings: Mapping[str, Reading], notes: list[str]) -> dict[
             if array.meta.vlen:
                 notes.append(f"left out {name}: a single sample cannot hold strings")
             else:
-                fields[name] = Fixed(name, array, single=True)
+                fields[name] = Reading(name, array, single=True)
     return fields
 
 
@@ -523,7 +523,7 @@ def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
                 check_names(store, meta, every=False)
             continue
         left -= files
-        absent = store.count_missing(meta.file_keys(0, len(array)))
+        absent = store.count_missing(meta.file_keys(0, array.count))
         if absent:
             check_names(store, meta, every=absent == files)
             name = meta.path or "the array"

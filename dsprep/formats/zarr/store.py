@@ -218,8 +218,9 @@ class Directory(Store):
             for entry in scan(self.path / folder):
                 if not depth:
                     with suppress(FileNotFoundError):  # a link that leads nowhere
-                        facts = entry.stat()
+                        facts, key = entry.stat(), join(folder, entry.name)
                         regular = stat.S_ISREG(facts.st_mode)
+                        self._files.recognise(0, key, self.path / key, status(facts))
                         yield entry.name, 0, facts.st_size if regular else -1
                 elif is_number(entry.name) and entry.is_dir():
                     below = self.listed(join(folder, entry.name), depth - 1)
