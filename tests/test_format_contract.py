@@ -70,7 +70,7 @@ class TestHdf5Gzip(Read):
 
 class TestZarrZstd(Read):
     format, schema, options = "zarr", FIXED, WriteOptions(compress=Compression("zstd"))
-    parted = (False, False)
+    parted = (False, True)
     simple = False
 
 

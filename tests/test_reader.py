@@ -49,7 +49,7 @@ TARGETS = {
     "tfrecord": "out.tfrecord",
     "lmdb": "out.lmdb",
 }
-CODECS = {"hdf5": "gzip", "zarr": "zstd", "zip": "zstd"}
+CODECS = {"hdf5": "gzip", "zarr": "zstd"}
 
 
 @contextlib.contextmanager

@@ -104,8 +104,11 @@ class Zarr(WritableFormat):
             files=1 if zipped else 2 + 3 * arrays + 2 * sum(f.ragged for f in schema),
         )
         if isinstance(samples, Grouping):
-            groups = GroupGrid(schema, options, samples, zipped).report()
-            return replace(planned, nbytes=groups.nbytes, groups=groups)
+            grid = GroupGrid(schema, options, samples, zipped)
+            groups, files = grid.report(), planned.files
+            if options.compress is not None:
+                files += samples.count * len(grid.tracks)
+            return replace(planned, nbytes=groups.nbytes, files=files, groups=groups)
         total, scratch = DOCUMENTS, 0
         for plan, rows in _with_rows(schema, samples, payload, options):
             stored = plan.settled(rows).stored_nbytes(rows)
@@ -131,14 +134,13 @@ class Zarr(WritableFormat):
         An output whose name has the suffix ``.zip`` is a ZIP file: built in the directory of its
         name and ``.parts`` and packed at the end, or, in groups, written as such.
         """
-        from dsprep.formats.zarr.group_writer import GroupWriter, PackedWriter
+        from dsprep.formats.zarr.group_writer import GroupWriter
         from dsprep.formats.zarr.write import ZarrWriter
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
         if isinstance(samples, Grouping):
-            kind = GroupWriter if options.compress is None else PackedWriter
-            return kind(path, schema, samples, options, state)
+            return GroupWriter(path, schema, samples, options, state)
         return ZarrWriter(path, schema, samples, options, state)
 
 

@@ -31,9 +31,6 @@ from dsprep.formats.zarr.plan import LARGEST, MAX_CHUNKS, header_nbytes, plan_ar
 SMALL = 50
 """Fields of together at most 1/50 of a group are ordinary arrays."""
 
-PADDING = 50
-"""Compressed groups are aligned while at most 1/50 of the file is skipped for it."""
-
 MAX_PACKED = (1 << 31) - 32
 """Bytes of a chunk that all codecs take."""
 
@@ -103,7 +100,7 @@ class GroupGrid:
         count, inner = int(grouping.edges[-1]), grouping.edges[1:-1]
         self._chunk = int(np.gcd.reduce(inner)) if len(inner) else count
         self._single = bool((np.diff(grouping.edges) <= self._chunk).all())  # a chunk per group
-        sharded = not zipped and self._format == 3 and options.zarr_shard != 0
+        sharded = not (zipped or self._packed) and self._format == 3 and options.zarr_shard != 0
         self.per = self._groups_per_file(options.zarr_shard, sharded)
         bare = replace(options, compress=None, zarr_shard=None if sharded else 0)
         self.arrays, self.rows = plan_arrays(schema, bare)[0], list[int]()
@@ -142,9 +139,10 @@ class GroupGrid:
             raise UnsupportedError(
                 "zarr: groups hold no strings of varying length", fix="leave --zarr-strings out"
             )
-        if self._packed and schema.ragged:
+        if self._packed and (schema.ragged or self.zipped or options.zarr_shard):
             raise UnsupportedError(
-                "zarr: groups with ragged fields are written without compression",
+                "zarr: groups of ragged fields, in ZIP files and in shards of a given size are "
+                "written without compression",
                 fix="leave it out, or write HDF5",
             )
 
@@ -210,7 +208,7 @@ class GroupGrid:
             fixed = self.arrays[number].role == "samples"
             if fixed and nbytes[number] <= left:
                 left -= nbytes[number]
-            elif not fixed or self._single or self._packed:
+            elif not fixed or self._single:
                 own.insert(1, number)
         return [(n,) for n in own]
 
@@ -295,7 +293,7 @@ class GroupGrid:
 
     def report(self) -> GroupPlan:
         """Return the plan; see `base.Format.plan`."""
-        nbytes, padding, chunks = self.front, 0, 0
+        nbytes, padding = self.front, 0
         if not self.zipped:
             nbytes = sum(map(len, self.documents.values()))
             nbytes += sum(self.arrays[n].stored_nbytes(self.rows[n]) for n in self.ordinary)
@@ -305,14 +303,11 @@ class GroupGrid:
             content = sum(map(self.payload, track.numbers))
             stored = int(track.ends[last].sum()) - self.front
             if self._packed:
-                content = sum(map(self._max_packed_nbytes, track.numbers))
-                stored = content
-                stored += (content + self.front) // (PADDING - 1) if self.grouping.align > 1 else 0
+                content = stored = stored + stored // 100 + OVERHEAD * groups
             padding += stored - content
             nbytes += stored
             if plan.sharded:
                 nbytes += index_nbytes(plan.file // plan.chunk) * len(last)
-            chunks += sum(int(np.diff(self.first_chunks(n)).max()) for n in track.numbers)
         if self.zipped:
             nbytes += ENTRY * (len(self.documents) + sum(map(len, self.offsets.values())))
         alone = [n for n in self.ordinary if self.arrays[n].role == "samples" and self.payload(n)]
@@ -322,24 +317,17 @@ class GroupGrid:
         reads = len(self.tracks) + len(alone)
         how = self._how(reads)
         if self._packed and self.tracks:
-            largest += largest // 100 + OVERHEAD * chunks
-            aligned = self.grouping.align == 1 or self.per == 1
+            largest += largest // 100 + OVERHEAD * len(self.tracks)
             small = [self.arrays[n].field.name for n in self.ordinary if self.payload(n)]
             how += f"; without compression: {', '.join(small)}" if small else ""
-            how += "" if aligned else f"; aligned where that skips at most 1/{PADDING} of the file"
         return GroupPlan(nbytes, padding, largest, aligned, reads, how)
-
-    def _max_packed_nbytes(self, number: int) -> int:
-        """Return the bytes at most of the compressed chunks of an array, with their headers."""
-        full = self.chunk_nbytes(number)
-        return len(self.offsets[number]) * (full + full // 100 + OVERHEAD + self._header(number))
 
     def _how(self, reads: int) -> str:
         if not self.tracks:
             return "there are no bytes in groups"
         if self.zipped:
             return "one ZIP store; a group's chunks follow one another, with a small header between"
-        where = " and a file"
+        where = ", compressed, and a file" if self._packed else " and a file"
         if self.arrays[self.tracks[0].numbers[0]].sharded:
             where = f" in shards of {self.per:,} groups"
             where = " in one shard" if self.per >= self.grouping.count else where

@@ -1,14 +1,9 @@
 """Writing a store in groups, in a directory or in one ZIP file; see `grid` for the offsets.
 
-Without compression (`GroupWriter`) pieces are parts of groups, of any size, written in any order.
-The sums of a group are joined from those of its pieces when it is complete; then the local headers
-of a ZIP file's members, which hold sums, are written. Groups of which an earlier run wrote a part
-are read back.
-
-With compression (`PackedWriter`) a piece is a whole group, encoded, and gets its offset in order. A
-group begins at a multiple of the stripe size where all that is skipped for it stays below 1/50 of
-the file. What is known of groups is kept in a working file beside the output: a checkpoint then
-has only how far it reaches.
+Without compression pieces are parts of groups, of any size, written in any order. The sums of a
+group are joined from those of its pieces when it is complete; then the local headers of a ZIP
+file's members, which hold sums, are written. Groups of which an earlier run wrote a part are read
+back. With compression a piece is a whole group, and a chunk of it a file.
 
 The root's metadata document, or the central directory of a ZIP file, is written last: without it,
 neither is a store.
@@ -24,22 +19,19 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.groups import Grouping, round_up, seam
+from dsprep.core.groups import Grouping, seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
-from dsprep.core.spans import offsets_of
-from dsprep.errors import FormatError, TargetError, UnsupportedError
+from dsprep.errors import TargetError
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import encode_file, encoder, root_key
-from dsprep.formats.zarr.grid import PADDING, GroupGrid, Track
-from dsprep.formats.zarr.plan import LARGEST
+from dsprep.formats.zarr.grid import GroupGrid, Track
 from dsprep.formats.zarr.write import Piece, StoreWriter
 from dsprep.formats.zarr.zip_file import Member, directory, is_zip, local_header
 from dsprep.layout.laws import Explicit
@@ -52,7 +44,6 @@ from dsprep.storage.ranges import (
     as_bytes,
     fstat,
     pread_exact,
-    pread_into,
     pwrite_all,
     truncate,
 )
@@ -100,6 +91,8 @@ class GroupWriter(StoreWriter):
             nbytes = np.full(len(grid.offsets[n]), grid.chunk_nbytes(n))
             self.chunks[n] = np.stack([grid.offsets[n], nbytes, np.zeros_like(nbytes)])
         self.crcs = np.full(grouping.count, UNKNOWN, np.int64)
+        self.whole = options.compress is not None
+        self._encode = [encoder(options.compress, plan) for plan in self.arrays]
         self._rows = {f.name: 0 for f in schema if f.ragged}
         self._lock, self._sums = threading.Lock(), dict[int, list[Sum]]()
         self.samples, self.shared = 0, False
@@ -117,7 +110,7 @@ class GroupWriter(StoreWriter):
             with self.files.opened(path, int(self.ends[0][-1]) if self.ends else 0) as fd:
                 beside = [span for n in grid.ordinary for span in self._known(n)]
                 erase(fd, beside, 0, min(grid.front, fstat(fd).st_size))
-        for track in grid.tracks if state is not None else ():
+        for track in grid.tracks if state is not None and not self.whole else ():
             self._erase_after_checkpoint(track)
 
     # --- files ---------------------------------------------------------------------------------
@@ -169,6 +162,15 @@ class GroupWriter(StoreWriter):
     # --- pieces --------------------------------------------------------------------------------
 
     @override
+    def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
+        # Of compressed arrays the rows are the chunk.
+        piece = super().encode(batch, start, arena)
+        for n in self.chunks if self.whole and piece.count else ():
+            (chunk,) = encode_file(piece.rows[n], self.arrays[n], self._encode[n])
+            piece.rows[n] = bytes(chunk)
+        return piece
+
+    @override
     def reserve(self, piece: Piece) -> None:
         # Values follow those of the same group.
         group = self.grouping.of(piece.start)
@@ -195,7 +197,11 @@ class GroupWriter(StoreWriter):
         group = self.grouping.of(piece.start)
         for number in self.grid.ordinary:
             self.write_rows(number, *piece.column(number, self.arrays[number]))
-        for track, ends in zip(self.grid.tracks, self.ends, strict=True):
+        for n in self.chunks if self.whole else ():
+            self.files.replace(self.path(n, group), [piece.rows[n]])
+            if n in self.grid.tracks[0].numbers:
+                self._note(group, piece.rows[n])
+        for track, ends in zip(self.grid.tracks, self.ends, strict=True) if not self.whole else ():
             file = group // track.groups
             end = int(ends[min((file + 1) * track.groups, len(ends)) - 1])
             sums: list[Sum] = []
@@ -257,10 +263,17 @@ class GroupWriter(StoreWriter):
         parts = sorted(p for p in parts if 0 <= p[0] < nbytes)
         self.crcs[group] = CRC32C.joined(parts, nbytes)
 
+    def _note(self, group: int, data: bytes) -> None:
+        """Note the size and the sum of a compressed group."""
+        self.used[0][group], self.crcs[group] = len(data), CRC32C.of(data)
+
     def _read_back(self, group: int) -> None:
         """Take the sums of a group from its file, and complete it."""
         track = self.grid.tracks[0]
         path = self.path(track.numbers[0], group // track.groups)
+        if self.whole:
+            self._note(group, path.read_bytes())
+            return
         with self.files.opened(path, access=os.O_RDWR) as fd:
             truncate(fd, max(fstat(fd).st_size, int(track.ends[group])))
             sums = []
@@ -279,12 +292,15 @@ class GroupWriter(StoreWriter):
             for group in (groups if self.grid.zipped else ())
             for n, k, *_ in self._used(group)
         ]
-        return {"sums": [groups, self.crcs[groups].tolist()], "members": members}
+        used = self.used[0][groups].tolist() if groups else []
+        return {"sums": [groups, self.crcs[groups].tolist(), used], "members": members}
 
     @override
     def adopt(self, report: State) -> None:
-        groups, crcs = np.array(report["sums"], np.int64)
+        groups, crcs, used = np.array(report["sums"], np.int64)
         self.crcs[groups] = crcs
+        for known in self.used[:1]:
+            known[groups] = used
         for number, chunk, crc32 in report["members"]:
             self.chunks[number][2, chunk] = crc32
 
@@ -308,7 +324,7 @@ class GroupWriter(StoreWriter):
         if self.grid.zipped:
             self._finish_zip()
             return
-        for track, ends in zip(self.grid.tracks, self.ends, strict=True):
+        for track, ends in zip(self.grid.tracks, self.ends, strict=True) if not self.whole else ():
             self._finish_track(track, ends)
         for number in self.grid.ordinary:
             self.finish_rows(number, self.grid.rows[number])
@@ -378,161 +394,6 @@ class GroupWriter(StoreWriter):
         first = None if self.grouping.even else Explicit(self.grouping.edges[:-1])
         blocks = Blocks(Explicit(starts), Explicit(lengths), path)
         return Groups(max(1, self.grouping.samples), blocks, Explicit(self.crcs), first, files)
-
-
-@dataclass
-class PackedPiece(Piece):
-    """The samples of one group, encoded.
-
-    `parts` are, by track, local headers (empty in a directory) and chunks by turns.
-    """
-
-    group: int = 0
-    parts: list[list[bytes]] = field(default_factory=list)
-
-
-class PackedWriter(GroupWriter):
-    """A store in compressed groups being written; see the module."""
-
-    whole = True
-
-    def __init__(
-        self,
-        path: Path,
-        schema: Schema,
-        grouping: Grouping,
-        options: WriteOptions,
-        state: State | None,
-    ) -> None:
-        self._index = path.with_name(path.name + ".chunks")
-        super().__init__(path, schema, grouping, options, state)
-        tracks = self.grid.tracks
-        self._encode = [encoder(options.compress, plan) for plan in self.arrays]
-        self.starts = [np.zeros(grouping.count, np.int64) for _ in tracks]
-        self.used = self.ends = [np.zeros(grouping.count, np.int64) for _ in tracks]
-        self._ending = [[self.grid.front, 0] for _ in tracks]  # where the last one ends; padding
-        if state is None:
-            remove(self._index)
-        else:
-            self._ending = [list(map(int, pair)) for pair in state["ending"]]
-            self._recall()
-
-    def _erase_after_checkpoint(self, track: Track) -> None:
-        """See `_recall`."""
-
-    @override
-    def encode(self, batch: Batch, start: int, arena: Arena) -> PackedPiece:
-        plain = super().encode(batch, start, arena)
-        piece = PackedPiece(start, plain.count, plain.rows, group=self.grouping.of(start))
-        for i, track in enumerate(self.grid.tracks if piece.count else ()):
-            parts: list[bytes] = []
-            for n in track.numbers:
-                encoded = encode_file(piece.rows.pop(n), self.arrays[n], self._encode[n])
-                first = int(self.grid.first_chunks(n)[piece.group])
-                for k, chunk in enumerate(map(bytes, encoded), first):
-                    self.chunks[n][1, k] = len(chunk)
-                    parts += [self._header(n, k, chunk), chunk]
-            piece.parts.append(parts)
-            if i == 0:
-                crc = 0
-                for part in parts[1:]:
-                    crc = CRC32C.combine(crc, CRC32C.of(part), len(part))
-                self.crcs[piece.group] = crc
-        return piece
-
-    def _header(self, number: int, chunk: int, data: bytes) -> bytes:
-        """Return the local header of a chunk in a ZIP file, whose sum is noted."""
-        if not self.grid.zipped:
-            return b""
-        if len(data) > LARGEST:
-            raise UnsupportedError(
-                "zarr: 4 GiB are the most that a member of a ZIP file holds here",
-                where=f"field {self.arrays[number].field.name}",
-                found=f"{len(data)} bytes in a group",
-                fix="choose smaller groups, or a directory store",
-            )
-        crc = self.chunks[number][2, chunk] = CRC32.of(data)
-        return local_header(self._key(number, chunk), len(data), int(crc))
-
-    @override
-    def reserve(self, piece: Piece) -> None:
-        # Behind the group before.
-        assert isinstance(piece, PackedPiece)
-        for i, (track, parts) in enumerate(zip(self.grid.tracks, piece.parts, strict=False)):
-            if not self.grid.zipped and piece.group % track.groups == 0:
-                self._ending[i] = [0, 0]
-            stop, padding = self._ending[i]
-            at = stop + len(parts[0])
-            begin = round_up(at, self.grouping.align)
-            if (padding + begin - at) * PADDING > begin:
-                begin = at
-            sizes = np.array([len(part) for part in parts], np.int64)
-            offsets = begin - len(parts[0]) + offsets_of(sizes)
-            self._ending[i] = [int(offsets[-1]), padding + begin - at]
-            self.starts[i][piece.group], self.ends[i][piece.group] = begin, offsets[-1]
-            chunks = iter(offsets[1::2].tolist())
-            for n in track.numbers:
-                edges = self.grid.first_chunks(n)
-                for k in range(*edges[piece.group : piece.group + 2].tolist()):
-                    self.chunks[n][0, k] = next(chunks)
-        self.samples = piece.start + piece.count
-
-    @override
-    def write(self, piece: Piece) -> None:
-        assert isinstance(piece, PackedPiece)
-        if not piece.count:
-            return
-        for number, rows in piece.rows.items():
-            self.write_rows(number, piece.start, rows)
-        for i, (track, parts) in enumerate(zip(self.grid.tracks, piece.parts, strict=True)):
-            path = self.path(track.numbers[0], piece.group // track.groups)
-            with self.files.opened(path) as fd:
-                pwrite_all(fd, parts, int(self.starts[i][piece.group]) - len(parts[0]))
-        with self.files.opened(self._index) as fd:
-            for known, at in self._known_of(piece.group, piece.group + 1):
-                pwrite_all(fd, [np.ascontiguousarray(known)], at)
-
-    def _known_of(self, group: int, last: int) -> Iterator[tuple[Ints, int]]:
-        """Yield what is known of groups ``group .. last``, and its offset in the working file."""
-        at = 0
-        tables = [(self.crcs, group, last)]
-        tables += [(column, group, last) for column in (*self.starts, *self.ends)]
-        for n, table in self.chunks.items():
-            edges = self.grid.first_chunks(n)
-            tables += [(column, int(edges[group]), int(edges[last])) for column in table]
-        for column, a, b in tables:
-            yield column[a:b], at + 8 * a
-            at += column.nbytes
-
-    def _recall(self) -> None:
-        """Recall what is known of the groups before the checkpoint; cut off what is behind."""
-        done = int(np.searchsorted(self.grouping.edges, self.samples))
-        if done and not self._index.exists():
-            raise FormatError(
-                "the unfinished output lacks its working file",
-                where=self._index,
-                fix="start again with --restart",
-            )
-        with self.files.opened(self._index, access=os.O_RDWR) as fd:
-            for column, at in self._known_of(0, done):
-                if column.size:
-                    pread_into(fd, column.view(np.uint8), at, self._index)
-        for i, track in enumerate(self.grid.tracks):
-            end = int(self.ends[i][done - 1]) if done else self.grid.front
-            self.cut(track, max(0, done - 1), end)
-
-    @override
-    def checkpoint(self) -> State:
-        return {**super().checkpoint(), "ending": [list(pair) for pair in self._ending]}
-
-    @override
-    def skip(self, stop: int) -> int | None:
-        # Offsets are known when the samples before have been encoded.
-        return None
-
-    @override
-    def clean(self) -> None:
-        remove(self._index)
 
 
 def erase(fd: int, keep: list[tuple[int, int]], start: int, stop: int) -> None:
