@@ -226,9 +226,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="HDF5"):
         ZARR.plan(ragged, WriteOptions(compress=Compression("zstd")), grouping)
     for more in ({}, {"zarr_shard": 4}):
+        options, name = WriteOptions(compress=Compression("zstd"), **more), "" if more else "a.zip"
         with pytest.raises(UnsupportedError, match="HDF5"):
-            options = WriteOptions(compress=Compression("zstd"), **more)
-            ZARR.plan(schema, options, Grouping(np.array([0, 2, 4])), name="" if more else "a.zip")
+            ZARR.plan(schema, options, Grouping(np.array([0, 2, 4])), name=name)
 
 
 def test_padding_is_small_and_told(tmp_path: Path) -> None:
