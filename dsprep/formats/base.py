@@ -490,7 +490,8 @@ class FileIdentity:
 class CommonSchema(NamedTuple):
     """How the files of one dataset are read with the same fields: see `Format.merge_schemas`.
 
-    `notes` name what that leaves out; `recount`: files may then have fewer samples.
+    `notes` name what that leaves out; `recount`: files may then have fewer samples; `alone`: each
+    file may as well be one sample.
     """
 
     schema: Schema
@@ -498,6 +499,7 @@ class CommonSchema(NamedTuple):
     hint: Schema | None
     notes: tuple[str, ...] = ()
     recount: bool = False
+    alone: bool = False
 
 
 class Format(ABC):

@@ -30,7 +30,7 @@ from dsprep.core.schema import (
     empty_batch,
     with_others,
 )
-from dsprep.errors import DsprepError, FormatError, SchemaError
+from dsprep.errors import AmbiguousError, DsprepError, FormatError, SchemaError
 from dsprep.formats import foreign
 from dsprep.formats.base import CommonSchema, Format, Opening, Source
 from dsprep.formats.fields import MissingField
@@ -267,6 +267,7 @@ class MultiSource(Source):
         first_look = replace(options, fields=tuple(FieldSpec(name, name) for name in names))
         self.options = first_look
         known: Schema | None = None
+        alone = False
         for i, source in self._each(progress):
             counts[i] = len(source)
             schema = without(source.schema, options.file_field)
@@ -277,7 +278,15 @@ class MultiSource(Source):
             if merged is None:
                 self.schema = known
                 raise self._disagree(self.paths[i], schema)
-            known = merged.schema
+            known, alone = merged.schema, alone or merged.alone
+        if alone:
+            ways = {"none": len(self.paths), "first": int(counts.sum())}
+            raise AmbiguousError(
+                "each file may be one sample, or hold several",
+                [(f"--sample-axis {axis}", f"{n:,} samples") for axis, n in ways.items()],
+                where=common_path(self.paths),
+                fix=foreign.WAY_OUT,
+            )
         self.options, self._inferring = options, False
         common = None
         if known is not None:

@@ -27,6 +27,7 @@ from typing_extensions import override
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.base import CommonSchema, FileIdentity, Format, Source
+from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate, read_head
 
@@ -78,24 +79,12 @@ class Numpy(Format):
     def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
     ) -> CommonSchema | None:
-        """Return the common names of files of one array each, and which first axes vary.
-
-        Raises
-        ------
-        SchemaError
-            If it is doubtful whether each file of one array is a sample, or holds some.
-        """
-        schema = schemas[0]
+        """Return the common names of files of one array each, and which first axes vary."""
+        schema, alone = schemas[0], False
         for own in schemas[1:]:
             other = own
             if len(schema) == len(other) == 1:
-                if options.sample_axis == "auto":
-                    raise SchemaError(
-                        "it is doubtful whether each file is one sample, or holds several",
-                        found=f"{schema} and {other}",
-                        fix="say which: --sample-axis none takes each file as one sample, "
-                        "--sample-axis first takes the first axis of each as samples",
-                    )
+                alone = options.sample_axis == "auto"
                 name = common_name(schema.names[0], other.names[0])
                 schema, other = (
                     s.replace(replace(s.fields[0], name=name)) for s in (schema, other)
@@ -107,12 +96,12 @@ class Numpy(Format):
                     "first axis",
                     found=f"{schema} before {own}",
                     fix="name those that are alike; if the files hold fields of the same samples, "
-                    "take them together with --join",
+                    f"take them together with --join; or {WAY_OUT}",
                 )
             if merged is None:
                 return None
             schema = merged
-        return CommonSchema(schema, options, schema)
+        return CommonSchema(schema, options, schema, alone=alone)
 
 
 def common_name(a: str, b: str) -> str:
