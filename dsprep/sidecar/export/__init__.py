@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 from dsprep.core.schema import Ints
 from dsprep.errors import TargetError, UsageError, layout_mismatch
@@ -37,12 +37,8 @@ SLICE = 1 << 16
 """Samples whose extents are kept in memory at a time."""
 
 
-@dataclass(frozen=True)
-class Output:
-    """A file to write: its path, relative to the dataset's directory, and what yields its bytes."""
-
-    name: str
-    content: Callable[[], Iterator[bytes]]
+Outputs: TypeAlias = dict[str, Callable[[], Iterator[bytes]]]
+"""Files to write: the path relative to the dataset's directory, and what yields the bytes."""
 
 
 def export(
@@ -87,18 +83,16 @@ def export(
             "there is no such export", expected="one of " + ", ".join(KINDS), found=kind
         )
     module = import_module(f"dsprep.sidecar.export.{kind.replace('-', '_')}")
-    outputs: Sequence[Output] = module.outputs(sidecar, notes if notes is not None else [])
+    outputs: Outputs = module.outputs(sidecar, notes if notes is not None else [])
     return _write_all(outputs, sidecar.dataset.parent, out, overwrite)
 
 
-def _write_all(
-    outputs: Sequence[Output], beside: Path, out: Path | None, overwrite: bool
-) -> list[Path]:
+def _write_all(outputs: Outputs, beside: Path, out: Path | None, overwrite: bool) -> list[Path]:
     """Write the files, each under a temporary name first: all of them or none; see `export`."""
     if out is None:
-        paths = [beside / o.name for o in outputs]
+        paths = [beside / name for name in outputs]
     elif out.is_dir():
-        paths = [out / o.name for o in outputs]
+        paths = [out / name for name in outputs]
     elif len(outputs) == 1:
         paths = [out]
     else:
@@ -108,9 +102,12 @@ def _write_all(
     _refuse_existing(paths, out is not None, overwrite)
     temporary = [p.with_name(f".{p.name}.{secrets.token_hex(4)}.tmp") for p in paths]
     try:
-        for path, output in zip(temporary, outputs, strict=True):
+        for path, content in zip(temporary, outputs.values(), strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, output)
+            with path.open("xb") as file:
+                file.writelines(content())
+                file.flush()
+                sync(file.fileno())
         _refuse_existing(paths, out is not None, overwrite)
         for a, b in zip(temporary, paths, strict=True):
             a.replace(b)
@@ -132,14 +129,6 @@ def _refuse_existing(paths: Sequence[Path], chosen: bool, overwrite: bool) -> No
                 where=path,
                 fix=f"choose another name with --out{ours}",
             )
-
-
-def _write(path: Path, output: Output) -> None:
-    with path.open("xb") as file:
-        for data in output.content():
-            file.write(data)
-        file.flush()
-        sync(file.fileno())
 
 
 def check_inside(offsets: Ints, lengths: Ints, path: Path, context: str, before: int = 0) -> None:

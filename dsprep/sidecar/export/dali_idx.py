@@ -17,7 +17,7 @@ import numpy as np
 
 from dsprep.errors import UsageError
 from dsprep.layout.model import FileLayout
-from dsprep.sidecar.export import SLICE, Output, check_inside
+from dsprep.sidecar.export import SLICE, Outputs, check_inside
 from dsprep.sidecar.sidecar import Sidecar
 
 SUFFIX = ".idx"
@@ -25,7 +25,7 @@ HEADER, FOOTER = 12, 4
 """Bytes of a TFRecord record before and after its payload."""
 
 
-def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
+def outputs(sidecar: Sidecar, notes: list[str]) -> Outputs:
     """Return an index for each file; `UsageError` if the dataset is not of TFRecord files."""
     if sidecar.content.format != "tfrecord":
         raise UsageError(
@@ -34,11 +34,11 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
             found=sidecar.content.format,
             fix="convert the dataset with --to tfrecord",
         )
-    indexes = []
+    indexes: Outputs = {}
     for number, entry in enumerate(sidecar.content.files):
         path = sidecar.dataset / entry.path
         lines = partial(_lines, sidecar.layout(number), path)
-        indexes.append(Output(os.path.relpath(path, sidecar.dataset.parent) + SUFFIX, lines))
+        indexes[os.path.relpath(path, sidecar.dataset.parent) + SUFFIX] = lines
     return indexes
 
 

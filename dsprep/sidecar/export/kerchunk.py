@@ -11,36 +11,29 @@ from the dataset's own files::
     group["x"][0]
 
 Every field of fixed shape is an array ``(samples, *shape)``, slashes in its name are groups. A
-chunk is a whole sample or more, or a chunk of the dataset with its filters. Left out, with a note,
-is what Zarr version 2 cannot express: ragged fields, values without a fixed offset in a record,
-chunks of different shape, types such as bfloat16.
+chunk is one or more contiguous samples, or a chunk of the dataset with its filters. Left out, with
+a note, is what Zarr version 2 cannot express: ragged fields, values without a fixed offset in a
+record, chunks of different shape or filters, types such as bfloat16.
 
 Files are named by the template ``d``, the directory of the dataset, absolute. If the dataset has
 moved (or was uploaded), give its new directory, with the slash at the end::
 
     fsspec.filesystem("reference", fo=..., template_overrides={"d": "/new/place/"}, ...)
-
-Where contiguous rows end in the middle of a chunk, the last chunk extends into the bytes after
-them, which Zarr ignores; if the file ends there, that chunk is kept in the JSON.
 """
 
 from __future__ import annotations
 
-import base64
-import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from dsprep.core.schema import DIMENSIONS, Field, name_axes
 from dsprep.errors import UsageError
-from dsprep.sidecar.export import Output
+from dsprep.sidecar.export import Outputs
 from dsprep.sidecar.export.zarr_arrays import (
     ArrayPlan,
-    FileChunks,
     Inexpressible,
     attribute,
     codecs,
@@ -48,14 +41,13 @@ from dsprep.sidecar.export.zarr_arrays import (
     zarr_dtype,
 )
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.ranges import pread_exact
 
 SUFFIX = ".kerchunk.json"
 MAX_REFERENCES = 1 << 24
 """Such a file would be larger than a gigabyte, and all of it has to be read to open it."""
 
 
-def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
+def outputs(sidecar: Sidecar, notes: list[str]) -> Outputs:
     """Return the file of references; `UsageError` for no field, or too many chunks."""
     plans: list[ArrayPlan] = []
     reasons = []
@@ -72,6 +64,8 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
             found="; ".join(reasons) or "no fields",
             fix="convert the dataset to fields of fixed shape",
         )
+    if "{{" in str(sidecar.dataset.absolute().parent):
+        raise UsageError("fsspec takes {{ in the name of a directory for a template")
     notes += [f"left out {reason}" for reason in reasons]
     total = sum(p.count for p in plans)
     if total > MAX_REFERENCES:
@@ -84,8 +78,7 @@ def outputs(sidecar: Sidecar, notes: list[str]) -> list[Output]:
             fix="convert the dataset with larger chunks, or read it with dsprep.open",
         )
     metadata = _metadata(sidecar, plans, notes)
-    content = partial(_content, sidecar, plans, metadata)
-    return [Output(sidecar.dataset.name + SUFFIX, content)]
+    return {sidecar.dataset.name + SUFFIX: partial(_content, sidecar, plans, metadata)}
 
 
 def _check_name(field: Field, before: Sequence[ArrayPlan]) -> None:
@@ -111,7 +104,7 @@ def _metadata(sidecar: Sidecar, plans: Sequence[ArrayPlan], notes: list[str]) ->
         for k in range(1, len(name.split("/"))):
             group = "/".join(name.split("/")[:k])
             texts[f"{group}/.zgroup"] = texts[".zgroup"]
-        filters, compressor = codecs(p.filters)
+        filters, compressor = codecs(p.filters or ())
         array = {
             "zarr_format": 2,
             "shape": [len(sidecar), *inner],
@@ -144,53 +137,20 @@ def _attributes(attrs: Mapping[str, Any], owner: str, notes: list[str]) -> dict[
 def _content(
     sidecar: Sidecar, plans: Sequence[ArrayPlan], metadata: dict[str, str]
 ) -> Iterator[bytes]:
-    urls = _Urls(sidecar.dataset.absolute().parent)
-    templates = {"d": urls.directory} if urls.templated else {}
+    base = sidecar.dataset.absolute().parent
+    templates = {"d": str(base).rstrip("/") + "/"}
     yield f'{{"version": 1, "templates": {json.dumps(templates)}, "refs": {{\n'.encode()
     texts = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in metadata.items()]
     yield ",\n".join(texts).encode()
     for p in plans:
         name = json.dumps(p.field.name)[:-1]
-        for path, chunks in p.chunk_references():
-            lines = _lines(name, urls.of(path), chunks)
+        for path, position, offset, length in p.references():
+            # fsspec takes the name for a format string: a brace stands four times.
+            inside = os.path.relpath(path.absolute(), base).replace("{", "{" * 4)
+            url = json.dumps("{{d}}" + inside.replace("}", "}" * 4))
+            keys = (".".join(map(str, tile)) for tile in position.T.tolist())
+            rows = zip(keys, offset.tolist(), length.tolist(), strict=True)
+            lines = [f'{name}/{key}": [{url}, {at}, {size}]' for key, at, size in rows]
             if lines:
                 yield (",\n" + ",\n".join(lines)).encode()
-        for key, path, offset, nbytes, size in p.tails():
-            with path.open("rb", buffering=0) as file:
-                data = pread_exact(file.fileno(), nbytes, offset, path).ljust(size, b"\0")
-            yield f',\n{name}/{key}": "base64:{base64.b64encode(data).decode()}"'.encode()
     yield b"\n}}\n"
-
-
-def _lines(name: str, url: str, chunks: FileChunks) -> list[str]:
-    """Return a line of JSON for every chunk."""
-    axis, inner = chunks.position[0].tolist(), chunks.position[1:]
-    if not inner.any():
-        rest: Iterator[str] = itertools.repeat(".0" * len(inner))
-    else:
-        rest = ("." + ".".join(map(str, tile)) for tile in inner.T.tolist())
-    offsets, lengths = chunks.offset.tolist(), chunks.length.tolist()
-    return [
-        f'{name}/{k}{tail}": [{url}, {at}, {size}]'
-        for k, tail, at, size in zip(axis, rest, offsets, lengths, strict=False)
-    ]
-
-
-class _Urls:
-    """How files are named: by a template, unless braces in the directory would be taken for one.
-
-    fsspec takes the name for a format string: a brace stands four times.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._base = directory
-        self.directory = str(directory).rstrip("/") + "/"
-        self.templated = "{{" not in self.directory
-
-    def of(self, path: Path) -> str:
-        """Return the JSON of a file's name."""
-        absolute = path.absolute()
-        if not self.templated:
-            return json.dumps(str(absolute))
-        name = os.path.relpath(absolute, self._base)
-        return json.dumps("{{d}}" + name.replace("{", "{" * 4).replace("}", "}" * 4))
