@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dsprep.formats.options import OpenOptions
     from dsprep.sidecar.sidecar import Row, Sidecar
     from dsprep.verbs.check import Problem
-    from dsprep.verbs.explain import Explanation, LayoutWords
     from dsprep.writing.create_sidecar import Made
 
 EPILOG = """
@@ -249,71 +248,45 @@ def _fields(opened: Sidecar, reading: OpenOptions) -> list[str]:
 def _show(opened: Sidecar, json: bool) -> None:
     from dsprep.verbs.explain import explain
 
-    explanation = explain(opened)
-    if json:
-        print_json(explanation.to_json())
-    else:
-        _print_explained(explanation)
+    (print_json if json else _print_explained)(explain(opened))
 
 
-def _print_explained(facts: Explanation) -> None:
+def _print_explained(facts: dict[str, Any]) -> None:
     from dsprep.core.units import show_nbytes
 
-    per = facts.nbytes_per_sample
+    per, share = facts["nbytes_per_sample"], facts["payload_share"]
     rows = [
-        ("sidecar", facts.path),
-        ("bytes", f"{facts.nbytes:,}" + (f", {per:.3g} per sample" if per is not None else "")),
-        ("dataset", f"{facts.dataset}, {facts.format}, {_files(facts.files)}"),
-        ("samples", f"{facts.samples:,}"),
-        ("data", show_nbytes(facts.data_nbytes)),
+        ("sidecar", facts["sidecar"]),
+        ("bytes", f"{facts['nbytes']:,}" + (f", {per:.3g} per sample" if per is not None else "")),
+        ("dataset", f"{facts['dataset']}, {facts['format']}, {_files(facts['files'])}"),
+        ("samples", f"{facts['samples']:,}"),
+        ("data", show_nbytes(facts["data_nbytes"])),
     ]
-    if facts.payload_share is not None and facts.payload_nbytes is not None:
-        about = "" if facts.exact else "about "
-        share = f"{about}{facts.payload_share:.1%}, {show_nbytes(facts.payload_nbytes)}"
-        rows.append(("payload share", share))
-    if facts.runs is not None:
-        of = f"{facts.run_samples:,}" if facts.run_samples == 1000 else f"all {facts.run_samples:,}"
-        text = f"{facts.runs:,.1f} per {of} consecutive samples"
-        rows.append(("runs", f"{text} (gaps up to 64 KiB are read as well)"))
-    made = facts.lineage
-    source = made.get("source", [])
-    if source:
-        rows.append(("made from", ", ".join(source) if isinstance(source, list) else str(source)))
-    rows += [("by", str(made["command"]))] if "command" in made else []
-    when = [str(made[k]) for k in ("version", "created") if k in made]
-    if when:
-        rows.append(("with", f"dsprep {', '.join(when)}"))
+    if share is not None:
+        about = "" if facts["exact"] else "about "
+        rows.append(("payload", f"{about}{share:.1%}, {show_nbytes(facts['payload_nbytes'])}"))
+    names = {"source": "made from", "command": "by", "version": "with dsprep", "created": "on"}
+    made = {words: facts["lineage"].get(key) for key, words in names.items()}
+    rows += [
+        (words, ", ".join(value) if isinstance(value, list) else str(value))
+        for words, value in made.items()
+        if value
+    ]
     print_rows(rows)
-    for layout in facts.layouts:
-        _print_layout(layout, facts)
-    for line in facts.notes:
+    for layout in facts["layouts"]:
+        if len(facts["layouts"]) > 1:
+            say("", f"{layout['samples']:,} samples in {_files(layout['files'])} of one layout:")
+        for field in layout["fields"]:
+            say("", field["type"])
+            print_rows([(f"  {k}", v) for k, v in field.items() if k not in ("field", "type")])
+            if "no offsets" in field:
+                say(f"  remedy: dsprep convert {facts['dataset']} DST")
+        for name in ("groups", "checksums"):
+            say(*([f"{name}: {layout[name]}"] if layout[name] else []))
+        if layout["made with"]:
+            say("made with " + ", ".join(f"{k} {v}" for k, v in layout["made with"].items()))
+    for line in facts["notes"]:
         note(line)
-
-
-def _print_layout(layout: LayoutWords, facts: Explanation) -> None:
-    if len(facts.layouts) > 1:
-        say("", f"{layout.samples:,} samples in {_files(layout.files)} with the same layout:")
-    for words in layout.fields:
-        say("", words.type)
-        rows = [("  stored", words.stored)]
-        if words.unlocated is not None:
-            rows += [
-                ("  no offsets", words.unlocated),
-                (
-                    "  remedy",
-                    f"dsprep convert {facts.dataset} DST stores it so that it can be located",
-                ),
-            ]
-        elif words.offsets:
-            rows += [("  offsets", words.offsets), ("  lengths", words.lengths)]
-            rows.append(("  decode", "; ".join(words.decode)))
-        print_rows(rows)
-    if layout.groups:
-        say("", f"groups of {layout.groups}")
-    if layout.checksums:
-        say("", f"checksums: {layout.checksums}")
-    if layout.history:
-        say("", layout.history)
 
 
 def _locate(opened: Sidecar, text: str, names: list[str], json: bool) -> None:

@@ -1,21 +1,16 @@
 """How the command line explains itself: pages of ``--help``, and mistakes in options as one line.
 
-Pages are plain text of at most 80 columns: usage, what the command does, examples, and then the
-options by group. Of those of one format the page has the names; ``--help FORMAT`` explains them.
+Pages are the library's own: usage, what the command does, examples, and then the options by group.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args, get_origin
 
@@ -29,35 +24,61 @@ HDF5_ZARR, LMDB, TFRECORD = "HDF5 and Zarr", "LMDB", "TFRecord"
 IMAGES, PARQUET = "Images", "Parquet"
 """Groups of options of one format."""
 
-OF_FORMATS = (HDF5_ZARR, LMDB, TFRECORD, IMAGES, PARQUET)
-
-WIDTH = 80
-LEFT = 26
-"""Columns of the names of options, beside which their explanation stands."""
-
 _Mistake = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """What the parser raises for every mistake; its module differs between versions of typer."""
 
 
+def _write_epilog(epilog: str | None, formatter: Any, *, examples: bool) -> None:
+    """Write the examples of an epilog, or the rest of it."""
+    remarks = (epilog or "").strip().split("\n\n")
+    some = [words for words in remarks if words and words.startswith("dsprep ") == examples]
+    if examples and some:
+        with formatter.section("Examples"):
+            for line in "\n".join(some).splitlines():
+                formatter.write(f"  {line}\n")
+    elif some:
+        formatter.write_paragraph()
+        formatter.write_text("\n\n".join(some))
+
+
+def _write_options(params: Iterable[Any], ctx: Any, formatter: Any) -> None:
+    """Write options by group."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for param in params:
+        if (record := param.get_help_record(ctx)) is not None:
+            panel = getattr(param, "rich_help_panel", None) or "Options"
+            name = record[0] if param.opts[0].startswith("-") else param.metavar
+            panels.setdefault(panel, []).append((name, record[1]))
+    for panel, rows in panels.items():
+        with formatter.section(panel):
+            formatter.write_dl(rows)
+
+
 class Command(TyperCommand):
-    """A command that explains itself as `page` does."""
+    """A command whose page has examples, and options by group."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options and arguments."""
         return _without_pydantic(super().get_params(ctx))
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Explain the options of a format where ``--help`` is followed by its name."""
-        for word, following in pairwise(args):
-            for panel in OF_FORMATS if word in ("--help", "-h") else ():
-                if following.lower() in panel.lower().split(" and "):
-                    say(*page_of(self, ctx, panel))
-                    raise typer.Exit
-        return list(super().parse_args(ctx, args))
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write how the command is called."""
+        arguments = [p for p in self.params if not p.opts[0].startswith("-")]
+        shown = [p.metavar if p.required else f"[{p.metavar}]" for p in arguments]
+        formatter.write_usage(ctx.command_path, " ".join([*map(str, shown), "[OPTIONS]"]))
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the page of the command."""
-        formatter.write("\n".join(page(self, ctx)) + "\n")
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write what the command does, and examples."""
+        super().format_help_text(ctx, formatter)
+        _write_epilog(self.epilog, formatter, examples=True)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write options by group."""
+        _write_options(self.get_params(ctx), ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write what else there is to say."""
+        _write_epilog(self.epilog, formatter, examples=False)
 
 
 class Entry(NamedTuple):
@@ -93,9 +114,11 @@ class Group(TyperGroup):
             self.commands[cmd_name] = command if isinstance(command, Group) else command.build()
         return self.commands.get(cmd_name)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the page of the commands."""
-        formatter.write("\n".join(page(self, ctx)) + "\n")
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, and options."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in self.available.items()])
+        _write_options(self.get_params(ctx), ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that is meant; near names are proposed for one that there is not."""
@@ -269,88 +292,3 @@ def given(names: Sequence[str], args: Sequence[str]) -> str | None:
 def longest(names: Iterable[str]) -> str:
     """Return the name of an option that says most."""
     return max(names, key=len)
-
-
-# --- pages -----------------------------------------------------------------------------------
-
-
-def page(command: Any, ctx: Any) -> list[str]:
-    """Return the lines of the page that explains a command or a group of commands."""
-    width = _width()
-    arguments = [p for p in command.params if not p.opts[0].startswith("-")]
-    options = [p for p in command.get_params(ctx) if p not in arguments and not p.hidden]
-    commands: Mapping[str, Entry] = getattr(command, "available", {})
-    lines = [_usage(command, ctx), ""]
-    for paragraph in textwrap.dedent(command.help or "").strip().split("\n\n"):
-        lines += [*textwrap.wrap(paragraph, width), ""]
-    remarks = (command.epilog or "").strip().split("\n\n")
-    examples = [f"  {words}" for words in remarks if words.startswith("dsprep ")]
-    if examples:
-        lines += ["Examples:", *examples, ""]
-    if commands:
-        rows = [(f"  {name}", entry.summary) for name, entry in commands.items()]
-        lines += ["Commands:", *_table(rows, width), ""]
-    rows = [(f"  {p.metavar}", p.help) for p in arguments if p.help]
-    panels = dict.fromkeys(["Options", *map(_panel, options)])
-    for panel in [p for p in panels if p not in OF_FORMATS]:
-        rows += [(f"  {_names(p)}", _explained(p)) for p in options if _panel(p) == panel]
-        lines += [f"{panel}:", *_table(rows, width), ""]
-        rows = []
-    rows = [
-        (f"  {panel}", ", ".join(longest(p.opts) for p in options if _panel(p) == panel))
-        for panel in OF_FORMATS
-        if panel in panels
-    ]
-    if rows:
-        heading = f"Options of one format ({ctx.command_path} --help FORMAT explains them):"
-        lines += [*textwrap.wrap(heading, width), *_table(rows, width), ""]
-    for words in remarks:
-        if words and not words.startswith("dsprep "):
-            lines += textwrap.wrap(words, width)
-    return lines if lines[-1] else lines[:-1]
-
-
-def page_of(command: Any, ctx: Any, panel: str) -> list[str]:
-    """Return the lines that explain the options of a command for one format."""
-    rows = [(f"  {_names(p)}", _explained(p)) for p in command.params if _panel(p) == panel]
-    lines = list(_table(rows, _width())) or ["  no options of its own"]
-    return [_usage(command, ctx), "", f"Options for {panel}:", *lines]
-
-
-def _usage(command: Any, ctx: Any) -> str:
-    arguments = [p for p in command.params if not p.opts[0].startswith("-")]
-    shown = [p.metavar if p.required else f"[{p.metavar}]" for p in arguments]
-    following = ["COMMAND ..."] if isinstance(command, Group) else []
-    return " ".join(["Usage:", ctx.command_path, *shown, "[OPTIONS]", *following])
-
-
-def _width() -> int:
-    return max(50, min(WIDTH, shutil.get_terminal_size().columns))
-
-
-def _panel(option: Any) -> str:
-    return getattr(option, "rich_help_panel", None) or "Options"
-
-
-def _names(option: Any) -> str:
-    short = [n for n in option.opts if not n.startswith("--")]
-    long = [n for n in option.opts if n.startswith("--")]
-    text = ", ".join([*short, "/".join([*long, *option.secondary_opts])])
-    return text if option.is_flag else f"{text} {option.metavar}"
-
-
-def _explained(option: Any) -> str:
-    default = option.default.value if isinstance(option.default, Enum) else option.default
-    plain = option.show_default and not option.is_flag and default not in (None, "", [], ())
-    return (option.help or "") + (f" [{default}]" if plain else "")
-
-
-def _table(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    for name, text in rows:
-        parts = textwrap.wrap(" ".join(text.split()), width - LEFT, break_on_hyphens=False)
-        if len(name) > LEFT - 2:
-            yield name
-        else:
-            yield f"{name:<{LEFT}}{parts.pop(0) if parts else ''}".rstrip()
-        for part in parts:
-            yield f"{'':<{LEFT}}{part}"

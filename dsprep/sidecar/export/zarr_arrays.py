@@ -95,7 +95,9 @@ class ArrayPlan:
         """Yield chunks of plain samples: each begins with that of its first one."""
         step, nbytes = self.chunks[0], self.field.row_nbytes
         for start in range(0, layout.count, step * SLICE):
-            samples = np.arange(start, min(start + step * SLICE, layout.count), step, np.int64)
+            samples = np.arange(
+                start, min(start + step * SLICE, layout.count), step, dtype=np.int64
+            )
             extents = locate(layout, self.field.name, samples)
             if (extents.length != nbytes).any() or len(extents.length) != len(samples):
                 raise FormatError(
@@ -143,9 +145,10 @@ def plan(sidecar: Sidecar, field: Field) -> ArrayPlan:
             root, layout = sidecar.root(number), sidecar.layout(number)
             parts.append((root, layout, sidecar.first(number)))
             columns.append(_column(layout, field, root))
-    fills = {c.grid.fill for c in columns if c is not None and c.grid is not None} - {None}
+    grids = [c.grid for c in columns if c is not None and c.grid is not None]
+    fills = {grid.fill for grid in grids if grid.fill is not None}
     fill = fill_value(fills.pop(), field.dtype) if len(fills) == 1 else None
-    if any(c is not None and c.grid is not None and not c.grid.plain for c in columns):
+    if not all(grid.plain for grid in grids):
         chunk, filters = _stored_alike(field, parts, columns)
         return ArrayPlan(field, chunk, tuple(parts), filters, fill)
     bound = math.gcd(*(layout.count for _, layout, _ in parts[:-1]))

@@ -1,10 +1,10 @@
-"""All that is wrong with a sidecar, or with the data that it describes, reported at once.
+"""What is wrong with a sidecar, or with the data that it describes.
 
-The cheap check compares what is known of each file, parses every layout and computes every
-extent: none may be outside its file. The full one opens the files by their own library, finds every
-extent again, compares all of them with those that the laws give, and reads: every checksum that
-there is, and values, bit for bit. What goes wrong meanwhile, the system's errors too, is one more
-problem.
+The cheap check compares what is known of each file, parses every layout and computes extents: none
+may be outside its file. The full one opens the files by their own library, finds every extent
+again, compares all of them with those that the laws give, and reads: every checksum that there is,
+and values, bit for bit. Of a sidecar that cannot be read, and of each field of a file, the first
+problem is reported; what goes wrong meanwhile, the system's errors too, is one more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 from dsprep import formats
 from dsprep.core.schema import Schema
-from dsprep.errors import FormatError
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
@@ -27,7 +26,7 @@ from dsprep.sidecar.sidecar import MissingError, Sidecar
 from dsprep.sidecar.spec import Content, FileEntry
 from dsprep.source.files import find_files
 from dsprep.storage.paths import as_path, open_file
-from dsprep.verbs.check.bounds import file_nbytes, outside
+from dsprep.verbs.check.bounds import outside
 from dsprep.verbs.check.full import against_files
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
 from dsprep.writing.create_sidecar import THREADS, dataset_of
@@ -49,7 +48,7 @@ def check(
     at: str | Path | None = None,
     progress: Progress | None = None,
 ) -> list[Problem]:
-    """Return all problems of a sidecar and its data; none if both are as they should be.
+    """Return the problems of a sidecar and its data; none if both are as they should be.
 
     Parameters
     ----------
@@ -80,7 +79,7 @@ def check(
         path, dataset, requested = _named(given, None if at is None else as_path(at))
     content, problems = _content(path)
     if content is None:
-        return [*problems, *_salvaged(path, dataset)]
+        return problems
     problems += _unlisted(content, dataset, requested)
     problems += _identities(content.files, content.format, dataset, progress)
     opened, more = _opened(content, dataset, path)
@@ -139,45 +138,18 @@ def _content(path: Path) -> tuple[Content | None, list[Problem]]:
     return content, problems
 
 
-def _salvaged(path: Path, dataset: Path) -> list[Problem]:
-    """Return what else is wrong with a sidecar that cannot be read as a whole."""
-    try:
-        top = spec.read_json(path)
-    except (FormatError, OSError):
-        return []
-    missing = [k for k in ("format", "schema", "files", "lineage") if k not in top]
-    problems = [Problem(str(path), f"it has no {key}") for key in missing]
-    entries = top.get("files")
-    good: list[FileEntry] = []
-    for number, entry in enumerate(entries if isinstance(entries, list) else []):
-        try:
-            good.append(FileEntry.from_json(entry))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            text = f"file {number} of its list does not follow the specification"
-            problems.append(Problem(str(path), text, None, f"{type(error).__name__}: {error}"))
-    try:
-        Schema.from_json(top.get("schema"))
-    except (*CAUGHT, KeyError, TypeError, ValueError, AttributeError) as error:
-        problems.append(Problem(str(path), "its schema is damaged", None, str(error)[:200]))
-    format = top.get("format")
-    if isinstance(format, str) and format in formats.FORMATS:
-        problems += _identities(tuple(good), format, dataset, None)
-    return problems
-
-
 def _opened(content: Content, dataset: Path, path: Path) -> tuple[Sidecar | None, list[Problem]]:
     """Return the sidecar if all of its layouts can be used, and what is wrong with them."""
     if not content.layouts:
         return None, []  # the samples have no offsets
-    problems: list[Problem] = []
+    problems, tried = list[Problem](), dict[tuple[object, ...], list[Problem]]()
     opened = Sidecar(content, dataset, path)
-    tried: dict[tuple[int, int, tuple[int | None, ...]], list[Problem]] = {}
-    usable, first = True, 0
     for i, entry in enumerate(content.files):
-        root = dataset / entry.path
+        root, first = dataset / entry.path, opened.first(i)
         try:
             layout = opened.layout(i)
-            key = entry.layout, entry.samples, _sizes(layout, root)
+            nbytes = root.stat().st_size if root.is_file() else None
+            key = entry.layout, entry.samples, nbytes, root if nbytes is None else None
             if key not in tried:
                 _prepare(layout, content.schema, root)
                 tried[key] = list(outside(layout, content.schema, root))
@@ -185,20 +157,8 @@ def _opened(content: Content, dataset: Path, path: Path) -> tuple[Sidecar | None
                 sample = None if outlier.sample is None else outlier.sample + first
                 problems.append(replace(outlier, file=str(root), sample=sample))
         except CAUGHT as error:
-            usable = False
             problems.append(problem(error, path))
-        first += entry.samples
-    return (opened if usable else None), list(dict.fromkeys(problems))
-
-
-def _sizes(layout: FileLayout, root: Path) -> tuple[int | None, ...]:
-    """Return the sizes of the files on which the check of a layout's extents depends."""
-    blocks = [layout.records.blocks] if layout.records is not None else []
-    grids = [c.grid for c in layout.columns.values() if c.grid is not None]
-    if layout.files or any(g.several for g in grids):
-        return (hash(root),)
-    names = {b.path for b in (*blocks, *(g.blocks for g in grids))}
-    return tuple(file_nbytes(root / n if n else root) for n in sorted(names))
+    return (None if problems else opened), list(dict.fromkeys(problems))
 
 
 def _prepare(layout: FileLayout, schema: Schema, root: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +58,7 @@ def against_files(
         options = OpenOptions.from_json(content.reading)
         source = open_native(format, paths, options, content.schema)
     except CAUGHT as error:
-        problems.append(problem(error, dataset))
-        if opened is not None:
-            for start, stop in _pieces(opened, 0, len(opened)):
-                problems += _unreadable(opened, start, stop)
-        return problems
+        return [*problems, problem(error, dataset)]
     with source:
         problems += _schemas(content.schema, source, dataset)
         if opened is not None:
@@ -174,11 +170,6 @@ def _pieces(opened: Sidecar, start: int, stop: int) -> Iterator[tuple[int, int]]
         begin = end
 
 
-def _names(opened: Sidecar, file: int) -> list[str]:
-    unlocated = opened.layout(file).unlocated
-    return [n for n in opened.schema.names if n not in unlocated]
-
-
 def _chosen(opened: Sidecar, payload: int) -> Callable[[int, int], Iterator[tuple[int, int]]]:
     """Return which samples of a range are compared: all, or blocks spread evenly."""
     n = len(opened)
@@ -195,69 +186,35 @@ def _chosen(opened: Sidecar, payload: int) -> Callable[[int, int], Iterator[tupl
 
 
 def _values(opened: Sidecar, source: Source, progress: Progress | None) -> Iterator[Problem]:
-    """Yield the samples that read differently, or not at all, or have a wrong checksum."""
-    n = len(opened)
-    if n != len(source):
+    """Yield the first samples that read differently, or not at all, or have a wrong checksum."""
+    n, files = len(opened), opened.content.files
+    if n != len(source) or differences(opened.schema, source.schema):
         return  # reported already
-    payload = sum(f.identity.nbytes for f in opened.content.files)
-    chosen = _chosen(opened, payload)
-    all_records = (opened.layout(i).records for i in range(len(opened.content.files)))
-    framed = any(records is not None and records.frame is not None for records in all_records)
-    ranges: Iterator[tuple[int, int]] = _pieces(opened, 0, n)
-    if not framed:
-        ranges = (piece for a, b in chosen(0, n) for piece in _pieces(opened, a, b))
-    for start, stop in ranges:
-        bad = yield from _unreadable(opened, start, stop)
-        if not bad:
-            for a, b in [(start, stop)] if not framed else chosen(start, stop):
-                yield from _differing(opened, source, a, b)
+    chosen = _chosen(opened, sum(f.identity.nbytes for f in files))
+    for a, b in _pieces(opened, 0, n):
+        layout = opened.layout(opened.file_of(a)[0])
+        names = [name for name in opened.schema.names if name not in layout.unlocated]
+        framed = layout.records is not None and layout.records.frame is not None
+        for start, stop in chosen(a, b) if names else ():
+            try:
+                ours = opened.read(slice(start, stop), names, verify="full" if framed else None)
+                theirs = source.read(start, stop)
+            except CAUGHT as error:
+                yield problem(error, opened.dataset)
+                return
+            for name in names:
+                one = Schema((opened.schema[name],))
+                rows = differing_samples({name: ours[name]}, {name: theirs[name]}, one)
+                if len(rows):
+                    text = f"{len(rows):,} of samples {start:,} to {stop - 1:,} differ from the "
+                    where, first = str(opened.dataset), start + int(rows[0])
+                    yield Problem(where, f"{text}library's", None, None, name, first)
+                    return
+        if framed:  # the checksum of every record is compared
+            try:
+                opened.read(slice(a, b), names, verify="full")
+            except CAUGHT as error:
+                yield problem(error, opened.dataset)
+                return
         if progress is not None:
-            progress(stop, n)
-
-
-def _unreadable(opened: Sidecar, start: int, stop: int) -> Generator[Problem, None, bool]:
-    """Yield a problem for each sample that cannot be read; return whether there are any."""
-    file = opened.file_of(start)[0]
-    names = _names(opened, file)
-    if not names:
-        return False
-    # Checksums of records are compared here; those of groups were, each once, by `_groups_crcs`.
-    records = opened.layout(file).records
-    try:
-        opened.read(slice(start, stop), names, verify=None if records is None else "full")
-    except CAUGHT as error:
-        if stop - start == 1:
-            path = opened.dataset / opened.content.files[file].path
-            mistake = problem(error, path)
-            yield Problem(
-                mistake.file, mistake.what, mistake.expected, mistake.found, mistake.field, start
-            )
-            return True
-        middle = (start + stop) // 2
-        left = yield from _unreadable(opened, start, middle)
-        right = yield from _unreadable(opened, middle, stop)
-        if not left and not right:  # it cannot be read together, though one by one
-            yield problem(error, opened.dataset)
-        return True
-    return False
-
-
-def _differing(opened: Sidecar, source: Source, start: int, stop: int) -> Iterator[Problem]:
-    """Yield the first sample of a range that reads differently by the library."""
-    names = _names(opened, opened.file_of(start)[0])
-    if not names or not set(names) <= set(source.schema.names):
-        return
-    if differences(opened.schema, source.schema):
-        return  # reported already
-    try:
-        ours = opened.read(slice(start, stop), names)
-        theirs = source.read(start, stop)
-    except CAUGHT as error:
-        yield problem(error, opened.dataset)
-        return
-    for name in names:
-        one = Schema((opened.schema[name],))
-        rows = differing_samples({name: ours[name]}, {name: theirs[name]}, one)
-        if len(rows):
-            text = f"{len(rows):,} of samples {start:,} to {stop - 1:,} differ from the library's"
-            yield Problem(str(opened.dataset), text, None, None, name, start + int(rows[0]))
+            progress(b, n)
