@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
@@ -19,55 +19,54 @@ from dsprep import __version__
 from dsprep.cli.report import say
 from dsprep.cli.usage import Entry, Group
 
+COMMANDS: Mapping[str, Entry] = {
+    "inspect": Entry(
+        "dsprep.cli.inspect:inspect",
+        "Show what a dataset holds, how it is stored, and what reading it will cost.",
+    ),
+    "convert": Entry(
+        "dsprep.cli.convert:convert", "Convert a dataset between HDF5, LMDB, TFRecord and Zarr."
+    ),
+    "repack": Entry(
+        "dsprep.cli.repack:repack",
+        "Rewrite a dataset so that one read fetches a whole group of samples.",
+    ),
+    "verify": Entry(
+        "dsprep.cli.verify:verify",
+        "Compare two datasets sample by sample, bit for bit, whatever their formats.",
+    ),
+    "provenance": Entry(
+        "dsprep.cli.provenance:provenance",
+        "Write a small sidecar from which the location of every sample is computed, or use it.",
+    ),
+    "audit": Entry(
+        "dsprep.cli.audit:audit",
+        "Prove that every sample comes once: compute what each rank delivers in each epoch.",
+    ),
+    "stage": Entry(
+        "dsprep.cli.tiers.stage:stage",
+        "Copy what a node will read in some epochs to its own storage, before the job.",
+    ),
+    "synth": Entry(
+        "dsprep.cli.synth:synth",
+        "Make a dataset with the record structure of a real one, at any size.",
+    ),
+    "demo": Entry(
+        "dsprep.cli.demo:demo",
+        "Convert small datasets to all four formats, repack them, and prove that no bit changes.",
+    ),
+    "bench": Entry("dsprep.cli.bench:group", "Measure ways of reading here, and compare reports."),
+    "plan": Entry(
+        "dsprep.cli.plan:plan", "Predict what a job needs from storage, and what it waits for."
+    ),
+    "cache": Entry("dsprep.cli.tiers:caching", "List, check, remove copies on a fast tier."),
+}
+
 
 class Commands(Group):
     """All commands of dsprep."""
 
-    available: ClassVar[Mapping[str, Entry]] = {
-        "inspect": Entry(
-            "dsprep.cli.inspect:inspect",
-            "Show what a dataset holds, how it is stored, and what reading it will cost.",
-        ),
-        "convert": Entry(
-            "dsprep.cli.convert:convert", "Convert a dataset between HDF5, LMDB, TFRecord and Zarr."
-        ),
-        "repack": Entry(
-            "dsprep.cli.repack:repack",
-            "Rewrite a dataset so that one read fetches a whole group of samples.",
-        ),
-        "verify": Entry(
-            "dsprep.cli.verify:verify",
-            "Compare two datasets sample by sample, bit for bit, whatever their formats.",
-        ),
-        "provenance": Entry(
-            "dsprep.cli.provenance:provenance",
-            "Write a small sidecar from which the location of every sample is computed, or use it.",
-        ),
-        "audit": Entry(
-            "dsprep.cli.audit:audit",
-            "Prove that every sample comes once: compute what each rank delivers in each epoch.",
-        ),
-        "stage": Entry(
-            "dsprep.cli.tiers.stage:stage",
-            "Copy what a node will read in some epochs to its own storage, before the job.",
-        ),
-        "synth": Entry(
-            "dsprep.cli.synth:synth",
-            "Make a dataset with the record structure of a real one, at any size.",
-        ),
-        "demo": Entry(
-            "dsprep.cli.demo:demo",
-            "Convert small datasets to all four formats, repack them, and prove that no bit "
-            "changes.",
-        ),
-        "bench": Entry(
-            "dsprep.cli.bench:group", "Measure ways of reading here, and compare reports."
-        ),
-        "plan": Entry(
-            "dsprep.cli.plan:plan", "Predict what a job needs from storage, and what it waits for."
-        ),
-        "cache": Entry("dsprep.cli.tiers:caching", "List, check, remove copies on a fast tier."),
-    }
+    available = COMMANDS
 
 
 app = typer.Typer(

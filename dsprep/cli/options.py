@@ -216,6 +216,65 @@ class Reading:
         return OpenOptions(**taken)
 
 
+READER = "As the Reader's"
+PARTS = "Mini-epochs"
+
+
+@dataclass
+class Ordering:
+    """Which samples come, and in which order: as the Reader's."""
+
+    seed: int = value("N", "What the order is drawn from.", default=0, panel=READER)
+    shuffle: Literal["group", "global", "none"] = value(
+        "group|global|none", "What is shuffled.", default="group", panel=READER
+    )
+    remainder: Literal["drop", "pad", "ragged"] = value(
+        "drop|pad|ragged",
+        "What happens to samples that do not fill a batch on every rank: left out (drop), filled "
+        "up by repeats (pad), or delivered in shorter batches (ragged).",
+        default="ragged",
+        panel=READER,
+    )
+    buffer_size: str | None = value(
+        "SIZE",
+        "What is read at a time: samples (4096) or bytes (64MiB); by default one group, or 64MiB "
+        "where there are none.",
+        "--buffer-size",
+        "-b",
+        panel=READER,
+    )
+    buffers_mixed: int | None = value(
+        "K",
+        "Groups that are shuffled together; by default those of --buffer-size.",
+        min=1,
+        panel=READER,
+    )
+    fields: list[str] = value(
+        "NAME",
+        "A field that is read; all if none is named.",
+        "--field",
+        "-f",
+        default=[],
+        panel=READER,
+    )
+    mini_epochs: int | None = value("NM", "Parts of each epoch.", min=1, panel=PARTS)
+    fixed_parts: bool = switch(
+        "The same parts in every epoch: recompose=False.", "--fixed-parts", panel=PARTS
+    )
+    pools: int = value("N", "Caches among which a part is divided.", default=1, min=1, panel=PARTS)
+    subset: Subset = None
+    weights: Weights = None
+    sidecar: At = None
+
+    def made(self, given: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
+        """Return the arguments of `audit` and `stage`."""
+        if self.mini_epochs is None and (self.fixed_parts or self.pools > 1):
+            fail("--fixed-parts and --pools are those of --mini-epochs", 2)
+        arguments = {**vars(self), "recompose": not self.fixed_parts}
+        del arguments["fixed_parts"]
+        return arguments
+
+
 def nbytes_of(size: str | None) -> int | None:
     """Return the bytes that a size means, None if none was given."""
     from dsprep.core.units import as_nbytes
@@ -376,6 +435,7 @@ SHARED: dict[str, Callable[..., Options]] = {
     "memory": Memory,
     "run": Running,
     "executor": Executing,
+    "ordering": Ordering,
 }
 """Options of several commands, by the parameter that stands for them."""
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args, get_origin
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -93,10 +94,10 @@ class Entry(NamedTuple):
 class Group(TyperGroup):
     """Commands that are imported when they run; a mistake of the user is one line and exit code 2.
 
-    A group of its own is a subclass with its table `available`.
+    `available` are its commands.
     """
 
-    available: ClassVar[Mapping[str, Entry]] = {}
+    available: Mapping[str, Entry] = MappingProxyType({})
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all options."""
@@ -154,6 +155,13 @@ class Group(TyperGroup):
             sys.exit(code if isinstance(code, int) else 0)
         say(f"dsprep: error: {message}", err=True)
         sys.exit(code)
+
+
+def group(name: str, help: str, available: Mapping[str, Entry]) -> Group:
+    """Return a group of commands."""
+    made = Group(name=name, help=help, no_args_is_help=True, rich_markup_mode=None)
+    made.available = available
+    return made
 
 
 # --- values ----------------------------------------------------------------------------------

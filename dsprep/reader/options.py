@@ -227,14 +227,12 @@ class ReaderOptions(OrderOptions):
         return CacheOptions(Path(self.cache), size, policy, Throttle(bandwidth), threads)
 
 
-class ReaderArguments(TypedDict, total=False):
-    """The parameters of a `Reader`, where they are given by name: for `typing.Unpack`."""
+class OrderArguments(TypedDict, total=False):
+    """Which samples come, and in which order, where that is given by name: for `typing.Unpack`."""
 
     buffer_size: int | str | None
     seed: int
     shuffle: Shuffle | bool
-    drop_last: bool
-    pad: bool
     fields: Sequence[str]
     buffers_mixed: int | None
     mini_epochs: int | None
@@ -243,6 +241,13 @@ class ReaderArguments(TypedDict, total=False):
     pools: int
     subset: Any
     weights: Any
+
+
+class ReaderArguments(OrderArguments, total=False):
+    """The parameters of a `Reader`, where they are given by name: for `typing.Unpack`."""
+
+    drop_last: bool
+    pad: bool
     data: Paths | None
     rank: int | None
     world_size: int | None

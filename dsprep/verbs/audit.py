@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from dsprep.errors import UsageError
 from dsprep.reader.data import Paths, open_data
 from dsprep.reader.mini_epochs import MiniEpochs
-from dsprep.reader.options import OrderOptions, Repeats, assign, at_least, chosen_fields
-from dsprep.reader.order import Assignment, Remainder, Shuffle
+from dsprep.reader.options import OrderArguments, OrderOptions, assign, at_least, chosen_fields
+from dsprep.reader.order import Assignment, Remainder
 from dsprep.reader.units import epoch_requests, group_edges, sample_nbytes
 from dsprep.verbs.counting import Counter, EpochAudit, Parts
 
@@ -33,6 +33,8 @@ class AuditReport:
     ----------
     path
         The dataset.
+    options
+        As asked.
     samples, groups
         That it has; of a dataset without groups the ranges that are read at a time.
     grouped
@@ -41,37 +43,23 @@ class AuditReport:
         Groups that are read and shuffled together.
     sample_nbytes
         Bytes of a sample; of ragged samples about how many.
-    shuffle, remainder, seed, batch_size
-        As asked.
     resume
         ``(step, ranks)``: after how many steps the epoch continues on how many ranks; or None.
-    mini_epochs
-        Parts of an epoch, which are passed several times each; None: epochs are not cut.
     repeats
-        Passes of each part, of one epoch after another.
-    recompose
-        Whether every epoch draws new parts.
-    pools
-        Caches among which a part is divided.
+        Passes of each part, of one epoch after another; empty where epochs are not cut.
     epochs
         One after another; with mini-epochs their passes.
     """
 
     path: Path
+    options: OrderOptions
     samples: int
     groups: int
     grouped: bool
     mixed: int
     sample_nbytes: float
-    shuffle: Shuffle
-    remainder: Remainder
-    seed: int
-    batch_size: int
     resume: tuple[int, int] | None
-    mini_epochs: int | None
     repeats: tuple[int, ...]
-    recompose: bool
-    pools: int
     epochs: tuple[EpochAudit, ...]
 
     @property
@@ -95,6 +83,18 @@ class AuditReport:
         """Bytes that all ranks read in all epochs, about."""
         return round(sum(e.once + e.more for e in self.epochs) * self.sample_nbytes)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        asked = ("batch_size", "shuffle", "remainder", "seed", "mini_epochs", "recompose", "pools")
+        derived = ("kept", "largest_unit_nbytes", "requests", "read_nbytes")
+        content = {**vars(self), "epochs": [asdict(e) for e in self.epochs]}
+        content |= {name: getattr(self.options, name) for name in asked}
+        if self.resume:
+            content["resume"] = {"step": self.resume[0], "ranks": self.resume[1]}
+        content |= {name: getattr(self, name) for name in derived}
+        del content["options"]
+        return content
+
 
 def audit(
     path: Paths,
@@ -102,22 +102,12 @@ def audit(
     batch_size: int,
     *,
     epochs: int = 1,
-    buffer_size: int | str | None = None,
-    shuffle: Shuffle = "group",
     remainder: Remainder = "ragged",
-    seed: int = 0,
-    buffers_mixed: int | None = None,
-    mini_epochs: int | None = None,
-    repeats: Repeats = 1,
-    recompose: bool = True,
-    pools: int = 1,
-    subset: Any = None,
-    weights: Any = None,
-    fields: tuple[str, ...] = (),
     resume_at: int | None = None,
     resume_ranks: int | None = None,
     sidecar: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **order: Unpack[OrderArguments],
 ) -> AuditReport:
     """Compute what every rank delivers in each epoch, and compare it with the promise.
 
@@ -127,12 +117,8 @@ def audit(
         The dataset, or its sidecar; as for `Reader`.
     ranks
         Processes that read.
-    batch_size, epochs, buffer_size, shuffle, seed, buffers_mixed, fields
+    batch_size, epochs
         As for `Reader`.
-    subset, weights
-        As for `Reader`.
-    mini_epochs, repeats, recompose, pools
-        As for `Reader`; of repeats that adapt those that were decided, see `dsprep.repeats.Replay`.
     remainder
         ``"drop"``, ``"pad"`` or ``"ragged"``: ``drop_last=True``, ``pad=True`` and neither.
     resume_at, resume_ranks
@@ -142,6 +128,11 @@ def audit(
         Its sidecar, if that is not beside the dataset.
     progress
         Called with samples counted so far, and in all.
+    **order
+        As for `Reader`, what decides which samples come, and in which order: `buffer_size`,
+        `shuffle`, `seed`, `buffers_mixed`, `fields`, `subset`, `weights`, `mini_epochs`, `repeats`,
+        `recompose`, `pools`. Of repeats that adapt those that were decided, see
+        `dsprep.repeats.Replay`.
 
     Returns
     -------
@@ -158,46 +149,28 @@ def audit(
     at_least("ranks", ranks, 1)
     at_least("epochs", epochs, 1)
     _check_resume(resume_at, resume_ranks)
-    options = OrderOptions.of(
-        path,
-        batch_size,
-        remainder=remainder,
-        sidecar=sidecar,
-        buffer_size=buffer_size,
-        seed=seed,
-        shuffle=shuffle,
-        fields=fields,
-        buffers_mixed=buffers_mixed,
-        mini_epochs=mini_epochs,
-        repeats=_known(repeats),
-        recompose=recompose,
-        pools=pools,
-        subset=subset,
-        weights=weights,
-    )
+    if hasattr(order.get("repeats"), "enough"):
+        raise UsageError(
+            "repeats that adapt are decided by training",
+            fix="give those that were: repeats=dsprep.repeats.Replay(FILE)",
+        )
+    options = OrderOptions.of(path, batch_size, remainder=remainder, sidecar=sidecar, **order)
     with open_data(options.path, options.data) as opened:
-        order = assign(options, opened, ranks)
-        grouped = shuffle != "global" and group_edges(opened) is not None
+        assigned = assign(options, opened, ranks)
+        grouped = options.shuffle != "global" and group_edges(opened) is not None
         nbytes, dataset = sample_nbytes(opened, chosen_fields(options, opened)), opened.dataset
-    edges, mini = order.edges, order.mini
-    _check_drop(order)
+    _check_drop(assigned)
     return AuditReport(
         dataset,
-        int(edges[-1]),
-        order.groups,
+        options,
+        int(assigned.edges[-1]),
+        assigned.groups,
         grouped,
-        order.mixed,
+        assigned.mixed,
         nbytes,
-        shuffle,
-        remainder,
-        seed,
-        batch_size,
         None if resume_at is None or resume_ranks is None else (resume_at, resume_ranks),
-        mini_epochs,
-        () if mini is None else _repeats(mini, epochs),
-        recompose,
-        pools,
-        tuple(_counted(order, epochs, resume_at, resume_ranks, progress)),
+        () if assigned.mini is None else _repeats(assigned.mini, epochs),
+        tuple(_counted(assigned, epochs, resume_at, resume_ranks, progress)),
     )
 
 
@@ -235,15 +208,6 @@ def _repeats(mini: MiniEpochs, epochs: int) -> tuple[int, ...]:
     return tuple(a + 1 for a, b in itertools.pairwise(turns) if b == 0)
 
 
-def _known(repeats: Repeats) -> Repeats:
-    if hasattr(repeats, "enough"):
-        raise UsageError(
-            "repeats that adapt are decided by training",
-            fix="give those that were: repeats=dsprep.repeats.Replay(FILE)",
-        )
-    return repeats
-
-
 def _check_drop(order: Assignment) -> None:
     n, parts = int(order.edges[-1]), 1 if order.mini is None else order.mini.parts
     if order.remainder == "drop" and n and n // parts // order.world_size < order.batch_size:
@@ -260,7 +224,7 @@ def _check_resume(resume_at: int | None, resume_ranks: int | None) -> None:
     if (resume_at is None) != (resume_ranks is None):
         raise UsageError(
             "resuming takes both the step and the number of ranks",
-            fix="give resume_at and resume_ranks, or neither",
+            fix="give resume_at (--resume-at) and resume_ranks (--resume-ranks), or neither",
         )
     if resume_at is not None:
         at_least("resume_at", resume_at, 0)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from dsprep.cli import usage
+from dsprep.cli.usage import Entry
 
-from dsprep.cli.usage import Entry, Group
-
-
-class BenchCommands(Group):
-    """The commands of ``dsprep bench``."""
-
-    available: ClassVar[Mapping[str, Entry]] = {
+group = usage.group(
+    "bench",
+    "Measure ways of reading here, and compare reports.",
+    {
         "read": Entry(
             "dsprep.cli.bench.read:read",
             "Measure ways of reading a dataset, and show whether reading is slow.",
@@ -21,12 +18,5 @@ class BenchCommands(Group):
             "Put two reports side by side: what got faster or slower beyond the spread of repeats.",
         ),
         "storage": Entry("dsprep.cli.bench.storage:storage", "Measure what a storage gives."),
-    }
-
-
-group = BenchCommands(
-    name="bench",
-    help="Measure ways of reading here, and compare reports.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    },
 )

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from dsprep.cli.usage import Entry, group
 
-from dsprep.cli.usage import Entry, Group
-
-
-class CacheCommands(Group):
-    """The commands of ``dsprep cache``."""
-
-    available: ClassVar[Mapping[str, Entry]] = {
+caching = group(
+    "cache",
+    "List, check, remove copies on a fast tier.",
+    {
         "list": Entry(
             "dsprep.cli.tiers.cache:list_",
             "List the copies of a cache: what of which dataset, its size, who uses it.",
@@ -24,12 +20,5 @@ class CacheCommands(Group):
             "dsprep.cli.tiers.cache:purge",
             "Remove copies from a cache that are not in use; nothing but copies is removed.",
         ),
-    }
-
-
-caching = CacheCommands(
-    name="cache",
-    help="List, check, remove copies on a fast tier.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    },
 )

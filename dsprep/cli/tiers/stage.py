@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,9 +12,6 @@ from dsprep.cli.report import byte_bar, fail, note, print_done, print_json, prin
 
 if TYPE_CHECKING:
     from dsprep.verbs.stage import StageReport
-
-READER = "As the Reader's"
-PARTS = "Mini-epochs"
 
 EPILOG = """
 dsprep stage x.h5 -P 64 --ranks-per-node 8 -M 32 --node 3 --to /local/cache
@@ -49,6 +46,7 @@ def stage(
         int,
         typer.Option("--batch-size", "-M", metavar="N", min=1, help="Samples per step and rank."),
     ],
+    ordering: dict[str, Any],
     to: Path | None = opt.value("DIR", "Where to: the Reader's cache, on a faster tier."),
     node: int | None = opt.value(
         "K",
@@ -67,44 +65,6 @@ def stage(
     bandwidth: str | None = opt.value("RATE", "Copy so much at most, such as 2GB/s."),
     threads: int = opt.value("N", "Threads that copy.", "--threads", "-j", default=8, min=1),
     partial: bool = opt.switch("Stage what is read first, if not all fits.", "--partial"),
-    seed: int = opt.value("N", "What the order is drawn from.", default=0, panel=READER),
-    shuffle: Literal["group", "global", "none"] = opt.value(
-        "group|global|none", "What is shuffled.", default="group", panel=READER
-    ),
-    remainder: Literal["drop", "pad", "ragged"] = opt.value(
-        "drop|pad|ragged",
-        "drop_last=True, pad=True, or neither.",
-        default="ragged",
-        panel=READER,
-    ),
-    buffer_size: str | None = opt.value(
-        "SIZE",
-        "What is read at a time, where there are no groups.",
-        "-b",
-        "--buffer-size",
-        panel=READER,
-    ),
-    buffers_mixed: int | None = opt.value(
-        "K", "Groups that are shuffled together.", min=1, panel=READER
-    ),
-    fields: list[str] = opt.value(
-        "NAME",
-        "A field that is read; all if none is named.",
-        "--field",
-        "-f",
-        default=[],
-        panel=READER,
-    ),
-    mini_epochs: int | None = opt.value(
-        "NM", "Parts of an epoch; --epochs and --first-epoch count these.", min=1, panel=PARTS
-    ),
-    fixed_parts: bool = opt.switch("recompose=False.", "--fixed-parts", panel=PARTS),
-    pools: int = opt.value(
-        "N", "Caches among which a part is divided.", default=1, min=1, panel=PARTS
-    ),
-    subset: opt.Subset = None,
-    weights: opt.Weights = None,
-    sidecar: opt.At = None,
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
 ) -> None:
@@ -122,8 +82,6 @@ def stage(
         node = 0
     if to is None and manifest is None:
         fail("add --to DIR to stage, or --manifest FILE to write the ranges alone", 2)
-    if mini_epochs is None and (fixed_parts or pools > 1):
-        fail("--fixed-parts and --pools are those of --mini-epochs", 2)
     with byte_bar("stage", not json) as update:
         report = run(
             data,
@@ -134,25 +92,14 @@ def stage(
             node=node,
             epochs=epochs,
             first_epoch=first_epoch,
-            buffer_size=buffer_size,
-            shuffle=shuffle,
-            remainder=remainder,
-            seed=seed,
-            buffers_mixed=buffers_mixed,
-            fields=tuple(fields),
-            mini_epochs=mini_epochs,
-            recompose=not fixed_parts,
-            pools=pools,
-            subset=subset,
-            weights=weights,
             cache_size=cache_size,
             bandwidth=bandwidth,
             threads=threads,
             partial=partial,
             manifest=manifest,
-            sidecar=sidecar,
             dry_run=dry_run,
             progress=update,
+            **ordering,
         )
     if json:
         print_json(report_json(report))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Ints
 from dsprep.errors import UsageError
 from dsprep.reader.data import Paths, open_data
-from dsprep.reader.options import ReaderOptions, assign, at_least, chosen_fields
-from dsprep.reader.order import Assignment, Remainder, Shuffle
+from dsprep.reader.options import OrderArguments, ReaderOptions, assign, at_least, chosen_fields
+from dsprep.reader.order import Assignment, Remainder
 from dsprep.source.alike import sorting_field
 from dsprep.verbs.stage.copying import Outcome, PiecesNeeded, copy_all, look
 from dsprep.verbs.stage.manifest import write
@@ -74,17 +74,7 @@ def stage(
     node: int | None = None,
     epochs: int = 1,
     first_epoch: int = 0,
-    buffer_size: int | str | None = None,
-    shuffle: Shuffle = "group",
     remainder: Remainder = "ragged",
-    seed: int = 0,
-    buffers_mixed: int | None = None,
-    fields: Sequence[str] = (),
-    mini_epochs: int | None = None,
-    recompose: bool = True,
-    pools: int = 1,
-    subset: Any = None,
-    weights: Any = None,
     cache_size: int | str | None = None,
     bandwidth: int | str | None = None,
     threads: int = THREADS,
@@ -93,6 +83,7 @@ def stage(
     sidecar: str | Path | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    **order: Unpack[OrderArguments],
 ) -> StageReport:
     """Copy what a node will read in some epochs to a faster tier, as ``Reader(cache=)`` finds it.
 
@@ -104,9 +95,7 @@ def stage(
         The dataset, or its sidecar; as for `Reader`.
     ranks
         Processes that will read.
-    batch_size, buffer_size, shuffle, seed, buffers_mixed, fields, mini_epochs, recompose, pools
-        As for the `Reader`.
-    subset, weights
+    batch_size
         As for the `Reader`.
     to
         The directory: the Reader's `cache`. None: nothing is copied.
@@ -134,6 +123,10 @@ def stage(
         Compute and compare with the room there is, and write nothing.
     progress
         Called with bytes copied so far, and in all; from any thread.
+    **order
+        As for the `Reader`, what decides which samples come, and in which order: `buffer_size`,
+        `shuffle`, `seed`, `buffers_mixed`, `fields`, `subset`, `weights`, `mini_epochs`,
+        `recompose`, `pools`.
 
     Returns
     -------
@@ -159,39 +152,30 @@ def stage(
         batch_size,
         remainder=remainder,
         sidecar=sidecar,
-        buffer_size=buffer_size,
-        seed=seed,
-        shuffle=shuffle,
-        fields=fields,
-        buffers_mixed=buffers_mixed,
-        mini_epochs=mini_epochs,
-        recompose=recompose,
-        pools=pools,
-        subset=subset,
-        weights=weights,
         cache=to,
         cache_size=cache_size,
         cache_bandwidth=bandwidth,
+        **order,
     )
     how = settings.cache_options(at_least("threads", threads, 1))
-    nodes = _nodes(ranks, ranks_per_node, node, mini_epochs)
+    nodes = _nodes(ranks, ranks_per_node, node, settings.mini_epochs)
     first = at_least("first_epoch", first_epoch, 0)
     span = range(first, first + at_least("epochs", epochs, 1))
     with open_data(settings.path, settings.data) as opened:
-        order = assign(settings, opened, ranks)
-        pieces = Pieces(opened, order.stored, chosen_fields(settings, opened).names)
+        assigned = assign(settings, opened, ranks)
+        pieces = Pieces(opened, assigned.stored, chosen_fields(settings, opened).names)
         chosen = range(nodes[0].start, nodes[-1].stop)
-        wants = [PiecesNeeded(pieces, *need) for need in needs(pieces, order, chosen, span)]
+        wants = [PiecesNeeded(pieces, *need) for need in needs(pieces, assigned, chosen, span)]
         outcome = None
         if manifest is not None and not dry_run:
-            lists = _lists(order, wants, nodes, span)
+            lists = _lists(assigned, wants, nodes, span)
             write(Path(manifest), pieces, lists, _header(settings, ranks, nodes, span))
         if how is not None and dry_run:
             outcome = look(wants, how, partial)
         elif how is not None:
             outcome = copy_all(pieces, wants, how, partial, progress)
-        several = order.shuffle == "group" and order.mixed < len(pieces)
-        alike = sorting_field(opened) if several and buffers_mixed is None else ""
+        several = assigned.shuffle == "group" and assigned.mixed < len(pieces)
+        alike = sorting_field(opened) if several and settings.buffers_mixed is None else ""
     return StageReport(
         opened.dataset,
         chosen,
