@@ -1,10 +1,8 @@
-"""What `dsprep bench` tells: tables, CSV, page, answer, sweeps, comparisons."""
+"""What `dsprep bench` tells: tables, page, answer, sweeps, comparisons."""
 
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import json
 import re
 from dataclasses import replace
@@ -18,7 +16,7 @@ from typer.testing import CliRunner
 
 from dsprep.bench.report import answer as answers
 from dsprep.bench.report import comparing, model, page, sweeping, tables
-from dsprep.bench.report.model import COLUMNS, MEASURES, BenchReport, Measure, Point, Row, Sweep
+from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row
 from dsprep.bench.strategies import STRATEGIES
 from dsprep.cli import app as dsprep_app
 from dsprep.cli.bench import output
@@ -116,24 +114,19 @@ def report(rows=None, step=0.012, ranks=1, cold=True, **more):
     return replace(found, **more)
 
 
-def swept(values=("1MiB", "4MiB", "16MiB", "64MiB"), rates=(9e3, 2e4, 3.9e4, 4e4)):
-    points = tuple(
-        Point(v, (row("pread-limit", 6e4), row("dsprep", r), row("group", 0.8 * r)))
-        for v, r in zip(values, rates, strict=True)
-    )
-    return replace(report(step=0), rows=(), sweep=with_knees(Sweep("buffer-size", points)))
+VALUES = ("1MiB", "4MiB", "16MiB", "64MiB")
 
 
-def with_knees(sweep):
-    found = {n: sweeping.knee(sweep, n) for n in sweep.strategies}
-    return replace(sweep, knees={n: knee for n, knee in found.items() if knee is not None})
-
-
-def sweep_of(rates, parameter="buffer-size", spread=0.01):
-    """A sweep of the Reader alone."""
-    made = {v: {"samples_per_second": measure(r, spread)} for v, r in rates.items()}
-    points = tuple(Point(v, (Row("dsprep", measures=m),)) for v, m in made.items())
-    return with_knees(Sweep(parameter, points))
+def swept(values=VALUES, rates=(9e3, 2e4, 3.9e4, 4e4), parameter="buffer-size", **more):
+    """A sweep, in which only the Reader and groups gain something."""
+    rows = []
+    for v, r in zip(values, rates, strict=True):
+        made = row("pread-limit", 6e4), row("dsprep", r, **more), row("group", 0.8 * r, **more)
+        rows += [replace(one, value=v) for one in made]
+    one = replace(report(step=0), rows=tuple(rows), swept=parameter)
+    knees = {n: sweeping.knee(rows) for n, rows in tables.tables(one).items()}
+    one = replace(one, knees={n: k for n, k in knees.items() if k is not None})
+    return replace(one, answer=answers.answer(one))
 
 
 def full():
@@ -143,11 +136,6 @@ def full():
     made = report(ranks=2)
     made = replace(made, rows=(*made.rows, noted, bad))
     return replace(made, answer=answers.answer(made))
-
-
-@pytest.fixture
-def app():
-    return lambda *args: CliRunner().invoke(dsprep_app, ["bench", "compare", *map(str, args)])
 
 
 def saved(path, one):
@@ -160,7 +148,6 @@ def saved(path, one):
 
 @pytest.mark.parametrize("one", [full(), swept()], ids=["rows", "sweep"])
 def test_a_report_comes_back_from_json(one, tmp_path):
-    assert BenchReport.from_json(json.loads(json.dumps(one.to_json()))) == one
     assert model.load(saved(tmp_path / "r.json", one)) == one
 
 
@@ -171,9 +158,8 @@ def paths_in(node, at=()):
         yield from paths_in(value, (*at, key))
 
 
-WHOLE = swept(("1MiB", "4MiB"), (9e3, 2e4)).to_json() | {
-    "strategies": [row("h5py", 2600).to_json()]
-}
+WHOLE = swept(("1MiB", "4MiB"), (9e3, 2e4)).to_json()
+WHOLE = json.loads(json.dumps(WHOLE))
 PLACES = list(paths_in(WHOLE))[1:]
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -202,24 +188,23 @@ def test_a_damaged_report_is_a_format_error_or_a_report(tmp_path_factory, place,
     except FormatError:
         return
     ElementTree.fromstring(page.html(found).encode("utf-8", "backslashreplace"))
-    tables.csv_text(found)
-    for table in tables.tables(found):
-        output.drawn(table, 80)
+    for rows in tables.tables(found).values():
+        output.drawn(found, rows, 80)
     answers.answer(found)
 
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"\xff\xfe", b"[", b"[]", b"null", b"{}", b"[" * 100_000, b'{"dsprep_bench": 2}'],
+    [b"", b"\xff\xfe", b"[", b"[]", b"null", b"{}", b"[" * 100_000, b'{"dsprep_bench": 1}'],
     ids=lambda raw: str(raw[:8]),
 )
 def test_what_is_not_a_report_is_a_format_error(tmp_path, raw):
     (tmp_path / "r").write_bytes(raw)
-    with pytest.raises(FormatError, match="version" if b": 2" in raw else "not a report"):
+    with pytest.raises(FormatError, match="version" if b": 1" in raw else "not a report"):
         model.load(tmp_path / "r")
 
 
-# --- tables and CSV --------------------------------------------------------------------------
+# --- tables ----------------------------------------------------------------------------------
 
 
 def test_columns_are_those_that_somebody_has():
@@ -227,7 +212,6 @@ def test_columns_are_those_that_somebody_has():
     assert {"utilisation_percent", "skew_seconds", "exposed_seconds"} <= names
     assert "major_faults" not in names
     assert not {"utilisation_percent", "skew_seconds"} & set(tables.columns(report(step=0)))
-    assert set(COLUMNS) == {name for name, kind in MEASURES.items() if kind.heading}
 
 
 @pytest.mark.parametrize(
@@ -255,10 +239,9 @@ def test_the_spread_is_short():
     assert list(map(tables.show_spread, spreads)) == ["±10%", "", "±140%"]
 
 
-@pytest.mark.parametrize("room", [60, 80, 100, 200])
+@pytest.mark.parametrize("room", [60, 100])
 def test_a_table_fits_and_keeps_names_whole(room):
-    (table,) = tables.tables(full())
-    lines = [text for text, _ in output.drawn(table, room)]
+    lines = [text for text, _ in output.drawn(full(), full().rows, room)]
     assert max(map(len, lines)) <= room
     assert "samples/s" in lines[0]
     for one in full().rows:
@@ -266,28 +249,11 @@ def test_a_table_fits_and_keeps_names_whole(room):
     assert any(line.startswith("zarr") and "not cold: 12%" in line for line in lines)
 
 
-def test_csv_has_every_figure_in_full():
-    one = full()
-    hostile = Row('a,"b"\nc', problems=("x\ny",))
-    one = replace(one, rows=(*one.rows, hostile))
-    read = list(csv.DictReader(io.StringIO(tables.csv_text(one))))
-    assert [r["strategy"] for r in read] == [r.name for r in one.rows]
-    for line, made in zip(read, one.rows, strict=True):
-        assert line["problems"] == "; ".join(made.problems)
-        for name, m in made.measures.items():
-            unit = MEASURES[name].unit
-            assert float(line[f"{name} [{unit}]"]) == m.value
-            assert float(line[f"{name} most [{unit}]"]) == m.most
-    lines = list(csv.DictReader(io.StringIO(tables.csv_text(swept()))))
-    assert len(lines) == 12
-    assert {(r["parameter"], r["value"]) for r in lines} >= {("buffer-size", "16MiB")}
-
-
 # --- the page --------------------------------------------------------------------------------
 
 
 def hostile():
-    bad = Row(HOSTILE, HOSTILE, problems=(HOSTILE,), notes=(HOSTILE,))
+    bad = Row(HOSTILE, HOSTILE, problems=(HOSTILE,), notes=(HOSTILE,), value=HOSTILE)
     good = replace(row("h5py", 2600), name=HOSTILE + "2", notes=(HOSTILE,))
     one = full()
     return replace(
@@ -296,50 +262,39 @@ def hostile():
         dataset={**one.dataset, "name": HOSTILE, HOSTILE: HOSTILE},
         machine={**one.machine, HOSTILE: [HOSTILE]},
         rows=(*one.rows, bad, good),
-        sweep=Sweep(HOSTILE, (Point(HOSTILE, (good, bad)),), {HOSTILE + "2": HOSTILE}),
+        swept=HOSTILE,
+        knees={HOSTILE: HOSTILE},
         answer=(HOSTILE,),
     )
 
 
 @pytest.mark.parametrize(
     "one",
-    [
-        full(),
-        report(step=0),
-        swept(),
-        swept([str(i) for i in range(1, 65)], [100.0 * i for i in range(1, 65)]),
-        hostile(),
-        replace(report(), rows=()),
-        replace(
-            report(), rows=(Row("h5py", problems=("failed",)),), machine={}, dataset={}, settings={}
-        ),
-    ],
-    ids=["full", "no compute", "sweep", "long", "hostile", "empty", "failed"],
+    [full(), swept(), hostile(), replace(report(), rows=(), machine={}, dataset={}, settings={})],
+    ids=["full", "sweep", "hostile", "empty"],
 )
 def test_the_page_is_well_formed_and_stands_alone(one):
     text = page.html(one)
-    data = text.encode()
-    assert len(data) < 500_000
-    assert page.MARK.encode() in data[: output.HEAD]
-    tree = ElementTree.fromstring(data)
+    assert page.MARK.encode() in text.encode()[: output.HEAD]
+    tree = ElementTree.fromstring(text.encode())
     tags = {e.tag.rpartition("}")[2] for e in tree.iter()}
     assert not tags & {"script", "link", "img", "iframe", "object", "embed", "image", "use", "a"}
-    for element in tree.iter():
-        for name in element.attrib:
-            assert not name.startswith("on")
-            assert name.rpartition("}")[2] not in ("href", "src", "style")
+    for name in (name for element in tree.iter() for name in element.attrib):
+        assert not name.startswith("on")
+        assert name.rpartition("}")[2] not in ("href", "src", "style")
     style = next(e.text for e in tree.iter() if e.tag.endswith("}style"))
     assert "url(" not in style
     assert "@import" not in style
-    for element in tree.iter():
-        if element.tag.endswith("}th"):
-            assert element.get("scope") in ("col", "row")
-        if element.tag.endswith("}svg") and element.get("role"):
-            assert [child.tag.rpartition("}")[2] for child in element][:2] == ["title", "desc"]
-    assert "evil.example/x.js&quot;" in text or one.command != HOSTILE
     assert not set("\x1b\u202e\ud800") & set(text)
-    identities = re.findall(r' id="([^"]+)"', text)
-    assert len(identities) == len(set(identities))
+    words = " ".join(tree.itertext())
+    for made in one.rows:  # what the terminal shows
+        for name, m in made.measures.items():
+            assert (
+                not MEASURES[name].heading or tables.show(name, m) in words or HOSTILE in one.knees
+            )
+    widths = [float(e.get("width")) for e in tree.iter() if e.tag.endswith("}rect")]
+    rates = [r.median("samples_per_second") for r in one.rows if not r.failure]
+    assert one.swept or widths == pytest.approx([120 * r / max(rates) for r in rates], abs=0.1)
 
 
 # --- the answer ------------------------------------------------------------------------------
@@ -349,67 +304,43 @@ def told(one):
     return " ".join(answers.answer(one))
 
 
-def of_rows(*rows, **settings):
-    """A report of steps that compute nothing, with these rows."""
+def of_user(rates, spread=0.03, **settings):
+    """Some ways of reading, as their user asked for them, by steps that compute nothing."""
     one = report(step=0)
+    rows = tuple(row(n, rate, spread=spread) for n, rate in {"pread-limit": 6e4, **rates}.items())
     return replace(one, rows=rows, settings={**one.settings, **settings})
 
 
-def of_user(rates, **settings):
-    """Some ways of reading, as their user asked for them."""
-    rates = {"pread-limit": 6e4, **rates}
-    return of_rows(*(row(name, rate) for name, rate in rates.items()), **settings)
-
-
-RATES_TODAY = {"h5py": 5000, "torch": 3000, "tf": 4000, "dsprep": 55_000}
-WIDE = of_rows(
-    row("pread-limit", 6e4), row("h5py", 3000, spread=0.2), row("dsprep", 3300, spread=0.2)
-)
+TODAY = {"h5py": 5000, "torch": 3000, "tf": 4000, "dsprep": 55_000}
 
 
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (report(ranks=2), "A step of 12.0 ms on 32 samples of 19.2 kB needs 51.2 MB/s per rank"),
-        (report(ranks=2), "102.4 MB/s for all 2 ranks"),
-        (
-            replace(report(), settings={**report().settings, "compute": "8ms"}),
-            "A step of 8.00 ms (here 12.0 ms: the machine is busy) on 32 | needs 76.8 MB/s",
-        ),
-        (report(), "(h5py) | loading is the bottleneck | dsprep 2.02 times"),
+        (report(ranks=2), "12.0 ms on 32 samples of 19.2 kB needs 102.4 MB/s for all 2 ranks"),
+        (report(), "needs 51.2 MB/s | (h5py) | loading is the bottleneck | dsprep 2.02 times"),
         (report(step=0.5), "loading is not the bottleneck"),
-        (WIDE, "No gain beyond the spread from dsprep | no: More samples/s"),
-        (of_user(RATES_TODAY), "as it is today (h5py)"),
-        *(
-            (of_user(RATES_TODAY, named=named), "today (torch) | dsprep 18.3 times")
-            for named in (["torch"], ["torch", "dsprep"], ["tf", "torch", "h5py"])
-        ),
-        (of_user(RATES_TODAY, named=["dsprep", "group-db", "h5py"]), "today (h5py)"),
-        (of_user(RATES_TODAY, named=["torch"], baseline="tf"), "today (tf)"),
-        (of_user(RATES_TODAY, baseline="zarr"), "has no figures"),
-        (replace(report(), rows=report().rows[:1]), "has no figures"),
+        (of_user({"h5py": 3000, "dsprep": 3300}, 0.2), "No gain beyond the spread from dsprep"),
+        (of_user(TODAY), "as it is today (h5py)"),
+        (of_user(TODAY, named=["tf", "torch", "h5py"]), "today (torch) | dsprep 18.3 times"),
+        (of_user(TODAY, named=["dsprep", "group-db", "h5py"]), "today (h5py)"),
+        (of_user(TODAY, named=["torch"], baseline="tf"), "today (tf)"),
+        (of_user(TODAY, baseline="zarr"), "has no figures"),
+        (of_user({**TODAY, "lmdbio-stag": 9e5}), "More samples/s: dsprep 11.0 times."),
         (report(cold=False), "warm, from the page cache"),
+        (of_user(TODAY, tier_bandwidth="51MB/s"), "throttled to 51.0 MB/s"),
         (replace(report(), rows=(), machine={}, settings={}, dataset={}), "has no figures"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_the_answer_says_what_was_measured_and_no_more(one, said):
+def test_the_answer_says_what_was_measured(one, said):
     words = told(one)
-    for phrase in said.split(" | "):
-        absent = phrase.removeprefix("no: ")
-        assert (absent in words) == (absent == phrase), words
+    assert all(phrase in words for phrase in said.split(" | ")), words
 
 
 def test_required_bandwidth_is_the_papers():
     assert answers.required_bandwidth(1, 8e6, 0.129) == pytest.approx(62e6, rel=0.01)
     assert answers.required_bandwidth(4, 1e6, 0) == float("inf")
-
-
-@pytest.mark.parametrize("name", ["group", "group-db", "lmdb-cursor", "lmdbio-stag"])
-def test_what_is_only_measured_is_never_advised(name):
-    words = told(of_user({"h5py": 3000, name: 50_000, "dsprep": 40_000, "tf": 9000}))
-    assert "More samples/s: dsprep 13.3 times, tf 3.00 times." in words
-    assert name not in words
 
 
 # --- sweeps ----------------------------------------------------------------------------------
@@ -462,57 +393,47 @@ def test_any_text_is_a_sweep_or_a_usage_error(text):
 
 
 @given(
-    st.lists(st.tuples(st.floats(1, 1e6), st.floats(0, 0.5)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.floats(1, 1e6), st.floats(0.01, 0.5)), min_size=1, max_size=12),
     st.randoms(),
 )
 def test_beyond_the_knee_nothing_is_better(rates, random):
-    made = {str(2**i): measure(r, s) for i, (r, s) in enumerate(rates)}
-    points = [Point(v, (Row("x", measures={"samples_per_second": m}),)) for v, m in made.items()]
-    random.shuffle(points)
-    found = sweeping.knee(Sweep("threads", tuple(points)), "x")
-    of = list(made.values())
-    at = len(of) - 1 if found is None else list(made).index(found)
+    made = [measure(r, s) for r, s in rates]
+    rows = [
+        Row("x", measures={"samples_per_second": m}, value=str(2**i)) for i, m in enumerate(made)
+    ]
+    random.shuffle(rows)
+    found = sweeping.knee(rows)
+    at = len(made) - 1 if found is None else int(found).bit_length() - 1
 
     def beaten(i):
-        more = of[i].value * (1 + sweeping.GAIN)
-        return any(m.value > more and m.least > of[i].most for m in of[i + 1 :])
+        more = made[i].value * (1 + sweeping.GAIN)
+        return any(m.value > more and m.least > made[i].most for m in made[i + 1 :])
 
-    if all(m.least != m.most for m in of):
-        assert not beaten(at)
-        assert all(beaten(i) for i in range(at))
+    assert not beaten(at)
+    assert all(map(beaten, range(at)))
 
 
 def test_a_sweep_names_the_setting_to_use():
     one = swept()
-    assert one.sweep.knees["dsprep"] == "16MiB"
-    assert told(one).startswith("dsprep: use --buffer-size 16MiB: 39,000 samp")
+    assert one.knees["dsprep"] == "16MiB"
+    assert told(one).startswith("dsprep: use --buffer-size 16MiB: 39,000 samples/s")
     rising = swept(rates=(1e3, 1e4, 2e4, 4e4))
+    assert rising.knees == {"pread-limit": "1MiB"}  # so no other row is marked as one
     assert "sweep further" in told(rising)
-    assert rising.sweep.knees == {"pread-limit": "1MiB"}  # so no other row is marked as one
-    flat = swept(rates=(4e4, 4e4, 4e4, 4e4))
-    assert "use --buffer-size 1MiB: 40,000 samples/s, and no larger value" in told(flat)
-    assert sweeping.knee(Sweep("threads", ()), "dsprep") is None
+    assert swept(rates=(4e4, 4e4, 4e4, 4e4)).knees["dsprep"] == "1MiB"
+    assert sweeping.knee([]) is None
 
 
 @pytest.mark.parametrize(
     ("parameter", "rates", "said"),
     [
-        ("threads", {"1": 1e3, "2": 2e3, "4": 2e3}, "use --threads 2 (Reader: io_threads=2): "),
+        ("threads", {"1": 1e3, "2": 2e3, "4": 2e3}, "--threads 2 (Reader: io_threads=2)"),
         ("transfer-size", {"1MiB": 1e3, "4MiB": 1e3}, "(Reader: transfer_size=1048576)"),
-        ("engine", {"buffered": 1e3, "direct": 1.02e3}, "use --engine buffered (Reader: engine="),
-        ("engine", {"buffered": 1e3, "direct": 2e3}, '(Reader: engine="direct"): 2,000 samples/s'),
-        ("engine", {"buffered": 2e3, "direct": 1e3}, "2,000 samples/s, and no other value gains"),
-        ("buffer-size", {"1MiB": 1e3, "4MiB": 1e3}, "use --buffer-size 1MiB: 1,000"),
+        ("engine", {"buffered": 1e3, "direct": 1.02e3}, '(Reader: engine="buffered")'),
     ],
 )
 def test_a_sweep_names_the_argument_to_pass(parameter, rates, said):
-    (words,) = sweeping.words(sweep_of(rates, parameter))
-    assert said in words
-
-
-def test_a_sweep_whose_spread_is_wide_says_so():
-    (words,) = sweeping.words(sweep_of({"1MiB": 1000.0, "4MiB": 1600.0}, spread=0.5))
-    assert "the spread is too wide to say" in words
+    assert said in told(swept(tuple(rates), tuple(rates.values()), parameter, spread=0.01))
 
 
 # --- comparing -------------------------------------------------------------------------------
@@ -522,7 +443,7 @@ def faster(one, name, times):
     rows = []
     for r in one.rows:
         if r.name == name:
-            rate = measure(times * r.value("samples_per_second"))
+            rate = measure(times * r.median("samples_per_second"))
             r = replace(r, measures={**r.measures, "samples_per_second": rate})
         rows.append(r)
     return replace(one, rows=tuple(rows))
@@ -563,6 +484,11 @@ def test_strategies_of_one_report_only_and_failures_are_told():
     assert (found.only_old, found.only_new) == (("pread-limit",), ("mmap",))
     assert [p.name for p in found.worse(0.1)] == ["h5py"]
     assert comparing.compare(new, old).worse(0.1) == []
+
+
+@pytest.fixture
+def app():
+    return lambda *args: CliRunner().invoke(dsprep_app, ["bench", "compare", *map(str, args)])
 
 
 def test_compare_on_the_command_line(app, tmp_path):
@@ -612,7 +538,7 @@ def test_sweeps_are_compared_value_by_value(app, tmp_path):
 
 
 def test_emit_prints_and_writes(tmp_path, capsys):
-    files = {n: tmp_path / f"r.{n}" for n in ("json", "html", "csv")}
+    files = {n: tmp_path / f"r.{n}" for n in ("json", "html")}
     for _ in range(2):  # its own files are replaced
         output.emit(full(), **files)
     out, err = capsys.readouterr()
@@ -620,24 +546,24 @@ def test_emit_prints_and_writes(tmp_path, capsys):
     assert "loading is the bottleneck" in out.replace("\n", " ")
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 100
-    assert err.count("wrote") == 6
+    assert err.count("wrote") == 4
     assert model.load(files["json"]) == full()
     assert files["html"].read_text().startswith("<!DOCTYPE html>")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.csv", "r.html", "r.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.html", "r.json"]
 
 
 def test_emit_prints_json_alone_and_nothing_that_steers_a_terminal(capsys):
-    output.emit(full(), json=Path("-"), html=None, csv=None)
+    output.emit(full(), json=Path("-"), html=None)
     assert BenchReport.from_json(json.loads(capsys.readouterr().out)) == full()
-    output.emit(hostile(), json=None, html=None, csv=None)
+    output.emit(hostile(), json=None, html=None)
     assert not set("\x1b\u202e\ud800") & set(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("option", ["json", "html", "csv"])
+@pytest.mark.parametrize("option", ["json", "html"])
 def test_files_of_others_are_kept(tmp_path, option):
     file = tmp_path / "mine"
     file.write_text('{"my": "data"}')
-    asked = {"json": None, "html": None, "csv": None, option: file}
+    asked = {"json": None, "html": None, option: file}
     with pytest.raises(UsageError, match="mine"):
         output.emit(full(), **asked)
     assert file.read_text() == '{"my": "data"}'
@@ -649,11 +575,10 @@ def test_files_of_others_are_kept(tmp_path, option):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"json": "x", "csv": "x"}, "same file"),
+        ({"json": "x", "html": "x"}, "same file"),
         ({"html": "."}, "directory"),
         ({"html": "no/x.html"}, "no such directory"),
         ({"json": "-", "html": "-"}, "needs a file"),
-        ({"csv": "-"}, "needs a file"),
     ],
 )
 def test_targets_that_cannot_be_are_refused(tmp_path, monkeypatch, files, words):

@@ -12,7 +12,8 @@ from dsprep.bench import caches, scratch, sums, tiering
 from dsprep.bench.machine import describe
 from dsprep.bench.report import sweeping
 from dsprep.bench.report.answer import answer
-from dsprep.bench.report.model import BenchReport, Point, Sweep
+from dsprep.bench.report.model import BenchReport, Row
+from dsprep.bench.report.tables import tables
 from dsprep.bench.running import TIMEOUT, run
 from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, MET, SETS, TODAY, find
 from dsprep.bench.summary import StrategyFacts, against_limit, row
@@ -208,7 +209,7 @@ def bench_read(
             (value, one, _tasks(work.names, one, plan, forms))
             for (value, one), plan, forms in zip(work.points, work.plans, made, strict=True)
         ]
-        results, alone = _measured(jobs, _facts(expected, settings), progress, runner)
+        rows, alone = _measured(jobs, _facts(expected, settings), progress, runner)
         machine = describe(first.folder if first.folder.exists() else Path(first.data[0]))
     report = BenchReport(
         command=command,
@@ -216,9 +217,12 @@ def bench_read(
         machine=machine,
         dataset=_dataset(work, expected),
         settings=_settings(work, alone),
-        rows=results[0].rows if work.sweep is None else (),
-        sweep=None if work.sweep is None else _swept(work.sweep, results),
+        rows=tuple(rows),
+        swept="" if work.sweep is None else sweeping.parse(work.sweep)[0],
     )
+    if report.swept:
+        knees = {n: sweeping.knee(rows) for n, rows in tables(report).items() if n != DUMMY}
+        report = replace(report, knees={n: k for n, k in knees.items() if k is not None})
     return replace(report, answer=answer(report))
 
 
@@ -362,7 +366,7 @@ def _measured(
     facts: StrategyFacts,
     progress: Progress,
     runner: Runner,
-) -> tuple[list[Point], float | None]:
+) -> tuple[list[Row], float | None]:
     """Run all, in turn: a repeat begins with the strategy that was second in the one before.
 
     Returns the rows, and the GB/s that the storage gave by itself, if that was measured.
@@ -383,18 +387,18 @@ def _measured(
                 runs[i, name].append(runner(task, settings.ranks, settings.timeout))
             done += 1
     progress(total, total, "done")
-    points = []
+    rows = list[Row]()
     for i, (value, _, tasks) in enumerate(jobs):
-        rows = [
+        made = [
             row(name, runs[i, name], _facts_of(task, facts))
             for name, task in tasks.items()
             if name != ALONE
         ]
-        points.append(Point(value, against_limit(rows)))
+        rows += [replace(one, value=value) for one in against_limit(made)]
     if (0, ALONE) not in runs:
-        return points, None
+        return rows, None
     idle = replace(facts, computes=False)
-    return points, row(LIMIT, runs[0, ALONE], idle).value("gb_per_second")
+    return rows, row(LIMIT, runs[0, ALONE], idle).median("gb_per_second")
 
 
 def _facts_of(task: Task | Failure, facts: StrategyFacts) -> StrategyFacts:
@@ -417,12 +421,6 @@ def _stored_nbytes(task: Task) -> int:
     if task.numbers is None or not len(task.numbers):
         return nbytes
     return nbytes * task.samples // max(task.of, 1)
-
-
-def _swept(text: str, points: Sequence[Point]) -> Sweep:
-    sweep = Sweep(sweeping.parse(text)[0], tuple(points))
-    knees = {n: sweeping.knee(sweep, n) for n in sweep.strategies if n != DUMMY}
-    return replace(sweep, knees={n: k for n, k in knees.items() if k is not None})
 
 
 def _settings(work: Work, alone: float | None) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def spread(values: Sequence[float]) -> Measure:
 def against_limit(rows: Sequence[Row]) -> tuple[Row, ...]:
     """Return the rows with their share of the rate of the limit, if that is known."""
     key = "samples_per_second"
-    limit = next((r.value(key) for r in rows if r.name == LIMIT), None)
+    limit = next((r.median(key) for r in rows if r.name == LIMIT), None)
     if not limit:
         return tuple(rows)
     notes = []

@@ -137,9 +137,9 @@ def _show_reading(report: BenchReport) -> None:
         if row.problems:
             say(f"  {words}  {row.problems[0]}")
             continue
-        rates.append(row.value("samples_per_second") or 0.0)
+        rates.append(row.median("samples_per_second") or 0.0)
         times = f", {digits(rates[-1] / rates[0])} times" if len(rates) > 1 else ""
-        busy = show_percent(row.value("utilisation_percent") or 0.0)
+        busy = show_percent(row.median("utilisation_percent") or 0.0)
         say(f"  {words}  computing {busy} %, {rates[-1]:,.0f} samples/s{times}")
     say("Compare your own: dsprep bench read DATA --compute YOUR_STEP --batch-size N", "")
 

@@ -1,11 +1,13 @@
-"""A report and its outputs: pure, from rows to tables, words, CSV and a page.
+"""A report and its outputs: pure, from rows to tables, words and a page.
 
 `model`
-    Measures, rows, sweeps, reports.
+    Measures, rows, reports.
 `comparing`, `sweeping`
     Two measures or reports side by side; the values of a sweep and its knee.
 `tables`, `answer`
-    Columns, numbers for people, CSV; the closing words.
-`page`, `plots`
-    The HTML page; its figures.
+    Columns and numbers for people; the closing words.
+`page`
+    The HTML page.
+`read_plan`
+    A plan of reading, in rows.
 """

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 
 from dsprep.bench.evidence import DEVICE
-from dsprep.bench.report import sweeping, tiering
+from dsprep.bench.report import sweeping
 from dsprep.bench.report.comparing import apart
 from dsprep.bench.report.model import BenchReport, Row
 from dsprep.bench.report.tables import digits, number, show_percent, show_seconds
-from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, PLAINLY, SETS, TIERED, TODAY, find
+from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, SETS, TIERED, TODAY, find
 from dsprep.bench.task import parse_compute
+from dsprep.bench.tiering import label
 from dsprep.core.units import show_nbytes
 
 MEASURES = (LIMIT, DUMMY, "group", "group-db", *SETS["lmdbio"])
@@ -41,15 +42,15 @@ def required_bandwidth(batch: float, sample_nbytes: float, step_seconds: float) 
 
 def answer(report: BenchReport) -> tuple[str, ...]:
     """Return the closing words, paragraph by paragraph."""
-    rows = {r.name: r for r in report.rows if not r.failure}
-    if report.sweep is not None:
-        parts = [" ".join(sweeping.words(report.sweep))]
-    elif report.settings.get("tier_bandwidth"):  # what is measured is not this storage
-        parts = []
+    if report.swept:
+        parts = [sweeping.words(report)]
+    elif rate := report.settings.get("tier_bandwidth"):
+        parts = [f"With the {label(str(rate))}: these are not figures of a storage."]
     else:
+        rows = {r.name: r for r in report.rows if not r.failure}
         today = way_of_today(report, rows)
         parts = [_need(report, rows), _bottleneck(report, rows, today), _help(rows, today)]
-    return tuple(p for p in (*parts, tiering.words(report), _requests(report, rows)) if p)
+    return tuple(filter(None, parts))
 
 
 def way_of_today(report: BenchReport, rows: dict[str, Row]) -> str:
@@ -63,7 +64,7 @@ def way_of_today(report: BenchReport, rows: dict[str, Row]) -> str:
         return str(baseline) if baseline in rows else ""
     named = [str(n) for n in settings.get("named", ()) if n in rows and n not in OURS]
     if named:
-        return min(named, key=lambda n: rows[n].value(RATE) or 0)
+        return min(named, key=lambda n: rows[n].median(RATE) or 0)
     plain = TODAY.get(str(report.dataset.get("format")), ())
     here = any(_is_in_place(report, n) for n in plain)
     ways = (*plain, IN_PLACE) if here else (IN_PLACE, *plain)
@@ -83,30 +84,24 @@ def _need(report: BenchReport, rows: dict[str, Row]) -> str:
     if report.settings.get("cold"):
         source = f"cold, {(limit.evidence if limit else '') or DEVICE}"
     alone = number(report.settings, "storage_gb_per_second", 0)
-    gives = alone or (None if limit is None else limit.value("gb_per_second"))
-    reads = f"Plain reads got {show_nbytes(1e9 * gives)}/s here ({source})." if gives else ""
-    times = sorted(t for r in rows.values() if (t := r.value("compute_seconds")))
+    gives = 1e9 * (alone or (limit.median("gb_per_second") if limit else None) or 0.0)
+    reads = f"Plain reads got {show_nbytes(gives)}/s here ({source})" if gives else ""
     nbytes = number(report.dataset, "sample_nbytes", 0)
-    if not times or not nbytes:
-        return reads
-    ranks = max(1, int(number(report.settings, "ranks", 1)))
-    batch = max(1, int(number(report.settings, "batch_size", 1)))
-    share = -(-int(number(report.dataset, "samples", 1)) // ranks)
-    took = times[len(times) // 2] / max(1, -(-share // batch))
+    ranks, batch = (max(1, int(number(report.settings, k, 1))) for k in ("ranks", "batch_size"))
     kind, seconds = parse_compute(str(report.settings.get("compute", "none")))
-    step = seconds if kind == "wait" else took
-    words = show_seconds(step)
-    words += f" (here {show_seconds(took)}: the machine is busy)" if took > 1.1 * step else ""
-    rate = required_bandwidth(batch, nbytes, step)
-    every = f" per rank, {show_nbytes(ranks * rate)}/s for all {ranks} ranks" if ranks > 1 else ""
+    if kind == "gemm":
+        share = -(-number(report.dataset, "samples", 1) // ranks)
+        took = (limit.median("compute_seconds") if limit else None) or 0.0
+        seconds = took / max(1.0, -(-share // batch))
+    if not seconds or not nbytes:
+        return reads and f"{reads}."
+    rate = ranks * required_bandwidth(batch, nbytes, seconds)
     need = (
-        f"A step of {words} on {batch} samples of {show_nbytes(nbytes)} needs "
-        f"{show_nbytes(rate)}/s{every} (b*S/t)."
+        f"A step of {show_seconds(seconds)} on {batch} samples of {show_nbytes(nbytes)} needs "
+        f"{show_nbytes(rate)}/s{f' for all {ranks} ranks' * (ranks > 1)} (b*S/t)."
     )
-    if not gives:
-        return need
-    times_needed = f"{reads[:-1]}, {digits(1e9 * gives / (ranks * rate))} times that."
-    return f"{need} {times_needed if alone else reads}"
+    times = f", {digits(gives / rate)} times that" if alone else ""
+    return f"{need} {reads}{times}." if reads else need
 
 
 def _bottleneck(report: BenchReport, rows: dict[str, Row], today: str) -> str:
@@ -116,14 +111,11 @@ def _bottleneck(report: BenchReport, rows: dict[str, Row], today: str) -> str:
     row = rows[today]
     how = f"Read by {today}, after a conversion to {find(today).container}"
     if _is_in_place(report, today):
-        plainly = PLAINLY.get(str(report.dataset.get("format")), "sample by sample")
-        how = f"Read as it is today ({today}{f': {plainly}' if today == IN_PLACE else ''})"
-    busy, wait = row.value("utilisation_percent"), row.value(WAIT)
-    epoch, skew = row.value("epoch_seconds"), row.value("skew_seconds") or 0.0
+        how = f"Read as it is today ({today})"
+    busy, wait = row.median("utilisation_percent"), row.median(WAIT)
+    epoch, skew = row.median("epoch_seconds"), row.median("skew_seconds") or 0.0
     if busy is None or wait is None or not epoch:
-        share = row.value("limit_percent")
-        limit = "" if share is None else f", {show_percent(share)} % of the limit"
-        return f"{how}, it gives {digits(row.value(RATE) or 0)} samples/s{limit}."
+        return f"{how}, it gives {digits(row.median(RATE) or 0)} samples/s."
     verdict = "loading is the bottleneck"
     if busy >= BUSY:
         verdict = "loading is not the bottleneck"
@@ -142,23 +134,11 @@ def _help(rows: dict[str, Row], today: str) -> str:
     if base is None or not ways:
         return ""
     faster = [n for n in ways if apart(base.measures[RATE], rows[n].measures[RATE]) > 0]
-    faster.sort(key=lambda n: -(rows[n].value(RATE) or 0))
+    faster.sort(key=lambda n: -(rows[n].median(RATE) or 0))
     if not faster:
         return f"No gain beyond the spread from {', '.join(ways)}."
     gains = [
-        f"{n} {digits((rows[n].value(RATE) or 0) / (base.value(RATE) or math.inf))} times"
+        f"{n} {digits((rows[n].median(RATE) or 0) / (base.median(RATE) or math.inf))} times"
         for n in faster[:3]
     ]
     return f"More samples/s: {', '.join(gains)}."
-
-
-def _requests(report: BenchReport, rows: dict[str, Row]) -> str:
-    """Return what an epoch asks an object store for: what is paid by the request."""
-    if not report.dataset.get("stored"):
-        return ""
-    asked = [
-        f"{name} {r.value('read_calls'):,.0f} ({show_nbytes(r.value('asked_bytes') or 0)})"
-        for name, r in rows.items()
-        if r.value("read_calls")
-    ]
-    return f"Requests of an epoch to the store: {', '.join(asked)}."

@@ -130,12 +130,7 @@ def compare(old: BenchReport, new: BenchReport, measure: str = "samples_per_seco
 
 def _rows(report: BenchReport) -> dict[tuple[str, str], Row]:
     """Return the rows by strategy and value of what is swept."""
-    rows = {(row.name, ""): row for row in report.rows}
-    if report.sweep is not None:
-        for point in report.sweep.points:
-            value = f"{report.sweep.parameter}={point.value}"
-            rows.update({(row.name, value): row for row in point.rows})
-    return rows
+    return {(r.name, f"{report.swept}={r.value}" if r.value else ""): r for r in report.rows}
 
 
 def _pair(key: tuple[str, str], old: Row, new: Row, measure: str) -> Pair:

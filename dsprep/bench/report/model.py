@@ -1,16 +1,16 @@
-"""The values of every output: measures, rows, sweeps, reports, and their JSON."""
+"""The values of every output: measures, rows, reports, and their JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dsprep.errors import FormatError
 
-VERSION = 1
+VERSION = 2
 """Of the JSON form of a report."""
 
 LARGEST = 64 << 20
@@ -30,28 +30,17 @@ class Kind:
 
 
 MEASURES: dict[str, Kind] = {
-    "epoch_seconds": Kind("s", "one epoch, the slowest rank's", -1, "epoch", 14),
     "exposed_seconds": Kind(
         "s", "that the consumer waited for data in an epoch", -1, "exposed I/O", 2
     ),
-    "first_batch_seconds": Kind("s", "before the first batch", -1, "first batch", 7),
     "exposed_after_first_seconds": Kind("s", "waited after the first group", -1, "after first", 12),
+    "first_batch_seconds": Kind("s", "before the first batch", -1, "first batch", 7),
     "wait_p50_seconds": Kind("s", "waited for a batch, median", -1, "wait p50", 8),
     "wait_p99_seconds": Kind("s", "waited for a batch, 99th percentile", -1, "wait p99", 5),
-    "compute_seconds": Kind("s", "of the steps' own work"),
-    "skew_seconds": Kind("s", "waited for other ranks at the end of steps", -1, "skew", 6),
-    "utilisation_percent": Kind("%", "accelerator utilisation: compute / total", 1, "AU %", 3),
     "samples_per_second": Kind(
         "samples/s", "delivered by all ranks", 1, "samples/s", 0, spread=True
     ),
     "gb_per_second": Kind("GB/s", "of samples, delivered by all ranks (1e9 bytes)", 1, "GB/s", 4),
-    "limit_percent": Kind("%", "of the rate of the limit", 1, "% limit", 1),
-    "read_calls": Kind("1", "read system calls in an epoch", -1, "reads", 11),
-    "asked_bytes": Kind("B", "asked for by read calls in an epoch", 0, "asked", 15),
-    "device_bytes": Kind("B", "that came from the device in an epoch", 0, "device", 9),
-    "major_faults": Kind("1", "page faults that had to read, in an epoch", -1, "faults", 16),
-    "context_switches": Kind("1", "voluntary and other, in an epoch", -1, "switches", 17),
-    "cpu_seconds": Kind("s", "of processors, user and system, in an epoch", -1, "CPU", 13),
     "model_gb_per_second": Kind(
         "GB/s", "that the model of mini-epochs expects: min(r, rf*B2)", 0, "model", 1
     ),
@@ -64,22 +53,22 @@ MEASURES: dict[str, Kind] = {
     "stall_seconds": Kind(
         "s", "waited for what is copied, partly hidden by what was read ahead", -1, "stalls", 4
     ),
+    "limit_percent": Kind("%", "of the rate of the limit", 1, "% limit", 1),
+    "utilisation_percent": Kind("%", "accelerator utilisation: compute / total", 1, "AU %", 3),
+    "compute_seconds": Kind("s", "of the steps' own work"),
+    "skew_seconds": Kind("s", "waited for other ranks at the end of steps", -1, "skew", 6),
+    "read_calls": Kind("1", "read system calls in an epoch", -1, "reads", 11),
+    "asked_bytes": Kind("B", "asked for by read calls in an epoch", 0, "asked", 15),
+    "device_bytes": Kind("B", "that came from the device in an epoch", 0, "device", 9),
+    "major_faults": Kind("1", "page faults that had to read, in an epoch", -1, "faults", 16),
+    "context_switches": Kind("1", "voluntary and other, in an epoch", -1, "switches", 17),
     "peak_rss_bytes": Kind(
         "B", "of memory, all processes of the slowest rank at its peak", -1, "RSS", 10
     ),
+    "cpu_seconds": Kind("s", "of processors, user and system, in an epoch", -1, "CPU", 13),
+    "epoch_seconds": Kind("s", "one epoch, the slowest rank's", -1, "epoch", 14),
 }
-"""Every measure there is, in the order of CSV files."""
-
-COLUMNS = (
-    *("exposed_seconds", "exposed_after_first_seconds", "first_batch_seconds"),
-    *("wait_p50_seconds", "wait_p99_seconds", "samples_per_second", "gb_per_second"),
-    *("model_gb_per_second", "drawn_gb_per_second", "model_drawn_gb_per_second", "hit_percent"),
-    *("copied_bytes", "stall_seconds"),
-    *("limit_percent", "utilisation_percent", "skew_seconds", "read_calls", "asked_bytes"),
-    *("device_bytes", "major_faults", "context_switches", "peak_rss_bytes"),
-    *("cpu_seconds", "epoch_seconds"),
-)
-"""The measures that tables have, in their order there."""
+"""Every measure there is, in the order of the columns of tables."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +81,7 @@ class Measure:
 
     def to_json(self, name: str) -> dict[str, Any]:
         """Return it with its unit."""
-        unit = MEASURES[name].unit
-        return {"value": self.value, "unit": unit, "least": self.least, "most": self.most}
-
-
-ENDS = ("value", "least", "most")
+        return {**asdict(self), "unit": MEASURES[name].unit}
 
 
 @dataclass(frozen=True)
@@ -112,8 +97,9 @@ class Row:
     notes: tuple[str, ...] = ()  # remarks that do not touch the numbers
     runs: int = 0  # epochs that were measured, over all repeats
     evidence: str = ""  # of cold runs: what shows that they were, in a few words
+    value: str = ""  # of what is swept, as the user wrote it
 
-    def value(self, name: str) -> float | None:
+    def median(self, name: str) -> float | None:
         """Return the median of a measure, None if it was not taken."""
         measure = self.measures.get(name)
         return None if measure is None else measure.value
@@ -127,73 +113,23 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
-        return {
-            "name": self.name,
-            "description": self.words,
-            "runs": self.runs,
-            "problems": list(self.problems),
-            "notes": list(self.notes),
-            "evidence": self.evidence,
-            "measures": {k: m.to_json(k) for k, m in self.measures.items()},
-        }
+        return {**vars(self), "measures": {k: m.to_json(k) for k, m in self.measures.items()}}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Row:
         """Return the row that `to_json` wrote."""
         known = {str(k): m for k, m in json["measures"].items() if k in MEASURES}
+        ends = ("value", "least", "most")
         return cls(
             str(json["name"]),
-            str(json.get("description", "")),
-            {k: Measure(*(float(m[e]) for e in ENDS)) for k, m in known.items()},
+            str(json["words"]),
+            {k: Measure(*(float(m[e]) for e in ends)) for k, m in known.items()},
             tuple(map(str, json["problems"])),
-            tuple(map(str, json.get("notes", ()))),
-            int(json.get("runs", 0)),
-            str(json.get("evidence", "")),
+            tuple(map(str, json["notes"])),
+            int(json["runs"]),
+            str(json["evidence"]),
+            str(json["value"]),
         )
-
-
-@dataclass(frozen=True)
-class Point:
-    """A value of what is swept, as the user wrote it, and the rows it gave."""
-
-    value: str
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A setting that was varied."""
-
-    parameter: str  # the option's name without dashes: `buffer-size`
-    points: tuple[Point, ...]  # in the order given
-    # by strategy: the value from which on more of it gains next to nothing
-    knees: Mapping[str, str] = field(default_factory=dict)
-
-    def rows_of(self, strategy: str) -> dict[str, Row]:
-        """Return the rows of a strategy by value, those without figures too."""
-        return {p.value: r for p in self.points for r in p.rows if r.name == strategy}
-
-    @property
-    def strategies(self) -> tuple[str, ...]:
-        """The names of all strategies, each once."""
-        return tuple(dict.fromkeys(r.name for p in self.points for r in p.rows))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON; `from_json` is the inverse."""
-        points = [
-            {"value": p.value, "strategies": [r.to_json() for r in p.rows]} for p in self.points
-        ]
-        return {"parameter": self.parameter, "points": points, "knees": dict(self.knees)}
-
-    @classmethod
-    def from_json(cls, json: Mapping[str, Any]) -> Sweep:
-        """Return the sweep that `to_json` wrote."""
-        points = (
-            Point(str(p["value"]), tuple(map(Row.from_json, p["strategies"])))
-            for p in json["points"]
-        )
-        knees = {str(k): str(v) for k, v in json.get("knees", {}).items()}
-        return cls(str(json["parameter"]), tuple(points), knees)
 
 
 @dataclass(frozen=True)
@@ -205,35 +141,22 @@ class BenchReport:
     machine: Mapping[str, Any]  # facts by name, as the next two
     dataset: Mapping[str, Any]
     settings: Mapping[str, Any]
-    rows: tuple[Row, ...]  # the strategies, the limit first; empty where `sweep` has them
-    sweep: Sweep | None = None  # if one was asked for
+    rows: tuple[Row, ...]  # the strategies, the limit first, for each value that is swept
+    swept: str = ""  # the option that was varied, without dashes: `buffer-size`
+    # by strategy: the value from which on more of it gains next to nothing
+    knees: Mapping[str, str] = field(default_factory=dict)
     answer: tuple[str, ...] = ()  # the closing words, paragraph by paragraph
-
-    @property
-    def all_rows(self) -> tuple[Row, ...]:
-        """The rows, those of a sweep included."""
-        swept = self.sweep.points if self.sweep is not None else ()
-        return (*self.rows, *(r for p in swept for r in p.rows))
 
     @property
     def taken(self) -> set[str]:
         """The measures that some row has."""
-        return {name for row in self.all_rows for name in row.measures}
+        return {name for row in self.rows for name in row.measures}
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON; `from_json` is the inverse."""
-        json: dict[str, Any] = {
-            "dsprep_bench": VERSION,
-            "kind": "read",
-            "command": self.command,
-            "when": self.when,
-            "machine": dict(self.machine),
-            "dataset": dict(self.dataset),
-            "settings": dict(self.settings),
-            "strategies": [r.to_json() for r in self.rows],
-            "answer": list(self.answer),
-        }
-        return json if self.sweep is None else {**json, "sweep": self.sweep.to_json()}
+        rows = {"strategies": [r.to_json() for r in self.rows]}
+        facts = {name: value for name, value in vars(self).items() if name != "rows"}
+        return {"dsprep_bench": VERSION, "kind": "read", **facts, **rows}
 
     @classmethod
     def from_json(cls, json: Any, where: object = None) -> BenchReport:
@@ -242,7 +165,7 @@ class BenchReport:
         Raises
         ------
         FormatError
-            If it is not one, or is of a later version.
+            If it is not one, or is of another version.
         """
         version = json.get("dsprep_bench", VERSION) if isinstance(json, dict) else VERSION
         if version != VERSION:
@@ -251,7 +174,7 @@ class BenchReport:
                 where=where,
                 expected=VERSION,
                 found=str(version)[:40],
-                fix="use the dsprep that wrote it, or a newer one",
+                fix="use the dsprep that wrote it, or measure again",
             )
         try:
             if json["kind"] != "read":
@@ -263,7 +186,8 @@ class BenchReport:
                 dict(json["dataset"]),
                 dict(json["settings"]),
                 tuple(map(Row.from_json, json["strategies"])),
-                Sweep.from_json(json["sweep"]) if "sweep" in json else None,
+                str(json["swept"]),
+                {str(k): str(v) for k, v in json["knees"].items()},
                 tuple(map(str, json["answer"])),
             )
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

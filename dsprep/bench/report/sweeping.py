@@ -8,14 +8,17 @@ a unit counts samples, as it does elsewhere. ``engine=buffered,direct`` takes a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dsprep.bench.report.comparing import apart
-from dsprep.bench.report.model import MEASURES, Measure, Sweep
-from dsprep.bench.report.tables import show_value
-from dsprep.bench.strategies import LIMIT, THROTTLED
+from dsprep.bench.report.model import BenchReport, Row
+from dsprep.bench.report.tables import digits, tables
+from dsprep.bench.strategies import DUMMY, LIMIT, THROTTLED
 from dsprep.core.units import parse_nbytes
 from dsprep.errors import UsageError
 from dsprep.reader import engines
 
+RATE = "samples_per_second"
 SIZES = ("buffer-size", "transfer-size")
 COUNTS = (*("threads", "ranks", "stagger", "batch-size", "buffers", "repeats", "mini-epochs"),)
 WORDS = {"engine": engines.NAMES}
@@ -127,68 +130,36 @@ def standing(value: str) -> int:
         return 0
 
 
-def knee(sweep: Sweep, strategy: str, measure: str = "samples_per_second") -> str | None:
-    """Return the smallest value from which on no larger one is better by more than `GAIN`.
+def knee(rows: Sequence[Row]) -> str | None:
+    """Return the smallest value from which on no larger one gains more than `GAIN`.
 
-    A value whose spread overlaps is not better. None if the strategy has no figures, or gains up
-    to the largest value: then there may be a knee beyond it.
+    Of the rows of one strategy. A value whose spread overlaps is not better. None if there are no
+    figures, or the largest value still gains: then there may be a knee beyond it.
     """
-    known = _known(sweep, strategy, measure)
-    order, better = sorted(known, key=standing), MEASURES[measure].better
+    known = {row.value: row.measures[RATE] for row in rows if not row.failure}
+    order = sorted(known, key=standing)
     for i, value in enumerate(order[:-1]):
-        if not any(apart(known[value], known[v], GAIN) == better for v in order[i + 1 :]):
+        if not any(apart(known[value], known[v], GAIN) > 0 for v in order[i + 1 :]):
             return value
     return None
 
 
-def _known(sweep: Sweep, strategy: str, measure: str) -> dict[str, Measure]:
-    """Return a measure of a strategy by value, where it has figures."""
-    rows = sweep.rows_of(strategy)
-    return {
-        v: r.measures[measure] for v, r in rows.items() if measure in r.measures and not r.problems
-    }
-
-
-def words(sweep: Sweep, measure: str = "samples_per_second") -> list[str]:
-    """Return a sentence for each strategy with figures: which setting to use, and why."""
-    names = sorted(sweep.strategies, key=lambda n: (n != "dsprep", n))
-    return [s for n in names if n != LIMIT and (s := _sentence(sweep, n, measure))]
-
-
-def _sentence(sweep: Sweep, name: str, measure: str) -> str:
-    rates = {v: m.value for v, m in _known(sweep, name, measure).items()}
-    if not rates:
-        return ""
-    order = sorted(rates, key=standing)
-    value = sweep.knees.get(name) or order[-1]
-    use = f"{name}: use {_argument(sweep.parameter, value, name)}"
-    if value not in rates:
-        return f"{use}."
-    unit, better = MEASURES[measure].unit, MEASURES[measure].better
-    if len(rates) == 1:
-        return f"{name}: --{sweep.parameter} {value} was the only value with figures."
-    best = (max if better > 0 else min)(rates, key=lambda v: rates[v])
-    here = f"{show_value(measure, rates[value])} {unit}".removesuffix(" s")
-    if sweep.parameter in WORDS and best == value:
-        return f"{use}: {here}, and no other value gains more."
-    if value == order[-1]:
-        return f"{use} or more: {here} there, and no knee was reached; sweep further."
-    if value == order[0] and best == value:
-        return f"{use}: {here}, and no larger value gains more."
-    if better * (rates[best] - rates[value]) > GAIN * rates[value]:
-        return (
-            f"{name}: the spread is too wide to say which --{sweep.parameter} to use: {here} at "
-            f"{value}, {show_value(measure, rates[best])} at {best}; raise --repeat."
+def words(report: BenchReport) -> str:
+    """Return which setting to use, strategy by strategy, dsprep's first."""
+    parameter, lines = report.swept, []
+    for name, rows in sorted(tables(report).items(), key=lambda item: item[0] != "dsprep"):
+        rates = {row.value: row.median(RATE) or 0.0 for row in rows if not row.failure}
+        if name in (LIMIT, DUMMY) or len(rates) < 2:
+            continue
+        value = report.knees.get(name)
+        if value not in rates:
+            lines.append(f"{name}: no knee was reached; sweep further, or raise --repeat.")
+            continue
+        called = READER.get(parameter) if name in THROTTLED else None
+        shown = f'"{value}"' if parameter in WORDS else amount(parameter, value)
+        reader = f" (Reader: {called}={shown})" if called is not None else ""
+        lines.append(
+            f"{name}: use --{parameter} {value}{reader}: {digits(rates[value])} samples/s; no "
+            f"later value gains more than {GAIN:.0%} or the spread."
         )
-    top = "" if best == value else f"; the most, {show_value(measure, rates[best])}, at {best}"
-    beyond = "no other value" if sweep.parameter in WORDS else "beyond it no value"
-    return f"{use}: {here}, and {beyond} gains more than {GAIN:.0%} or the spread{top}."
-
-
-def _argument(parameter: str, value: str, strategy: str) -> str:
-    """Return what to pass, also to the Reader where the strategy is one."""
-    option, called = f"--{parameter} {value}", READER.get(parameter)
-    if called is None or strategy not in THROTTLED:
-        return option
-    shown = f'"{value}"' if parameter in WORDS else amount(parameter, value)
-    return f"{option} (Reader: {called}={shown})"
+    return " ".join(lines)

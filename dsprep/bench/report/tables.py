@@ -1,44 +1,19 @@
-"""What a report looks like as tables: which columns, how a number is written, and CSV.
+"""What a report looks like: which rows and columns, and how numbers are written.
 
-Tables are pure values: the terminal and the HTML page draw the same `Table`.
+The terminal and the page print the same cells.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from dsprep.bench.report.model import COLUMNS, MEASURES, BenchReport, Measure, Row
+from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row
 from dsprep.core.units import show_nbytes
 
 NOTHING = "-"
 """Where a row has no such measure."""
-
-HEADER = ("strategy", "parameter", "value", "runs", "problems", "notes")
-"""The columns that every CSV file begins with."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of a table."""
-
-    label: str  # what the first column says: the strategy, or the value of what is swept
-    row: Row  # the measures
-    knee: bool = False  # whether more of what is swept gains next to nothing from here on
-
-
-@dataclass(frozen=True)
-class Table:
-    """Lines under one heading."""
-
-    title: str  # above the table; empty if it is the only one
-    first: str  # heading of the column of labels
-    columns: tuple[str, ...]  # names of measures
-    lines: tuple[Line, ...]
 
 
 def number(facts: Mapping[str, Any], key: str, default: float) -> float:
@@ -55,40 +30,35 @@ def columns(report: BenchReport) -> tuple[str, ...]:
     Utilisation is one only where steps compute something, skew only where there are several ranks.
     """
     taken = report.taken
-    if not any(row.value("compute_seconds") for row in report.all_rows):
+    if not any(row.median("compute_seconds") for row in report.rows):
         taken.discard("utilisation_percent")
-    swept = "" if report.sweep is None else report.sweep.parameter
-    if number(report.settings, "ranks", 1) <= 1 and swept != "ranks":
+    if number(report.settings, "ranks", 1) <= 1 and report.swept != "ranks":
         taken.discard("skew_seconds")
-    return tuple(name for name in COLUMNS if name in taken)
+    return tuple(name for name, kind in MEASURES.items() if kind.heading and name in taken)
 
 
-def tables(report: BenchReport) -> list[Table]:
-    """Return the tables of a report: one of all strategies, or one for each that was swept."""
-    shown, made = columns(report), []
-    if report.rows:
-        lines = tuple(Line(row.name, row) for row in report.rows)
-        made.append(Table("", "strategy", shown, lines))
-    if (sweep := report.sweep) is not None:
-        for name in sweep.strategies:
-            knee = sweep.knees.get(name)
-            lines = tuple(Line(v, row, knee == v) for v, row in sweep.rows_of(name).items())
-            made.append(Table(name, sweep.parameter, shown, lines))
-    return made
+def tables(report: BenchReport) -> dict[str, list[Row]]:
+    """Return the rows of each table: all without a heading, or of a sweep those of a strategy."""
+    tables: dict[str, list[Row]] = {}
+    for row in report.rows:
+        tables.setdefault(row.name if report.swept else "", []).append(row)
+    return tables
+
+
+def label(report: BenchReport, row: Row) -> str:
+    """Return what the first column says: the strategy, or the value of what is swept."""
+    if not report.swept:
+        return row.name
+    return row.value + ("  <- knee" if report.knees.get(row.name) == row.value else "")
 
 
 def footnotes(rows: Iterable[Row]) -> list[str]:
     """Return the evidence and notes of rows, each once, with the strategies that it is about."""
-    about: dict[str, list[str]] = {}
+    about: dict[str, dict[str, None]] = {}
     for row in rows:
         for text in (*([f"cold: {row.evidence}"] if row.evidence else []), *row.notes):
-            names = about.setdefault(text, [])
-            if row.name not in names:
-                names.append(row.name)
+            about.setdefault(text, {})[row.name] = None
     return [f"{', '.join(names)}: {text}" for text, names in about.items()]
-
-
-# --- numbers for people ----------------------------------------------------------------------
 
 
 def digits(value: float) -> str:
@@ -159,30 +129,3 @@ def show(name: str, measure: Measure | None, *, spread: bool = True) -> str:
         return NOTHING
     text = show_value(name, measure.value)
     return f"{text} {show_spread(measure)}".rstrip() if spread else text
-
-
-# --- for programs ----------------------------------------------------------------------------
-
-
-def csv_text(report: BenchReport) -> str:
-    """Return the rows as CSV: a line for each strategy, or each strategy and point of the sweep.
-
-    The columns of `HEADER` come first, then the evidence of cold runs, then every measure that some
-    row has, in full precision, headed by name and unit, with its least and most after it.
-    """
-    names = [name for name in MEASURES if name in report.taken]
-    out = io.StringIO()
-    write = csv.writer(out, lineterminator="\n").writerow
-    ends = ("", " least", " most")
-    write([*HEADER, "evidence", *(f"{n}{end} [{MEASURES[n].unit}]" for n in names for end in ends)])
-    lines = [(row, "", "") for row in report.rows]
-    if (sweep := report.sweep) is not None:
-        lines += [(row, sweep.parameter, p.value) for p in sweep.points for row in p.rows]
-    for row, parameter, value in lines:
-        cells: list[object] = [row.name, parameter, value, row.runs]
-        cells += ["; ".join(row.problems), "; ".join(row.notes), row.evidence]
-        for name in names:
-            m = row.measures.get(name)
-            cells += ["", "", ""] if m is None else [repr(m.value), repr(m.least), repr(m.most)]
-        write(cells)
-    return out.getvalue()

@@ -57,12 +57,6 @@ DUMMY = "dummy"
 MET = "met"
 IN_PLACE = "in-place"
 
-PLAINLY = {
-    "webdataset": "tar shards read one after another",
-    "images": "files opened and read one by one, not decoded",
-}
-"""How `IN_PLACE` reads a format, where that is not sample by sample in a shuffled order."""
-
 ABSENT = "not installed"
 """What begins the words for a strategy whose packages are missing; that is no failure."""
 

@@ -7,7 +7,7 @@ import secrets
 import stat
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,7 @@ from dsprep.core.escaping import printable, printable_json
 from dsprep.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
-    from dsprep.bench.report.model import BenchReport
-    from dsprep.bench.report.tables import Table
+    from dsprep.bench.report.model import BenchReport, Row
 
 WIDTH = 100
 """Columns of characters where the output is not a terminal."""
@@ -35,16 +34,15 @@ HEAD = 4096
 STDOUT = Path("-")
 
 
-def emit(report: BenchReport, *, json: Path | None, html: Path | None, csv: Path | None) -> None:
+def emit(report: BenchReport, *, json: Path | None, html: Path | None) -> None:
     """Print the tables and the answer of a report, and write the requested files.
 
     With ``-`` for `json` nothing but the JSON is printed.
     """
     from dsprep.bench.report.page import html as page
-    from dsprep.bench.report.tables import csv_text
     from dsprep.sidecar.spec import dump_json
 
-    check_targets(json=json, html=html, csv=csv)
+    check_targets(json=json, html=html)
     if json == STDOUT:
         print_json(report.to_json())
     else:
@@ -52,7 +50,6 @@ def emit(report: BenchReport, *, json: Path | None, html: Path | None, csv: Path
     contents: list[tuple[Path | None, Callable[[], str]]] = [
         (None if json == STDOUT else json, lambda: printable_json(dump_json(report.to_json()))),
         (html, lambda: page(report)),
-        (csv, lambda: csv_text(report)),
     ]
     for path, content in contents:
         if path is not None:
@@ -71,17 +68,17 @@ def show(report: BenchReport) -> None:
     def line(text: str, style: str = "") -> None:
         say(text.rstrip(), style=STYLES[style])
 
-    for table in tables(report):
-        if table.title:
-            line(table.title, "bold")
-        for text, style in drawn(table, room):
+    for heading, rows in tables(report).items():
+        if heading:
+            line(heading, "bold")
+        for text, style in drawn(report, rows, room):
             line(text, style)
         line("")
-    for words in footnotes(report.all_rows):
+    for words in footnotes(report.rows):
         for part in textwrap.wrap(f"* {words}", room, subsequent_indent="  "):
             line(part, "dim")
     for i, paragraph in enumerate(report.answer):
-        if i or any(r.notes for r in report.all_rows):
+        if i or any(r.notes for r in report.rows):
             line("")
         for part in textwrap.wrap(paragraph, min(room, WIDTH), break_on_hyphens=False):
             line(part)
@@ -97,51 +94,47 @@ def width() -> int:
         return WIDTH
 
 
-def drawn(table: Table, room: int) -> list[tuple[str, str]]:
+def drawn(report: BenchReport, rows: Sequence[Row], room: int) -> list[tuple[str, str]]:
     """Return the lines of a table that fits in `room` characters, each with its style.
 
     Labels stay whole; columns of little importance go first. Numbers are to the right; a row
     without numbers says why across the columns.
     """
     from dsprep.bench.report.model import MEASURES
-    from dsprep.bench.report.tables import show
+    from dsprep.bench.report.tables import columns, label, show
 
-    labels = [printable(line.label) + ("  <- knee" if line.knee else "") for line in table.lines]
-    label = max(map(len, (table.first, *labels)))
-    cells, sizes = {}, {}
-    for name in table.columns:
+    names, first = [printable(label(report, row)) for row in rows], report.swept or "strategy"
+    left = max(map(len, (first, *names)))
+    cells, sizes, kept = {}, {}, list(columns(report))
+    for name in kept:
         kind = MEASURES[name]
         cells[name] = [
-            "" if line.row.failure else show(name, line.row.measures.get(name), spread=kind.spread)
-            for line in table.lines
+            "" if row.failure else show(name, row.measures.get(name), spread=kind.spread)
+            for row in rows
         ]
         sizes[name] = GAP + max(map(len, (kind.heading, *cells[name])))
-    kept = list(table.columns)
-    while kept and label + sum(sizes[name] for name in kept) > room:
+    while kept and left + sum(sizes[name] for name in kept) > room:
         kept.remove(max(kept, key=lambda name: (MEASURES[name].rank, name)))
     head = "".join(f"{MEASURES[name].heading:>{sizes[name]}}" for name in kept)
-    across = label + sum(sizes[name] for name in kept)
-    lines = [(f"{table.first:<{label}}{head}", "bold"), ("-" * across, "dim")]
-    for i, (name, line) in enumerate(zip(labels, table.lines, strict=True)):
-        if failure := line.row.failure:
-            parts = textwrap.wrap(printable(failure), max(20, room - label - GAP)) or [""]
-            names = [name, *[""] * (len(parts) - 1)]
-            both = zip(names, parts, strict=True)
-            lines += [(f"{n:<{label}}{' ' * GAP}{part}", "red") for n, part in both]
+    across = left + sum(sizes[name] for name in kept)
+    lines = [(f"{first:<{left}}{head}", "bold"), ("-" * across, "dim")]
+    for i, (name, row) in enumerate(zip(names, rows, strict=True)):
+        if row.failure:
+            parts = textwrap.wrap(printable(row.failure), max(20, room - left - GAP)) or [""]
+            both = zip([name, *[""] * (len(parts) - 1)], parts, strict=True)
+            lines += [(f"{n:<{left}}{' ' * GAP}{part}", "red") for n, part in both]
         else:
             numbers = "".join(f"{cells[n][i]:>{sizes[n]}}" for n in kept)
-            lines.append((f"{name:<{label}}{numbers}", "bold" if line.knee else ""))
+            lines.append((f"{name:<{left}}{numbers}", "bold" if name.endswith("knee") else ""))
     return lines
 
 
 # --- files -----------------------------------------------------------------------------------
 
 
-def check_targets(
-    *, json: Path | None = None, html: Path | None = None, csv: Path | None = None
-) -> None:
+def check_targets(*, json: Path | None = None, html: Path | None = None) -> None:
     """Make sure that files may be written, best before anything is measured."""
-    requested = {"--json": json, "--html": html, "--csv": csv}
+    requested = {"--json": json, "--html": html}
     taken: dict[Path, str] = {}
     for option, path in requested.items():
         if path is None or (option == "--json" and path == STDOUT):
@@ -169,8 +162,8 @@ def check_target(option: str, path: Path) -> None:
         raise UsageError("this is a directory", where=path, fix=f"name a file with {option}")
 
 
-def check_page(path: Path | None, overwrite: bool, option: str = "--html") -> None:
-    """Make sure that a page, or what another option names, may be written, if it is asked for."""
+def check_new(path: Path | None, overwrite: bool, option: str) -> None:
+    """Make sure that the file that an option names may be written, if it is asked for."""
     if path is not None:
         check_target(option, path)
         if path.is_file() and not overwrite:
@@ -180,14 +173,11 @@ def check_page(path: Path | None, overwrite: bool, option: str = "--html") -> No
 def _is_ours(path: Path, option: str) -> bool:
     """Return whether a file is empty, or is what `dsprep bench` writes for an option."""
     from dsprep.bench.report.page import MARK
-    from dsprep.bench.report.tables import HEADER
 
     with path.open("rb") as file:
         head = file.read(HEAD)
     if option == "--html":
         return not head or MARK.encode() in head
-    if option == "--csv":
-        return not head or head.startswith(",".join(HEADER).encode())
     return not head or (head.lstrip().startswith(b"{") and b'"dsprep_bench' in head)
 
 

@@ -154,7 +154,6 @@ class Chosen:
         "FILE", "Write all figures as JSON; - for stdout.", panel=OUTPUT, allow_dash=True
     )
     html: Path | None = opt.value("FILE", "Write a page for a browser.", panel=OUTPUT)
-    csv: Path | None = opt.value("FILE", "Write the table as CSV.", panel=OUTPUT)
 
     def made(self, given: dict[str, Any], stack: ExitStack) -> Chosen:
         """Return the options themselves."""
@@ -185,7 +184,7 @@ def read(
     if not data:
         fail("missing DATA", 2)
     settings = Settings(**{f.name: getattr(chosen, f.name) for f in fields(Settings)})
-    files = {"json": chosen.json, "html": chosen.html, "csv": chosen.csv}
+    files = {"json": chosen.json, "html": chosen.html}
     largest = None if chosen.limit == "all" else parse_nbytes(chosen.limit)
     if settings.transfer_size is not None:
         parse_nbytes(settings.transfer_size)  # before anything is converted
@@ -215,7 +214,7 @@ def read(
             report = bench_read(work, shlex.join(["dsprep", *sys.argv[1:]]), update, runner)
     emit(report, **files)
     absent = {name for name in work.names if find(name).missing} - set(work.named)
-    if any(r.problems for r in report.all_rows if r.name not in absent):
+    if any(r.problems for r in report.rows if r.name not in absent):
         raise typer.Exit(1)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from dsprep.cli import options as opt
-from dsprep.cli.bench.output import check_page
+from dsprep.cli.bench.output import check_new
 from dsprep.cli.report import print_json, print_rows, remark, run_bar
 from dsprep.errors import UsageError
 
@@ -54,7 +54,7 @@ def storage(
     from dsprep.executors import workers_of
     from dsprep.sidecar.spec import write_json
 
-    check_page(out, overwrite, "--out")
+    check_new(out, overwrite, "--out")
     if executor is not None:
         workers = workers or getattr(executor, "present", 0) or workers_of(executor)
     elif (workers or 1) > 1 and not dry_run:
