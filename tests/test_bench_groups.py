@@ -22,8 +22,8 @@ import pytest
 
 import dsprep
 from dsprep.bench.strategies import SETS, find, group, limit
+from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.lmdbio import Assignment
-from dsprep.bench.strategies.lmdbio import node as lmdbio_node
 from dsprep.bench.strategies.lmdbio import records as lmdbio_records
 from dsprep.bench.task import Task
 from dsprep.errors import DsprepError, UsageError
@@ -55,7 +55,7 @@ def task_of(name, path, **more):
 
 def made(name, places, **more):
     task = task_of(name, places[find(name).container], **more)
-    return find(name).load()(task)
+    return Strategy(task, find(name).load())
 
 
 def opened(name, places, **more):
@@ -101,7 +101,7 @@ def test_the_limit_reads_all_bytes_of_groups_once(world, more, places, asked):
         asked.clear()
         for rank in range(world):
             with opened("pread-limit", places, rank=rank, world_size=world, **more) as strategy:
-                mine = list(map(strategy.size, strategy.epoch(number)))
+                mine = list(map(strategy.way.size, strategy.epoch(number)))
                 assert len(mine) <= strategy.task.steps
                 assert max(mine) <= strategy.task.batch_size
             sizes += mine
@@ -147,14 +147,18 @@ def test_no_figures_of_another_engine_than_the_one_that_was_asked_for(name, plac
     strategy.close()
 
 
-def test_what_the_limit_cannot_read_is_an_error(places):
-    with opened("pread-limit", places) as strategy:
-        strategy._table.lengths[:] += 1 << 30  # beyond the end of the file
-        strategy._buffers = [np.empty(4 << 20, np.uint8)] * 2
-        with pytest.raises(DsprepError):
-            list(strategy.epoch(0))
+def sidecar_of(places):
+    return dsprep.Sidecar.open(places["groups"])
+
+
+def test_what_the_limit_cannot_read_is_an_error(places, monkeypatch):
+    longer = [(*rest, nbytes + (1 << 20)) for *rest, nbytes in limit.groups_of(sidecar_of(places))]
+    monkeypatch.setattr(limit, "groups_of", lambda sidecar: longer)  # beyond the end of the file
+    with opened("pread-limit", places) as strategy, pytest.raises(DsprepError):
+        list(strategy.epoch(0))
+    monkeypatch.undo()
     with pytest.raises(UsageError, match="no groups"):
-        limit.Limit(task_of("pread-limit", places["source"])).open()
+        made("pread-limit", {"groups": places["source"]}).open()
 
 
 # --- overlap ---------------------------------------------------------------------------------
@@ -205,15 +209,15 @@ def test_records_are_assigned_once(samples, ranks, roots, steps):
     got, done = [[] for _ in range(ranks)], 0
     for window in assigned.windows():
         read = [assigned.span(window, j) for j in range(roots)]
-        assert (read[0][0], read[-1][1]) == (window.start, window.stop)
+        assert (read[0][0], read[-1][1]) == window[:2]
         assert all(stop == start for (_, stop), (start, _) in pairwise(read))
-        for step in range(window.steps):
+        for step in range(window[2]):
             for rank in range(ranks):
                 low, high = assigned.part(window, rank, step)
                 first, stop = read[assigned.root_of(rank)]
                 assert first <= low <= high <= min(stop, low + 4)
                 got[rank] += range(low, high)
-        done += window.steps
+        done += window[2]
     assert sorted(i for mine in got for i in mine) == list(range(samples))
     assert done == -(-samples // (ranks * 4))
     if steps == 1 and samples >= ranks * 4:
@@ -224,13 +228,12 @@ RUN = """
 import hashlib, json, os, pickle, sys
 import numpy as np
 from dsprep.bench.strategies import find
-from dsprep.bench.strategies.lmdbio import node
+from dsprep.bench.strategies.base import Strategy
 
 tasks, dies = pickle.loads(bytes.fromhex(sys.argv[1]))
-node.OPEN_SECONDS = 20
 out = []
 for task in tasks:
-    strategy = find(task.strategy).load()(task)
+    strategy = Strategy(task, find(task.strategy).load())
     epochs = []
     for number in range(3):
         if number != 1:  # as in cold runs: all open it once more
@@ -306,15 +309,6 @@ def test_who_loses_its_neighbour_fails_soon(step, dies, places):
     assert codes == [9 if rank == dies else 1 for rank in range(3)]
     assert all("gone" in error for rank, error in enumerate(errors) if rank != dies)
     assert time.monotonic() - began < 20  # a step is waited for much longer
-
-
-def test_who_waits_for_nobody_gives_up(places, monkeypatch):
-    monkeypatch.setattr(lmdbio_node, "OPEN_SECONDS", 0.1)
-    for rank, missing in ((0, "rank 1"), (1, "the process that reads")):
-        strategy = made("lmdbio-lmm", places, rank=rank, world_size=2, key=os.urandom(8).hex())
-        with pytest.raises(DsprepError, match=f"{missing}.* did not come"):
-            strategy.open()
-        assert held() == ([], [])
 
 
 def test_each_step_reads_as_it_says(places, asked, monkeypatch):

@@ -38,7 +38,6 @@ def test_what_is_unknown_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "read_text", fail)
     facts = machine.describe(tmp_path)
     assert "cpu" not in facts
-    assert "limits" not in facts
     assert facts["page_bytes"] >= 4096
 
 
@@ -73,22 +72,6 @@ def test_mount_points_of_people_are_not_told():
     assert not machine._personal("/")
 
 
-def test_limits(tmp_path):
-    inner = tmp_path / "job" / "step"
-    inner.mkdir(parents=True)
-    (inner / "memory.max").write_text("max\n")
-    (inner / "cpu.max").write_text("150000 100000\n")
-    (tmp_path / "job" / "memory.max").write_text("4096\n")
-    own = tmp_path / "own"
-    own.write_text("0::/job/step\n")
-    assert machine._limits(tmp_path, own) == {"memory_bytes": 4096, "cores": 1.5}
-    old = tmp_path / "memory" / "job"
-    old.mkdir(parents=True)
-    (old / "memory.limit_in_bytes").write_text("8192\n")
-    own.write_text("4:memory:/job\n")
-    assert machine._limits(tmp_path, own) == {"memory_bytes": 8192}
-
-
 def test_block_devices(tmp_path):
     disk = tmp_path / "nvme0n1"
     part = disk / "nvme0n1p1"
@@ -97,13 +80,12 @@ def test_block_devices(tmp_path):
     (disk / "size").write_text("2048\n")
     (disk / "queue").mkdir()
     (disk / "queue" / "rotational").write_text("0\n")
-    (disk / "queue" / "scheduler").write_text("mq-deadline [none]\n")
     (disk / "device").mkdir()
     (disk / "device" / "model").write_text("Fast  SSD\n")
     expected = {"name": "nvme0n1", "model": "Fast SSD", "rotational": 0}
-    expected |= {"scheduler": "none", "bytes": 1 << 20}
+    expected |= {"bytes": 1 << 20}
     assert machine._block(part) == expected
     raid = tmp_path / "md0"
     (raid / "slaves").mkdir(parents=True)
     (raid / "slaves" / "nvme0n1p1").symlink_to(part)
-    assert machine._block(raid) == {"name": "md0", "made_of": [expected]}
+    assert machine._block(raid) == {"name": "md0", "bytes": 0, "made_of": [expected]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import h5py
@@ -15,6 +16,7 @@ from dsprep.bench.strategies import forms
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.formats.options import OpenOptions
+from dsprep.storage.trees import remove
 
 ALL = ("source", "groups", "hdf5", "lmdb", "tfrecord", "zarr")
 
@@ -38,6 +40,15 @@ def writes(*words, **more):
     return [*plan(*words, **more).writes]
 
 
+@contextlib.contextmanager
+def opened(planned):
+    """The forms of a plan, which go in the end."""
+    try:
+        yield scratch.prepare(planned)
+    finally:
+        remove(planned.folder)
+
+
 def values(path):
     with dsprep.open(path) as source:
         return {k: np.asarray(v) for k, v in source[0 : len(source)].items()}
@@ -57,8 +68,7 @@ def test_every_form_holds_the_samples_and_the_data_are_read_in_place(data):
     assert planned.needed > planned.payload * 4
     assert planned.folder.parent == data.parent
     assert not planned.folder.exists(), "a plan writes nothing"
-    with scratch.opened([planned]) as prepare:
-        found = prepare(planned)
+    with opened(planned) as found:
         assert set(found) == set(ALL)
         assert found["hdf5"] == scratch.Prepared(data)
         for name in ("groups", "lmdb", "tfrecord", "zarr"):
@@ -66,19 +76,10 @@ def test_every_form_holds_the_samples_and_the_data_are_read_in_place(data):
         source = found["source"]
         with dsprep.Reader(source.path, 8, data=source.data, rank=0, world_size=1) as reader:
             assert sum(len(b["y"]) for b in reader) == 64
-        with dsprep.Sidecar.open(found["groups"].path) as opened:
+        with dsprep.Sidecar.open(found["groups"].path) as sidecar:
             each = planned.buffer_nbytes // (planned.payload // planned.samples)
-            assert opened.layout(0).groups.blocks.count == -(-planned.samples // each)
+            assert sidecar.layout(0).groups.blocks.count == -(-planned.samples // each)
     assert [p.name for p in data.parent.iterdir()] == ["train.h5"], "all temporary files are gone"
-
-
-def test_temporary_folder_goes_when_interrupted(data):
-    planned = plan(data, ["lmdb"])
-    with pytest.raises(KeyboardInterrupt), scratch.opened([planned]) as prepare:  # noqa: PT012
-        prepare(planned)
-        assert planned.folder.exists()
-        raise KeyboardInterrupt
-    assert not planned.folder.exists()
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".lmdb", ".tfrecord", ".zarr"])
@@ -103,8 +104,8 @@ def test_groups_are_read_in_place(data):
     planned = plan(path, ["source", "groups", "hdf5"])
     assert planned.in_place == ("source", "groups")
     assert [*planned.writes] == ["hdf5"], "a file in groups is not what h5py users have"
-    with dsprep.Sidecar.open(path) as opened:
-        assert planned.buffer_nbytes == opened.layout(0).groups.blocks.lengths.one(0)
+    with dsprep.Sidecar.open(path) as sidecar:
+        assert planned.buffer_nbytes == sidecar.layout(0).groups.blocks.lengths.one(0)
     assert writes(path, ["groups"], buffer_size=4) == ["groups"]
     assert writes(path, ["groups"], buffer_size=16) == []
     assert writes(path, ["groups"], limit=1000) == ["groups"]
@@ -123,11 +124,11 @@ def test_other_files_are_converted(data):
     part.write_bytes(data.read_bytes())
     both = scratch.plan([data, part], OpenOptions(), ["hdf5", "source"])
     assert [*both.writes] == ["hdf5", "source"]
-    with scratch.opened([both]) as prepare:
-        source = prepare(both)["source"]
+    with opened(both) as found:
+        source = found["source"]
         assert source.data == data.parent
-        with dsprep.Sidecar.open(source.path, source.data) as opened:
-            assert len(opened) == 128
+        with dsprep.Sidecar.open(source.path, source.data) as sidecar:
+            assert len(sidecar) == 128
 
 
 def test_foreign_records_are_converted(data):
@@ -147,8 +148,7 @@ def test_a_subset(data):
     assert planned.buffer_nbytes == 600
     assert planned.not_copied == ("source",)
     expected = {k: v[:10] for k, v in values(data).items()}
-    with scratch.opened([planned]) as prepare:
-        found = prepare(planned)
+    with opened(planned) as found:
         assert found["source"].numbers.tolist() == [*range(10)]
         for name in set(ALL) - {"source"}:
             assert found[name].numbers is None
@@ -165,19 +165,15 @@ def test_a_subset_of_ragged_samples(tmp_path):
     dsprep.convert(source, tmp_path / "r.lmdb", fields=["v=values@first,count"])
     planned = plan(tmp_path / "r.lmdb", ["groups", "source", "zarr"], limit=8 * 15)
     assert (planned.samples, planned.payload) == (5, 120)
-    with (
-        scratch.opened([planned]) as prepare,
-        dsprep.open(prepare(planned)["groups"].path) as opened,
-    ):
-        assert [len(opened[i]["v"]) for i in range(5)] == [1, 2, 3, 4, 5]
+    with opened(planned) as found, dsprep.open(found["groups"].path) as source:
+        assert [len(source[i]["v"]) for i in range(5)] == [1, 2, 3, 4, 5]
 
 
 def test_plans_of_a_sweep_share_what_is_the_same(data, tmp_path):
     first = plan(data, ("groups", "lmdb"), folder=tmp_path / "scratch")
     assert first.folder.parent == tmp_path / "scratch"
     again = plan(data, ("groups", "lmdb"), into=first.folder, buffer_size=3)
-    with scratch.opened([first, again]) as prepare:
-        one, two = prepare(first), prepare(again)
+    with opened(first) as one, opened(again) as two:
         assert one["lmdb"] == two["lmdb"]
         assert one["groups"] != two["groups"]
         same(values(one["groups"].path), values(two["groups"].path))

@@ -23,6 +23,7 @@ from support import STRUCT, assert_same_batch, random_array, random_batch, raw, 
 import dsprep
 from dsprep import formats
 from dsprep.bench.strategies import SETS, STRATEGIES, TIERED, find
+from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.samples import DIRECT_NBYTES
 from dsprep.bench.task import Task
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
@@ -136,7 +137,8 @@ def strategy_of(name, path, schema, **settings):
         "seed": 3,
         "threads": 2,
     } | settings
-    return find(name).load()(Task(strategy=name, path=path, schema=schema, **settings))
+    task = Task(strategy=name, path=path, schema=schema, **settings)
+    return Strategy(task, find(name).load())
 
 
 def keys(batch, schema):
@@ -149,8 +151,8 @@ def run_epoch(strategy, number):
     """One epoch's samples as one batch, and the sizes of its steps."""
     batches, sizes = [], []
     for item in strategy.epoch(number):
-        sizes.append(strategy.size(item))
-        batch = copy.deepcopy(strategy.batch(item))
+        sizes.append(strategy.way.size(item))
+        batch = copy.deepcopy(strategy.way.batch(item))
         assert {len(column) for column in batch.values()} == {sizes[-1]}
         batches.append(batch)
     return concatenate(strategy.task.schema, batches), sizes
@@ -267,7 +269,7 @@ def test_closing_in_the_middle_of_an_epoch(datasets, name):
     strategy = strategy_of(name, path, SCHEMAS["ragged"])
     strategy.open()
     items = strategy.epoch(0)
-    assert strategy.size(next(items)) == BATCH
+    assert strategy.way.size(next(items)) == BATCH
     strategy.close()
     assert left_open(path) == []
     items.close()
@@ -293,7 +295,7 @@ def test_cursors_of_all_ranks_read_a_block_together(datasets):
         settings = {"rank": rank, "world_size": 3}
         strategy = strategy_of("lmdb-cursor", path, SCHEMAS["scalar"], **settings)
         strategy.open()
-        steps.append([strategy.batch(item) for item in strategy.epoch(0)])
+        steps.append([strategy.way.batch(item) for item in strategy.epoch(0)])
         strategy.close()
     blocks = [steps[r][s] for s in range(3) for r in range(3) if s < len(steps[r])]
     assert_same_batch(concatenate(SCHEMAS["scalar"], blocks), expected, SCHEMAS["scalar"])

@@ -16,7 +16,8 @@ import zarr
 from typer.testing import CliRunner
 
 from dsprep.bench.reading import Settings, Work, bench_read, plan_read
-from dsprep.bench.strategies.in_place import InPlace
+from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.in_place import open_in_place
 from dsprep.bench.strategies.own_loader import count_samples
 from dsprep.bench.task import Task
 from dsprep.cli import app
@@ -168,9 +169,9 @@ def test_other_arrays_are_read_by_their_library(name: str, tmp_path: Path) -> No
             files=(tmp_path / name,),
             batch_size=8,
         )
-    strategy = InPlace(task)
+    strategy = Strategy(task, open_in_place)
     strategy.open()
-    assert strategy._loop == strategy._from_arrays
+    assert strategy.way.epoch.__name__ == "from_arrays"
     rows = np.concatenate([batch["x"] for batch in strategy.epoch(0)])
     assert (rows[np.argsort(rows[:, 0])] == values).all()
     strategy.close()

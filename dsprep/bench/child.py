@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,6 +23,7 @@ from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Epoch, Result, Task, make_compute
 from dsprep.errors import DsprepError
+from dsprep.storage.trees import remove
 
 PR_SET_PDEATHSIG = 1
 
@@ -38,6 +40,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
     wait
         Returns when all ranks have called it.
     """
+    entry = find(task.strategy)
     try:
         compute = make_compute(task.compute)
         compute()  # libraries start their threads
@@ -46,7 +49,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
             strategy.open()
         epochs = []
         for number in range(task.warmup + task.epochs):
-            if not task.cold and number and strategy.anew:
+            if not task.cold and number and entry.anew:
                 _close(strategy, wait)
                 strategy.open()
             held = _made_cold(task, strategy, wait) if task.cold else None
@@ -55,7 +58,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
                 epochs.append(epoch)
         peak = counters.peak_rss()
         total, checked = None, 0
-        if task.check and strategy.delivers:
+        if task.check and entry.delivers:
             total, checked = _checked(task, strategy, task.warmup + task.epochs)
         wait()
         return Result(epochs=tuple(epochs), peak_rss=peak, full=total, checked=checked)
@@ -67,8 +70,11 @@ def _close(strategy: Strategy, wait: Callable[[], None]) -> None:
     """Close a strategy on all ranks, and then remove what it kept for the last epoch."""
     strategy.close()
     wait()
-    if strategy.anew and strategy.opened:
-        strategy.clear()
+    task = strategy.task
+    if find(task.strategy).anew and task.opening:
+        folder = task.own_folder
+        with suppress(FileNotFoundError):  # of several ranks, one does it
+            remove(folder.rename(folder.with_name(f"{task.opening}-{task.rank}")))
         wait()
 
 
@@ -103,30 +109,25 @@ def _epoch(
     compute: Callable[[], object],
 ) -> Epoch:
     """Run one epoch, with the clock on."""
-    light = sums.lightly(task.schema) if strategy.delivers else None
-    waits, samples, summed = [], 0, 0
-    checking = computed = skew = 0.0
-    steps = range(strategy.steps(number))
+    way = strategy.way
+    steps = range(task.steps if way.steps is None else way.steps(number))
+    waits, samples = [], 0
+    computed = skew = 0.0
     wait()
     before = counters.count()
     began = clock = now()
-    items: Iterator[Any] = iter(strategy.epoch(number))
+    items = strategy.epoch(number)
     for _ in steps:
         item = next(items, None)
         got = now()
         waits.append(got - clock)
+        clock = got
         if item is not None:
-            samples += strategy.size(item)
-            if light is not None:
-                summed += light(strategy.batch(item))
-            checked = now()
-            checking += checked - got
+            samples += way.size(item)
             compute()
             del item
-        else:
-            checked = now()
-        clock = now()
-        computed += clock - checked
+            clock = now()
+            computed += clock - got
         if task.world_size > 1:
             wait()
             met = now()
@@ -135,29 +136,24 @@ def _epoch(
     excess = next(items, None) is not None
     ended = now()
     waits.append(ended - clock)
-    after = counters.count()
-    drawn = strategy.drawn(number)
-    if drawn is not None and task.compute != "none":  # what is copied went on while it was checked
-        computed, checking = computed + checking, 0.0
     return Epoch(
         samples=samples,
-        seconds=ended - began - checking,
+        seconds=ended - began,
         waits=tuple(round(w, 7) for w in waits),
         computing=computed,
         skew=skew,
-        counters=after - before,
-        light=None if light is None else summed % 2**64,
+        counters=counters.count() - before,
         excess=excess,
-        drawn=drawn,
+        drawn=None if way.drawn is None else way.drawn(number),
     )
 
 
 def _checked(task: Task, strategy: Strategy, number: int) -> tuple[int, int]:
-    """Return the full sum of one more epoch, and its samples."""
-    total = samples = 0
+    """Return the sum of one more epoch, and its samples."""
+    way, total, samples = strategy.way, 0, 0
     for item in strategy.epoch(number):
-        total += sums.full(strategy.batch(item), task.schema)
-        samples += strategy.size(item)
+        total += sums.full(way.batch(item), task.schema)
+        samples += way.size(item)
         del item
     return total % 2**64, samples
 
@@ -181,7 +177,7 @@ def main() -> None:
     message: Result | str
     try:
         task: Task = line.recv()
-        message = run(task, find(task.strategy).load()(task), wait)
+        message = run(task, Strategy(task, find(task.strategy).load()), wait)
     except DsprepError as error:
         message = str(error)
     except (BrokenOff, BrokenPipeError, ConnectionResetError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +29,7 @@ OPTIONS = re.compile(
 )
 """Mount options that change how fast data come, or where they come from."""
 
-QUEUE = ("rotational", "read_ahead_kb", "scheduler", "nr_requests", "max_sectors_kb")
+QUEUE = ("rotational", "read_ahead_kb", "nr_requests", "max_sectors_kb")
 
 CACHE = (
     *("dirty_ratio", "dirty_background_ratio", "dirty_bytes", "dirty_background_bytes"),
@@ -66,8 +66,6 @@ def describe(path: Path) -> dict[str, Any]:
         "cores": os.cpu_count,
         "memory_bytes": total_memory,
         "memory_free_bytes": free_memory,
-        "virtual": _virtual,
-        "limits": _limits,
         "system": lambda: f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": lambda: f"{platform.python_implementation()} {platform.python_version()}",
         "packages": _packages,
@@ -132,19 +130,6 @@ def _cpu() -> str:
     return f"{platform.machine()}, implementer {facts['CPU implementer']} part {facts['CPU part']}"
 
 
-def _virtual() -> list[str]:
-    """Return what stands between this process and the hardware."""
-    signs = []
-    flags = re.search(r"^flags\s*:(.*)$", text_of(Path("/proc/cpuinfo")), re.MULTILINE)
-    if flags and "hypervisor" in flags[1].split():
-        signs.append("virtual machine")
-    if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
-        signs.append("Apptainer container")
-    elif Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-        signs.append("container")
-    return signs
-
-
 def _packages() -> dict[str, str]:
     from dsprep.bench.strategies.packages import PACKAGES
 
@@ -155,46 +140,6 @@ def _packages() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
-
-
-def _limits(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> dict[str, Any]:
-    """Return the least limits of the control groups (cgroups(7)) that this process is in."""
-    memory: list[int] = []
-    cores: list[float] = []
-    for line in text_of(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        for name in controllers.split(","):  # version 2: one, whose name is empty
-            for folder in _upwards(root / name, path):
-                for limit in ("memory.max", "memory.high", "memory.limit_in_bytes"):
-                    memory += [n for n in _integers(folder, limit) if n < 1 << 60]
-                quota, period = (_integers(folder, f"cpu.cfs_{w}_us") for w in ("quota", "period"))
-                words = text_of(folder / "cpu.max").split()
-                if len(words) == 2 and words[0].isdecimal():
-                    quota, period = [int(words[0])], [int(words[1])]
-                if quota and period:
-                    cores.append(quota[0] / period[0])
-    limits: dict[str, Any] = {}
-    if memory:
-        limits["memory_bytes"] = min(memory)
-    if cores:
-        limits["cores"] = round(min(cores), 2)
-    return limits
-
-
-def _upwards(root: Path, path: str) -> Iterator[Path]:
-    """Yield the folder of a control group and of those that it is in."""
-    at = root / path.strip("/")
-    yield at
-    while at != root and root in at.parents:
-        at = at.parent
-        yield at
-
-
-def _integers(folder: Path, name: str) -> list[int]:
-    text = text_of(folder / name).strip()
-    return [int(text)] if text.isdecimal() else []
 
 
 # --- the storage -----------------------------------------------------------------------------
@@ -258,20 +203,12 @@ def _block(link: Path) -> dict[str, Any]:
     if (folder / "partition").exists():
         folder = folder.parent
     facts: dict[str, Any] = {"name": folder.name}
-    model = " ".join(text_of(folder / "device" / "model").split())
-    if model:
+    if model := " ".join(text_of(folder / "device" / "model").split()):
         facts["model"] = model
     facts.update(_numbers(folder / "queue", QUEUE))
-    if isinstance(chosen := facts.get("scheduler"), str):  # all, the one in use in brackets
-        inside = re.search(r"\[(.+?)\]", chosen)
-        facts["scheduler"] = inside[1] if inside else chosen
-    size = _integers(folder, "size")
-    if size:
-        facts["bytes"] = size[0] * 512
+    facts["bytes"] = 512 * int(text_of(folder / "size").strip() or 0)
     parts = sorted((folder / "slaves").iterdir()) if (folder / "slaves").is_dir() else []
-    if parts:  # of device mapper and RAID
-        facts["made_of"] = [_block(part) for part in parts]
-    return facts
+    return {**facts, "made_of": [_block(part) for part in parts]} if parts else facts
 
 
 def _stripe(at: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from dsprep.bench.strategies import DUMMY, IN_PLACE, LIMIT, MET, SETS, TODAY, fi
 from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Conditions, Failure, Result, Task, parse_compute
 from dsprep.core.units import parse_nbytes, parse_rate
-from dsprep.errors import UnsupportedError, UsageError
+from dsprep.errors import UsageError
 from dsprep.executors.mpi import launched
 from dsprep.formats.options import OpenOptions
 from dsprep.reader.defaults import cores_of, threads_by_rule, units_ahead
@@ -27,6 +27,7 @@ from dsprep.reader.ranks import RankInfo, detect
 from dsprep.source.dataset import open_dataset
 from dsprep.source.files import find_files
 from dsprep.storage.paths import StorePath
+from dsprep.storage.trees import remove
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with runs done, of how many, and the words for what is being done."""
@@ -199,9 +200,9 @@ def bench_read(
         in its row.
     """
     first, settings = work.plans[0], work.points[0][1]
-    with scratch.opened(work.plans) as prepare:
+    try:
         progress(0, work.runs, "preparing")
-        made = [prepare(plan) for plan in work.plans]
+        made = [scratch.prepare(plan) for plan in work.plans]
         progress(0, work.runs, "checksum of the dataset")
         with open_dataset(list(first.data), first.reading) as source:
             expected = sums.of_source(first.chosen(source), first.samples)
@@ -211,6 +212,9 @@ def bench_read(
         ]
         rows, alone = _measured(jobs, _facts(expected, settings), progress, runner)
         machine = describe(first.folder if first.folder.exists() else Path(first.data[0]))
+    finally:
+        for plan in work.plans:
+            remove(plan.folder)
     report = BenchReport(
         command=command,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -324,19 +328,22 @@ def _warmup(settings: Settings) -> int:
 
 
 def _tasks(
-    names: Sequence[str], settings: Settings, plan: scratch.Preparation, made: scratch.Forms
+    names: Sequence[str],
+    settings: Settings,
+    plan: scratch.Preparation,
+    made: Mapping[str, scratch.Prepared],
 ) -> dict[str, Task | Failure]:
     """Return what to run for each strategy, or why that cannot be."""
     tasks: dict[str, Task | Failure] = {}
     for name in names:
+        container = find(name).container
         if missing := find(name).missing:
             tasks[name] = Failure(missing)
             continue
-        try:
-            form = made[find(name).container]
-        except UnsupportedError as error:
-            tasks[name] = Failure(str(error))
+        if reason := plan.impossible.get(container):
+            tasks[name] = Failure(f"the dataset cannot be read as {container}: {reason}")
             continue
+        form = made[container]
         transfer = settings.transfer_size
         tasks[name] = Task(
             **{f.name: getattr(settings, f.name) for f in fields(Conditions)},

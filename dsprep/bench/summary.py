@@ -138,18 +138,14 @@ def _measures(ranks: Sequence[Epoch], facts: StrategyFacts) -> dict[str, float]:
 def _problems(name: str, run: Sequence[Result], facts: StrategyFacts) -> list[str]:
     """Return why the numbers of a run mean nothing."""
     problems = []
-    expected, times, strategy = facts.expected, facts.times, find(name).load()
+    expected, times, entry = facts.expected, facts.times, find(name)
     for ranks in zip(*(r.epochs for r in run), strict=True):
         samples = sum(e.samples for e in ranks)
         requested = times * expected.samples
-        if not strategy.counted and samples:
+        if not entry.counted and samples:
             continue  # a note says how many came
         if samples != requested or any(e.excess for e in ranks):
             problems.append(f"wrong samples: {samples:,} of {requested:,} in an epoch")
-        elif strategy.delivers:
-            light = sum(e.light or 0 for e in ranks) % 2**64
-            if light != times * expected.light % 2**64:
-                problems.append("wrong samples: some are missing, repeated or damaged in an epoch")
         if facts.cold and name != DUMMY:
             evidence = _evidence(ranks, facts)
             problems += [evidence.problem] if evidence is not None and evidence.problem else []
@@ -172,13 +168,13 @@ def _notes(
     name: str, measures: dict[str, Measure], epochs: Sequence[Sequence[Epoch]], facts: StrategyFacts
 ) -> tuple[str, ...]:
     notes = [facts.remark] if facts.remark else []
-    strategy = find(name).load()
+    entry = find(name)
     came = min(sum(e.samples for e in ranks) for ranks in epochs)
-    if not strategy.counted and came != facts.expected.samples:
+    if not entry.counted and came != facts.expected.samples:
         notes.append(f"{came:,} of {facts.expected.samples:,} samples came")
     device = measures["device_bytes"].value / facts.least if not facts.cold else 0.0
     if device > 1 - COLD and name != DUMMY and facts.stored != 0:  # 0: in an object store
         notes.append(f"{device:.0%} of the bytes came from a device, not from the page cache")
-    if not facts.checked and strategy.delivers:
+    if not facts.checked and entry.delivers:
         notes.append("what it delivered was not compared in full (--no-check)")
     return tuple(notes)

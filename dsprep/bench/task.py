@@ -59,6 +59,7 @@ class Task(Conditions):
     buffer_nbytes: int | None = None  # bytes that are read at a time; None: one group as stored
     transfer_size: int | None = None  # bytes of one read call at most; None: all at once
     everywhere: bool = False  # whether ranks are on several nodes, and each drops the files
+    opening: int = 0  # which time it is that this is opened, from 1 on
     key: str = ""  # what the processes of this run have in common, and no others
     drop: tuple[Path, ...] = ()  # the files that a cold run drops from the page cache
 
@@ -66,6 +67,12 @@ class Task(Conditions):
     def tier_folder(self) -> Path | None:
         """The directory for what this run keeps on the fast tier."""
         return None if self.tier is None else self.tier / f"dsprep-{self.key}"
+
+    @property
+    def own_folder(self) -> Path:
+        """The part of it that is of one opening alone."""
+        assert self.tier_folder is not None, "there is a fast tier"
+        return self.tier_folder / str(self.opening)
 
     @property
     def steps(self) -> int:
@@ -100,12 +107,11 @@ class Epoch:
     """One measured epoch of one rank."""
 
     samples: int  # delivered
-    seconds: float  # from the first step until after the last one, without checking
+    seconds: float  # from the first step until after the last one
     waits: tuple[float, ...]  # seconds until each batch had come, and the end
     computing: float  # seconds of the steps' own work
     skew: float  # seconds that this rank waited for others at the end of steps
     counters: Counters  # what the kernel counted
-    light: int | None  # the light sum of what was delivered; None where nothing is
     excess: bool = False  # whether there were more batches than steps
     held: float | None = None  # share of the files in the page cache before; None: unknown
     drawn: Drawn | None = None  # where tiers of storage are measured
@@ -122,7 +128,7 @@ class Result:
 
     epochs: tuple[Epoch, ...]  # those that were measured
     peak_rss: int  # bytes of memory of its processes at their peaks
-    full: int | None = None  # the full sum over one more epoch; None if there was none
+    full: int | None = None  # the sum over one more epoch; None if there was none
     checked: int = 0  # samples of that epoch
 
 

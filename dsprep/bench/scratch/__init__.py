@@ -5,20 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsprep.bench.scratch.folder import check_free
 from dsprep.bench.scratch.planning import Preparation, plan
 from dsprep.core.schema import Ints
-from dsprep.errors import UnsupportedError
 from dsprep.source.dataset import open_dataset
-from dsprep.storage.trees import remove
 from dsprep.writing.create_sidecar import dataset_of
 
-__all__ = ["Forms", "Preparation", "Prepared", "opened", "plan", "prepare"]
+__all__ = ["Preparation", "Prepared", "plan", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -30,19 +26,7 @@ class Prepared:
     numbers: Ints | None = None  # the samples that are taken, where it has more
 
 
-class Forms(dict[str, Prepared]):
-    """Forms by name; asking for one that cannot be made raises an error that says why."""
-
-    def __init__(self, impossible: Mapping[str, str]) -> None:
-        super().__init__()
-        self.impossible = impossible
-
-    def __missing__(self, name: str) -> Prepared:
-        reason = self.impossible.get(name, "it was not prepared")
-        raise UnsupportedError(f"the dataset cannot be read as {name}: {reason}")
-
-
-def prepare(plan: Preparation) -> Forms:
+def prepare(plan: Preparation) -> dict[str, Prepared]:
     """Write what a plan says; return every form that can be read, by name.
 
     Raises
@@ -58,19 +42,9 @@ def prepare(plan: Preparation) -> Forms:
             for item in plan.writes.values():
                 if not item.path.exists():  # written for another plan
                     item.make(plan.chosen(source))
-    forms, dataset = Forms(plan.impossible), dataset_of(plan.files)
-    forms.update({name: Prepared(dataset, numbers=plan.numbers) for name in plan.in_place})
+    dataset = dataset_of(plan.files)
+    forms = {name: Prepared(dataset, numbers=plan.numbers) for name in plan.in_place}
     for name, item in plan.items.items():
         numbers = None if item.data is None else plan.numbers
         forms[name] = Prepared(item.path, item.data, numbers)
     return forms
-
-
-@contextmanager
-def opened(plans: Sequence[Preparation]) -> Iterator[Callable[[Preparation], Forms]]:
-    """Yield `prepare`, and in the end remove what it wrote, also when interrupted."""
-    try:
-        yield prepare
-    finally:
-        for plan in plans:
-            remove(plan.folder)

@@ -1,18 +1,19 @@
-"""The table of strategies: ways of reading that can be measured, a class each.
+"""The table of strategies: ways of reading that can be measured, a function that opens each.
 
 Nothing is imported until one is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.base import Opener
 from dsprep.errors import UsageError
 
 Container: TypeAlias = Literal["files", "source", "groups", "hdf5", "lmdb", "tfrecord", "zarr"]
@@ -25,12 +26,18 @@ Container: TypeAlias = Literal["files", "source", "groups", "hdf5", "lmdb", "tfr
 class Entry:
     """A strategy, and what it needs."""
 
-    where: str  # `module:Class` below this package
+    where: str  # `module:function` below this package
     container: Container  # the form of the dataset that it reads
     words: str  # what it does, in half a line
     packages: Sequence[str] = ()  # that have to be installed besides dsprep's own
     tier: bool = False  # whether it needs a fast tier
     settles: bool = False  # whether its first epoch differs from further ones, so never counts
+    how: Mapping[str, Any] = field(default_factory=dict)  # other arguments of the function
+    # Whether there are samples in the items at all; the limit and the run without any reading have
+    # none, and are not checked. A loader of the user's own is only counted, and may leave some out.
+    delivers: bool = True
+    counted: bool = True
+    anew: bool = False  # whether it is opened before each epoch, and its copies removed after it
 
     @property
     def missing(self) -> str:
@@ -45,11 +52,11 @@ class Entry:
         if absent or (":" in name and not function):
             raise UsageError(f"there is no loader {name}", expected="FILE.py:FUNCTION")
 
-    def load(self) -> type[Strategy]:
-        """Import the class."""
+    def load(self) -> Opener:
+        """Import the function."""
         module, _, name = self.where.partition(":")
-        strategy: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), name)
-        return strategy
+        opener: Opener = getattr(import_module(f"{__name__}.{module}"), name)
+        return partial(opener, **self.how) if self.how else opener
 
 
 LIMIT = "pread-limit"
@@ -61,60 +68,94 @@ ABSENT = "not installed"
 """What begins the words for a strategy whose packages are missing; that is no failure."""
 
 STRATEGIES: dict[str, Entry] = {
-    LIMIT: Entry("limit:Limit", "groups", "plain preadv of whole groups, nothing decoded: 100 %"),
-    DUMMY: Entry("limit:Dummy", "groups", "no reading: the step alone, on a batch in memory"),
-    IN_PLACE: Entry(
-        "in_place:InPlace", "files", "the files as they are, as a plain script reads them"
+    LIMIT: Entry(
+        "limit:open_limit",
+        "groups",
+        "plain preadv of whole groups, nothing decoded: 100 %",
+        delivers=False,
     ),
-    "h5py": Entry("samples:H5pySamples", "hdf5", "h5py, sample by sample, shuffled"),
-    "zarr": Entry("samples:ZarrSamples", "zarr", "zarr, sample by sample, shuffled"),
-    "lmdb-get": Entry("lmdb_samples:LmdbGet", "lmdb", "py-lmdb get by key, shuffled"),
-    "mmap": Entry("mapped:Mapped", "groups", "samples copied out of a mapping, shuffled"),
-    "torch": Entry("torch_loader:TorchLoader", "hdf5", "torch DataLoader over h5py", ("torch",)),
-    "tf": Entry("tensorflow:TfSamples", "hdf5", "tf.data, one sample per read, no prefetch (TF)"),
+    DUMMY: Entry(
+        "limit:open_dummy",
+        "groups",
+        "no reading: the step alone, on a batch in memory",
+        delivers=False,
+    ),
+    IN_PLACE: Entry(
+        "in_place:open_in_place", "files", "the files as they are, as a plain script reads them"
+    ),
+    "h5py": Entry("samples:open_h5py", "hdf5", "h5py, sample by sample, shuffled"),
+    "zarr": Entry("samples:open_zarr", "zarr", "zarr, sample by sample, shuffled"),
+    "lmdb-get": Entry("lmdb_samples:open_get", "lmdb", "py-lmdb get by key, shuffled"),
+    "mmap": Entry("mapped:open_mapped", "groups", "samples copied out of a mapping, shuffled"),
+    "torch": Entry("torch_loader:open_torch", "hdf5", "torch DataLoader over h5py", ("torch",)),
+    "tf": Entry(
+        "tensorflow:open_samples", "hdf5", "tf.data, one sample per read, no prefetch (TF)"
+    ),
     "tf-prefetch": Entry(
-        "tensorflow:TfPrefetch", "hdf5", "the same with AUTOTUNE threads and prefetch (TF-Pre)"
+        "tensorflow:open_samples",
+        "hdf5",
+        "the same with AUTOTUNE threads and prefetch (TF-Pre)",
+        how={"ahead": True},
     ),
     "tfrecord": Entry(
-        "tensorflow:TfRecords", "tfrecord", "tf.data over TFRecord, shuffle buffer, AUTOTUNE"
+        "tensorflow:open_records", "tfrecord", "tf.data over TFRecord, shuffle buffer, AUTOTUNE"
     ),
     "provenance": Entry(
-        "dsprep_reader:Provenance", "source", "samples by preadv through the sidecar, not repacked"
+        "dsprep_reader:open_provenance",
+        "source",
+        "samples by preadv through the sidecar, not repacked",
     ),
-    "group": Entry("group:Group", "groups", "a group per read, no overlap (Async I/O)"),
-    "group-db": Entry("group:GroupDb", "groups", "the same, double buffered (Async I/O DB)"),
+    "group": Entry("group:open_group", "groups", "a group per read, no overlap (Async I/O)"),
+    "group-db": Entry(
+        "dsprep_reader:open_reader",
+        "groups",
+        "the same, double buffered (Async I/O DB)",
+        how={"buffers": 2, "io_threads": 1, "engine": "buffered"},
+    ),
     "lmdb-cursor": Entry(
-        "lmdb_samples:LmdbCursor", "lmdb", "py-lmdb cursors, strided by rank (Caffe's LMDB)"
+        "lmdb_samples:open_cursor", "lmdb", "py-lmdb cursors, strided by rank (Caffe's LMDB)"
     ),
-    "lmdbio-lmm": Entry("lmdbio:Lmm", "lmdb", "LMDBIO: one process of the node reads for all"),
-    "lmdbio-dm": Entry("lmdbio:Dm", "lmdb", "LMDBIO: and jumps to its records"),
-    "lmdbio-dio": Entry("lmdbio:Dio", "lmdb", "LMDBIO: and reads them by pread"),
-    "lmdbio-prov": Entry("lmdbio:Prov", "lmdb", "LMDBIO: offsets computed, from provenance"),
-    "lmdbio-coal": Entry("lmdbio:Coal", "lmdb", "LMDBIO: many steps by one read"),
-    "lmdbio-stag": Entry("lmdbio:Stag", "lmdb", "LMDBIO: readers take turns"),
-    "dsprep": Entry("dsprep_reader:DsprepReader", "groups", "dsprep.Reader, all threads"),
+    **{
+        f"lmdbio-{name}": Entry("lmdbio:open_steps", "lmdb", f"LMDBIO: {words}", how={"level": i})
+        for i, (name, words) in enumerate(
+            {
+                "lmm": "one process of the node reads for all",
+                "dm": "and jumps to its records",
+                "dio": "and reads them by pread",
+                "prov": "offsets computed, from provenance",
+                "coal": "many steps by one read",
+                "stag": "readers take turns",
+            }.items()
+        )
+    },
+    "dsprep": Entry("dsprep_reader:open_reader", "groups", "dsprep.Reader, all threads"),
     "cache-first": Entry(
-        "tiers:CacheFirst", "groups", "dsprep.Reader with an empty cache, which it fills", tier=True
+        "dsprep_reader:open_cache",
+        "groups",
+        "dsprep.Reader with an empty cache, which it fills",
+        tier=True,
+        how={"anew": True},
+        anew=True,
     ),
     "cache-next": Entry(
-        "tiers:CacheNext", "groups", "dsprep.Reader, from its cache", tier=True, settles=True
+        "dsprep_reader:open_cache",
+        "groups",
+        "dsprep.Reader, from its cache",
+        tier=True,
+        settles=True,
     ),
     MET: Entry(
-        "tiers:Met", "groups", "dsprep.Reader, mini-epoch training", tier=True, settles=True
+        "dsprep_reader:open_met",
+        "groups",
+        "dsprep.Reader, mini-epoch training",
+        tier=True,
+        settles=True,
     ),
 }
 
 SETS: dict[str, tuple[str, ...]] = {
     "async-io": ("tf", "tf-prefetch", "group", "group-db"),
-    "lmdbio": (
-        "lmdb-cursor",
-        "lmdbio-lmm",
-        "lmdbio-dm",
-        "lmdbio-dio",
-        "lmdbio-prov",
-        "lmdbio-coal",
-        "lmdbio-stag",
-    ),
+    "lmdbio": ("lmdb-cursor", *(name for name in STRATEGIES if name.startswith("lmdbio-"))),
     "samples": ("h5py", "zarr", "lmdb-get", "mmap", "torch", "tf", "tf-prefetch"),
     "cache": ("dsprep", "cache-first", "cache-next"),
     "all": tuple(name for name, e in STRATEGIES.items() if not e.tier),
@@ -146,7 +187,8 @@ def find(name: str) -> Entry:
         If there is none.
     """
     if ":" in name:
-        return Entry("own_loader:OwnLoader", "files", "your own loader")
+        entry = Entry("own_loader:open_own", "files", "your own loader")
+        return replace(entry, delivers=False, counted=False)
     if name not in STRATEGIES:
         raise UsageError(
             f"{name!r} is not a strategy",

@@ -1,4 +1,4 @@
-"""`dsprep.Reader`, as a training script would use it, on repacked data or on the data as stored."""
+"""`dsprep.Reader`, as a training script would use it: repacked data, data as stored, and tiers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Drawn, Task
 from dsprep.cache.copier import Throttle
 from dsprep.core.units import parse_rate
@@ -41,53 +41,50 @@ class ThrottledReader(Reader):
         return replace(super()._reading(comm), drawn=self._throttle.take)
 
 
-class DsprepReader(Strategy):
-    """`Reader` over a repacked dataset: groups and samples shuffled, read ahead by threads."""
+def open_reader(task: Task, resources: ExitStack, *, passes: int = 1, **more: Any) -> Way:
+    """Open a Reader over a repacked dataset: groups and samples shuffled, read ahead by threads.
 
-    def arguments(self) -> dict[str, Any]:
-        """Return how the Reader is made, but for dataset and batch size."""
-        task = self.task
-        return {
-            "buffer_size": buffer_size(task),
-            "seed": task.seed,
-            "rank": task.rank,
-            "world_size": task.world_size,
-            "epochs": 1,
-            "shuffle": "group",
-            "buffers": None if task.buffers == Task.buffers else task.buffers,
-            "io_threads": task.threads,
-            "transfer_size": task.transfer_size,
-            "engine": task.engine,
-        }
+    `more` are other arguments of it; an epoch is so many passes.
+    """
+    arguments: dict[str, Any] = {
+        "buffer_size": buffer_size(task),
+        "seed": task.seed,
+        "rank": task.rank,
+        "world_size": task.world_size,
+        "epochs": 1,
+        "shuffle": "group",
+        "buffers": None if task.buffers == Task.buffers else task.buffers,
+        "io_threads": task.threads,
+        "transfer_size": task.transfer_size,
+        "engine": task.engine,
+        **more,
+    }
+    if task.tier_bandwidth is None:
+        reader = Reader(task.path, task.batch_size, **arguments)
+    else:
+        rate = parse_rate(task.tier_bandwidth)
+        reader = ThrottledReader(task.path, task.batch_size, bandwidth=rate, **arguments)
+    resources.callback(reader.close)
+    if reader.choice.engine != arguments["engine"]:  # figures would be of another engine
+        raise UsageError(f"the engine does not work here: {reader.choice.why}")
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Read the sidecar."""
-        arguments, task = self.arguments(), self.task
-        if task.tier_bandwidth is None:
-            self._reader = Reader(task.path, task.batch_size, **arguments)
-        else:
-            rate = parse_rate(task.tier_bandwidth)
-            self._reader = ThrottledReader(task.path, task.batch_size, bandwidth=rate, **arguments)
-        resources.callback(self._reader.close)
-        choice = self._reader.choice
-        if choice.engine != arguments["engine"]:  # figures would be of another engine
-            raise UsageError(f"the engine does not work here: {choice.why}")
+    def turns(number: int) -> range:
+        return range(number * passes, (number + 1) * passes)
 
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Return the Reader's own iterator: nothing stands between it and the loop."""
-        self._reader.set_epoch(number)
-        return iter(self._reader)
+    def epoch(number: int) -> Iterator[Any]:
+        for turn in turns(number):
+            reader.set_epoch(turn)
+            yield from reader
 
-    def passes(self, number: int) -> range:
-        """Return the numbers that the Reader counts in an epoch."""
-        return range(number, number + 1)
+    def steps(number: int) -> int:
+        count = 0
+        for turn in turns(number):
+            reader.set_epoch(turn)
+            count += len(reader)
+        return count
 
-    def drawn(self, number: int) -> Drawn | None:
-        """Return what the Reader counted, where there are tiers."""
-        if self.task.tier is None and self.task.tier_bandwidth is None:
-            return None
-        passes = self.passes(number)
-        stats = [s for s in self._reader.stats if s.epoch in passes]
+    def drawn(number: int) -> Drawn:
+        stats = [s for s in reader.stats if s.epoch in turns(number)]
         return Drawn(
             read=sum(s.nbytes for s in stats),
             cached=sum(s.cache_nbytes for s in stats),
@@ -95,16 +92,32 @@ class DsprepReader(Strategy):
             stalled=sum(s.stall_seconds for s in stats),
         )
 
+    has_tiers = task.tier is not None or task.tier_bandwidth is not None
+    return Way(epoch, steps=steps if passes > 1 else None, drawn=drawn if has_tiers else None)
 
-class Provenance(DsprepReader):
-    """`Reader` over a dataset that was not repacked, at the extents that its sidecar gives.
+
+def open_provenance(task: Task, resources: ExitStack) -> Way:
+    """Open a Reader over a dataset that was not repacked, at the extents that its sidecar gives.
 
     All samples are shuffled. What is read at a time, `Task.buffer_nbytes`, are samples from all
     over the dataset, in the order in which they are stored.
     """
+    return open_reader(task, resources, shuffle="global", data=task.data, subset=task.numbers)
 
-    def arguments(self) -> dict[str, Any]:
-        """Return how the Reader is made."""
-        task = self.task
-        in_place = {"data": task.data, "subset": task.numbers}
-        return {**super().arguments(), "shuffle": "global", **in_place}
+
+def open_cache(task: Task, resources: ExitStack, *, anew: bool = False) -> Way:
+    """Open a Reader with a cache on the fast tier, or with one of this opening alone."""
+    folder = task.own_folder if anew else task.tier_folder
+    return open_reader(task, resources, cache=folder, cache_size=task.tier_size)
+
+
+def open_met(task: Task, resources: ExitStack) -> Way:
+    """Open a Reader for mini-epochs: an epoch is cut into parts, each passed several times.
+
+    It knows of all epochs, one more of which is checked, and copies ahead across them. Source: Xu
+    et al., PDSW 2021, section III.
+    """
+    epochs, passes = task.warmup + task.epochs + 1, task.mini_epochs * task.repeats
+    parts = {"mini_epochs": task.mini_epochs, "repeats": task.repeats, "epochs": epochs}
+    tier = {"cache": task.tier_folder, "cache_size": task.tier_size}
+    return open_reader(task, resources, passes=passes, **tier, **parts)

@@ -1,4 +1,7 @@
-"""Strategies that deliver nothing: plain ``preadv`` (the 100 % line), steps without reading."""
+"""Ways that deliver nothing: plain ``preadv`` (the 100 % line), steps without reading.
+
+Their items are numbers of samples.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import ClassVar, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import TypeAlias
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.base import Way
+from dsprep.bench.task import Task
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import UsageError
 from dsprep.layout.as_json import file_path
-from dsprep.reader.engines.direct import Opened
+from dsprep.reader.engines import Engine, make
 from dsprep.reader.memory import Pool
 from dsprep.reader.order import share
 from dsprep.reader.units import group_edges
@@ -29,70 +32,46 @@ from dsprep.storage.base import Handle
 _ALIGN = 64 << 10
 """Bytes at whose multiples buffers begin: whole blocks of direct reads."""
 
-Job: TypeAlias = tuple[int, Handle, int, int]
-"""Samples, and the extent of their bytes: a file, an offset, a number of bytes."""
+Extents: TypeAlias = list[tuple[int, tuple[int, str], int, int]]
+"""Of groups: samples, the number of the file entry and the path below it, offset and bytes."""
 
 
-@dataclass(frozen=True)
-class GroupTable:
-    """Where the groups of a dataset are stored."""
+def groups_of(sidecar: Sidecar) -> Extents:
+    """Return where the groups of a dataset are stored, in the order of their samples."""
+    edges = group_edges(sidecar)
+    if edges is None:
+        raise UsageError(
+            "the dataset has no groups", where=sidecar.dataset, fix="write it by dsprep repack"
+        )
+    stored: list[tuple[tuple[int, str], int, int]] = []
+    for number, entry in enumerate(sidecar.content.files):
+        groups = sidecar.layout(number).groups if entry.samples else None
+        if groups is None:
+            continue
+        blocks, count = groups.blocks, groups.blocks.count
+        paths = [
+            file_path(blocks.path, [k // groups.files]) if groups.files else blocks.path
+            for k in range(count)
+        ]
+        extents = (blocks.offsets.span(0, count).tolist(), blocks.lengths.span(0, count).tolist())
+        stored += [((number, p), at, n) for p, at, n in zip(paths, *extents, strict=True)]
+    sizes = np.diff(edges).tolist()
+    return [(size, *where) for size, where in zip(sizes, stored, strict=True)]
 
-    edges: Ints  # int64, shape `(groups + 1,)`: the first sample of each, and the number of samples
-    file: Ints  # int64, shape `(groups,)`: the file that it is in, one of `files`
-    files: list[tuple[int, str]]  # number of the file entry, and the path below it
-    offsets: Ints  # int64, shape `(groups,)`, as the lengths in bytes
-    lengths: Ints
 
-    @classmethod
-    def of(cls, sidecar: Sidecar) -> GroupTable:
-        """Return the groups of a dataset."""
-        edges = group_edges(sidecar)
-        if edges is None:
-            raise UsageError(
-                "the dataset has no groups", where=sidecar.dataset, fix="write it by dsprep repack"
-            )
-        files: list[tuple[int, str]] = []
-        columns: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(3)]
-        for number, entry in enumerate(sidecar.content.files):
-            groups = sidecar.layout(number).groups if entry.samples else None
-            if groups is None:
-                continue
-            n, path = groups.blocks.count, groups.blocks.path
-            each = groups.files or n
-            columns[0].append(len(files) + np.arange(n, dtype=np.int64) // each)
-            columns[1].append(groups.blocks.offsets.span(0, n))
-            columns[2].append(groups.blocks.lengths.span(0, n))
-            files += [
-                (number, file_path(path, [k]) if groups.files else path)
-                for k in range(-(-n // each))
-            ]
-        file, offsets, lengths = (np.concatenate(c) for c in columns)
-        return cls(edges, file, files, offsets, lengths)
+def _between(groups: Extents, order: Ints, start: int, stop: int) -> Iterator[tuple[int, ...]]:
+    """Yield number, samples, offset and bytes of the groups that hold some positions of a sequence.
 
-    def shared(self, order: Ints, start: int, stop: int) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the groups that hold some positions of a sequence of groups.
-
-        Parameters
-        ----------
-        order
-            int64, shape ``(groups,)``: the groups in sequence.
-        start, stop
-            Which of the samples, in sequence.
-
-        Returns
-        -------
-        Samples, file, offset and number of bytes of each group, int64; of a group that is only
-        partly among them, its samples' share of the bytes.
-        """
-        sizes = np.diff(self.edges)[order]
-        ends = np.cumsum(sizes)
-        some = np.flatnonzero((ends > start) & (ends - sizes < stop))
-        order, sizes, ends = order[some], sizes[some], ends[some]
-        low = np.maximum(0, start - (ends - sizes))
-        high = sizes - np.maximum(0, ends - stop)
-        begin = self.lengths[order] * low // sizes
-        end = self.lengths[order] * high // sizes
-        return high - low, self.file[order], self.offsets[order] + begin, end - begin
+    Of a group that is only partly among them, its samples' share of the bytes.
+    """
+    end = 0
+    for i in order.tolist():
+        size, _, offset, nbytes = groups[i]
+        begin, end = end, end + size
+        low, high = max(0, start - begin), size - max(0, end - stop)
+        if end > start and begin < stop:
+            first, last = nbytes * low // size, nbytes * high // size
+            yield i, high - low, offset + first, last - first
 
 
 @dataclass(eq=False)
@@ -109,29 +88,13 @@ Work: TypeAlias = tuple[Group, Callable[[], None]]
 """A part of a group, and what reads it."""
 
 
-class Counting(Strategy):
-    """A strategy that delivers nothing: its items are numbers of samples."""
-
-    delivers: ClassVar[bool] = False
-
-    def size(self, item: int) -> int:
-        """Return the samples of a step."""
-        return int(item)
+def open_dummy(task: Task, resources: ExitStack) -> Way:
+    """Open nothing, as with the dummy data of SC18's CosmoFlow: what is left is not I/O."""
+    return Way(lambda number: map(len, task.batches(number)), int)
 
 
-class Dummy(Counting):
-    """Nothing is read, as with the dummy data of SC18's CosmoFlow: what is left is not I/O."""
-
-    def prepare(self, resources: ExitStack) -> None:
-        """Open nothing."""
-
-    def epoch(self, number: int) -> Iterator[int]:
-        """Yield the number of samples of each step."""
-        return map(len, self.task.batches(number))
-
-
-class Limit(Counting):
-    """As many bytes as the groups have, the groups shuffled, read into buffers used in turn.
+def open_limit(task: Task, resources: ExitStack) -> Way:
+    """Open the groups, as many bytes as they have, shuffled, read into buffers used in turn.
 
     A rank reads as much as a Reader's rank: n / P of the n samples in shuffled groups, and of a
     group that two ranks share, each its part of the bytes; all ranks together read all bytes
@@ -140,37 +103,44 @@ class Limit(Counting):
     there are buffers. The engine ``mapped`` has no such line of its own: there it is
     ``buffered``.
     """
+    sidecar = resources.enter_context(Sidecar.open(task.path))
+    extents = groups_of(sidecar)
+    engine = make("buffered" if task.engine == "mapped" else task.engine)
+    largest, count = max((n for *_, n in extents), default=1), max(task.buffers, task.threads)
+    pool = Pool(-(-(largest + 2 * _ALIGN) // _ALIGN) * _ALIGN, count)
+    buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
+    for buffer in buffers:
+        buffer[::4096] = 0
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Find the groups, and touch the memory that they are read into."""
-        task = self.task
-        self._sidecar = sidecar = resources.enter_context(Sidecar.open(task.path))
-        self._table = GroupTable.of(sidecar)
-        largest = int(self._table.lengths.max(initial=1))
-        count = max(task.buffers, task.threads)
-        pool = Pool(-(-(largest + 2 * _ALIGN) // _ALIGN) * _ALIGN, count)
-        self._buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
-        for buffer in self._buffers:
-            buffer[::4096] = 0
-        self._direct: WeakKeyDictionary[Handle, Opened] = WeakKeyDictionary()
+    def parts(file: Handle, offset: int, nbytes: int, buffer: Bytes) -> list[Callable[[], None]]:
+        """Cut a group into as many parts as there are threads, unless they get too small."""
+        low = offset // _ALIGN * _ALIGN
+        iovecs = np.array([[0, nbytes]], np.int64)
+        calls: list[Callable[[], None]] = []
+        for at, part in shared(offset, iovecs, task.threads, _ALIGN):
+            end = at + int(part[:, 1].sum())
+            if engine.name == "direct":  # whole blocks, which the device writes to their place
+                at, end = at // _ALIGN * _ALIGN, min(file.nbytes, -(-end // _ALIGN) * _ALIGN)
+            into = buffer[at - low : end - low]
+            calls.append(partial(_read, engine, file, at, into, task.transfer_size))
+        return calls
 
-    def epoch(self, number: int) -> Iterator[int]:
-        """Yield the number of samples of each step, once that many are in memory."""
-        task = self.task
+    def epoch(number: int) -> Iterator[int]:
         mine = share(task.samples, task.world_size, task.rank, task.batch_size, "ragged")
-        groups = self._groups(number, mine.start, mine.start + mine.own)
+        order = np.random.default_rng([task.seed, number]).permutation(len(extents))
+        groups = _between(extents, order, mine.start, mine.start + mine.own)
         work: SimpleQueue[Work | None] = SimpleQueue()
         done: SimpleQueue[Group | BaseException] = SimpleQueue()
 
         def start(buffer: Bytes) -> None:
             job = next(groups, None)
             if job is not None:
-                samples, file, offset, nbytes = job
+                i, samples, offset, nbytes = job
                 group = Group(samples, buffer)
-                parts = self._parts(file, offset, nbytes, buffer)
-                group.left = len(parts)
-                for part in parts:
-                    work.put((group, part))
+                calls = parts(sidecar.open_file(*extents[i][1]), offset, nbytes, buffer)
+                group.left = len(calls)
+                for call in calls:
+                    work.put((group, call))
 
         threads = [
             threading.Thread(target=_work, args=(work, done), daemon=True)
@@ -179,12 +149,12 @@ class Limit(Counting):
         try:
             for thread in threads:
                 thread.start()
-            for buffer in self._buffers:
+            for buffer in buffers:
                 start(buffer)
             loaded: deque[Group] = deque()  # in memory
             have = requested = 0
-            for count in mine.sizes(0, mine.steps).tolist():
-                requested += count
+            for size in mine.sizes(0, mine.steps).tolist():
+                requested += size
                 while True:
                     while loaded and loaded[0].end <= requested:
                         start(loaded.popleft().buffer)
@@ -197,7 +167,7 @@ class Limit(Counting):
                     if not read.left:
                         have = read.end = have + read.samples
                         loaded.append(read)
-                yield count
+                yield size
         finally:
             while not work.empty():
                 work.get()
@@ -207,46 +177,18 @@ class Limit(Counting):
                 if thread.ident is not None:
                     thread.join()
 
-    def _groups(self, epoch: int, start: int, stop: int) -> Iterator[Job]:
-        """Yield what is to be read, group by group."""
-        table = self._table
-        order = np.random.default_rng([self.task.seed, epoch]).permutation(len(table.file))
-        columns = table.shared(order, start, stop)
-        for samples, file, offset, nbytes in zip(*(c.tolist() for c in columns), strict=True):
-            yield samples, self._sidecar.open_file(*table.files[file]), offset, nbytes
+    return Way(epoch, int)
 
-    def _parts(
-        self, file: Handle, offset: int, nbytes: int, buffer: Bytes
-    ) -> list[Callable[[], None]]:
-        """Cut a group into as many parts as there are threads, unless they get too small."""
-        iovecs = np.array([[0, nbytes]], np.int64)
-        low = offset // _ALIGN * _ALIGN
-        calls: list[Callable[[], None]] = []
-        for at, part in shared(offset, iovecs, self.task.threads, _ALIGN):
-            begin = at // _ALIGN * _ALIGN if self.task.engine == "direct" else at
-            size, into = int(part[:, 1].sum()), buffer[begin - low :]
-            calls.append(partial(self._read, file, at, size, into))
-        return calls
 
-    def _read(self, file: Handle, start: int, nbytes: int, buffer: Bytes) -> None:
-        if self.task.engine == "direct":
-            self._read_direct(file, start, nbytes, buffer)
-            return
-        step = self.task.transfer_size or max(1, nbytes)
-        for at in range(0, nbytes, step):
-            file.pread_into(buffer[at : min(nbytes, at + step)], start + at)
-
-    def _read_direct(self, file: Handle, start: int, nbytes: int, buffer: Bytes) -> None:
-        opened = self._direct.get(file)
-        if opened is None:
-            opened = self._direct.setdefault(file, Opened(file))
-        block = opened.block
-        low, stop = start // block * block, -(-(start + nbytes) // block) * block
-        step = max(1, (self.task.transfer_size or stop - low) // block) * block
-        for at in range(low, stop, step):
-            size = min(step, stop - at)
-            minimum = min(size, start + nbytes - at)
-            opened.read(file, buffer[at - low : at - low + size], at, minimum)
+def _read(engine: Engine, file: Handle, start: int, into: Bytes, transfer: int | None) -> None:
+    """Read a part of a group, by calls of so many bytes at most."""
+    step = transfer or max(1, len(into))
+    for at in range(0, len(into), step):
+        part = into[at : at + step]
+        if engine.name == "direct":
+            engine.read(file, start + at, np.array([[part.ctypes.data, len(part)]], np.int64))
+        else:
+            file.pread_into(part, start + at)
 
 
 def _work(work: SimpleQueue[Work | None], done: SimpleQueue[Group | BaseException]) -> None:

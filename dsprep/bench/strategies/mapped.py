@@ -13,58 +13,48 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.base import Way
+from dsprep.bench.task import Task
 from dsprep.core.schema import Bytes, Column, Field, Ints, Ragged
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.sidecar.sidecar import Sidecar
 
 
-class Mapped(Strategy):
-    """As with `numpy.memmap`, in a file whose sidecar gives the extent of every sample."""
+def open_mapped(task: Task, resources: ExitStack) -> Way:
+    """Map the files, as with `numpy.memmap`; their sidecar gives the extent of every sample.
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Map the files, and see that the samples are stored in them as they are.
+    Raises
+    ------
+    UnsupportedError
+        If the samples are not stored in them as they are, since they are compressed, say.
+    """
+    sidecar = resources.enter_context(Sidecar.open(task.path))
+    views: list[Bytes] = []
+    for number, file in enumerate(sidecar.content.files):
+        path, layout = sidecar.dataset / file.path, sidecar.layout(number)
+        for f in task.schema:
+            column = layout.columns.get(f.name)
+            if (
+                not path.is_file()
+                or column is None
+                or not (column.grid is None or column.grid.plain)
+                or (f.ragged and not f.row_nbytes)
+            ):
+                raise UnsupportedError(
+                    f"the bytes of field {f} are not stored in the file as they are", where=path
+                )
+        with path.open("rb") as opened:
+            mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        views.append(np.frombuffer(mapping, np.uint8))
+    resources.callback(views.clear)  # unmapped with the last reference
 
-        Raises
-        ------
-        UnsupportedError
-            If they are not, since they are compressed, say.
-        """
-        self._sidecar = resources.enter_context(Sidecar.open(self.task.path))
-        self._views: list[Bytes] = []  # gone before their mappings are closed
-        for number, file in enumerate(self._sidecar.content.files):
-            path = self._sidecar.dataset / file.path
-            layout = self._sidecar.layout(number)
-            for f in self.task.schema:
-                column = layout.columns.get(f.name)
-                if (
-                    not path.is_file()
-                    or column is None
-                    or not (column.grid is None or column.grid.plain)
-                    or (f.ragged and not f.row_nbytes)
-                ):
-                    raise UnsupportedError(
-                        f"the bytes of field {f} are not stored in the file as they are", where=path
-                    )
-            with path.open("rb") as opened:
-                mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-            resources.callback(mapping.close)
-            self._views.append(np.frombuffer(mapping, np.uint8))
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield each step's samples, shuffled."""
-        for indices in self.task.batches(number):
-            yield {f.name: self._column(f, indices) for f in self.task.schema}
-
-    def _column(self, field: Field, indices: Ints) -> Column:
+    def read(field: Field, indices: Ints) -> Column:
         """Return a field of some samples, copied one by one."""
-        sample, file, offset, length = self._sidecar.locate(indices, field.name)
+        sample, file, offset, length = sidecar.locate(indices, field.name)
         if len(offset) and int(offset.min()) < 0:
-            raise FormatError(
-                f"samples of field {field} are not stored", where=self._sidecar.dataset
-            )
+            raise FormatError(f"samples of field {field} are not stored", where=sidecar.dataset)
         flat = np.empty(int(length.sum()), np.uint8)
-        views, at = self._views, 0
+        at = 0
         for k, start, nbytes in zip(file.tolist(), offset.tolist(), length.tolist(), strict=True):
             flat[at : at + nbytes] = views[k][start : start + nbytes]
             at += nbytes
@@ -76,3 +66,9 @@ class Mapped(Strategy):
         np.add.at(rows, sample, length // field.row_nbytes)
         values = flat.view(field.dtype).reshape(-1, *field.inner)
         return Ragged.from_lengths(values, rows, field.kind)
+
+    def epoch(number: int) -> Iterator[Any]:
+        for indices in task.batches(number):
+            yield {f.name: read(f, indices) for f in task.schema}
+
+    return Way(epoch)

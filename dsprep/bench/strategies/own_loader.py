@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from dsprep.bench.strategies.base import Loader
+from dsprep.bench.strategies.base import Way, iterated
+from dsprep.bench.task import Task
 from dsprep.errors import UsageError
 
 
@@ -56,38 +57,32 @@ def count_samples(batch: Any) -> int | None:
 PASSED = ("batch_size", "rank", "world_size", "seed")
 
 
-class OwnLoader(Loader):
-    """Batches are counted and not compared, since only the function knows what it does to them.
+def open_own(task: Task, resources: ExitStack) -> Way:
+    """Open a loader of the user's own: what the function returns, for as many steps as others.
 
     The function gets what it has parameters for: ``data`` (the paths), ``batch_size``, ``rank``,
-    ``world_size``, ``seed``, ``threads``. What it returns is iterated once for each epoch, for as
-    many steps as the other ways take; its ``set_epoch`` is called where it has one.
+    ``world_size``, ``seed``, ``threads``. What it returns is iterated once for each epoch; its
+    ``set_epoch`` is called where it has one. Batches are counted and not compared, since only the
+    function knows what it does to them.
     """
+    known = {
+        "data": [str(path) for path in task.files],
+        **{name: getattr(task, name) for name in PASSED},
+        "threads": max(1, task.threads),
+    }
+    function = find_function(task.strategy)
+    names = inspect.signature(function).parameters
+    loader = function(**{name: known[name] for name in known if name in names})
+    if (close := getattr(loader, "close", None)) is not None:
+        resources.callback(close)
 
-    delivers: ClassVar[bool] = False
-    counted: ClassVar[bool] = False
-
-    def prepare(self, resources: ExitStack) -> None:
-        """Call the function."""
-        task = self.task
-        known = {
-            "data": [str(path) for path in task.files],
-            **{name: getattr(task, name) for name in PASSED},
-            "threads": max(1, task.threads),
-        }
-        function = find_function(task.strategy)
-        names = inspect.signature(function).parameters
-        self.loader = function(**{name: known[name] for name in known if name in names})
-        if (close := getattr(self.loader, "close", None)) is not None:
-            resources.callback(close)
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield the loader's own batches, as many as the others have steps."""
-        if (set_epoch := getattr(self.loader, "set_epoch", None)) is not None:
+    def epoch(number: int) -> Iterator[Any]:
+        if (set_epoch := getattr(loader, "set_epoch", None)) is not None:
             set_epoch(number)
-        return islice(super().epoch(number), self.task.steps)
+        yield from islice(iterated(loader), task.steps)
 
-    def size(self, item: Any) -> int:
-        """Return the samples of a batch, as its first array has them."""
+    def size(item: Any) -> int:
         count = count_samples(item)
-        return self.task.batch_size if count is None else count
+        return task.batch_size if count is None else count
+
+    return Way(epoch, size)

@@ -8,13 +8,13 @@ those of the field. The arrays are the library's own: each sample is read by ind
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Strategy
+from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Column, Field, Ints, Ragged
 from dsprep.errors import FormatError
@@ -44,6 +44,7 @@ class Stored:
             raise FormatError(
                 f"there is no {'group' if field.ragged else 'array'} of {field}", where=where
             ) from error
+        self._is_direct = nbytes >= DIRECT_NBYTES and hasattr(node, "read_direct")
         if (rows, nbytes) != (task.samples, field.row_nbytes):
             raise FormatError(
                 f"the array does not hold {field}",
@@ -74,9 +75,11 @@ class Stored:
         return np.empty((count, *self.values.shape[1:]), self.values.dtype)
 
     def put(self, room: Any, at: int, index: int) -> None:
-        """Read a sample into row `at` of a batch."""
+        """Read a sample into row `at` of a batch, by the faster of h5py's two ways."""
         if self.field.ragged:
             room.append(self.read(index))
+        elif self._is_direct:
+            self.values.read_direct(room[at : at + 1], slice(index, index + 1))
         else:
             room[at] = self.read(index)
 
@@ -91,57 +94,37 @@ class Stored:
         return Ragged.from_lengths(as_field(rows, self.field, shape), lengths, self.field.kind)
 
 
-class SampleBySample(Strategy):
-    """As in a training script without a loader: what holds the samples is opened once."""
+def _sample_by_sample(task: Task, fields: Sequence[Stored]) -> Way:
+    """Return the way of a training script without a loader, with all fields of each sample."""
 
-    stored: tuple[Stored, ...] = ()  # the fields, set by `prepare` of a subclass
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield each step's samples, shuffled; each is read with all its fields."""
-        for indices in self.task.batches(number):
-            both = [(s, s.room(len(indices))) for s in self.stored]
+    def epoch(number: int) -> Iterator[Any]:
+        for indices in task.batches(number):
+            both = [(s, s.room(len(indices))) for s in fields]
             for at, index in enumerate(indices.tolist()):
                 for stored, room in both:
                     stored.put(room, at, index)
             yield {s.field.name: s.column(room, indices) for s, room in both}
 
-
-class Dataset(Stored):
-    """A field of an HDF5 file, read by the faster of h5py's two ways."""
-
-    def put(self, room: Any, at: int, index: int) -> None:
-        """Read a sample into row `at` of a batch."""
-        if self.field.ragged or self.field.row_nbytes < DIRECT_NBYTES:
-            super().put(room, at, index)
-        else:
-            into: Array = room[at : at + 1]
-            self.values.read_direct(into, slice(index, index + 1))
+    return Way(epoch)
 
 
-class H5pySamples(SampleBySample):
-    """An HDF5 file; it and its datasets stay open."""
+def open_h5py(task: Task, resources: ExitStack) -> Way:
+    """Open an HDF5 file, whose datasets stay open."""
+    import h5py
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Open the file and its datasets."""
-        import h5py
-
-        file = resources.enter_context(h5py.File(self.task.path, "r"))
-        self.stored = tuple(Dataset(file, f, self.task) for f in self.task.schema)
+    file = resources.enter_context(h5py.File(task.path, "r"))
+    return _sample_by_sample(task, [Stored(file, f, task) for f in task.schema])
 
 
-class ZarrSamples(SampleBySample):
-    """A Zarr store, a directory or a ZIP file, whose arrays are opened once."""
+def open_zarr(task: Task, resources: ExitStack) -> Way:
+    """Open a Zarr store, a directory or a ZIP file, whose arrays are opened once."""
+    import zarr
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Open the store and its arrays."""
-        import zarr
-
-        path = self.task.path
-        kind = zarr.storage.ZipStore if path.is_file() else zarr.storage.LocalStore
-        store = kind(path, read_only=True)
-        resources.callback(store.close)
-        root = zarr.open_group(store, mode="r")
-        self.stored = tuple(Stored(root, f, self.task) for f in self.task.schema)
+    kind = zarr.storage.ZipStore if task.path.is_file() else zarr.storage.LocalStore
+    store = kind(task.path, read_only=True)
+    resources.callback(store.close)
+    root = zarr.open_group(store, mode="r")
+    return _sample_by_sample(task, [Stored(root, f, task) for f in task.schema])
 
 
 def as_field(array: Array, field: Field, shape: tuple[int, ...]) -> Array:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Loader
+from dsprep.bench.strategies.base import Way, iterated
 from dsprep.bench.strategies.samples import Stored
-from dsprep.core.schema import Array, Batch, Column, Field, Ragged, is_extension
+from dsprep.bench.task import Task
+from dsprep.core.schema import Array, Column, Field, Ragged, is_extension
 from dsprep.errors import MissingExtra, UnsupportedError
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.tfrecord.example import BYTES, FLOAT
@@ -68,47 +69,36 @@ def as_column(tensor: Any, field: Field) -> Column:
     return Ragged(values, tensor.row_splits.numpy(), field.kind)
 
 
-class TensorFlow(Loader):
-    """What is common to ways of reading by tf.data: items are dicts of tensors."""
+def _way(task: Task, epoch: Callable[[int], Iterator[Any]]) -> Way:
+    """Return a way of reading whose items are dicts of tensors."""
 
-    def size(self, item: Any) -> int:
-        """Return the samples of a batch of tensors."""
+    def size(item: Any) -> int:
         tensor = next(iter(item.values()))
         rows = tensor.row_splits.shape[0] - 1 if hasattr(tensor, "row_splits") else tensor.shape[0]
         return int(rows)
 
-    def batch(self, item: Any) -> Batch:
-        """Return the tensors as arrays."""
-        return {f.name: as_column(item[f.name], f) for f in self.task.schema}
+    return Way(epoch, size, lambda item: {f.name: as_column(item[f.name], f) for f in task.schema})
 
 
-class TfSamples(TensorFlow):
-    """TF: one read at a time, nothing ahead.
+def open_samples(task: Task, resources: ExitStack, *, ahead: bool = False) -> Way:
+    """Open TF: one read at a time, nothing ahead; or TF-Pre, with as many ahead as AUTOTUNE says.
 
     A dataset of shuffled numbers is mapped to samples by a function that reads one of them with
     h5py, and batched. TensorFlow runs such functions under Python's lock, so that reads do not
     overlap each other even on several threads; with prefetching they overlap what the consumer
     does.
     """
+    tf, schema = tensorflow(), task.schema
+    types = [tensor_type(tf, f) for f in schema]
+    import h5py
 
-    ahead: ClassVar[bool] = False
+    file = resources.enter_context(h5py.File(task.path, "r"))
+    fields = [Stored(file, f, task) for f in schema]
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Open the file and its datasets."""
-        self._tf = tensorflow()
-        self._types = [tensor_type(self._tf, f) for f in self.task.schema]
-        import h5py
-
-        file = resources.enter_context(h5py.File(self.task.path, "r"))
-        self._fields = tuple(Stored(file, f, self.task) for f in self.task.schema)
-        # The graph is made once, as in a program; only the order is another in each epoch.
-        self._order = self._tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,))
-        self.loader = self._data()
-
-    def _read(self, index: Any) -> list[Any]:
+    def read(index: Any) -> list[Any]:
         """Return a sample's values, as TensorFlow takes them."""
         values: list[Any] = []
-        for s in self._fields:
+        for s in fields:
             value = s.sample(int(index))
             if s.field.kind != "array":
                 values.append(value.tobytes())
@@ -116,109 +106,96 @@ class TfSamples(TensorFlow):
                 values.append(value.astype(value.dtype.newbyteorder("="), copy=False))
         return values
 
-    def _sample(self, index: Any) -> dict[str, Any]:
+    def sample(index: Any) -> dict[str, Any]:
         """Return the tensors of a sample; part of the graph."""
-        values = self._tf.numpy_function(self._read, [index], self._types)
+        values = tf.numpy_function(read, [index], types)
         return {
-            f.name: self._tf.ensure_shape(v, f.shape if f.kind == "array" else ())
-            for f, v in zip(self.task.schema, values, strict=True)
+            f.name: tf.ensure_shape(v, f.shape if f.kind == "array" else ())
+            for f, v in zip(schema, values, strict=True)
         }
 
-    def _data(self) -> Any:
-        """Return the dataset of batches, of the samples that `_order` names when it is iterated."""
-        data = self._tf.data.Dataset
-        auto = self._tf.data.AUTOTUNE if self.ahead else None
-        order = data.range(1).flat_map(lambda _: data.from_tensor_slices(self._order))
-        samples = order.map(self._sample, num_parallel_calls=auto)
-        varies = any(f.ragged and f.kind == "array" for f in self.task.schema)
-        batches = (samples.ragged_batch if varies else samples.batch)(self.task.batch_size)
-        return batches.prefetch(auto) if self.ahead else batches
+    # The graph is made once, as in a program; only the order is another in each epoch.
+    order = tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,))
+    data, auto = tf.data.Dataset, tf.data.AUTOTUNE if ahead else None
+    samples = data.range(1).flat_map(lambda _: data.from_tensor_slices(order))
+    samples = samples.map(sample, num_parallel_calls=auto)
+    varies = any(f.ragged and f.kind == "array" for f in schema)
+    batches = (samples.ragged_batch if varies else samples.batch)(task.batch_size)
+    batches = batches.prefetch(auto) if ahead else batches
 
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield each step's tensors, shuffled."""
-        self._order.assign(self.task.share(number))
-        return super().epoch(number)
+    def epoch(number: int) -> Iterator[Any]:
+        order.assign(task.share(number))
+        yield from iterated(batches)
 
-
-class TfPrefetch(TfSamples):
-    """TF-Pre: with as many calls and batches ahead as AUTOTUNE finds best."""
-
-    ahead: ClassVar[bool] = True
+    return _way(task, epoch)
 
 
-class TfRecords(TensorFlow):
-    """Records as dsprep writes them, read as tf.data's guides recommend.
+def open_records(task: Task, resources: ExitStack) -> Way:
+    """Open records as dsprep writes them, which are read as tf.data's guides recommend.
 
     Records, those of this rank of the one file that all read (``shard``), through a shuffle buffer,
     then batched, parsed a batch at a time, and prefetched. The buffer mixes only what is near in
     the file: tf.data cannot do more without reading at random. How fields are stored is in
-    `dsprep.formats.tfrecord.features`.
+    `dsprep.formats.tfrecord.features`. The file is opened by each epoch.
+
+    Raises
+    ------
+    UnsupportedError
+        If TensorFlow cannot hold a field.
     """
+    tf, schema = tensorflow(), task.schema
+    types = plan(schema, WriteOptions())
+    for f in schema:
+        tensor_type(tf, f)
+        if 0 in f.inner:
+            raise UnsupportedError(f"TensorFlow does not parse field {f}, which is empty")
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Find out how the fields are parsed; the file is opened by each epoch.
-
-        Raises
-        ------
-        UnsupportedError
-            If TensorFlow cannot hold a field.
-        """
-        self._tf = tensorflow()
-        schema = self.task.schema
-        self._types = plan(schema, WriteOptions())
-        for f in schema:
-            tensor_type(self._tf, f)
-            if 0 in f.inner:
-                raise UnsupportedError(f"TensorFlow does not parse field {f}, which is empty")
-        self._spec = {f.name: self._feature(f) for f in schema}
-        self.loader = self._data()
-
-    def _feature(self, field: Field) -> Any:
+    def feature(field: Field) -> Any:
         """Return how TensorFlow parses a field."""
-        io = self._tf.io
-        if self._types[field.name] == BYTES:
-            return io.FixedLenFeature([], self._tf.string, "")
-        dtype = self._tf.float32 if self._types[field.name] == FLOAT else self._tf.int64
+        if types[field.name] == BYTES:
+            return tf.io.FixedLenFeature([], tf.string, "")
+        dtype = tf.float32 if types[field.name] == FLOAT else tf.int64
         if field.ragged:
-            return io.RaggedFeature(dtype, row_splits_dtype=self._tf.int64)
-        return io.FixedLenFeature(field.shape, dtype)
+            return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+        return tf.io.FixedLenFeature(field.shape, dtype)
 
-    def _parse(self, records: Any) -> dict[str, Any]:
+    spec = {f.name: feature(f) for f in schema}
+
+    def parse(records: Any) -> dict[str, Any]:
         """Return a batch of records as tensors; part of the graph."""
-        if is_opaque(self.task.schema):
-            return {self.task.schema.names[0]: records}
-        parsed = self._tf.io.parse_example(records, self._spec)
-        return {f.name: self._value(f, parsed[f.name]) for f in self.task.schema}
+        if is_opaque(schema):
+            return {schema.names[0]: records}
+        parsed = tf.io.parse_example(records, spec)
+        as_bits = {f.name for f in schema if f.kind == "array" and types[f.name] == BYTES}
+        return {
+            f.name: _from_bits(tf, f, parsed[f.name]) if f.name in as_bits else parsed[f.name]
+            for f in schema
+        }
 
-    def _value(self, field: Field, value: Any) -> Any:
-        """Return a field of a batch from what was parsed."""
-        tf = self._tf
-        if field.kind != "array" or self._types[field.name] != BYTES:
-            return value
-        if not field.ragged:
-            return tf.reshape(self._decoded(field, value), (-1, *field.inner))
-        rows = tf.cast(tf.strings.length(value), tf.int64) // field.row_nbytes
-        joined = tf.strings.reduce_join(value, axis=0)
-        rowwise = tf.reshape(self._decoded(field, joined), (-1, *field.inner))
-        return tf.RaggedTensor.from_row_lengths(rowwise, rows, validate=False)
+    auto = tf.data.AUTOTUNE
+    seed = np.random.default_rng([task.seed, task.opening]).integers(1 << 31)
+    nbytes = max(1, math.ceil(task.path.stat().st_size / max(1, task.samples)))
+    buffer = max(1, min(SHUFFLED, SHUFFLED_NBYTES // nbytes))
+    records = tf.data.TFRecordDataset(str(task.path), buffer_size=READ_NBYTES)
+    if task.world_size > 1:
+        records = records.shard(task.world_size, task.rank)
+    batches = records.shuffle(buffer, seed=int(seed)).batch(task.batch_size)
+    batches = batches.map(parse, num_parallel_calls=auto).prefetch(auto)
+    return _way(task, lambda number: iterated(batches))
 
-    def _decoded(self, field: Field, text: Any) -> Any:
-        """Return the elements whose bits are in strings."""
-        tf = self._tf
+
+def _from_bits(tf: Any, field: Field, value: Any) -> Any:
+    """Return a field of a batch whose elements' bits are in strings."""
+
+    def decoded(text: Any) -> Any:
         target = tensor_type(tf, field)
         little = field.dtype.str[0] != ">"
         signed = {tf.uint32: tf.int32, tf.uint64: tf.int64}.get(target, target)
-        decoded = tf.io.decode_raw(text, signed, little_endian=little)
-        return decoded if signed == target else tf.bitcast(decoded, target)
+        elements = tf.io.decode_raw(text, signed, little_endian=little)
+        return elements if signed == target else tf.bitcast(elements, target)
 
-    def _data(self) -> Any:
-        """Return the dataset of batches, in another order each time that it is iterated."""
-        auto, task = self._tf.data.AUTOTUNE, self.task
-        seed = np.random.default_rng([task.seed, self.opened]).integers(1 << 31)
-        nbytes = max(1, math.ceil(task.path.stat().st_size / max(1, task.samples)))
-        buffer = max(1, min(SHUFFLED, SHUFFLED_NBYTES // nbytes))
-        records = self._tf.data.TFRecordDataset(str(task.path), buffer_size=READ_NBYTES)
-        if task.world_size > 1:
-            records = records.shard(task.world_size, task.rank)
-        batches = records.shuffle(buffer, seed=int(seed)).batch(task.batch_size)
-        return batches.map(self._parse, num_parallel_calls=auto).prefetch(auto)
+    if not field.ragged:
+        return tf.reshape(decoded(value), (-1, *field.inner))
+    rows = tf.cast(tf.strings.length(value), tf.int64) // field.row_nbytes
+    rowwise = tf.reshape(decoded(tf.strings.reduce_join(value, axis=0)), (-1, *field.inner))
+    return tf.RaggedTensor.from_row_lengths(rowwise, rows, validate=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.bench.strategies.base import Loader
+from dsprep.bench.strategies.base import Way, iterated
 from dsprep.bench.strategies.samples import Stored, as_field
 from dsprep.bench.task import Task
 from dsprep.core.schema import Array, Batch, DType, Ragged
@@ -88,48 +88,44 @@ def collate(samples: Sequence[Sample], ragged: frozenset[str]) -> Sample:
     return batch
 
 
-class TorchLoader(Loader):
-    """A DataLoader with ``threads`` workers."""
+def open_torch(task: Task, resources: ExitStack) -> Way:
+    """Open a DataLoader with ``threads`` workers, and start them."""
+    from torch.utils.data import DataLoader
 
-    def prepare(self, resources: ExitStack) -> None:
-        """Make the loader, and start its workers."""
-        from torch.utils.data import DataLoader
+    start()
+    order: list[int] = []
+    with warnings.catch_warnings():  # how many workers are wise is for the user to find out
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        loader = DataLoader(
+            Samples(task),
+            task.batch_size,
+            sampler=order,
+            num_workers=task.threads,
+            collate_fn=partial(collate, ragged=frozenset(f.name for f in task.schema if f.ragged)),
+            worker_init_fn=start,
+            persistent_workers=True,
+        )
+        for _ in loader:
+            pass
 
-        start()
-        ragged = frozenset(f.name for f in self.task.schema if f.ragged)
-        self._order: list[int] = []
-        with warnings.catch_warnings():  # how many workers are wise is for the user to find out
-            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-            self.loader = DataLoader(
-                Samples(self.task),
-                self.task.batch_size,
-                sampler=self._order,
-                num_workers=self.task.threads,
-                collate_fn=partial(collate, ragged=ragged),
-                worker_init_fn=start,
-                persistent_workers=True,
-            )
-            for _ in self.loader:
-                pass
+    def epoch(number: int) -> Iterator[Any]:
+        order[:] = task.share(number).tolist()
+        yield from iterated(loader)
 
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield each step's tensors, shuffled."""
-        self._order[:] = self.task.share(number).tolist()
-        return super().epoch(number)
-
-    def size(self, item: Any) -> int:
-        """Return the samples of a step."""
+    def size(item: Any) -> int:
         column = next(iter(item.values()))
         return len(column[1] if isinstance(column, tuple) else column)
 
-    def batch(self, item: Any) -> Batch:
+    def batch(item: Any) -> Batch:
         """Return the tensors as arrays; nothing is copied."""
-        batch: Batch = {}
-        for f in self.task.schema:
+        columns: Batch = {}
+        for f in task.schema:
             column = item[f.name]
             tensor, lengths = column if isinstance(column, tuple) else (column, None)
             values = as_field(tensor.numpy(), f, (len(tensor), *f.inner))
-            batch[f.name] = (
+            columns[f.name] = (
                 values if lengths is None else Ragged.from_lengths(values, lengths.numpy(), f.kind)
             )
-        return batch
+        return columns
+
+    return Way(epoch, size, batch)

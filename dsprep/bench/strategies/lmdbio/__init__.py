@@ -1,21 +1,21 @@
-"""The steps by which LMDBIO made reading from LMDB faster, one class each.
+"""The steps by which LMDBIO made reading from LMDB faster, a level each.
 
 The pattern is the paper's: nothing is shuffled; in a step all ranks together take a contiguous
 block of ``world_size * batch_size`` records, and rank r the r-th part of it. Every record comes
 once in an epoch; of the records left for a last, smaller block every rank gets an equal share.
-Reading is not overlapped with computing. Each class adds one thing to the one before it:
+Reading is not overlapped with computing. Each level adds one thing to the one before it:
 
 ============ ======== ======== ======== ========= ======== =========
-step         one      jumps    explicit offsets   many     readers
+level        one      jumps    explicit offsets   many     readers
              reads    to its   reads    computed  steps by take
              for all  records                     one read turns
 ============ ======== ======== ======== ========= ======== =========
-`Lmm`        x
-`Dm`         x        x
-`Dio`        x        x        x
-`Prov`       x        x        x        x
-`Coal`       x        x        x        x         x
-`Stag`       x        x        x        x         x        x
+LMM          x
+DM           x        x
+DIO          x        x        x
+PROV         x        x        x        x
+COAL         x        x        x        x         x
+STAG         x        x        x        x         x        x
 ============ ======== ======== ======== ========= ======== =========
 
 Source: Pumma et al., "Scalable Deep Learning via I/O Analysis and Optimization".
@@ -26,31 +26,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from time import monotonic
-from typing import Any, ClassVar
+from typing import Any, TypeAlias
 
-from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.lmdbio.node import STEP_SECONDS, Member, Root
-from dsprep.bench.strategies.lmdbio.records import ComputedReads, Cursor, ExplicitReads, table
+from dsprep.bench.strategies.base import Way
+from dsprep.bench.strategies.lmdbio.node import Neighbours
+from dsprep.bench.strategies.lmdbio.records import Cursor, Records, computed, explicit, table
+from dsprep.bench.task import Task
 from dsprep.core.schema import Batch, Bytes, Ints
 from dsprep.core.spans import move_spans, offsets_of
-from dsprep.errors import DsprepError
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.values import Values
-from dsprep.reader.memory import PAGE, Pool, Stopped
-from dsprep.reader.node import wire
+from dsprep.reader.memory import PAGE, Pool
 from dsprep.reader.node.tokens import Local
 from dsprep.reader.units import BUFFER_NBYTES, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
 
+LMM, DM, DIO, PROV, COAL, STAG = range(6)
+"""The levels."""
 
-@dataclass(frozen=True)
-class Window:
-    """What is read at a time: records ``start <= i < stop``, which last for some steps."""
-
-    start: int
-    stop: int
-    steps: int  # one, or as many as are read by one large read
+Window: TypeAlias = tuple[int, int, int]
+"""What is read at a time: records ``start <= i < stop``, and the steps for which they last: one, or
+as many as are read by one large read."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,9 @@ class Assignment:
         full = self.samples // block
         for step in range(0, full, self.steps):
             until = min(step + self.steps, full)
-            yield Window(step * block, until * block, until - step)
+            yield step * block, until * block, until - step
         if full * block < self.samples:
-            yield Window(full * block, self.samples, 1)
+            yield full * block, self.samples, 1
 
     def span(self, window: Window, root: int) -> tuple[int, int]:
         """Return the records that a root reads: first, and after the last."""
@@ -88,7 +84,7 @@ class Assignment:
 
     def part(self, window: Window, rank: int, step: int) -> tuple[int, int]:
         """Return the records that a rank gets in a step of a window."""
-        if window.steps == 1:
+        if window[2] == 1:
             return self._edge(window, rank), self._edge(window, rank + 1)
         ranks = self.members(self.root_of(rank))
         first = self._edge(window, ranks.start)
@@ -96,173 +92,108 @@ class Assignment:
         return first, first + self.batch_size
 
     def _edge(self, window: Window, rank: int) -> int:
-        return window.start + (window.stop - window.start) * rank // self.ranks
+        start, stop, _ = window
+        return start + (stop - start) * rank // self.ranks
 
 
-class Lmm(Strategy):
-    """LMM: of the ranks of a node, `Task.readers_per_node` read for all, into shared memory.
+def open_steps(task: Task, resources: ExitStack, *, level: int) -> Way:
+    """Open a root, which reads for its neighbours into shared memory, or a neighbour.
 
-    A root goes through the records by a cursor of LMDB, which maps the file, from the first one
-    on: to its own part of the first step (the sequential seek), and over the parts of the other
-    roots from step to step. So with one root on one node there is nothing to seek, and with one
-    rank this is plain reading by a cursor.
+    The ranks find each other; `Task.readers_per_node` of them are roots. LMM: a root goes through
+    the records by a cursor of LMDB, which maps the file, from the first one on: to its own part of
+    the first step (the sequential seek), and over the parts of the other roots from step to step.
+    So with one root on one node there is nothing to seek, and with one rank this is plain reading
+    by a cursor. What further levels add is in the table above. In the paper, DM hands a cursor on
+    from rank to rank, between nodes whose mappings are at the same address; here a root asks for
+    the key of its first record. There one process finds the offsets of DIO and hands them out to
+    all roots; here every root does it for its own records. COAL reads as many steps as
+    `Task.buffer_nbytes` hold, 64 MiB by default: ranks get other records than in one step at a
+    time. STAG lets `Task.stagger` roots read at a time; see `dsprep.reader.node.tokens`.
     """
+    values, pool = Values(task.schema), Pool(1, 2)
+    roots = min(task.readers_per_node, task.world_size)
+    steps = _steps_of(task, roots) if level >= COAL else 1
+    assigned = Assignment(task.samples, task.world_size, task.batch_size, roots, steps)
+    root = assigned.root_of(task.rank)
+    name = f"{task.strategy}-{task.key}-{root}-{task.opening}"
+    tokens = Local(f"bench {task.strategy} {task.key}", task.stagger, root)
+    records: Records | None = None
+    if task.rank == assigned.members(root)[0]:
+        records = _records_of(task, resources, level)
+    node = Neighbours(name, assigned.members(root), task.rank)
+    resources.callback(node.close)
+    if records is not None and (first := next(assigned.windows(), None)) is not None:
+        low, high = assigned.span(first, root)
+        each = data_file(task.path).stat().st_size / assigned.samples
+        node.memory(int((high - low) * (16 + each)))[::PAGE] = 0  # its pages are there in time
 
-    jumps: ClassVar[bool] = False  # the columns of the table above
-    explicit: ClassVar[bool] = False
-    computed: ClassVar[bool] = False
-    coalesced: ClassVar[bool] = False
-    staggered: ClassVar[bool] = False
-
-    _node: Root | Member
-    _records: Cursor | ExplicitReads
-
-    def prepare(self, resources: ExitStack) -> None:
-        """Find each other; a root opens the database."""
-        task = self.task
-        self._values = Values(task.schema)
-        self._pool = Pool(1, 2)
-        roots = min(task.readers_per_node, task.world_size)
-        steps = self._steps(roots) if self.coalesced else 1
-        self._assigned = Assignment(task.samples, task.world_size, task.batch_size, roots, steps)
-        self._root = self._assigned.root_of(task.rank)
-        members = self._assigned.members(self._root)
-        name = wire.address("bench", task.strategy, task.key, self._root)
-        if task.rank == members[0]:
-            self._records = self._opened()
-            resources.callback(self._records.close)
-            self._node = root = Root(name, members[1:])
-            resources.callback(root.close)
-            root.memory(self._largest())[::PAGE] = 0  # its pages are there in time
-        else:
-            self._node = Member(name, task.rank)
-            resources.callback(self._node.close)
-        self._tokens = Local(f"bench {task.strategy} {task.key}", task.stagger, self._root)
-
-    def _steps(self, roots: int) -> int:
-        """Return how many steps a buffer holds."""
-        with Sidecar.open(self.task.path) as sidecar:
-            each = sample_nbytes(sidecar, sidecar.schema)
-        limit = -(-self.task.world_size // roots) * self.task.batch_size
-        return max(1, int((self.task.buffer_nbytes or BUFFER_NBYTES) / max(1.0, each * limit)))
-
-    def _largest(self) -> int:
-        """Return about how many bytes this root reads at a time."""
-        assigned = self._assigned
-        window = next(assigned.windows(), None)
-        if window is None:
-            return 0
-        low, high = assigned.span(window, self._root)
-        each = data_file(self.task.path).stat().st_size / assigned.samples
-        return int((high - low) * (16 + each))
-
-    def _opened(self) -> Cursor | ExplicitReads:
-        task = self.task
-        if self.computed:
-            return ExplicitReads(task.path, ComputedReads(task.path), task.transfer_size)
-        cursor = Cursor(task.path, task.samples, self.jumps)
-        return ExplicitReads(task.path, cursor, task.transfer_size) if self.explicit else cursor
-
-    def epoch(self, number: int) -> Iterator[Any]:
-        """Yield the batches of this rank, in order."""
-        done = False
+    @contextmanager
+    def turn() -> Iterator[None]:
+        """Hold one of the tokens of the node, if readers take turns."""
+        if level < STAG:
+            yield
+            return
+        token = tokens.acquire(lambda: False)
         try:
-            for window in self._assigned.windows():
-                yield from self._window(window)
-            if isinstance(self._node, Root):
-                self._node.memory(0)  # nobody looks at it any more
-            done = True
+            yield
         finally:
-            if not done:  # the others are not to wait for what does not come
-                self.close()
+            tokens.release(token)
 
-    def _window(self, window: Window) -> Iterator[Batch]:
+    def batch_of(shared: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
+        """Copy records out of the shared memory, and take them apart."""
+        offsets = offsets_of(lengths)
+        total = int(offsets[-1])
+        _, out = pool.take(total, lambda: True)
+        move_spans(shared, starts, lengths, out, offsets[:-1])
+        return values.decode(out[:total], lengths, lambda i: f"{task.path}, record {first + i}")
+
+    def read(window: Window) -> Iterator[Batch]:
         """Yield the batches of what is read at a time."""
-        low, high = self._assigned.span(window, self._root)
-        node = self._node
-        if isinstance(node, Root) and high > low:
-            self._records.read(low, high, node.memory, self._turn)
+        low, high = assigned.span(window, root)
+        if records is not None and high > low:
+            records(low, high, node.memory, turn)
         shared = node.look()
         starts, lengths = table(shared, high - low)
-        for step in range(window.steps):
-            first, stop = self._assigned.part(window, self.task.rank, step)
+        for step in range(window[2]):
+            first, stop = assigned.part(window, task.rank, step)
             mine = slice(first - low, stop - low)
-            batch = self._batch(shared, starts[mine], lengths[mine], first)
-            if step == window.steps - 1:
+            batch = batch_of(shared, starts[mine], lengths[mine], first)
+            if step == window[2] - 1:
                 del shared, starts, lengths
                 node.looked()
             if stop > first:
                 yield batch
             del batch
 
-    def _batch(self, shared: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
-        """Copy records out of the shared memory, and take them apart."""
-        offsets = offsets_of(lengths)
-        total = int(offsets[-1])
-        _, out = self._pool.take(total, lambda: True)
-        move_spans(shared, starts, lengths, out, offsets[:-1])
-        path = self.task.path
-        return self._values.decode(out[:total], lengths, lambda i: f"{path}, record {first + i}")
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Hold one of the tokens of the node, if readers take turns."""
-        if not self.staggered:
-            yield
-            return
-        deadline = monotonic() + STEP_SECONDS
+    def epoch(number: int) -> Iterator[Any]:
+        done = False
         try:
-            token = self._tokens.acquire(lambda: monotonic() > deadline)
-        except Stopped as error:
-            raise DsprepError("another process does not end its turn to read") from error
-        try:
-            yield
+            for window in assigned.windows():
+                yield from read(window)
+            if node.is_root:
+                node.memory(0)  # nobody looks at it any more
+            done = True
         finally:
-            self._tokens.release(token)
+            if not done:  # the others are not to wait for what does not come
+                node.close()
+
+    return Way(epoch)
 
 
-class Dm(Lmm):
-    """DM: a root jumps to its records instead of going through all before them.
-
-    In the paper a cursor is handed on from rank to rank, between nodes whose mappings are at the
-    same address. Here the root asks for the key of its first record, which it computes from the
-    record's number: a descent of the tree, which reaches the same without any neighbour.
-    """
-
-    jumps: ClassVar[bool] = True
+def _steps_of(task: Task, roots: int) -> int:
+    """Return how many steps a buffer holds."""
+    with Sidecar.open(task.path) as sidecar:
+        each = sample_nbytes(sidecar, sidecar.schema)
+    limit = -(-task.world_size // roots) * task.batch_size
+    return max(1, int((task.buffer_nbytes or BUFFER_NBYTES) / max(1.0, each * limit)))
 
 
-class Dio(Dm):
-    """DIO: values are not copied out of the mapping but read by ``pread``.
-
-    Where they are stored is seen in the mapping: a cursor goes over the records of a step, and the
-    addresses of their values, less that of the file, are offsets. In the paper one process does
-    that and hands the offsets out to all roots; here every root does it for its own records.
-    """
-
-    explicit: ClassVar[bool] = True
-
-
-class Prov(Dio):
-    """PROV: the offsets of values are computed, from the sidecar; the file is not mapped."""
-
-    computed: ClassVar[bool] = True
-
-
-class Coal(Prov):
-    """COAL: a root reads the records of many steps at a time, contiguously.
-
-    As many as `Task.buffer_nbytes` hold; 64 MiB by default. Each root reads one block of the
-    records of these steps, for its own ranks: they get other records than in one step at a time.
-    """
-
-    coalesced: ClassVar[bool] = True
-
-
-class Stag(Coal):
-    """STAG: `Task.stagger` roots read at a time, in turns; with a single root nothing changes.
-
-    A root that has read hands its token on to the next one; see `dsprep.reader.node.tokens`.
-    """
-
-    staggered: ClassVar[bool] = True
+def _records_of(task: Task, resources: ExitStack, level: int) -> Records:
+    """Return what reads records, as a level does it."""
+    if level >= PROV:
+        return explicit(task.path, computed(task.path, resources), task.transfer_size, resources)
+    cursor = Cursor(task.path, task.samples, level >= DM)
+    resources.callback(cursor.close)
+    if level >= DIO:
+        return explicit(task.path, cursor.offsets, task.transfer_size, resources)
+    return cursor.read

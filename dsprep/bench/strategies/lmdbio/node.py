@@ -1,18 +1,22 @@
 """One process reads for its neighbours: memory that they share, and who may look at it when.
 
-The root gives the others a file in memory (memfd) through a socket with an abstract name, so that
-nothing of it is anywhere in the file system, and all is gone with the processes. When a process
-dies its socket is closed, and its neighbours fail at their next step.
+The root shares a file in memory (memfd), which the others open through ``/proc``, and says through
+a socket with an abstract name when they may look at it: nothing of it is anywhere in the file
+system, and all is gone with the processes. When one dies its socket is closed, and its neighbours
+fail at their next step; who waits for one that never comes is ended with the run.
 """
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
-import socket
+import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,165 +24,104 @@ import numpy as np
 from dsprep.core.schema import Bytes
 from dsprep.errors import DsprepError
 from dsprep.reader.memory import anonymous
-from dsprep.reader.node import wire
-
-OPEN_SECONDS = 60.0
-"""How long the processes of a run wait for each other at the beginning."""
-
-STEP_SECONDS = 300.0
-"""How long they wait for each other in a step."""
+from dsprep.storage.ranges import truncate
 
 _RETRY_SECONDS = 0.01
 
 
-def _lost(problem: str) -> DsprepError:
-    return DsprepError(problem, fix="see what the other processes of the run say")
-
-
-def _receive(sock: socket.socket, seconds: float) -> tuple[dict[str, Any], list[int]] | None:
-    """Wait for a message, and the files that come with it; None: there is none."""
-    deadline = time.monotonic() + seconds
-    return wire.receive(sock, lambda: time.monotonic() > deadline)
-
-
-class Root:
-    """The process that reads.
+class Neighbours:
+    """The processes of a node that share what the first of them, the root, reads.
 
     Parameters
     ----------
     name
-        Of the socket that the others connect to; see `dsprep.reader.node.wire.address`.
-    others
-        The ranks that it reads for besides itself.
+        Of the socket, which no other run has; who knows it may connect.
+    ranks
+        Theirs.
+    rank
+        Of this one.
     """
 
-    def __init__(self, name: str, others: Sequence[int]) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
         self._memory: mmap.mmap | None = None
-        self._fd: int | None = None  # of memory that the others do not have yet
+        self._fd = -1  # of the memory, where others share it
         self._looking = False
-        self._socks: list[socket.socket] = []
-        if others:
-            self._accept(name, set(others))
-
-    def _accept(self, name: str, missing: set[int]) -> None:
-        deadline = time.monotonic() + OPEN_SECONDS
-        with wire.new_socket() as listening:
-            try:
-                listening.bind(name)
-                listening.listen(len(missing))
-                while missing:
-                    left = max(0.001, deadline - time.monotonic())
-                    listening.settimeout(left)
-                    sock, _ = listening.accept()
-                    self._socks.append(sock)
-                    received = _receive(sock, left) if wire.same_user(sock) else None
-                    if received is None or received[0].get("rank") not in missing:
-                        self._socks.pop().close()
-                    else:
-                        missing.remove(received[0]["rank"])
-            except BaseException as error:
-                self.close()
-                if isinstance(error, TimeoutError):
-                    ranks = ", ".join(map(str, sorted(missing)))
-                    raise _lost(f"rank {ranks} did not come in {OPEN_SECONDS:.0f} s") from error
-                raise
+        self._lines: list[Connection[Any, Any]] = []
+        self.is_root = rank == ranks[0]
+        address, key = f"\0dsprep-{name}", name.encode()
+        if not self.is_root:
+            self._lines.append(_connected(address, key))
+        elif len(ranks) > 1:
+            with Listener(address, "AF_UNIX", len(ranks), authkey=key) as listener:
+                while len(self._lines) < len(ranks) - 1:
+                    with suppress(AuthenticationError, EOFError):
+                        self._lines.append(listener.accept())
 
     def memory(self, nbytes: int) -> Bytes:
-        """Return memory of at least that many bytes, once nobody looks at it any more."""
-        if self._looking and None in [_receive(s, STEP_SECONDS) for s in self._socks]:
-            raise _lost("a process that this one reads for is gone, or hangs")
+        """Return the root's memory, at least that many bytes, once nobody looks at it any more."""
+        with _heard():
+            for line in self._lines if self._looking else ():
+                line.recv_bytes(1)
         self._looking = False
         if self._memory is None or len(self._memory) < nbytes:
-            self._memory = None
-            self._drop_fd()
             size = max(nbytes + nbytes // 8, mmap.PAGESIZE)
-            if self._socks:
-                self._fd, self._memory = wire.new_memory(size)
-            else:
-                self._memory = anonymous(size)
+            self._drop()
+            if self._lines:
+                self._fd = os.memfd_create("dsprep-bench")
+                truncate(self._fd, size)
+            self._memory = anonymous(size) if self._fd < 0 else mmap.mmap(self._fd, size)
         return np.frombuffer(self._memory, np.uint8)
 
     def look(self) -> Bytes:
         """Return what was read last, which the others may look at from now on."""
+        with _heard():
+            for line in self._lines if self.is_root else ():
+                line.send_bytes(struct.pack("<2q", os.getpid(), self._fd))
+            if not self.is_root:
+                self._map(*struct.unpack("<2q", self._lines[0].recv_bytes(16)))
+        self._looking = bool(self._lines)
         assert self._memory is not None, "nothing was read yet"
-        fds = [] if self._fd is None else [self._fd]
-        for sock in self._socks:
-            try:
-                sock.settimeout(STEP_SECONDS)
-                wire.send(sock, {"look": True}, fds)
-                sock.settimeout(None)
-            except OSError as error:
-                how = "hangs" if isinstance(error, TimeoutError) else "is gone"
-                raise _lost(f"a process that this one reads for {how}") from error
-        self._looking = bool(self._socks)
-        self._drop_fd()
         return np.frombuffer(self._memory, np.uint8)
 
-    def looked(self) -> None:
-        """Do nothing: the others report that they are done, and `memory` waits for that."""
+    def _map(self, pid: int, fd: int) -> None:
+        """Map the memory of the root, unless that is done."""
+        with Path(f"/proc/{pid}/fd/{fd}").open("rb") as file:
+            if self._memory is None or len(self._memory) != os.fstat(file.fileno()).st_size:
+                self._memory = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
 
-    def _drop_fd(self) -> None:
-        if self._fd is not None:
+    def looked(self) -> None:
+        """Report to the root that the memory may be used again."""
+        with _heard():
+            for line in () if self.is_root else self._lines:
+                line.send_bytes(b".")
+
+    def _drop(self) -> None:
+        self._memory = None
+        if self._fd >= 0:
             os.close(self._fd)
-        self._fd = None
+        self._fd = -1
 
     def close(self) -> None:
         """Close everything; the others fail if they still wait."""
-        for sock in self._socks:
-            sock.close()
-        self._drop_fd()
-        self._socks, self._memory = [], None
+        for line in self._lines:
+            line.close()
+        self._lines = []
+        self._drop()
 
 
-class Member:
-    """A process that another one reads for; `name` and `rank` are as for `Root`."""
-
-    def __init__(self, name: str, rank: int) -> None:
-        self._memory: mmap.mmap | None = None
-        deadline = time.monotonic() + OPEN_SECONDS
-        while (sock := _connected(name, rank)) is None:
-            if time.monotonic() > deadline:
-                raise _lost(f"the process that reads did not come in {OPEN_SECONDS:.0f} s")
-            time.sleep(_RETRY_SECONDS)
-        self._sock = sock
-
-    def look(self) -> Bytes:
-        """Return what the root read next."""
-        received = _receive(self._sock, STEP_SECONDS)
-        if received is None:
-            raise _lost("the process that reads for this one is gone, or hangs")
-        for fd in received[1]:
-            try:
-                self._memory = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-            finally:
-                os.close(fd)
-        assert self._memory is not None
-        return np.frombuffer(self._memory, np.uint8)
-
-    def looked(self) -> None:
-        """Report that the memory may be used again."""
-        try:
-            wire.send(self._sock, {"looked": True})
-        except OSError as error:
-            raise _lost("the process that reads for this one is gone") from error
-
-    def close(self) -> None:
-        """Close everything; the root fails if it still waits."""
-        self._sock.close()
-        self._memory = None
-
-
-def _connected(name: str, rank: int) -> socket.socket | None:
-    """Return a connection to the root; None: it is not there yet."""
-    sock = wire.new_socket()
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Say in one line that a neighbour is gone."""
     try:
-        sock.connect(name)
-        if wire.same_user(sock):
-            wire.send(sock, {"rank": rank})
-            return sock
-        sock.close()
-    except OSError as error:
-        sock.close()
-        if error.errno in (errno.EMFILE, errno.EPERM, errno.EACCES):
-            raise
-    return None
+        yield
+    except (EOFError, OSError) as error:
+        fix = "see what the other processes of the run say"
+        raise DsprepError("a process that this one shares memory with is gone", fix=fix) from error
+
+
+def _connected(address: str, key: bytes) -> Connection[Any, Any]:
+    """Return a connection to the root, once it is there."""
+    while True:
+        with suppress(FileNotFoundError, ConnectionError):
+            return Client(address, "AF_UNIX", authkey=key)
+        time.sleep(_RETRY_SECONDS)

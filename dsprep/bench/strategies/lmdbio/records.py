@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,6 +31,12 @@ Memory: TypeAlias = Callable[[int], Bytes]
 
 Turn: TypeAlias = Callable[[], AbstractContextManager[Any]]
 """Entered while data are read."""
+
+Records: TypeAlias = Callable[[int, int, Memory, Turn], None]
+"""Reads the values of records ``first <= i < stop`` into memory."""
+
+Offsets: TypeAlias = Callable[[int, int], tuple[Ints, Ints]]
+"""Gives offsets and lengths of the values of records ``first <= i < stop``."""
 
 
 def table(memory: Bytes, count: int) -> tuple[Ints, Ints]:
@@ -123,46 +129,36 @@ def _mapped_at(address: int) -> int:
     raise UsageError("the system does not show where the file is mapped")
 
 
-class ComputedReads:
-    """The offsets that the sidecar's law gives; the file is not touched."""
+def computed(path: Path, resources: ExitStack) -> Offsets:
+    """Return the offsets that the sidecar's law gives; the file is not touched."""
+    sidecar = resources.enter_context(Sidecar.open(path))
+    records = sidecar.layout(0).records if len(sidecar.content.files) == 1 else None
+    if records is None:
+        raise UsageError("this is not one LMDB with a sample per record", where=path)
+    blocks, order = records.blocks, records.order
 
-    def __init__(self, path: Path) -> None:
-        self._sidecar = Sidecar.open(path)
-        files = self._sidecar.content.files
-        records = self._sidecar.layout(0).records if len(files) == 1 else None
-        if records is None:
-            raise UsageError("this is not one LMDB with a sample per record", where=path)
-        self._records = records
-
-    def offsets(self, first: int, stop: int) -> tuple[Ints, Ints]:
-        """Return offsets and lengths of the values of some records."""
-        blocks, order = self._records.blocks, self._records.order
+    def offsets(first: int, stop: int) -> tuple[Ints, Ints]:
         if order is None:
             return blocks.offsets.span(first, stop), blocks.lengths.span(first, stop)
         chosen = order.span(first, stop)
         return blocks.offsets.at(chosen), blocks.lengths.at(chosen)
 
-    def close(self) -> None:
-        """Close the sidecar."""
-        self._sidecar.close()
+    return offsets
 
 
-class ExplicitReads:
-    """Values by ``pread`` at the offsets that `source` gives: records near each other by one call.
+def explicit(
+    path: Path, source: Offsets, transfer_size: int | None, resources: ExitStack
+) -> Records:
+    """Return what reads values by ``pread``: records near each other by one call.
 
     A call reads `transfer_size` bytes at most.
     """
+    file = data_file(path)
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    resources.callback(os.close, fd)
 
-    def __init__(
-        self, path: Path, source: Cursor | ComputedReads, transfer_size: int | None
-    ) -> None:
-        self._path, self._source, self._transfer = data_file(path), source, transfer_size
-        self._fd: int | None = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self, first: int, stop: int, memory: Memory, turn: Turn) -> None:
-        """Read the values of records ``first <= i < stop``."""
-        assert self._fd is not None, "open comes first"
-        offsets, lengths = self._source.offsets(first, stop)
+    def read(first: int, stop: int, memory: Memory, turn: Turn) -> None:
+        offsets, lengths = source(first, stop)
         starts, ranges = _joined(offsets, lengths)
         done = 16 * (stop - first)
         out = memory(done + sum(b - a for a, b in ranges))
@@ -170,18 +166,13 @@ class ExplicitReads:
         at[:], sizes[:] = starts + done, lengths
         with turn():
             for low, high in ranges:
-                step = self._transfer or max(1, high - low)
+                step = transfer_size or max(1, high - low)
                 for a in range(low, high, step):
                     size = min(step, high - a)
-                    pread_into(self._fd, out[done : done + size], a, self._path)
+                    pread_into(fd, out[done : done + size], a, file)
                     done += size
 
-    def close(self) -> None:
-        """Close the file."""
-        self._source.close()
-        if self._fd is not None:
-            os.close(self._fd)
-        self._fd = None
+    return read
 
 
 def _joined(offsets: Ints, lengths: Ints) -> tuple[Ints, list[tuple[int, int]]]:
