@@ -17,8 +17,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support import random_batch, schemas
 
 from dsprep.bench import caches, child, counters, running, sums
@@ -198,19 +196,6 @@ def test_sums_do_not_depend_on_order_or_cuts(schema):
         assert sums.full(twice, schema) != sums.full(batch, schema)
 
 
-@given(st.lists(st.binary(max_size=20), min_size=1, max_size=20), st.data())
-@settings(max_examples=50, deadline=None)
-def test_a_changed_byte_changes_the_sum(values, data):
-    field = Field.opaque("v")
-    schema = Schema((field,))
-    whole = sums.full({"v": Ragged.pack(values, field)}, schema)
-    at = data.draw(st.integers(0, len(values) - 1))
-    other = data.draw(st.binary(max_size=20).filter(lambda b: b != values[at]))
-    changed = [*values[:at], other, *values[at + 1 :]]
-    same = sorted(changed) == sorted(values)
-    assert (sums.full({"v": Ragged.pack(changed, field)}, schema) == whole) == same
-
-
 @pytest.mark.parametrize("wrong", [{}, {"x": np.zeros((3, 2))}, {"x": np.zeros((3, 3), "f4")}])
 def test_batches_of_another_form_are_refused(wrong):
     with pytest.raises(SchemaError):
@@ -364,13 +349,6 @@ def test_ranks_do_not_wait_for_one_that_cannot_start(made, monkeypatch):
     assert comm.said == [running.FAILED]
 
 
-def test_ranks_do_not_wait_for_one_that_ends_at_the_gate(made, killed, monkeypatch):
-    monkeypatch.setattr(running, "start", lambda task: killed)
-    comm = Comm()
-    assert running.measure(comm, made[0], 5.0) == Failure("ended by signal 9")
-    assert comm.said == [running.WAITS, running.FAILED]
-
-
 # --- what users do ------------------------------------------------------------------------------
 
 
@@ -396,29 +374,6 @@ def test_the_table_is_true():
 def test_nonsense_is_refused(made, wrong):
     with pytest.raises(UsageError):
         plan_read([made[0].path], ["h5py"], Settings(**wrong))
-
-
-def test_a_sweep_up_to_nonsense_is_refused(made):
-    with pytest.raises(UsageError):
-        plan_read([made[0].path], ["h5py"], sweep="threads=1..999999999")
-
-
-def test_a_compressed_file_is_read_cold(tmp_path):
-    path = tmp_path / "gz.h5"
-    values = np.random.default_rng(0).integers(0, 4, (128, 4000)).astype(np.float64)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=values, chunks=(8, 4000), compression="gzip")
-    report = bench_read(plan_read([path], ["h5py"], Settings(repeat=1, threads=1)))
-    (found,) = (r for r in report.rows if r.name == "h5py")
-    if not any("page cache still held" in p for p in found.problems):  # tmpfs
-        assert not any("0%" in p or "1%" in p for p in found.problems)
-
-
-def test_fewer_samples_than_ranks(tmp_path):
-    with h5py.File(tmp_path / "one.h5", "w") as file:
-        file["x"] = np.random.default_rng(0).random((1, 1000))
-    work = plan_read([tmp_path / "one.h5"], ["dsprep"], Settings(ranks=2, **QUICK))
-    assert not [r for r in bench_read(work).rows if r.problems]
 
 
 @pytest.mark.parametrize("beside", [False, True])

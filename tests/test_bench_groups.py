@@ -332,20 +332,3 @@ def test_each_step_reads_as_it_says(places, asked, monkeypatch):
     assert calls["dio"] == (steps, steps)
     assert calls["prov"] == (steps, 0)
     assert calls["coal"] == calls["stag"] == (2, 0)  # all full steps; the last records
-
-
-def test_records_of_every_size_come_whole(tmp_path):
-    rng = np.random.default_rng(3)
-    items = [rng.integers(0, 255, n, np.uint8) for n in rng.integers(0, 9000, 90)]
-    with h5py.File(tmp_path / "ragged.h5", "w") as file:
-        data = file.create_dataset("b", (len(items),), h5py.vlen_dtype(np.uint8))
-        for i, item in enumerate(items):
-            data[i] = item
-        file["y"] = np.arange(len(items))
-    dsprep.convert(tmp_path / "ragged.h5", tmp_path / "ragged.lmdb", durable=False)
-    for name in STEPS:
-        places = {"lmdb": tmp_path / "ragged.lmdb"}
-        with opened(name, places, buffer_nbytes=100_000) as strategy:
-            got = [batch["b"][k] for batch in strategy.epoch(0) for k in range(len(batch["b"]))]
-        assert len(got) == len(items)
-        assert all(np.array_equal(a, b) for a, b in zip(got, items, strict=True))

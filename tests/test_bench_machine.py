@@ -31,16 +31,6 @@ def test_describe(tmp_path):
     )
 
 
-def test_what_is_unknown_is_left_out(tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError("not here")
-
-    monkeypatch.setattr(Path, "read_text", fail)
-    facts = machine.describe(tmp_path)
-    assert "cpu" not in facts
-    assert facts["page_bytes"] >= 4096
-
-
 MOUNTS = r"""
 22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,data=ordered
 30 22 0:40 / /scratch\040one rw,noatime - lustre 10.0.0.1@o2ib:/fs rw,flock,lazystatfs
@@ -70,22 +60,3 @@ def test_mount_points_of_people_are_not_told():
     assert machine._personal("/scratch/alice")
     assert not machine._personal("/scratch")
     assert not machine._personal("/")
-
-
-def test_block_devices(tmp_path):
-    disk = tmp_path / "nvme0n1"
-    part = disk / "nvme0n1p1"
-    part.mkdir(parents=True)
-    (part / "partition").write_text("1\n")
-    (disk / "size").write_text("2048\n")
-    (disk / "queue").mkdir()
-    (disk / "queue" / "rotational").write_text("0\n")
-    (disk / "device").mkdir()
-    (disk / "device" / "model").write_text("Fast  SSD\n")
-    expected = {"name": "nvme0n1", "model": "Fast SSD", "rotational": 0}
-    expected |= {"bytes": 1 << 20}
-    assert machine._block(part) == expected
-    raid = tmp_path / "md0"
-    (raid / "slaves").mkdir(parents=True)
-    (raid / "slaves" / "nvme0n1p1").symlink_to(part)
-    assert machine._block(raid) == {"name": "md0", "bytes": 0, "made_of": [expected]}

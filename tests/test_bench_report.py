@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -20,7 +19,6 @@ from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row
 from dsprep.bench.strategies import STRATEGIES
 from dsprep.cli import app as dsprep_app
 from dsprep.cli.bench import output
-from dsprep.core.units import parse_nbytes
 from dsprep.errors import FormatError, UsageError
 
 SAMPLES, NBYTES, LIMIT_RATE = 8192, 19_200, 62_500.0
@@ -160,37 +158,6 @@ def paths_in(node, at=()):
 
 WHOLE = swept(("1MiB", "4MiB"), (9e3, 2e4)).to_json()
 WHOLE = json.loads(json.dumps(WHOLE))
-PLACES = list(paths_in(WHOLE))[1:]
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.sampled_from(PLACES), JUNK, st.booleans())
-def test_a_damaged_report_is_a_format_error_or_a_report(tmp_path_factory, place, junk, drop):
-    content = copy.deepcopy(WHOLE)
-    node = content
-    for key in place[:-1]:
-        node = node[key]
-    if drop:
-        del node[place[-1]]
-    else:
-        node[place[-1]] = junk
-    file = tmp_path_factory.getbasetemp() / "damaged.json"
-    file.write_text(json.dumps(content))
-    try:
-        found = model.load(file)
-    except FormatError:
-        return
-    ElementTree.fromstring(page.html(found).encode("utf-8", "backslashreplace"))
-    for rows in tables.tables(found).values():
-        output.drawn(found, rows, 80)
-    answers.answer(found)
 
 
 @pytest.mark.parametrize(
@@ -338,11 +305,6 @@ def test_the_answer_says_what_was_measured(one, said):
     assert all(phrase in words for phrase in said.split(" | ")), words
 
 
-def test_required_bandwidth_is_the_papers():
-    assert answers.required_bandwidth(1, 8e6, 0.129) == pytest.approx(62e6, rel=0.01)
-    assert answers.required_bandwidth(4, 1e6, 0) == float("inf")
-
-
 # --- sweeps ----------------------------------------------------------------------------------
 
 
@@ -380,16 +342,6 @@ def test_sweeps_are_parsed(text, values):
 def test_what_is_no_sweep_is_a_usage_error(text):
     with pytest.raises(UsageError):
         sweeping.parse(text)
-
-
-@given(st.text(alphabet="threadsbuf-iz=.,*0129MiBk ", max_size=40))
-def test_any_text_is_a_sweep_or_a_usage_error(text):
-    try:
-        _, values = sweeping.parse(text)
-    except UsageError:
-        return
-    assert 1 <= len(values) <= sweeping.MOST
-    assert all(parse_nbytes(v) > 0 for v in values)
 
 
 @given(
@@ -474,16 +426,6 @@ def test_values_measured_once_need_a_tenth():
     assert comparing.apart(once, Measure(109.0, 109.0, 109.0)) == 0
     assert comparing.apart(once, Measure(111.0, 111.0, 111.0)) == 1
     assert comparing.apart(once, Measure(89.0, 89.0, 89.0)) == -1
-
-
-def test_strategies_of_one_report_only_and_failures_are_told():
-    old = report()
-    bad = Row("h5py", problems=("failed: x",))
-    new = replace(old, rows=(bad, *old.rows[2:], row("mmap", 1e4)))
-    found = comparing.compare(old, new)
-    assert (found.only_old, found.only_new) == (("pread-limit",), ("mmap",))
-    assert [p.name for p in found.worse(0.1)] == ["h5py"]
-    assert comparing.compare(new, old).worse(0.1) == []
 
 
 @pytest.fixture

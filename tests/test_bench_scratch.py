@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -131,17 +130,6 @@ def test_other_files_are_converted(data):
             assert len(sidecar) == 128
 
 
-def test_foreign_records_are_converted(data):
-    path = data.with_name("odd.lmdb")
-    dsprep.convert(data, path, write_options=dsprep.WriteOptions(key_format="k{index:05d}"))
-    assert writes(path, ["lmdb"]) == ["lmdb"]
-    dsprep.convert(data, data.with_name("z.tfrecord"), compress="gzip")
-    planned = plan(data.with_name("z.tfrecord"), ["source", "tfrecord"])
-    assert planned.items["source"] == planned.items["tfrecord"]
-    assert [*planned.writes] == ["tfrecord"]
-    assert any("cannot be located" in n for n in planned.notes)
-
-
 def test_a_subset(data):
     planned = plan(data, limit=10 * 148 + 5, buffer_size="600B")
     assert (planned.samples, planned.of, planned.payload) == (10, 64, 1480)
@@ -221,16 +209,6 @@ def test_wrong_usage(data, tmp_path, monkeypatch):
     for folder in (None, tmp_path / "new"):
         with pytest.raises(UsageError, match="--scratch"):
             plan(data, ["groups"], folder=folder)
-
-
-def test_remarks(data, tmp_path):
-    packed = data.with_name("packed.h5")
-    dsprep.convert(data, packed, compress="gzip")
-    assert any("compressed" in n for n in plan(packed, ["groups"]).notes)
-    memory = Path("/dev/shm")
-    if memory.is_dir() and memory.stat().st_dev != tmp_path.stat().st_dev:
-        notes = plan(data, ["lmdb"], folder=memory / "dsprep-none").notes
-        assert any("another file system" in n for n in notes)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,15 +16,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dsprep.bench.machine import mount_of
-from dsprep.bench.scratch import folder
-from dsprep.bench.storage import fit, measure, plan_storage, worker
+from dsprep.bench.storage import fit, worker
 from dsprep.cli import app
-from dsprep.errors import ExecutorError
 from dsprep.planning.storage_figures import StorageFigures
-from dsprep.storage.local import LocalFile
 
 TINY = ("--size", "8MiB", "--seconds", "2", "--streams", "1,2")
-MEMORY = Path("/dev/shm")
 
 
 def run(*arguments, code=0):
@@ -94,81 +87,11 @@ def test_a_tiny_run_writes_a_file_that_is_read_back(place, tmp_path):
     assert str(place) in done.stderr
 
 
-@pytest.mark.parametrize("saturates", [False, True])
-def test_the_figures_are_those_of_the_storage(place, monkeypatch, saturates):
-    """One that takes 20 ms for a call, and 50 MB/s for each stream, or for all together."""
-    lock, real = threading.Lock(), LocalFile.read_range
-
-    def slow(self, start, iovecs):
-        done = real(self, start, iovecs)
-        seconds = int(iovecs[:, 1].sum()) / 50e6
-        time.sleep(0.02)
-        if saturates:
-            with lock:
-                time.sleep(seconds)
-        else:
-            time.sleep(seconds)
-        return done
-
-    monkeypatch.setattr(LocalFile, "read_range", slow)
-    plan = plan_storage(place, 32 << 20, [1, 2, 4, 8], 1, seconds=5)
-    for attempt in range(4):  # other work on the machine makes calls slower, never faster
-        try:
-            check_figures(measure(plan, None, print), saturates)
-        except AssertionError:
-            if attempt == 3:
-                raise
-        else:
-            break
-
-
-def check_figures(figures, saturates):
-    part = 1 << 20
-    stream = part / (0.02 + part / 50e6)
-    assert figures.call_seconds == pytest.approx(0.02, rel=0.4)
-    assert figures.read_seconds.p50 == pytest.approx(part / stream, rel=0.4)
-    assert figures.stream_bytes_per_second == pytest.approx(stream, rel=0.4)
-    assert figures.seek_seconds < 0.015
-    if saturates:
-        assert figures.total_bytes_per_second == pytest.approx(50e6, rel=0.4)
-    else:
-        assert (figures.total_bytes_per_second or 1e12) > 12 * stream
-        assert figures.streams_measured[-1][1] == pytest.approx(8 * stream, rel=0.4)
-
-
-@pytest.mark.skipif(
-    not os.access(MEMORY, os.W_OK) or mount_of(MEMORY).kind != "tmpfs", reason="needs tmpfs"
-)
-def test_what_is_in_memory_is_called_cached():
-    before = set(MEMORY.iterdir())
-    done = run(MEMORY, *TINY, "--json")
-    assert "cached: the page cache still held 100%" in json.loads(done.stdout)["obtained"]
-    assert {p for p in MEMORY.iterdir() if p.name.startswith(".dsprep")} <= before
-
-
 def test_two_processes_each_read_what_the_other_wrote(place):
     done = run(place, *TINY, "--executor", "processes", "--workers", 2)
     assert "workers: 2, nodes: 1, files of 4 MiB" in done.stdout
     assert "streams: 2" in done.stdout
     assert "a thread gets" in done.stdout
-
-
-def test_workers_that_are_not_there_are_noticed(place):
-    plan = plan_storage(place, 8 << 20, [1, 2], 2, seconds=2)
-
-    class One(ThreadPoolExecutor):
-        def submit(self, fn, /, *args):
-            function, (job,) = args
-            slow = function is worker.read and job.start
-            return super().submit(_slowly if slow else fn, *((fn, *args) if slow else args))
-
-    with One(1) as pool, pytest.raises(ExecutorError, match="did not begin at the same time"):
-        measure(plan, pool, print)
-
-
-def _slowly(function, *args):
-    time.sleep(1.1)
-    return function(*args)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -217,36 +140,3 @@ def test_mistakes_are_one_line(place, monkeypatch, words, code, message):
     assert message in errors[-1]
     assert sum("error" in line for line in errors) == 1
     assert Path("there.json").read_text() == "{}"
-
-
-def test_where_nothing_can_be_written_nothing_is(place, monkeypatch):
-    monkeypatch.setattr(folder, "free_nbytes", lambda path: 10_000_000)
-    assert "there is not enough space" in run(place, code=1).stderr
-    monkeypatch.undo()
-
-    def refuse(*arguments, **options):
-        raise PermissionError(13, "Permission denied", str(place))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    assert f"error: {place}: Permission denied" in run(place, code=1).stderr
-
-
-def test_a_dry_run_writes_nothing(place):
-    done = run(place, "--dry-run", "--streams", "1,3", "--executor", "processes", "--workers", 4)
-    assert "1, 3" in done.stdout
-    assert "up to 256 MiB and 1,000 small files by each of 4 workers" in done.stdout
-
-
-def test_calls_are_shared_by_threads_and_end_in_time():
-    taken = []
-
-    def call(item):
-        taken.append(item)
-        time.sleep(0.02)
-
-    job = worker.Job(folder=Path(), seconds=0.2, nbytes=0)
-    done = worker.timed([call, call], range(1000), job)
-    assert sorted(taken) == list(range(len(done.times)))
-    assert 30 < done.per_second <= 100
-    assert len(taken) <= 22
-    assert min(done.times) >= 0.019

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import os
 import sys
 import tempfile
 import threading
@@ -24,7 +23,6 @@ import dsprep
 from dsprep import formats
 from dsprep.bench.strategies import SETS, STRATEGIES, TIERED, find
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.samples import DIRECT_NBYTES
 from dsprep.bench.task import Task
 from dsprep.core.schema import Field, Ragged, Schema, concatenate
 from dsprep.errors import FormatError, UnsupportedError
@@ -301,14 +299,6 @@ def test_cursors_of_all_ranks_read_a_block_together(datasets):
     assert_same_batch(concatenate(SCHEMAS["scalar"], blocks), expected, SCHEMAS["scalar"])
 
 
-def test_large_samples_are_read_right_into_the_batch(tmp_path):
-    schema = Schema((Field("x", F4, (DIRECT_NBYTES // 4,)),))
-    x = random_array(F4, (3, DIRECT_NBYTES // 4))
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["x"] = x
-    assert delivers("h5py", tmp_path / "x.h5", schema, {"x": x})
-
-
 def own_file(folder: Path, container: str, x: np.ndarray, y: np.ndarray) -> Path:
     """A user's file with the fields x and y."""
     path = folder / f"own{SUFFIX[container]}"
@@ -349,36 +339,12 @@ def test_files_with_other_samples_are_refused(datasets, name):
     assert left_open(path) == []
 
 
-@pytest.mark.parametrize("name", ["lmdb-get", "lmdb-cursor"])
-def test_records_of_another_size_are_refused(datasets, name):
-    path, _ = datasets("scalar", "lmdb-get")
-    strategy = strategy_of(name, path, Schema((Field("y", F4, (2,)),)))
-    strategy.open()
-    with pytest.raises(FormatError, match="does not fit"):
-        next(strategy.epoch(0))
-    strategy.close()
-
-
 def test_compressed_groups_are_not_mapped(datasets, tmp_path):
     source, _ = datasets("scalar", "h5py")
     dsprep.repack(source, tmp_path / "b.h5", compress="gzip", durable=False)
     with pytest.raises(UnsupportedError, match="are not stored in the file as they are"):
         strategy_of("mmap", tmp_path / "b.h5", SCHEMAS["scalar"]).open()
     assert left_open(tmp_path) == []
-
-
-def test_zarr_in_a_zip_file(datasets, tmp_path):
-    source, expected = datasets("scalar", "h5py")
-    dsprep.convert(source, tmp_path / "a.zarr.zip", durable=False)
-    assert delivers("zarr", tmp_path / "a.zarr.zip", SCHEMAS["scalar"], expected)
-
-
-def test_tensorflow_is_quiet(monkeypatch):
-    from dsprep.bench.strategies.tensorflow import tensorflow
-
-    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    tensorflow()
-    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
 
 
 PEER = """

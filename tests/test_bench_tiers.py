@@ -169,14 +169,6 @@ def test_all_that_comes_from_the_capacity_tier_is_throttled(grouped, task, name,
         assert found.median("hit_percent") == 0
 
 
-def test_a_throttled_reader_takes_its_time(grouped, task):
-    path, facts = grouped
-    asked = task("dsprep", tier=None, tier_bandwidth="500KB/s", check=False)
-    found = measured(asked, replace(facts, checked=False))
-    largest = 2 * stored(path) * GROUP / N  # the last reads have had theirs
-    assert found.median("epoch_seconds") > (stored(path) - largest) / 500e3
-
-
 # --- the model, and what is written about it -------------------------------------------------
 
 
@@ -240,8 +232,3 @@ def test_wrong_usage_is_refused_before_anything_is_written(data, tmp_path, names
         more = {**more, "tier": tmp_path if more["tier"] is True else tmp_path / more["tier"]}
     with pytest.raises(UsageError, match=words):
         plan_read([data], names, Settings(**more))
-
-
-def test_repeats_are_swept_for_mini_epochs_only(data):
-    with pytest.raises(UsageError, match="nothing but met has repeats"):
-        plan_read([data], ["dsprep"], sweep="repeats=1,2")

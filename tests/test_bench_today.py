@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from dsprep.bench.reading import Settings, Work, bench_read, plan_read
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.in_place import open_in_place
-from dsprep.bench.strategies.own_loader import count_samples
 from dsprep.bench.task import Task
 from dsprep.cli import app
 from dsprep.core.schema import FieldSpec
@@ -94,14 +93,6 @@ def test_ways_that_were_asked_for_read_a_copy(compressed: list[Path]) -> None:
     assert "Read by h5py, after a conversion to hdf5" in answer
 
 
-def test_the_first_samples_are_read_in_place(compressed: list[Path]) -> None:
-    work = plan_read(compressed, ["in-place", "provenance"], WARM, limit=27 * 128)
-    first = work.plans[0]
-    assert (first.samples, first.of) == (27, 60)
-    assert {"files", "source"} <= set(first.not_copied)
-    measured(work)
-
-
 @pytest.mark.parametrize("strategies", [["in-place", "provenance"], ["h5py", "dsprep"]])
 def test_a_subset(compressed: list[Path], strategies: list[str]) -> None:
     work = plan_read(
@@ -112,13 +103,6 @@ def test_a_subset(compressed: list[Path], strategies: list[str]) -> None:
     assert report.dataset["samples"] == 9
     with pytest.raises(UsageError, match="has no samples"):
         plan_read(compressed, strategies, replace(WARM, subset="y < 0"))
-
-
-def test_copies_of_subsets_are_kept_apart(compressed: list[Path], tmp_path: Path) -> None:
-    for remainder in (0, 1):
-        subset = f"y % 2 == {remainder}"
-        folder = tmp_path / "scratch"
-        measured(plan_read(compressed, ["h5py"], replace(WARM, subset=subset), folder=folder))
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
@@ -201,24 +185,6 @@ def test_loaders_that_are_none(compressed: list[Path], loader: str, name: str, s
     report = bench_read(plan_read(compressed[:1], ["dsprep"], replace(WARM, loader=wrong)))
     row = next(r for r in report.rows if r.name == wrong)
     assert said in row.problems[0]
-
-
-def test_files_that_are_not_there(compressed: list[Path]) -> None:
-    with pytest.raises(UsageError, match=r"there is no loader nowhere\.py:f"):
-        plan_read(compressed, settings=Settings(loader="nowhere.py:f"))
-
-
-@pytest.mark.parametrize(
-    ("batch", "count"),
-    [
-        (np.zeros((3, 2)), 3),
-        ({"a": None, "x": np.zeros(4)}, 4),
-        (("words", [np.zeros((5, 1))]), 5),
-        ([1, 2], None),
-    ],
-)
-def test_samples_of_a_batch(batch: Any, count: int | None) -> None:
-    assert count_samples(batch) == count
 
 
 def test_the_command(compressed: list[Path], loader: str, tmp_path: Path) -> None:

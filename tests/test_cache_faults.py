@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import itertools
 import os
 import shutil
@@ -25,7 +24,7 @@ from support import written
 import dsprep
 from dsprep.cache import copier
 from dsprep.cache.copies import PLANNED, READY, Copy
-from dsprep.cache.folder import CacheFolder, Size
+from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import ReadError
 from dsprep.reader.cached import CacheWarning
@@ -118,7 +117,7 @@ def until(happened: Any, seconds: float = 10.0) -> None:
 
 # --- what is damaged ---------------------------------------------------------------------------
 
-BAD = "", "null", "{}", "[" * 100_000, '{"version": 1, "pieces": [[0, 1e400]]}'
+BAD = "[" * 100_000, '{"dsprep_copy": 2, "pieces": [[0, 1e400]]}'
 
 
 @pytest.mark.parametrize("text", BAD)
@@ -138,7 +137,7 @@ def test_what_does_not_say_that_it_is_a_copy_stays_and_is_named(origin, tmp_path
     assert epoch(origin, tmp_path).copied_nbytes
 
 
-@pytest.mark.parametrize("text", ["", "0 1", "0 x", "0", "\xff 4"])
+@pytest.mark.parametrize("text", ["0 x", "\xff 4"])
 def test_a_damaged_list_of_files_is_made_again(origin, tmp_path, text):
     with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="2MB/s") as reader:
         checked([next(iter(reader))])
@@ -147,7 +146,7 @@ def test_a_damaged_list_of_files_is_made_again(origin, tmp_path, text):
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-@pytest.mark.parametrize("name", ["state", "turn", "sums", "use", "files"])
+@pytest.mark.parametrize("name", ["state", "use", "files"])
 def test_a_copy_without_one_of_its_tables_is_made_again(origin, tmp_path, name):
     epoch(origin, tmp_path)
     (the_copy(tmp_path) / name).unlink()
@@ -185,24 +184,13 @@ def test_a_copy_that_another_one_took_the_place_of(origin, tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o775])
-def test_in_a_directory_of_several_users_each_has_one(origin, tmp_path, mode):
-    """Whatever others have put there, under the names of copies too."""
-    cache, own = tmp_path / "cache", tmp_path / "cache" / f"dsprep-cache-{os.geteuid()}"
-    epoch(origin, cache)
-    spoiled = the_copy(cache) / "0"
-    spoiled.write_bytes(bytes(spoiled.stat().st_size))
-    cache.chmod(mode)
-    assert epoch(origin, cache).copied_nbytes
-    assert epoch(origin, cache).copied_nbytes == 0
-    assert own.stat().st_mode & 0o777 == 0o700
-    assert the_copy(cache).parent == own
-    for make in (lambda: own.mkdir(), lambda: own.symlink_to(tmp_path / "elsewhere")):
-        own.rename(tmp_path / str(time.monotonic_ns()))
-        (tmp_path / "elsewhere").mkdir(exist_ok=True)
-        make()
-        own.chmod(0o777)
-        epoch(origin, cache, notes=1)
-        assert not any((tmp_path / "elsewhere").iterdir())
+def test_a_directory_to_which_others_may_write_is_refused(origin, tmp_path, mode):
+    tmp_path.chmod(mode)
+    with said(1, "others may write"), dsprep.Reader(origin, 8, cache=tmp_path) as reader:
+        assert checked(reader) == COUNT
+    assert not list(tmp_path.iterdir())
+    assert epoch(origin, tmp_path / "own").copied_nbytes
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
 
 
 def test_what_else_is_in_the_directory_stays(origin, tmp_path):
@@ -304,16 +292,6 @@ def test_groups_that_are_not_right_are_not_kept_and_noted_once(tmp_path):
         assert reader.stats[1].cache_units == 32 - len(wrong)
 
 
-def test_what_was_being_removed_takes_no_room(origin, tmp_path):
-    epoch(origin, tmp_path)
-    left = tmp_path / ".left.dsprep-cache-partial"
-    the_copy(tmp_path).rename(left)
-    folder = CacheFolder(tmp_path)
-    with folder.locked():
-        assert folder.make_room(1, Size(1 << 20), "none") == 1 << 20
-    assert not left.exists()
-
-
 # --- who fills it --------------------------------------------------------------------------------
 
 EXIT = """
@@ -353,24 +331,6 @@ def ended(child: int) -> None:
     os.waitpid(child, 0)
 
 
-def test_what_is_read_now_is_taken_over_while_the_next_part_is_filled(
-    origin, tmp_path, monkeypatch
-):
-    """Another one fills what is read now, and is killed: that is waited for, not the next one."""
-    monkeypatch.setattr("dsprep.reader.cached.IDLE_SECONDS", 1.0)
-    options: dict[str, Any] = {"mini_epochs": 2, "cache_policy": "mini-epoch", "cache": tmp_path}
-    with dsprep.Reader(origin, 8, cache_bandwidth="1kB/s", **options) as reader:
-        current = reader._cache.begin(reader._leg()).current.copy.path
-    child = held(current)
-    with said(0), dsprep.Reader(origin, 8, cache_bandwidth="100kB/s", **options) as reader:
-        timer = threading.Timer(0.5, ended, [child])
-        timer.start()
-        loop = iter(reader)
-        checked([next(loop)])
-        timer.join()
-        assert reader._cache._last[0].current.copy.path == current
-
-
 # --- room ----------------------------------------------------------------------------------------
 
 
@@ -380,8 +340,7 @@ def taken(path: Path) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*there is no room")
-@pytest.mark.parametrize("share", [0.2, 0.6, 1.5])
-@pytest.mark.parametrize("policy", ["epoch", "mini-epoch"])
+@pytest.mark.parametrize(("policy", "share"), [("epoch", 0.2), ("mini-epoch", 0.6)])
 def test_never_more_than_its_size(origin, tmp_path, policy, share):
     size = int(origin.stat().st_size * share)
     options: dict[str, Any] = {"mini_epochs": 4, "repeats": 2, "cache_policy": policy}
@@ -403,24 +362,6 @@ def test_never_more_than_its_size(origin, tmp_path, policy, share):
         looking.join()
     assert sum(s.cache_units for s in reader.stats) > 0
     assert 0 < most <= size
-
-
-def test_parts_that_are_over_are_removed_at_once(origin, tmp_path):
-    """Also where nothing collects what refers to itself."""
-    options: dict[str, Any] = {"mini_epochs": 4, "cache_size": origin.stat().st_size, "buffers": 2}
-    gc.collect()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    gc.disable()
-    try:
-        with dsprep.Reader(origin, 8, cache=tmp_path, epochs=16, **options) as reader:
-            for _ in range(16):
-                checked(reader)
-                until(lambda: len(CacheFolder(tmp_path).names()) <= 3)  # one is in memory
-            assert sum(s.cache_units for s in reader.stats) == 4 * 32
-            opened = len(list(Path("/proc/self/fd").iterdir())) - before
-        assert opened < 40
-    finally:
-        gc.enable()
 
 
 def test_no_room_for_anything(origin, tmp_path):
@@ -487,19 +428,9 @@ def test_who_is_stopped_is_not_waited_for_for_ever(origin, tmp_path, monkeypatch
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-def test_a_group_that_takes_long_is_waited_for(origin, tmp_path, monkeypatch):
-    monkeypatch.setattr("dsprep.reader.cached.SLOW_SECONDS", 0.5)
-    monkeypatch.setattr("dsprep.cache.copier.BLOCK", 2048)
-    with said(0), dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="15kB/s") as reader:
-        began = time.monotonic()
-        checked([next(iter(reader))])
-        assert time.monotonic() - began > 0.7
-
-
-@pytest.mark.parametrize("policy", ["epoch", "mini-epoch"])
-def test_jobs_with_other_seeds_at_once(origin, tmp_path, policy):
+def test_jobs_with_other_seeds_at_once(origin, tmp_path):
     options: dict[str, Any] = {"mini_epochs": 2, "epochs": 8}
-    kept = {"cache": tmp_path, "cache_policy": policy}
+    kept = {"cache": tmp_path, "cache_policy": "mini-epoch"}
     with contextlib.ExitStack() as stack:
         readers = [
             stack.enter_context(dsprep.Reader(origin, 8, seed=seed, **more, **options))
@@ -520,10 +451,9 @@ def test_jobs_with_other_seeds_at_once(origin, tmp_path, policy):
 # --- a tier that does not work -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["epoch", "mini-epoch"])
-def test_a_cache_that_vanishes(origin, tmp_path, policy):
+def test_a_cache_that_vanishes(origin, tmp_path):
     cache = tmp_path / "cache"
-    options: dict[str, Any] = {"mini_epochs": 2, "cache_policy": policy, "cache": cache}
+    options: dict[str, Any] = {"mini_epochs": 2, "cache_policy": "mini-epoch", "cache": cache}
     with said(1), dsprep.Reader(origin, 8, cache_bandwidth="1MB/s", **options) as reader:
         loop = iter(reader)
         seen = checked([next(loop)])
@@ -532,7 +462,7 @@ def test_a_cache_that_vanishes(origin, tmp_path, policy):
         assert checked(reader) + checked(reader) == COUNT
 
 
-@pytest.mark.parametrize("place", ["/proc/self/cache", "file", "file/below"])
+@pytest.mark.parametrize("place", ["/proc/self/cache", "file/below"])
 def test_a_place_where_nothing_can_be_made(origin, tmp_path, place):
     (tmp_path / "file").touch()
     with said(1, "cannot be used"), dsprep.Reader(origin, 8, cache=tmp_path / place) as reader:
@@ -571,8 +501,7 @@ def test_a_disk_that_is_full_in_the_middle(origin, tmp_path, monkeypatch):
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-@pytest.mark.parametrize("engine", ["buffered", "mapped"])
-def test_a_copy_that_cannot_be_read(origin, tmp_path, monkeypatch, engine):
+def test_a_copy_that_cannot_be_read(origin, tmp_path, monkeypatch):
     epoch(origin, tmp_path)
     real = Copy.open
 
@@ -580,7 +509,7 @@ def test_a_copy_that_cannot_be_read(origin, tmp_path, monkeypatch, engine):
         return real(copy, name, os.O_WRONLY if name == "0" else flags)
 
     monkeypatch.setattr(Copy, "open", write_only)
-    stats = epoch(origin, tmp_path, notes=1, engine=engine)
+    stats = epoch(origin, tmp_path, notes=1)
     assert stats.cache_units == stats.cache_nbytes == 0
 
 
@@ -611,9 +540,15 @@ def away(folder: Path, number: int, *, seen: bool) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.EACCES])
-@pytest.mark.parametrize("seen", [False, True])
-@pytest.mark.parametrize("name", ["set.h5", "set.zarr", "set.lmdb", "set.tfrecord"])
+@pytest.mark.parametrize(
+    ("name", "seen", "number"),
+    [
+        ("set.h5", False, errno.ENOTCONN),
+        ("set.h5", True, errno.EACCES),
+        ("set.zarr", False, errno.EIO),
+        ("set.lmdb", True, errno.ESTALE),
+    ],
+)
 def test_what_is_in_the_cache_is_read_while_the_server_is_away(tmp_path, name, seen, number):
     """Each loop looks at the dataset again, and each says that it could not."""
     origin, cache = made(tmp_path / "server", name=name), tmp_path / "cache"

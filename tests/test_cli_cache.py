@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 
 import pytest
-from support import assert_same_batch, flip
+from support import flip
 from test_cache import compared, repacked
 from typer.testing import CliRunner
 
@@ -100,19 +100,6 @@ def test_what_was_changed_is_named_and_not_read_any_more(path, cache):
     assert (found["compared"], found["right"]) == (13, True)
 
 
-def test_a_reader_that_is_open_leaves_out_what_was_wrong(path, cache):
-    with dsprep.Reader(path, 8) as plain, dsprep.Reader(path, 8, cache=cache) as reader:
-        for number in range(3):
-            if number == 1:
-                damaged(cache, 2)
-                assert "1 wrong" in run("verify", cache, code=1)
-            elif number == 2:
-                dsprep.stage(path, 1, 8, cache, ranks_per_node=1)
-            for expected, found in zip(plain, reader, strict=True):
-                assert_same_batch(found, expected, plain.schema)
-        assert [s.cache_units for s in reader.stats] == [13, 12, 13]
-
-
 def test_what_was_changed_is_copied_again(path, cache):
     for number in (0, 12):
         damaged(cache, number)
@@ -149,22 +136,6 @@ def test_a_copy_is_compared_while_it_is_used_and_filled(path, cache):
     with opened(only(cache)) as copy:
         assert copy.states()[3] == REFUSED
         assert (copy.states() == READY).sum() == 12
-
-
-def test_an_interrupt_ends_it_soon(path, cache):
-    """It comes while the first piece has been compared, and the others wait for their turn."""
-    seen = []
-
-    def interrupted(done, nbytes):
-        seen.append(done)
-        if done == 1:
-            raise KeyboardInterrupt
-        time.sleep(0.1)
-
-    with pytest.raises(KeyboardInterrupt):
-        list(verify_copies(cache, workers=2, progress=interrupted))
-    assert len(seen) <= 3
-    assert not list_copies(cache).copies[0].in_use
 
 
 def test_without_the_sidecar_nothing_is_compared(path, cache):
@@ -210,16 +181,6 @@ def test_what_is_removed_is_chosen(path, cache, tmp_path, monkeypatch):
     for wrong in ({}, {"everything": True, "dataset": other}):
         with pytest.raises(UsageError, match="not clear"):
             purge(cache, **wrong)
-
-
-def test_each_loop_is_a_use(path, cache):
-    with dsprep.Reader(path, 8, cache=cache) as reader:
-        list(reader)
-        os.utime(only(cache) / "use", (1, 1))
-        assert run("verify", cache)
-        assert list_copies(cache).copies[0].used == 1
-        list(reader)
-        assert time.time() - list_copies(cache).copies[0].used < 60
 
 
 def test_a_look_at_a_copy_does_not_keep_a_reader_out(path, cache):

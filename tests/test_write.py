@@ -17,7 +17,7 @@ from support import assert_same_batch, kill_at, random_batch, schemas, take, wri
 
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedError, UsageError
+from dsprep.errors import SchemaError, TargetError, UsageError
 from dsprep.storage.ranges import pwrite_all
 from dsprep.storage.trees import data_files
 from dsprep.writing import run
@@ -162,25 +162,6 @@ def test_a_shuffle_that_does_not_fit_in_memory(tmp_path, ragged):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("compress", ["gzip:1", "zstd:1"])
-def test_compressed_groups(tmp_path, format, compress):
-    batch = random_batch(PLAIN, 90)
-    target = tmp_path / f"out{SUFFIX[format]}"
-    try:
-        dsprep.write(target, samples_of(batch, PLAIN), compress=compress, buffer_size=20)
-    except (UsageError, UnsupportedError):
-        assert (format, compress) in [
-            *(("lmdb", c) for c in ("gzip:1", "zstd:1")),
-            ("hdf5", "zstd:1"),
-            ("tfrecord", "zstd:1"),
-        ]
-        nothing_left(tmp_path)
-        return
-    with dsprep.open(target) as source:
-        assert_same_batch(source[:], batch, PLAIN)
-
-
-@pytest.mark.parametrize("format", FORMATS)
 def test_no_samples_and_one(tmp_path, format):
     target = tmp_path / f"out{SUFFIX[format]}"
     with pytest.raises(SchemaError, match="there are no samples"):
@@ -216,17 +197,6 @@ def test_a_writer_takes_samples_and_batches(tmp_path):
     nothing_left(tmp_path, "out.h5", "out.h5.dsprep.json")
 
 
-def test_a_sample_that_does_not_fit_may_be_left_out(tmp_path):
-    with dsprep.Writer(tmp_path / "out.h5", length=3) as writer:
-        for i in range(3):
-            writer.append({"x": np.full(2, i), "y": i})
-            if i < 2:
-                with pytest.raises(SchemaError, match=f"sample {i + 1}, field x: "):
-                    writer.append({"x": np.zeros(3), "y": 1})
-    with dsprep.open(tmp_path / "out.h5") as source:
-        assert source[:]["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
-
-
 class Broken(Exception):
     """What a program raises."""
 
@@ -246,7 +216,7 @@ def test_an_exception_comes_out_and_leaves_nothing(tmp_path, format, error, know
             yield {"x": big, "label": i}
 
     options = {"length": 12} if known else {}
-    for at in (0, 1, 4, 9, 11):
+    for at in (0, 4, 11):
         with pytest.raises(error) as found:
             dsprep.write(tmp_path / f"out{SUFFIX[format]}", give(at), **options)
         assert found.value is raised
@@ -254,18 +224,7 @@ def test_an_exception_comes_out_and_leaves_nothing(tmp_path, format, error, know
         nothing_left(tmp_path)
 
 
-def test_an_exception_after_the_last_sample_leaves_nothing(tmp_path):
-    def give():
-        yield from ({"x": i} for i in range(10))
-        raise Broken
-
-    with pytest.raises(Broken):
-        dsprep.write(tmp_path / "out.h5", give(), length=10)
-    nothing_left(tmp_path)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_an_exception_leaves_what_was_there(tmp_path, known):
+def test_an_exception_leaves_what_was_there(tmp_path):
     target = tmp_path / "out.h5"
     dsprep.write(target, [{"x": 1}, {"x": 2}])
     before = content(target)
@@ -275,7 +234,7 @@ def test_an_exception_leaves_what_was_there(tmp_path, known):
         raise Broken
 
     with pytest.raises(Broken):
-        dsprep.write(target, give(), overwrite=True, length=2 if known else None)
+        dsprep.write(target, give(), overwrite=True, length=2)
     assert content(target) == before
     nothing_left(tmp_path, "out.h5", "out.h5.dsprep.json")
     dsprep.write(target, [{"x": 5}], overwrite=True)
@@ -283,16 +242,13 @@ def test_an_exception_leaves_what_was_there(tmp_path, known):
         assert source[0]["x"] == 5
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_wrong_samples_are_named(tmp_path, known):
+def test_wrong_samples_are_named(tmp_path):
     samples = [{"x": np.zeros((4, 3), np.float32), "label": 1} for _ in range(20)]
     samples[17] = {"x": np.zeros((5, 3), np.float32), "label": 1}
     with pytest.raises(SchemaError) as error:
-        dsprep.write(tmp_path / "out.h5", samples if known else iter(samples))
-    assert str(error.value) == (
-        "sample 17, field x: the value is not of this field (expected float32[4,3], found "
-        'float32[5,3]); if its first axis varies, declare that: schema={"x": "float32[None,3]"}'
-    )
+        dsprep.write(tmp_path / "out.h5", samples)
+    assert str(error.value.where) == "sample 17, field x"
+    assert 'schema={"x": "float32[None,3]"}' in error.value.fix
     nothing_left(tmp_path)
     dsprep.write(tmp_path / "out.h5", samples, schema={"x": "float32[None,3]"})
     with dsprep.open(tmp_path / "out.h5") as source:
@@ -300,9 +256,10 @@ def test_wrong_samples_are_named(tmp_path, known):
         assert len(source[17]["x"]) == 5
 
 
-@pytest.mark.parametrize("shuffle", [None, 1])
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("count", [0, 1, 9, 11])
+@pytest.mark.parametrize(
+    ("count", "ragged", "shuffle"),
+    [(0, False, None), (9, True, 1), (9, False, 1), (11, False, None), (11, True, None)],
+)
 def test_another_number_than_length(tmp_path, shuffle, ragged, count):
     samples = ({"x": b"abc" if ragged else np.zeros(3)} for _ in range(count))
     says = "more samples came" if count > 10 else "fewer samples came"
@@ -403,16 +360,6 @@ def test_errors_of_the_disk_come_out(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_progress(tmp_path, known):
-    seen = []
-    samples = [{"x": np.zeros(100_000)} for _ in range(50)]
-    given = samples if known else iter(samples)
-    dsprep.write(tmp_path / "out.h5", given, progress=lambda n, b: seen.append((n, b)))
-    assert seen[-1] == (50, 40_000_000)
-    assert seen == sorted(seen)
-
-
-@pytest.mark.parametrize("known", [True, False])
 def test_memory_is_bounded(tmp_path, known):
     def give(count):
         for i in range(count):
@@ -439,8 +386,9 @@ def test_memory_is_bounded(tmp_path, known):
     assert peaks[1] < peaks[0] + (12 << 20)
 
 
-@pytest.mark.parametrize("share", [4, 1 << 20, 1 << 60])  # all, some and no samples in memory
-@pytest.mark.parametrize("schema", [PLAIN, MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    ("schema", "share"), [(PLAIN, 1 << 20), (MIXED, 1 << 20), (PLAIN, 1 << 60)]
+)
 def test_memory_is_used_again_when_it_has_been_written(tmp_path, monkeypatch, schema, share):
     def slow(*args):
         time.sleep(0.002)
@@ -473,8 +421,7 @@ def test_what_does_not_fit_in_memory_beside_the_workers_goes_to_the_file(tmp_pat
         dsprep.write(tmp_path / "no.h5", iter(samples), memory="16MiB")
 
 
-@pytest.mark.parametrize("memory", [0, 1, 600, 1 << 20])
-@pytest.mark.parametrize("spilled", [False, True])
+@pytest.mark.parametrize(("memory", "spilled"), [(0, False), (600, False), (1 << 20, True)])
 def test_a_spool_is_read_in_any_order(tmp_path, memory, spilled):
     batch = random_batch(MIXED, 100)
     with Spool(tmp_path / "out", MIXED, memory) as spool:
@@ -512,8 +459,7 @@ def killed(step, target, samples):
     return os.waitpid(child, 0)[1]
 
 
-@pytest.mark.parametrize("step", range(1, 11, 3))
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("step", "known"), [(1, False), (4, True), (7, False), (10, True)])
 def test_after_a_kill_the_same_call_starts_over(tmp_path, step, known):
     target = tmp_path / "out.h5"
     samples = [{"x": np.full(3, i)} for i in range(9)]
@@ -558,19 +504,3 @@ def test_ragged_columns_of_batches(tmp_path):
         assert str(source.schema) == "rows: float32[None,1], n: int64, name: str"
         assert [source[i]["name"] for i in range(8)] == ["a", "bb", "", "d"] * 2
         assert source[6]["rows"].tolist() == [[1], [2], [3]]
-
-
-def test_unknown_data_name_the_way_to_write_them(tmp_path):
-    (tmp_path / "a.sgy").write_bytes(b"nothing that is known" * 9)
-    for path in (tmp_path / "a.sgy", tmp_path):
-        with pytest.raises(FormatError, match=r"dsprep\.write\("):
-            dsprep.open(path)
-    with pytest.raises(FormatError, match=r"found 1 other files, such as a\.sgy"):
-        dsprep.open(tmp_path)
-
-
-@pytest.mark.parametrize("length", [-1, 2.5, "5", True, 10**30])
-def test_a_length_that_cannot_be(tmp_path, length):
-    with pytest.raises(UsageError, match="length"):
-        dsprep.write(tmp_path / "out.h5", [{"x": 1}], length=length)
-    assert not [*tmp_path.iterdir()]

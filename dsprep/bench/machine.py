@@ -29,13 +29,6 @@ OPTIONS = re.compile(
 )
 """Mount options that change how fast data come, or where they come from."""
 
-QUEUE = ("rotational", "read_ahead_kb", "nr_requests", "max_sectors_kb")
-
-CACHE = (
-    *("dirty_ratio", "dirty_background_ratio", "dirty_bytes", "dirty_background_bytes"),
-    *("vfs_cache_pressure", "swappiness"),
-)
-
 
 @dataclass(frozen=True)
 class Mount:
@@ -70,10 +63,8 @@ def describe(path: Path) -> dict[str, Any]:
         "python": lambda: f"{platform.python_implementation()} {platform.python_version()}",
         "packages": _packages,
         "page_bytes": lambda: os.sysconf("SC_PAGE_SIZE"),
-        "page_cache": lambda: _numbers(Path("/proc/sys/vm"), CACHE),
         "scattered_reads": way,
         "file_system": lambda: _file_system(at),
-        "device": lambda: _device(at),
         "stripe": lambda: _stripe(at),
     }
     facts = {}
@@ -104,16 +95,6 @@ def text_of(path: Path) -> str:
 def unescaped(path: str) -> str:
     r"""Return a path of ``/proc``, in which blanks are ``\040``."""
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), path)
-
-
-def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what files of these names hold, numbers as such."""
-    numbers: dict[str, Any] = {}
-    for name in names:
-        text = text_of(folder / name).strip()
-        if text:
-            numbers[name] = int(text) if text.lstrip("-").isdecimal() else text
-    return numbers
 
 
 # --- the machine -----------------------------------------------------------------------------
@@ -175,40 +156,14 @@ def _file_system(at: Path) -> dict[str, Any]:
     facts["block_bytes"] = room.f_bsize
     facts["bytes"] = room.f_frsize * room.f_blocks
     facts["free_bytes"] = room.f_frsize * room.f_bavail
-    ahead = _numbers(Path("/sys/class/bdi") / mount.device, ("read_ahead_kb",))
-    return {**facts, **ahead}
+    ahead = text_of(Path("/sys/class/bdi") / mount.device / "read_ahead_kb").strip()
+    return {**facts, "read_ahead_kb": int(ahead)} if ahead.isdecimal() else facts
 
 
 def _personal(point: str) -> bool:
     """Whether a mount point may be named after a person or the data."""
     depth = len(Path(point).parts) - 1
     return depth > 1 or bool({"home", "users"} & {p.lower() for p in Path(point).parts})
-
-
-def _device(at: Path, root: Path = Path("/sys/dev/block")) -> dict[str, Any]:
-    """Return facts about the block device, None if there is none or it is not shown."""
-    number = at.stat().st_dev
-    names = [f"{os.major(number)}:{os.minor(number)}"]
-    mount = mount_of(at)
-    if mount is not None:
-        names.append(mount.device)
-    for name in dict.fromkeys(names):
-        if (root / name).exists():
-            return _block(root / name)
-    return {}
-
-
-def _block(link: Path) -> dict[str, Any]:
-    folder = link.resolve()
-    if (folder / "partition").exists():
-        folder = folder.parent
-    facts: dict[str, Any] = {"name": folder.name}
-    if model := " ".join(text_of(folder / "device" / "model").split()):
-        facts["model"] = model
-    facts.update(_numbers(folder / "queue", QUEUE))
-    facts["bytes"] = 512 * int(text_of(folder / "size").strip() or 0)
-    parts = sorted((folder / "slaves").iterdir()) if (folder / "slaves").is_dir() else []
-    return {**facts, "made_of": [_block(part) for part in parts]} if parts else facts
 
 
 def _stripe(at: Path) -> dict[str, Any]:

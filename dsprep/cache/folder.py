@@ -1,7 +1,6 @@
 """The directory with all copies: how much they may take, and what is removed to make room.
 
-What a copy holds is given out as the dataset, so nobody else may write to it: in a directory to
-which others may write, or that is somebody else's, a user has one of its own, ``dsprep-cache-UID``.
+A directory is of one user.
 """
 
 from __future__ import annotations
@@ -37,9 +36,6 @@ from dsprep.errors import UsageError
 from dsprep.storage.trees import remove
 
 LOCK = "dsprep-cache.lock"
-
-OWN = "dsprep-cache-"
-"""How the name of a user's own directory begins, in one that others may write to."""
 
 SHARE = 0.75
 """Of what is free and what the cache holds, how much it may take by default."""
@@ -118,41 +114,29 @@ class CopyInfo:
 
 
 def find_root(path: Path, *, create: bool) -> Path:
-    """Return the directory that this user's copies are in: `path`, or one of the user in it.
+    """Return a directory of copies, which is made if it may be.
+
+    What a copy holds is given out as the dataset, so nobody else may write to it.
 
     Raises
     ------
     UsageError
-        If it is not there, and not to be made.
+        If it is not there, and not to be made; or others may write to it.
     OSError
-        If it cannot be made, or somebody else has made it.
+        If it cannot be made.
     """
     if create:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(0o755, exist_ok=True)
+        path.mkdir(0o700, parents=True, exist_ok=True)
     elif not path.is_dir():
         raise UsageError("there is no such directory", where=path)
-    if _is_own(path.stat()):
-        return path
-    own = path / f"{OWN}{os.geteuid()}"
-    if create:
-        with contextlib.suppress(FileExistsError):
-            own.mkdir(0o700)
-    try:
-        is_own = _is_own(own.lstat())
-    except FileNotFoundError as error:
-        what = "it is for several users, and you have no cache in it"
-        raise UsageError(what, where=path) from error
-    if not is_own:
-        reason = "somebody else has made it, or may write to it"
-        raise PermissionError(errno.EPERM, reason, str(own))
-    return own
-
-
-def _is_own(status: os.stat_result) -> bool:
-    """Whether a directory is one of this user to which nobody else may write."""
-    is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not is_shared
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            "others may write to the directory of a cache",
+            where=path,
+            fix=f"name one that is not there yet, such as {path}/{os.geteuid()}, or chmod go-w it",
+        )
+    return path
 
 
 class CacheFolder:

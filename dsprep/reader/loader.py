@@ -137,9 +137,8 @@ class Reader(ReaderOptions):
     cache
         A directory of a faster tier, such as a local disk, in which groups are kept. All Readers of
         a node share it, also those of several jobs; it outlives them. What `dsprep.stage` has put
-        there is found. If it fails, data come from the dataset, with a `CacheWarning`. In a
-        directory of another user, or to which others may write, each user has one of their own in
-        it, ``dsprep-cache-UID``.
+        there is found. If it fails, data come from the dataset, with a `CacheWarning`. Nobody
+        else may write to it; it is made if it is not there.
     cache_size
         Bytes that it may take: a number, text such as ``"1.6TB"``, or ``"75%"`` of what is free
         there and what the cache has already, the default.

@@ -45,10 +45,8 @@ def open_in_place(task: Task, resources: ExitStack) -> Way:
     """Open all files of the dataset as a plain script reads them, shuffled."""
     source = _opened(task, resources)
     numbers = np.arange(task.samples) if task.numbers is None else task.numbers
-    paths = {s.name: s.path for s in task.reading.fields}
-    fields = {f.name: paths.get(f.name, f.name) for f in task.schema}
-    opening = source.opening
-    format = opening.format if isinstance(opening, NativeOpening) else ""
+    fields = {f.name: f.name for f in task.schema} | {s.name: s.path for s in task.reading.fields}
+    format = source.opening.format if isinstance(source.opening, NativeOpening) else ""
 
     def locate(index: int) -> tuple[Path, int]:
         """Return the file with a sample, and the sample's number in it."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 from typing import TypeAlias
 
@@ -31,6 +32,9 @@ from dsprep.storage.base import Handle
 
 _ALIGN = 64 << 10
 """Bytes at whose multiples buffers begin: whole blocks of direct reads."""
+
+Call: TypeAlias = Callable[[], None]
+"""Reads a part of a group."""
 
 Extents: TypeAlias = list[tuple[int, tuple[int, str], int, int]]
 """Of groups: samples, the number of the file entry and the path below it, offset and bytes."""
@@ -59,7 +63,9 @@ def groups_of(sidecar: Sidecar) -> Extents:
     return [(size, *where) for size, where in zip(sizes, stored, strict=True)]
 
 
-def _between(groups: Extents, order: Ints, start: int, stop: int) -> Iterator[tuple[int, ...]]:
+def _between(
+    groups: Extents, order: Ints, start: int, stop: int
+) -> Iterator[tuple[int, int, int, int]]:
     """Yield number, samples, offset and bytes of the groups that hold some positions of a sequence.
 
     Of a group that is only partly among them, its samples' share of the bytes.
@@ -80,12 +86,8 @@ class Group:
 
     samples: int
     buffer: Bytes  # where its bytes go
-    left: int = 0  # parts that are not in memory yet
+    left: int  # parts that are not in memory yet
     end: int = 0  # samples that are in memory when it is
-
-
-Work: TypeAlias = tuple[Group, Callable[[], None]]
-"""A part of a group, and what reads it."""
 
 
 def open_dummy(task: Task, resources: ExitStack) -> Way:
@@ -112,12 +114,11 @@ def open_limit(task: Task, resources: ExitStack) -> Way:
     for buffer in buffers:
         buffer[::4096] = 0
 
-    def parts(file: Handle, offset: int, nbytes: int, buffer: Bytes) -> list[Callable[[], None]]:
+    def cut(where: tuple[int, str], offset: int, nbytes: int, buffer: Bytes) -> list[Call]:
         """Cut a group into as many parts as there are threads, unless they get too small."""
-        low = offset // _ALIGN * _ALIGN
-        iovecs = np.array([[0, nbytes]], np.int64)
-        calls: list[Callable[[], None]] = []
-        for at, part in shared(offset, iovecs, task.threads, _ALIGN):
+        file, low = sidecar.open_file(*where), offset // _ALIGN * _ALIGN
+        calls: list[Call] = []
+        for at, part in shared(offset, np.array([[0, nbytes]], np.int64), task.threads, _ALIGN):
             end = at + int(part[:, 1].sum())
             if engine.name == "direct":  # whole blocks, which the device writes to their place
                 at, end = at // _ALIGN * _ALIGN, min(file.nbytes, -(-end // _ALIGN) * _ALIGN)
@@ -129,55 +130,63 @@ def open_limit(task: Task, resources: ExitStack) -> Way:
         mine = share(task.samples, task.world_size, task.rank, task.batch_size, "ragged")
         order = np.random.default_rng([task.seed, number]).permutation(len(extents))
         groups = _between(extents, order, mine.start, mine.start + mine.own)
-        work: SimpleQueue[Work | None] = SimpleQueue()
-        done: SimpleQueue[Group | BaseException] = SimpleQueue()
-
-        def start(buffer: Bytes) -> None:
-            job = next(groups, None)
-            if job is not None:
-                i, samples, offset, nbytes = job
-                group = Group(samples, buffer)
-                calls = parts(sidecar.open_file(*extents[i][1]), offset, nbytes, buffer)
-                group.left = len(calls)
-                for call in calls:
-                    work.put((group, call))
-
-        threads = [
-            threading.Thread(target=_work, args=(work, done), daemon=True)
-            for _ in range(task.threads)
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            for buffer in buffers:
-                start(buffer)
-            loaded: deque[Group] = deque()  # in memory
-            have = requested = 0
-            for size in mine.sizes(0, mine.steps).tolist():
-                requested += size
-                while True:
-                    while loaded and loaded[0].end <= requested:
-                        start(loaded.popleft().buffer)
-                    if have >= requested:
-                        break
-                    read = done.get()
-                    if isinstance(read, BaseException):
-                        raise read
-                    read.left -= 1
-                    if not read.left:
-                        have = read.end = have + read.samples
-                        loaded.append(read)
-                yield size
-        finally:
-            while not work.empty():
-                work.get()
-            for _ in threads:
-                work.put(None)
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+        jobs = ((samples, partial(cut, extents[i][1], at, n)) for i, samples, at, n in groups)
+        return _steps(jobs, mine.sizes(0, mine.steps).tolist(), buffers, task.threads)
 
     return Way(epoch, int)
+
+
+def _steps(
+    jobs: Iterator[tuple[int, Callable[[Bytes], list[Call]]]],
+    sizes: list[int],
+    buffers: list[Bytes],
+    count: int,
+) -> Iterator[int]:
+    """Yield the number of samples of each step, once that many are in memory.
+
+    `jobs` are groups: their samples, and what gives the parts that so many threads read.
+    """
+    work: SimpleQueue[tuple[Group, Call] | None] = SimpleQueue()
+    done: SimpleQueue[Group | BaseException] = SimpleQueue()
+
+    def start(buffer: Bytes) -> None:
+        for samples, cut in islice(jobs, 1):
+            calls = cut(buffer)
+            group = Group(samples, buffer, len(calls))
+            for call in calls:
+                work.put((group, call))
+
+    threads = [threading.Thread(target=_work, args=(work, done), daemon=True) for _ in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+        for buffer in buffers:
+            start(buffer)
+        loaded: deque[Group] = deque()  # in memory
+        have = requested = 0
+        for size in sizes:
+            requested += size
+            while True:
+                while loaded and loaded[0].end <= requested:
+                    start(loaded.popleft().buffer)
+                if have >= requested:
+                    break
+                read = done.get()
+                if isinstance(read, BaseException):
+                    raise read
+                read.left -= 1
+                if not read.left:
+                    have = read.end = have + read.samples
+                    loaded.append(read)
+            yield size
+    finally:
+        while not work.empty():
+            work.get()
+        for _ in threads:
+            work.put(None)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
 
 
 def _read(engine: Engine, file: Handle, start: int, into: Bytes, transfer: int | None) -> None:
@@ -191,7 +200,9 @@ def _read(engine: Engine, file: Handle, start: int, into: Bytes, transfer: int |
             file.pread_into(part, start + at)
 
 
-def _work(work: SimpleQueue[Work | None], done: SimpleQueue[Group | BaseException]) -> None:
+def _work(
+    work: SimpleQueue[tuple[Group, Call] | None], done: SimpleQueue[Group | BaseException]
+) -> None:
     """Read parts until there is None."""
     while (part := work.get()) is not None:
         group, read = part

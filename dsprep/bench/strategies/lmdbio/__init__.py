@@ -23,9 +23,10 @@ Source: Pumma et al., "Scalable Deep Learning via I/O Analysis and Optimization"
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from dsprep.bench.strategies.base import Way
@@ -110,60 +111,23 @@ def open_steps(task: Task, resources: ExitStack, *, level: int) -> Way:
     `Task.buffer_nbytes` hold, 64 MiB by default: ranks get other records than in one step at a
     time. STAG lets `Task.stagger` roots read at a time; see `dsprep.reader.node.tokens`.
     """
-    values, pool = Values(task.schema), Pool(1, 2)
     roots = min(task.readers_per_node, task.world_size)
     steps = _steps_of(task, roots) if level >= COAL else 1
     assigned = Assignment(task.samples, task.world_size, task.batch_size, roots, steps)
     root = assigned.root_of(task.rank)
     name = f"{task.strategy}-{task.key}-{root}-{task.opening}"
-    tokens = Local(f"bench {task.strategy} {task.key}", task.stagger, root)
-    records: Records | None = None
-    if task.rank == assigned.members(root)[0]:
-        records = _records_of(task, resources, level)
+    is_root = task.rank == assigned.members(root)[0]
+    records = _records_of(task, resources, level) if is_root else None
     node = Neighbours(name, assigned.members(root), task.rank)
     resources.callback(node.close)
+    turns = (
+        Local(f"bench {task.strategy} {task.key}", task.stagger, root) if level >= STAG else None
+    )
     if records is not None and (first := next(assigned.windows(), None)) is not None:
         low, high = assigned.span(first, root)
         each = data_file(task.path).stat().st_size / assigned.samples
         node.memory(int((high - low) * (16 + each)))[::PAGE] = 0  # its pages are there in time
-
-    @contextmanager
-    def turn() -> Iterator[None]:
-        """Hold one of the tokens of the node, if readers take turns."""
-        if level < STAG:
-            yield
-            return
-        token = tokens.acquire(lambda: False)
-        try:
-            yield
-        finally:
-            tokens.release(token)
-
-    def batch_of(shared: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
-        """Copy records out of the shared memory, and take them apart."""
-        offsets = offsets_of(lengths)
-        total = int(offsets[-1])
-        _, out = pool.take(total, lambda: True)
-        move_spans(shared, starts, lengths, out, offsets[:-1])
-        return values.decode(out[:total], lengths, lambda i: f"{task.path}, record {first + i}")
-
-    def read(window: Window) -> Iterator[Batch]:
-        """Yield the batches of what is read at a time."""
-        low, high = assigned.span(window, root)
-        if records is not None and high > low:
-            records(low, high, node.memory, turn)
-        shared = node.look()
-        starts, lengths = table(shared, high - low)
-        for step in range(window[2]):
-            first, stop = assigned.part(window, task.rank, step)
-            mine = slice(first - low, stop - low)
-            batch = batch_of(shared, starts[mine], lengths[mine], first)
-            if step == window[2] - 1:
-                del shared, starts, lengths
-                node.looked()
-            if stop > first:
-                yield batch
-            del batch
+    read = partial(_read, task, assigned, root, records, node, turns, _decoder(task))
 
     def epoch(number: int) -> Iterator[Any]:
         done = False
@@ -178,6 +142,61 @@ def open_steps(task: Task, resources: ExitStack, *, level: int) -> Way:
                 node.close()
 
     return Way(epoch)
+
+
+def _read(
+    task: Task,
+    assigned: Assignment,
+    root: int,
+    records: Records | None,
+    node: Neighbours,
+    turns: Local | None,
+    decoded: Callable[[Bytes, Ints, Ints, int], Batch],
+    window: Window,
+) -> Iterator[Batch]:
+    """Yield the batches of what is read at a time."""
+    low, high = assigned.span(window, root)
+    if records is not None and high > low:
+        records(low, high, node.memory, partial(_turn, turns))
+    memory = node.look()
+    starts, lengths = table(memory, high - low)
+    for step in range(window[2]):
+        first, stop = assigned.part(window, task.rank, step)
+        mine = slice(first - low, stop - low)
+        batch = decoded(memory, starts[mine], lengths[mine], first)
+        if step == window[2] - 1:
+            del memory, starts, lengths
+            node.looked()
+        if stop > first:
+            yield batch
+        del batch
+
+
+@contextmanager
+def _turn(turns: Local | None) -> Iterator[None]:
+    """Hold one of the tokens of the node, if readers take turns."""
+    if turns is None:
+        yield
+        return
+    token = turns.acquire(lambda: False)
+    try:
+        yield
+    finally:
+        turns.release(token)
+
+
+def _decoder(task: Task) -> Callable[[Bytes, Ints, Ints, int], Batch]:
+    """Return what copies records out of the shared memory, and takes them apart."""
+    values, pool = Values(task.schema), Pool(1, 2)
+
+    def decoded(memory: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
+        offsets = offsets_of(lengths)
+        total = int(offsets[-1])
+        _, out = pool.take(total, lambda: True)
+        move_spans(memory, starts, lengths, out, offsets[:-1])
+        return values.decode(out[:total], lengths, lambda i: f"{task.path}, record {first + i}")
+
+    return decoded
 
 
 def _steps_of(task: Task, roots: int) -> int:
