@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsprep.bench import caches
-from dsprep.bench.evidence import DEVICE, Evidence, largest, weakest
+from dsprep.bench.evidence import DEVICE, Evidence
 
 NBYTES = 1 << 20
 
@@ -29,15 +29,6 @@ def test_a_cold_run_has_evidence(held, device, problem, words):
     assert problem in found.problem
     assert bool(problem) == bool(found.problem)
     assert words is None or found.words == words
-
-
-def test_processes_and_runs_are_joined_by_the_weakest():
-    assert largest([0.0, 0.3, 0.1]) == 0.3
-    assert largest([0.0, None]) is None
-    assert largest([]) is None
-    runs = [Evidence(0.0, 900, 1000), Evidence(0.0, 20, 1000)]
-    assert weakest(runs) is runs[1]
-    assert weakest([]) is None
 
 
 def test_the_page_cache_is_looked_at(tmp_path: Path):

@@ -113,28 +113,6 @@ def test_the_limit_reads_all_bytes_of_groups_once(world, more, places, asked):
     assert held() == ([], [])
 
 
-def test_the_limit_is_as_many_groups_ahead_as_there_are_buffers(places, asked):
-    with (
-        opened("pread-limit", places, batch_size=10) as strategy,
-        closing(strategy.epoch(0)) as items,
-    ):
-        for step in range(1, 9):
-            assert next(items) == 10
-            deadline = time.monotonic() + 5
-            while len(asked) < step + 2 and time.monotonic() < deadline:
-                time.sleep(0.001)
-            time.sleep(0.02)
-            assert len(asked) == step + 2
-
-
-def test_the_limit_reads_directly(places):
-    with opened("pread-limit", places, engine="direct", transfer_size=4096) as strategy:
-        try:
-            assert sum(strategy.epoch(0)) == COUNT
-        except UsageError:
-            pytest.skip("no direct reads on this file system")
-
-
 @pytest.mark.filterwarnings("ignore::dsprep.reader.engines.EngineWarning")
 @pytest.mark.parametrize("name", ["dsprep", "pread-limit"])
 def test_no_figures_of_another_engine_than_the_one_that_was_asked_for(name, places, monkeypatch):

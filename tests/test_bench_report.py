@@ -201,11 +201,6 @@ def test_numbers_are_written_for_people(name, value, words):
     assert tables.show_value(name, value) == words
 
 
-def test_the_spread_is_short():
-    spreads = [Measure(1.0, 0.9, 1.1), Measure(1.0, 1.0, 1.001), Measure(1.0, 0.2, 3.0)]
-    assert list(map(tables.show_spread, spreads)) == ["±10%", "", "±140%"]
-
-
 @pytest.mark.parametrize("room", [60, 100])
 def test_a_table_fits_and_keeps_names_whole(room):
     lines = [text for text, _ in output.drawn(full(), full().rows, room)]
@@ -311,15 +306,9 @@ def test_the_answer_says_what_was_measured(one, said):
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("buffer-size=1MiB,4MiB", ("1MiB", "4MiB")),
-        ("--buffer-size=1MiB..64MiB", ("1MiB", "4MiB", "16MiB", "64MiB")),
-        ("buffer-size=64..1024", ("64", "256", "1024")),
-        ("transfer-size=4KiB..1MiB*16", ("4KiB", "64KiB", "1MiB")),
-        ("transfer-size=100kB..300kB", ("100000B", "300kB")),
-        ("threads=1..12", ("1", "2", "4", "8", "12")),
-        ("ranks=1..100*10", ("1", "10", "100")),
+        ("buffer-size=4MiB,1MiB", ("1MiB", "4MiB")),
+        ("--buffer-size=64,1024", ("64", "1024")),
         ("stagger=3", ("3",)),
-        ("engine=direct", ("direct",)),
         ("engine=mapped,buffered", ("buffered", "mapped")),
     ],
 )
@@ -331,10 +320,9 @@ def test_sweeps_are_parsed(text, values):
     "text",
     [
         *("", "threads", "threads=", "threads=0", "threads=-1", "threads=1,1", "threads=1,,2"),
-        *("threads=1MiB", "threads=2..1", "threads=1..4*1", "threads=1..4*x", "threads=1..2..3"),
-        *("threads=٣", "colour=1", "engine=auto", "engine=buffered,buffered"),
-        *("engine=buffered..mapped", "buffer-size=64,1MiB", "buffer-size=1024,1KiB"),
-        *("buffer-size=inf", "threads=" + ",".join(map(str, range(1, 100)))),
+        *("threads=1MiB", "threads=1..4", "threads=٣", "colour=1", "engine=auto"),
+        *("buffer-size=64,1MiB", "buffer-size=1024,1KiB", "buffer-size=inf"),
+        "threads=" + ",".join(map(str, range(1, 100))),
         "threads=" + "9" * 5000,
     ],
     ids=lambda text: text[:30],
@@ -346,14 +334,12 @@ def test_what_is_no_sweep_is_a_usage_error(text):
 
 @given(
     st.lists(st.tuples(st.floats(1, 1e6), st.floats(0.01, 0.5)), min_size=1, max_size=12),
-    st.randoms(),
 )
-def test_beyond_the_knee_nothing_is_better(rates, random):
+def test_beyond_the_knee_nothing_is_better(rates):
     made = [measure(r, s) for r, s in rates]
     rows = [
         Row("x", measures={"samples_per_second": m}, value=str(2**i)) for i, m in enumerate(made)
     ]
-    random.shuffle(rows)
     found = sweeping.knee(rows)
     at = len(made) - 1 if found is None else int(found).bit_length() - 1
 
@@ -414,20 +400,6 @@ def test_a_change_counts_beyond_the_spread(times, verdict, failed):
     assert found.differences == ()
 
 
-def test_less_is_better_where_it_is():
-    found = comparing.compare(report(), report(step=0.001), "exposed_seconds")
-    assert {p.verdict for p in found.pairs if p.name == "tf-prefetch"} == {"slower"}
-    assert "tf-prefetch" in [p.name for p in found.worse(0.05)]
-    assert {f for f, _, _ in found.differences} == {"settings compute", "command"}
-
-
-def test_values_measured_once_need_a_tenth():
-    once = Measure(100.0, 100.0, 100.0)
-    assert comparing.apart(once, Measure(109.0, 109.0, 109.0)) == 0
-    assert comparing.apart(once, Measure(111.0, 111.0, 111.0)) == 1
-    assert comparing.apart(once, Measure(89.0, 89.0, 89.0)) == -1
-
-
 @pytest.fixture
 def app():
     return lambda *args: CliRunner().invoke(dsprep_app, ["bench", "compare", *map(str, args)])
@@ -466,14 +438,6 @@ def test_compare_refuses_what_it_cannot(app, tmp_path):
     ):
         done = app(*args)
         assert (done.exit_code, words in done.stderr) == (code, True), args
-
-
-def test_sweeps_are_compared_value_by_value(app, tmp_path):
-    old = saved(tmp_path / "old.json", swept())
-    new = saved(tmp_path / "new.json", swept(rates=(9e3, 2e4, 1e4, 4e4)))
-    done = app(old, new, "--fail-over", "5%")
-    assert done.exit_code == 1
-    assert "worse by more than 5%: dsprep buffer-size=16MiB" in done.stderr
 
 
 # --- what is written -------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import pytest
 import dsprep
 from dsprep.bench import scratch
 from dsprep.bench.scratch import folder as scratch_folder
-from dsprep.bench.strategies import forms
-from dsprep.core.schema import Field, FieldSpec, Schema
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError, TargetError, UsageError
 from dsprep.formats.options import OpenOptions
 from dsprep.storage.trees import remove
@@ -144,19 +143,6 @@ def test_a_subset(data):
     assert plan(data, limit=1).samples == 1
 
 
-def test_a_subset_of_ragged_samples(tmp_path):
-    source, lengths = tmp_path / "r.h5", np.arange(1, 41)
-    with h5py.File(source, "w") as file:
-        file["first"] = np.cumsum(lengths) - lengths
-        file["count"] = lengths
-        file["values"] = np.arange(lengths.sum(), dtype="f8")
-    dsprep.convert(source, tmp_path / "r.lmdb", fields=["v=values@first,count"])
-    planned = plan(tmp_path / "r.lmdb", ["groups", "source", "zarr"], limit=8 * 15)
-    assert (planned.samples, planned.payload) == (5, 120)
-    with opened(planned) as found, dsprep.open(found["groups"].path) as source:
-        assert [len(source[i]["v"]) for i in range(5)] == [1, 2, 3, 4, 5]
-
-
 def test_plans_of_a_sweep_share_what_is_the_same(data, tmp_path):
     first = plan(data, ("groups", "lmdb"), folder=tmp_path / "scratch")
     assert first.folder.parent == tmp_path / "scratch"
@@ -174,20 +160,6 @@ def test_no_space(data, monkeypatch):
     with pytest.raises(TargetError, match=r"not enough space .*100 B free.*--scratch"):
         scratch.prepare(planned)
     assert not planned.folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "nbytes"),
-    [
-        ({}, 64 * 148 // 8),
-        ({"buffer_size": "auto"}, 64 * 148 // 8),
-        ({"buffer_size": 16}, 16 * 148),
-        ({"buffer_size": "1B"}, 148),
-        ({"limit": 1}, 148),
-    ],
-)
-def test_buffers(data, more, nbytes):
-    assert plan(data, ["groups"], **more).buffer_nbytes == nbytes
 
 
 def test_wrong_usage(data, tmp_path, monkeypatch):
@@ -209,13 +181,3 @@ def test_wrong_usage(data, tmp_path, monkeypatch):
     for folder in (None, tmp_path / "new"):
         with pytest.raises(UsageError, match="--scratch"):
             plan(data, ["groups"], folder=folder)
-
-
-@pytest.mark.parametrize(
-    ("shape", "samples", "expected"),
-    [((8,), 10_000, (128, 0)), ((64, 64), 1000, (1, 0)), ((64, 64), 100_000, (1, 256))],
-)
-def test_zarr_has_few_files_and_small_chunks(shape, samples, expected):
-    schema = Schema((Field("x", np.dtype("f4"), shape), Field("y", np.dtype("i1"))))
-    options = forms.options_of("zarr", schema, samples)
-    assert (options.chunk, options.zarr_shard) == expected

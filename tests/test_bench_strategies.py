@@ -11,13 +11,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import h5py
-import lmdb
 import ml_dtypes
 import numpy as np
 import pytest
-import zarr
-from support import STRUCT, assert_same_batch, random_array, random_batch, raw, write_batch
+from support import STRUCT, random_batch, raw, write_batch
 
 import dsprep
 from dsprep import formats
@@ -276,57 +273,7 @@ def test_closing_in_the_middle_of_an_epoch(datasets, name):
     strategy.close()
 
 
-@pytest.mark.parametrize("name", [n for n in SAMPLEWISE if n not in GROUPWISE])
-def test_ranks_without_samples(datasets, name):
-    path, _ = datasets("scalar", name)
-    settings = {"rank": COUNT, "world_size": COUNT + 1, "batch_size": 1}
-    strategy = strategy_of(name, path, SCHEMAS["scalar"], **settings)
-    strategy.open()
-    assert list(strategy.epoch(0)) == []
-    strategy.close()
-
-
-def test_cursors_of_all_ranks_read_a_block_together(datasets):
-    path, expected = datasets("scalar", "lmdb-get")
-    steps = []
-    for rank in range(3):
-        settings = {"rank": rank, "world_size": 3}
-        strategy = strategy_of("lmdb-cursor", path, SCHEMAS["scalar"], **settings)
-        strategy.open()
-        steps.append([strategy.way.batch(item) for item in strategy.epoch(0)])
-        strategy.close()
-    blocks = [steps[r][s] for s in range(3) for r in range(3) if s < len(steps[r])]
-    assert_same_batch(concatenate(SCHEMAS["scalar"], blocks), expected, SCHEMAS["scalar"])
-
-
-def own_file(folder: Path, container: str, x: np.ndarray, y: np.ndarray) -> Path:
-    """A user's file with the fields x and y."""
-    path = folder / f"own{SUFFIX[container]}"
-    if container == "hdf5":
-        with h5py.File(path, "w") as file:
-            file.create_dataset("x", data=x, chunks=(2, *x.shape[1:]), compression="gzip")
-            file["y"] = y
-    elif container == "zarr":
-        group = zarr.open_group(path, mode="w")
-        for name, values in (("x", x), ("y", y)):
-            group.create_array(name, data=values)
-    else:
-        with lmdb.open(str(path), map_size=1 << 24) as env, env.begin(write=True) as txn:
-            for i in range(len(x)):
-                txn.put(f"image-{i * 7 % 100}".encode(), x[i].tobytes() + y[i].tobytes())
-    return path
-
-
 OF_USER = [n for n in SAMPLEWISE if find(n).container in ("hdf5", "lmdb", "zarr")]
-
-
-@pytest.mark.parametrize("name", OF_USER)
-def test_files_of_the_user(tmp_path, name):
-    need(name)
-    schema = Schema((Field("x", F4, (3, 2)), Field("y", np.dtype("<i4"))))
-    expected = {f.name: random_array(f.dtype, (COUNT, *f.shape), 5) for f in schema}
-    path = own_file(tmp_path, find(name).container, **expected)
-    assert delivers(name, path, schema, expected)
 
 
 @pytest.mark.parametrize("name", [n for n in OF_USER if n != "torch"])
@@ -337,14 +284,6 @@ def test_files_with_other_samples_are_refused(datasets, name):
         strategy.open()
     strategy.close()
     assert left_open(path) == []
-
-
-def test_compressed_groups_are_not_mapped(datasets, tmp_path):
-    source, _ = datasets("scalar", "h5py")
-    dsprep.repack(source, tmp_path / "b.h5", compress="gzip", durable=False)
-    with pytest.raises(UnsupportedError, match="are not stored in the file as they are"):
-        strategy_of("mmap", tmp_path / "b.h5", SCHEMAS["scalar"]).open()
-    assert left_open(tmp_path) == []
 
 
 PEER = """

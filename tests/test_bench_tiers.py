@@ -83,15 +83,6 @@ def test_the_first_epoch_copies_all_and_later_ones_nothing(grouped, task):
     assert later.median("copied_bytes") == later.median("drawn_gb_per_second") == 0
 
 
-def test_what_has_no_room_comes_from_the_capacity_tier(grouped, task):
-    path, facts = grouped
-    found = measured(task("cache-next", tier_size="60KB", epochs=1), facts)
-    assert found.problems == ()
-    assert 0 < found.median("hit_percent") < 100
-    drawn = found.median("drawn_gb_per_second") * 1e9 * found.median("epoch_seconds")
-    assert 0 < drawn < stored(path)
-
-
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_each_sample_of_a_part_comes_as_often_as_it_is_passed(grouped, task, repeats):
     path, facts = grouped
@@ -105,16 +96,6 @@ def test_each_sample_of_a_part_comes_as_often_as_it_is_passed(grouped, task, rep
     assert copied.least + copied.most >= stored(path)  # two epochs, each part copied ahead
     once = measured(replace(asked, key="b"), replace(facts, times=repeats + 1))
     assert any("wrong samples" in p for p in once.problems)
-
-
-def test_ranks_share_a_cache_that_is_gone_in_the_end(grouped, task):
-    _, facts = grouped
-    asked = task("cache-next", check=False)
-    results = running.run(asked, ranks=2)
-    found = row("cache-next", [results], replace(facts, checked=False))
-    assert found.problems == ()
-    assert found.median("hit_percent") == 100
-    assert list(asked.tier.iterdir()) == []
 
 
 @pytest.mark.parametrize("cold", [False, True])

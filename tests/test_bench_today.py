@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,12 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
 
 from dsprep.bench.reading import Settings, Work, bench_read, plan_read
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.in_place import open_in_place
 from dsprep.bench.task import Task
-from dsprep.cli import app
 from dsprep.core.schema import FieldSpec
-from dsprep.errors import UsageError
 from dsprep.formats.options import OpenOptions
 from dsprep.source.dataset import open_dataset
 
@@ -79,30 +75,10 @@ def test_compressed_files_are_read_as_they_are(compressed: list[Path]) -> None:
     assert "Read as it is today (in-place)" in " ".join(report.answer)
 
 
-def test_a_plain_file_is_read_by_h5py(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.arange(600.0).reshape(60, 10)
-    names = plan_read([tmp_path / "a.h5"]).names
-    assert "h5py" in names
-    assert "in-place" not in names
-
-
 def test_ways_that_were_asked_for_read_a_copy(compressed: list[Path]) -> None:
     work = plan_read(compressed, ["h5py", "dsprep"], WARM)
     answer = " ".join(measured(work).answer)
     assert "Read by h5py, after a conversion to hdf5" in answer
-
-
-@pytest.mark.parametrize("strategies", [["in-place", "provenance"], ["h5py", "dsprep"]])
-def test_a_subset(compressed: list[Path], strategies: list[str]) -> None:
-    work = plan_read(
-        compressed, strategies, replace(replace(WARM, subset="y % 7 == 2")), limit=None
-    )
-    assert work.plans[0].samples == 9
-    report = measured(work)
-    assert report.dataset["samples"] == 9
-    with pytest.raises(UsageError, match="has no samples"):
-        plan_read(compressed, strategies, replace(WARM, subset="y < 0"))
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
@@ -185,14 +161,3 @@ def test_loaders_that_are_none(compressed: list[Path], loader: str, name: str, s
     report = bench_read(plan_read(compressed[:1], ["dsprep"], replace(WARM, loader=wrong)))
     row = next(r for r in report.rows if r.name == wrong)
     assert said in row.problems[0]
-
-
-def test_the_command(compressed: list[Path], loader: str, tmp_path: Path) -> None:
-    out = tmp_path / "r.json"
-    words = ["bench", "read", str(compressed[0]), "-s", "dsprep", "--warm", "-r", "1", "-M", "8"]
-    more = ["--subset", "y > 3", "--loader", loader, "--json", str(out)]
-    done = CliRunner().invoke(app, [*words, *more])
-    assert done.exit_code == 0, done.output
-    report = json.loads(out.read_text())
-    assert report["dataset"]["samples"] == 16
-    assert report["settings"]["baseline"] == loader

@@ -10,8 +10,6 @@ import json
 import multiprocessing
 import os
 import threading
-import time
-import warnings
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -25,7 +23,7 @@ from hypothesis import strategies as st
 from support import assert_same_batch, epochs, random_batch, written
 
 import dsprep
-from dsprep.cache.copies import LEFT_OUT, READY, Copy
+from dsprep.cache.copies import READY, Copy
 from dsprep.cache.folder import CacheFolder
 from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.schema import Field, Schema
@@ -309,15 +307,6 @@ def test_mini_epochs_take_two_at_a_time(datasets, tmp_path):
     assert copied(stats) <= 2.2 * nbytes_of(path)  # two epochs, in each every part once
 
 
-def test_a_cache_that_grows_keeps_more(datasets, tmp_path):
-    path, cache = datasets("out.h5"), tmp_path / "cache"
-    compared(path, cache, cache_size=60_000)
-    folder = CacheFolder(cache)
-    with closing(Copy(folder.root / folder.names()[0])) as copy:
-        assert LEFT_OUT in copy.states()
-    assert compared(path, cache, cache_size="100%")[1].cache_units == 13
-
-
 def test_mini_epochs_that_are_over_leave_no_file_open(datasets, tmp_path):
     """Also in programs that do not collect garbage while they train."""
     cache = tmp_path / "cache"
@@ -342,15 +331,6 @@ def test_mini_epochs_that_are_over_leave_no_file_open(datasets, tmp_path):
 
 
 # --- who shares it ---------------------------------------------------------------------------
-
-
-def test_no_thread_stays_when_all_is_there(datasets, tmp_path):
-    with dsprep.Reader(datasets("out.h5 ragged"), 8, cache=tmp_path / "cache") as reader:
-        list(reader)
-        until = time.monotonic() + 5
-        while any(t.name == "dsprep-cache" for t in threading.enumerate()):
-            assert time.monotonic() < until
-            time.sleep(0.01)
 
 
 def test_the_next_reader_finds_what_was_copied(datasets, tmp_path):
@@ -382,15 +362,6 @@ def test_ranks_of_nodes_copy_their_pools(datasets, tmp_path):
         for one in ranks:
             assert all(s.cache_nbytes == s.nbytes for s in one[1::2])
     assert nbytes_of(path) <= total <= (1 + 3 / 13) * nbytes_of(path)
-
-
-def test_ranks_that_lie_in_two_pools_are_warned_of(datasets, tmp_path):
-    options = {"cache": tmp_path, "mini_epochs": 3, "pools": 2, "rank": 0}
-    with pytest.warns(CacheWarning, match="3 ranks are not a multiple of pools=2"):
-        dsprep.Reader(datasets("out.h5"), 8, world_size=3, **options).close()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dsprep.Reader(datasets("out.h5"), 8, world_size=4, **options).close()
 
 
 def read_in_child(path, cache, seed, start, sent):
@@ -491,31 +462,3 @@ def test_a_fork_reads_from_the_cache_too(datasets, tmp_path):
 
 
 # --- names -----------------------------------------------------------------------------------
-
-
-def test_paths_of_the_same_data_share_a_copy(tmp_path, monkeypatch):
-    path, cache = repacked(tmp_path), tmp_path / "cache"
-    with dsprep.Reader(path, 8, cache=cache) as user:
-        list(user)
-        monkeypatch.chdir(tmp_path)
-        (stats,) = compared(Path("out.h5"), cache, 1)
-        assert (stats.cache_nbytes, stats.copied_nbytes) == (stats.nbytes, 0)
-        (info,) = copies(cache)
-        assert (info.dataset, info.in_use) == (str(path), True)
-    assert not copies(cache)[0].in_use
-
-
-def test_a_sidecar_elsewhere_is_found_again(tmp_path):
-    path, cache, beside = repacked(tmp_path), tmp_path / "cache", tmp_path / "of it.dsprep.json"
-    path.with_name("out.h5.dsprep.json").rename(beside)
-    assert compared(beside, cache, data=path)[1].copied_nbytes == 0
-    (verdict,) = verify_copies(cache)
-    assert (verdict.right, verdict.compared) == (True, 13)
-
-
-def test_names_of_any_length_and_script_have_a_copy(tmp_path):
-    path = repacked(tmp_path)
-    long = tmp_path / ("日本" * 35 + ".h5")
-    path.rename(long)
-    path.with_name(path.name + ".dsprep.json").rename(long.with_name(long.name + ".dsprep.json"))
-    assert compared(long, tmp_path / "cache")[1].copied_nbytes == 0

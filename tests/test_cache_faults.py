@@ -8,8 +8,6 @@ import itertools
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -137,15 +135,6 @@ def test_what_does_not_say_that_it_is_a_copy_stays_and_is_named(origin, tmp_path
     assert epoch(origin, tmp_path).copied_nbytes
 
 
-@pytest.mark.parametrize("text", ["0 x", "\xff 4"])
-def test_a_damaged_list_of_files_is_made_again(origin, tmp_path, text):
-    with dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="2MB/s") as reader:
-        checked([next(iter(reader))])
-    (the_copy(tmp_path) / "files").write_text(text, "latin-1")
-    epoch(origin, tmp_path)
-    assert epoch(origin, tmp_path).cache_units == 32
-
-
 @pytest.mark.parametrize("name", ["state", "use", "files"])
 def test_a_copy_without_one_of_its_tables_is_made_again(origin, tmp_path, name):
     epoch(origin, tmp_path)
@@ -191,14 +180,6 @@ def test_a_directory_to_which_others_may_write_is_refused(origin, tmp_path, mode
     assert not list(tmp_path.iterdir())
     assert epoch(origin, tmp_path / "own").copied_nbytes
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
-
-
-def test_what_else_is_in_the_directory_stays(origin, tmp_path):
-    work = tmp_path / ".out.h5.dsprep-partial"
-    work.mkdir()
-    (work / "job.json").write_text("of a conversion")
-    epoch(origin, tmp_path)
-    assert (work / "job.json").read_text() == "of a conversion"
 
 
 def test_a_forked_child_keeps_no_lock(origin, tmp_path):
@@ -250,16 +231,6 @@ def test_files_that_somebody_removes_or_cuts_off_are_not_taken_for_filled(origin
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-def test_a_file_that_is_cut_off_while_it_is_filled(origin, tmp_path):
-    with said(1), dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="500kB/s") as reader:
-        loop = iter(reader)
-        checked([next(loop) for _ in range(4)])
-        (the_copy(tmp_path) / "0").unlink()
-        reader._cache._last[0].current.copy._files.clear()
-        assert checked(loop) == COUNT - 32
-    assert epoch(origin, tmp_path).cache_units == 32
-
-
 def damaged(path: Path, i: int) -> bool:
     """Change a byte of a sample, unless the sidecar notices that at once; return whether."""
     found = path.stat()
@@ -293,20 +264,6 @@ def test_groups_that_are_not_right_are_not_kept_and_noted_once(tmp_path):
 
 
 # --- who fills it --------------------------------------------------------------------------------
-
-EXIT = """
-import sys, dsprep
-loop = iter(dsprep.Reader(sys.argv[1], 8, cache=sys.argv[2], cache_bandwidth="20kB/s"))
-next(loop)
-"""
-
-
-def test_a_program_that_closes_nothing_ends_at_once(origin, tmp_path):
-    words = [sys.executable, "-c", EXIT, origin, tmp_path]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
-    assert not done.stderr
-    assert (np.fromfile(the_copy(tmp_path) / "state", np.uint8) == PLANNED).any()
-    assert epoch(origin, tmp_path).cache_units == 32
 
 
 def held(path: Path, directory: bool = False) -> int:
@@ -428,26 +385,6 @@ def test_who_is_stopped_is_not_waited_for_for_ever(origin, tmp_path, monkeypatch
     assert epoch(origin, tmp_path).cache_units == 32
 
 
-def test_jobs_with_other_seeds_at_once(origin, tmp_path):
-    options: dict[str, Any] = {"mini_epochs": 2, "epochs": 8}
-    kept = {"cache": tmp_path, "cache_policy": "mini-epoch"}
-    with contextlib.ExitStack() as stack:
-        readers = [
-            stack.enter_context(dsprep.Reader(origin, 8, seed=seed, **more, **options))
-            for seed in (1, 2)
-            for more in ({}, kept)
-        ]
-        for _ in range(8):
-            one, cached_one, two, cached_two = readers
-            for a, b, c, d in zip(one, cached_one, two, cached_two, strict=True):
-                assert np.array_equal(a["id"], b["id"])
-                assert np.array_equal(c["id"], d["id"])
-                checked([b])
-                checked([d])
-        for reader in (cached_one, cached_two):
-            assert sum(s.cache_units for s in reader.stats[:8]) == 8 * 16
-
-
 # --- a tier that does not work -------------------------------------------------------------------
 
 
@@ -562,24 +499,6 @@ def test_what_is_in_the_cache_is_read_while_the_server_is_away(tmp_path, name, s
         with said(0):
             assert checked(reader) == COUNT
         assert [s.cache_units for s in reader.stats[1:]] == [32, 32, 32]
-
-
-def test_what_is_missing_is_missing(tmp_path):
-    path, cache = made(tmp_path / "server"), tmp_path / "cache"
-    with dsprep.Reader(path, 8, cache=cache) as reader:
-        assert checked(reader) == COUNT
-        path.unlink()
-        with said(0), pytest.raises(StaleError, match="missing"):
-            list(reader)
-
-
-def test_without_a_cache_a_server_that_is_away_is_named(tmp_path):
-    path = made(tmp_path / "server")
-    with dsprep.Reader(path, 8) as reader:
-        assert checked(reader) == COUNT
-        gone = away(path.parent, errno.ENOTCONN, seen=False)
-        with gone, pytest.raises(OSError, match=f"not connected.*{path}"):
-            list(reader)
 
 
 def test_what_the_cache_lacks_is_an_error_of_the_sample(tmp_path):

@@ -295,7 +295,7 @@ MISTAKES = [
             "bench read SRC --dry-run -s group --transfer-size",
         )
     ),
-    ("bench read SRC --sweep transfer-size=1..4", 2, "has no unit"),
+    ("bench read SRC --sweep transfer-size=1,4", 2, "has no unit"),
     *(
         (f"{command} {samples}", 2, samples)
         for command in ("convert SRC OUT.h5 --samples", "provenance SRC --locate")

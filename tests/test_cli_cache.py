@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -181,14 +180,3 @@ def test_what_is_removed_is_chosen(path, cache, tmp_path, monkeypatch):
     for wrong in ({}, {"everything": True, "dataset": other}):
         with pytest.raises(UsageError, match="not clear"):
             purge(cache, **wrong)
-
-
-def test_a_look_at_a_copy_does_not_keep_a_reader_out(path, cache):
-    """Whether it is in use is seen by locking it for a moment."""
-    fd = os.open(only(cache) / "use", os.O_RDWR)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    looking = threading.Timer(0.2, os.close, [fd])
-    looking.start()
-    (stats,) = compared(path, cache, 1)
-    looking.join()
-    assert stats.cache_nbytes == stats.nbytes > 0

@@ -133,30 +133,6 @@ def test_what_a_gpu_computes(kernel: int, waits: int, monkeypatch: pytest.Monkey
     assert (clocked.report().gpu_steps, clocked.report().compute_seconds) == (0, 3 * kernel)
 
 
-def test_a_gpu_that_the_loop_begins_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = Loader()
-    gpu = Gpu(loader)
-    monkeypatch.setitem(sys.modules, "torch", gpu)
-    steps = Steps(loader, None, False, loader.clock)
-    for _ in steps:
-        loader.now += 4
-        gpu.kernel(1)
-        if loader.now > 12:
-            break
-    found = steps.report()
-    assert (found.steps, found.gpu_steps) == (2, 1)
-    assert (found.compute_seconds, found.exposed_seconds) == (4 + 5, 5 + 2)
-
-
-def test_nothing_is_added_after_the_block() -> None:
-    loader = Loader()
-    with Steps(loader, None, False, loader.clock) as steps:
-        batches = iter(steps)
-        next(batches)
-    next(batches)
-    assert steps.report().steps == 1
-
-
 def test_loops_that_end_early_and_fail() -> None:
     loader = Loader()
     steps = Steps(loader, None, False, loader.clock)

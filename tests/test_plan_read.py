@@ -71,13 +71,6 @@ def test_the_slowest_read(mean, sigma, ranks):
     assert slowest - mean * (1 + 1e-4) <= hidden <= slowest
 
 
-def test_the_slowest_read_is_that_of_draws():
-    draws = np.random.default_rng(1).lognormal(-(0.3**2) / 2, 0.3, (4000, 128))
-    assert excess(1.0, 0.3, 128) == pytest.approx(draws.max(1).mean(), rel=0.01)
-    late = np.maximum(0, draws.max(1) - 1.8).mean()
-    assert excess(1.0, 0.3, 128, 1.8) == pytest.approx(late, rel=0.05)
-
-
 @given(JOBS, FIGURES, st.floats(1.0, 10.0))
 def test_the_laws_of_waiting(job, figures, factor):
     load = load_of(job)
@@ -115,14 +108,6 @@ def test_the_double_buffer_is_the_recursion():
             ready, now = begin + read, begin + beside
         found = ways(job, load, figures)["group-db"].exposed_seconds
         assert found == pytest.approx(waited + 100 * HAND_OVER)
-
-
-def test_threads_read_small_units_at_a_time_and_parts_of_large_ones():
-    """As many buffers as the Reader takes by its rule; see `reader.defaults`."""
-    job, figures = Job(1, 1, 10, 1e-9, threads=4), storage(0.01, 1e8)
-    small, large = load_of(job, 1000, 100, 1e4), load_of(job, 4000, 4, 1e5)
-    assert ways(job, small, figures)["dsprep"].io_seconds == pytest.approx(25 * (0.01 + 1e-3))
-    assert ways(job, large, figures)["dsprep"].io_seconds == pytest.approx(4 * (0.01 + 0.25))
 
 
 def test_what_limits():
@@ -244,26 +229,6 @@ def test_a_simulation_without_contention_is_the_closed_form():
     slow = replace(figures, total_bytes_per_second=1e8)  # the four wait for one target
     queued = simulated(figures=slow, count=1)
     assert queued.waited_seconds == pytest.approx(16 * (0.001 + 4 * (1 << 20) / 1e8))
-
-
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=40),
-    st.integers(1, 20),
-    st.integers(1, 5),
-    st.none() | st.integers(1, 5),
-)
-def test_a_simulation_is_no_faster_than_its_reads(sizes, ranks, count, stagger):
-    """Whatever the groups, ranks that have none left, and turns."""
-    edges = np.append(0, np.cumsum(sizes))
-    sequence = Assignment(edges, "group", 1, 1, "ragged", ranks, 4).sequence(0)
-    figures = storage(1e-3, 1e8, 2e8, seek_seconds=1e-3)
-    simulation = Simulation(sequence, ranks, 1e5, figures, 1 << 20, count, stagger)
-    plain, ahead = (simulation.run(0.01, overlapped=o) for o in (False, True))
-    each = np.diff(simulation.shares.bounds).max() * 1e5 / 1e8 + plain.rounds * 1e-3
-    assert plain.waited_seconds >= max(each, sum(sizes) * 1e5 / 2e8) * (1 - 1e-9)
-    assert 0 < ahead.waited_seconds <= plain.waited_seconds + 1e-9
-    assert plain.simulated_rounds == plain.rounds
-    assert plain.busiest >= 1 - 1e-9
 
 
 # --- the papers ----------------------------------------------------------------------------------
@@ -473,10 +438,3 @@ def test_the_plan_begins_with_a_verdict(grouped, compute, figures, said):
     assert said in first
     assert ("--tier" in first) == ("too slow" in said or "but for" in said)
     assert not [row for row in rest if row.startswith("repack")]  # its groups are there
-
-
-def test_rounds_that_differ_are_told(grouped, tmp_path):
-    path = tmp_path / "s.json"
-    path.write_text(json.dumps(storage(rounds_ratio=1.84).to_json()))
-    found = run("plan", grouped, *JOB.split(), "--storage", path).out
-    assert "differed by up to 1.84 times" in found

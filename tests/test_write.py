@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 import tracemalloc
 
 import numpy as np
@@ -18,7 +17,6 @@ from support import assert_same_batch, kill_at, random_batch, schemas, take, wri
 import dsprep
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import SchemaError, TargetError, UsageError
-from dsprep.storage.ranges import pwrite_all
 from dsprep.storage.trees import data_files
 from dsprep.writing import run
 from dsprep.writing.samples.spool import Spool
@@ -75,21 +73,6 @@ def test_every_kind_of_field_as_its_library_reads_it(tmp_path, format, form):
         assert sum(len(b["label"]) for b in reader) == 150
     assert dsprep.check(target) == []
     nothing_left(tmp_path, target.name, report.sidecar.name)
-
-
-@pytest.mark.parametrize(("name", "schema"), list(schemas()), ids=[n for n, _ in schemas()])
-def test_every_type(tmp_path, name, schema):
-    batch = random_batch(schema, 23)
-    samples = samples_of(batch, schema)
-    target = tmp_path / "out.h5"
-    dsprep.write(target, iter(samples), schema=schema, durable=False)
-    with dsprep.open(target) as source:
-        assert source.schema.to_json() == schema.to_json()
-        assert_same_batch(source[:], batch, schema)
-    if not schema.ragged:
-        dsprep.write(target, samples, schema=schema, durable=False, overwrite=True)
-        with dsprep.open(target) as source:
-            assert_same_batch(source[:], batch, schema)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -314,19 +297,6 @@ def test_what_a_format_cannot_hold_is_known_with_the_first_sample(tmp_path, ragg
     nothing_left(tmp_path)
 
 
-def test_the_program_runs_on_the_thread_that_calls(tmp_path):
-    threads = set()
-
-    def give():
-        for i in range(5):
-            threads.add(threading.current_thread())
-            yield {"x": np.full(500_000, i)}
-
-    dsprep.write(tmp_path / "a.h5", give(), length=5)
-    dsprep.write(tmp_path / "b.h5", give())
-    assert threads == {threading.current_thread()}
-
-
 def test_samples_may_be_changed_after_they_were_given(tmp_path):
     def give():
         x, rows = np.zeros(400_000), np.zeros(3)
@@ -386,41 +356,6 @@ def test_memory_is_bounded(tmp_path, known):
     assert peaks[1] < peaks[0] + (12 << 20)
 
 
-@pytest.mark.parametrize(
-    ("schema", "share"), [(PLAIN, 1 << 20), (MIXED, 1 << 20), (PLAIN, 1 << 60)]
-)
-def test_memory_is_used_again_when_it_has_been_written(tmp_path, monkeypatch, schema, share):
-    def slow(*args):
-        time.sleep(0.002)
-        return pwrite_all(*args)
-
-    monkeypatch.setattr("dsprep.writing.samples.spool.pwrite_all", slow)
-    monkeypatch.setattr("dsprep.verbs.write.PIECE_NBYTES", 1 << 10)
-    monkeypatch.setattr("dsprep.verbs.write.SHARE", share)
-    batch = random_batch(schema, 200)
-    given = iter(samples_of(batch, schema))
-    dsprep.write(tmp_path / "out.h5", given, schema=schema, durable=False)
-    with dsprep.open(tmp_path / "out.h5") as source:
-        assert_same_batch(source[:], batch, schema)
-
-
-def test_what_does_not_fit_in_memory_beside_the_workers_goes_to_the_file(tmp_path, monkeypatch):
-    spilled, spill = [], Spool.spill
-    monkeypatch.setattr(
-        Spool, "spill", lambda spool: (spilled.append(spool.resident_nbytes()), spill(spool))
-    )
-    samples = [{"x": np.full(1 << 20, i, np.uint8)} for i in range(30)]
-    for memory, rest in (("40MiB", True), ("1GiB", False)):
-        target = tmp_path / f"{memory}.h5"
-        dsprep.write(target, iter(samples), memory=memory, durable=False)
-        assert (spilled == []) == (not rest)
-        spilled.clear()
-        with dsprep.open(target) as source:
-            assert_same_batch(source[:], {"x": np.stack([s["x"] for s in samples])}, source.schema)
-    with pytest.raises(UsageError, match="one worker does not fit"):
-        dsprep.write(tmp_path / "no.h5", iter(samples), memory="16MiB")
-
-
 @pytest.mark.parametrize(("memory", "spilled"), [(0, False), (600, False), (1 << 20, True)])
 def test_a_spool_is_read_in_any_order(tmp_path, memory, spilled):
     batch = random_batch(MIXED, 100)
@@ -474,19 +409,6 @@ def test_after_a_kill_the_same_call_starts_over(tmp_path, step, known):
     with dsprep.open(target) as source:
         assert source[:]["x"].tolist() == [1]
     nothing_left(tmp_path, "out.h5", "out.h5.dsprep.json")
-
-
-def test_what_an_interrupted_conversion_left_is_not_discarded(tmp_path, train):
-    child = os.fork()
-    if not child:
-        kill_at(2)(Staging, "save")
-        dsprep.convert(train, tmp_path / "out.h5")
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    with pytest.raises(TargetError, match="an interrupted run was making it from something else"):
-        dsprep.write(tmp_path / "out.h5", [{"x": 1}])
-    dsprep.convert(train, tmp_path / "out.h5")
-    with dsprep.open(tmp_path / "out.h5") as source:
-        assert len(source) == 100
 
 
 def test_rows_of_no_bytes_are_refused(tmp_path):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import item_functions
@@ -125,54 +122,12 @@ def test_ranks(whole, tmp_path):
     assert digests(tmp_path) == whole
 
 
-def test_large_samples_over_several_blocks(tmp_path):
-    report = write(tmp_path / "set.zarr", item_functions.bulky, range(30), schema=None)
-    with dsprep.open(tmp_path / "set.zarr") as source:
-        numbers = [(int(s["x"][-1]), int(s["n"])) for s in source]
-    assert numbers == [(i, j) for i in range(30) for j in range(i % 3)]
-    assert report.left_out == 10
-
-
 def test_a_shuffle_is_that_of_repack(tmp_path):
     write(tmp_path / "plain.h5", durable=True)
     write(tmp_path / "mixed.h5", shuffle=3, workers=2, durable=True)
     dsprep.repack(tmp_path / "plain.h5", tmp_path / "again.h5", shuffle=3, buffer_size=8)
     with dsprep.open(tmp_path / "mixed.h5") as one, dsprep.open(tmp_path / "again.h5") as other:
         assert [int(s["y"]) for s in one] == [int(s["y"]) for s in other]
-
-
-def test_items_are_any_sequence(tmp_path):
-    for number, items in enumerate([[3, 1], (3, 1), np.array([3, 1]), range(3, 0, -2)]):
-        write(tmp_path / f"{number}.h5", item_functions.small, items, schema=None)
-        with dsprep.open(tmp_path / f"{number}.h5") as source:
-            assert source[:]["y"].tolist() == [3, 1]
-
-
-def test_the_sidecar_says_where_samples_are_from(tmp_path):
-    write(tmp_path / "set.h5", functools.partial(several))
-    lineage = spec.read(sidecar_path(tmp_path / "set.h5")).lineage
-    assert lineage["command"] == "dsprep.write"
-    assert lineage["function"].startswith("partial(item_functions.several")
-    assert (lineage["items"], lineage["left_out"], lineage["failures"]) == (COUNT, 15, 0)
-
-
-def test_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(calls, "OFTEN", 0.0)
-    monkeypatch.setattr(calls, "TASK_SECONDS", 0.001)
-    told = []
-    write(tmp_path / "set.h5", item_functions.slow, progress=told.append)
-    items, samples = ([p for p in told if p.what == w] for w in ("items", "samples"))
-    assert items + samples == told
-    assert [p.done for p in items] == sorted(p.done for p in items)
-    assert (items[0].done, items[-1].done, samples[-1].done) == (0, COUNT, len(expected_samples()))
-    assert len(items) > 5
-    assert items[0].left is None
-    assert items[-1].left == 0
-    halfway = calls.Progress("items", 500, 1000, 100, 4.0)
-    assert (halfway.rate, halfway.left) == (100, 5)
-    assert str(replace(halfway, total=1_000_000)) == (
-        "items 500 of 1,000,000, 100.0 a second, 2:46:35 left"
-    )
 
 
 # --- wrong use ---------------------------------------------------------------------------------
@@ -187,7 +142,7 @@ def test_items_without_an_order_are_refused(items, tmp_path):
 
 def test_no_samples_at_all(tmp_path):
     for items in ([1], []):
-        with pytest.raises(UsageError, match="the function gave none for any item"):
+        with pytest.raises(UsageError, match="of the others the function gave none"):
             write(tmp_path / "set.h5", items=items)
         remove(partial_path(tmp_path / "set.h5"))
 
@@ -312,19 +267,6 @@ def test_after_a_failure_a_call_continues(whole, tmp_path, monkeypatch):
     assert sorted(map(int, log.read_text().splitlines())) == list(ITEMS)
     found = digests(target.parent)
     assert found["set.h5"] == whole["set.h5"]
-
-
-def test_what_was_skipped_is_not_skipped_by_a_call_that_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
-    function = item_functions.failing
-    with monkeypatch.context() as patch:
-        patch.setattr(calls.Calls, "source", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            write(tmp_path / "set.h5", function, errors="skip")
-    with pytest.raises((ItemError, SchemaError)):
-        write(tmp_path / "set.h5", function, resume=True)
-    report = write(tmp_path / "set.h5", function, errors="skip", resume=True)
-    assert report.failures == 9
 
 
 # --- interrupted runs --------------------------------------------------------------------------
@@ -503,22 +445,6 @@ def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
         assert digests(tmp_path) == expected, step
         step += STRIDE
     assert step > first + STRIDE
-
-
-class Growing(ThreadPoolExecutor):
-    """Two workers, which may become many."""
-
-    num_workers, present, given = 256, 2, 0
-
-    def submit(self, *task):
-        self.given += 1
-        return super().submit(*task)
-
-
-def test_few_workers_get_few_tasks(tmp_path):
-    with Growing(2) as executor:
-        write(tmp_path / "set.h5", items=range(400), executor=executor)
-    assert executor.given < 80
 
 
 def test_a_coordinator_that_is_killed_takes_its_workers_with_it(whole, tmp_path):

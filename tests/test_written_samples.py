@@ -177,15 +177,6 @@ def test_wrong_values_are_named(field, value, says):
     assert batch["text"][1] == "né"
 
 
-def test_arrays_of_rows_of_a_scalar_each():
-    packed = Assembler(Schema((Field("x", np.dtype(np.int64), (None,)),)))
-    packed.add({"x": np.arange(3)}, 0)
-    packed.add({"x": np.arange(2, dtype=">i8")}, 1)
-    with pytest.raises(SchemaError, match="found int64"):
-        packed.add({"x": np.array(3)}, 2)
-    assert [x.tolist() for x in packed.take()["x"]] == [[0, 1, 2], [0, 1]]
-
-
 def test_fields_that_are_missing_or_more():
     packed = Assembler(infer(FIRST))
     with pytest.raises(SchemaError, match="sample 3: field data is missing"):
@@ -371,31 +362,6 @@ def test_numbers_without_a_type_are_exact_or_refused(field, value, says):
     schema = declared({"x": field})
     with pytest.raises(SchemaError, match=says):
         Assembler(schema).add({"x": value}, 0)
-
-
-def test_numbers_without_a_type_that_fit():
-    schema = declared(
-        {"a": "float64", "b": "bfloat16", "c": "complex64[2]", "d": "float32", "e": "S5"}
-    )
-    packed = Assembler(schema)
-    packed.add({"a": 2**53, "b": 256, "c": [1, 2**24], "d": 0.1, "e": bytearray(b"ab")}, 0)
-    batch = packed.take()
-    assert (batch["a"][0], float(batch["b"][0]), batch["e"][0]) == (2.0**53, 256.0, b"ab")
-    assert batch["c"][0].tolist() == [1, 2**24]
-    assert batch["d"][0] == np.float32(0.1)  # floats are rounded to those of the field
-
-
-def test_views_of_numbers_are_arrays():
-    view = memoryview(np.arange(6.0).reshape(2, 3))
-    assert str(infer({"x": view, "y": memoryview(b"ab")})) == "x: float64[2,3], y: bytes"
-    packed = Assembler(infer({"x": view}))
-    packed.add({"x": view}, 0)
-    assert packed.take()["x"][0].tolist() == view.tolist()
-    with pytest.raises(SchemaError, match=r"field y: .*expected bytes"):
-        Assembler(declared({"y": "bytes"})).add({"y": view}, 0)
-    view.release()
-    with pytest.raises(SchemaError, match="a memoryview has no fixed-width dtype"):
-        infer({"x": view})
 
 
 class Table:

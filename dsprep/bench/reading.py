@@ -51,7 +51,6 @@ class Settings(Conditions):
     repeat: int = 3  # how often each strategy runs, in new processes
     cold: bool = True
     timeout: float = TIMEOUT  # seconds that a run may take
-    subset: str | None = None  # only samples of these are read, as `dsprep.Reader` takes it
     # "train.py:make_loader", a loader of the user's own, which is the baseline unless another one
     # is given; see `dsprep.bench.strategies.own_loader`.
     loader: str | None = None
@@ -154,7 +153,6 @@ def plan_read(
             into=plans[0].folder if plans else None,
             limit=limit,
             buffer_size=one.buffer_size,
-            subset=one.subset,
         )
         plans.append(plan)
     if not requested:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dsprep.bench.report.model import MEASURES, BenchReport, Measure, Row
@@ -84,27 +84,10 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        unit = MEASURES[self.measure].unit
-        return {
-            "dsprep_bench_compare": 1,
-            "measure": self.measure,
-            "unit": unit,
-            "strategies": [
-                {
-                    "name": p.name,
-                    **({"value": p.value} if p.value else {}),
-                    "old": None if p.old is None else p.old.to_json(self.measure),
-                    "new": None if p.new is None else p.new.to_json(self.measure),
-                    "ratio": p.ratio,
-                    "verdict": p.verdict,
-                    **({"problem": p.problem} if p.problem else {}),
-                }
-                for p in self.pairs
-            ],
-            "only_old": list(self.only_old),
-            "only_new": list(self.only_new),
-            "differences": [{"fact": f, "old": o, "new": n} for f, o, n in self.differences],
-        }
+        pairs = [{**asdict(pair), "ratio": pair.ratio} for pair in self.pairs]
+        unit = {"dsprep_bench_compare": 1, "unit": MEASURES[self.measure].unit}
+        facts = {name: value for name, value in vars(self).items() if name != "pairs"}
+        return {**unit, **facts, "strategies": pairs}
 
 
 def compare(old: BenchReport, new: BenchReport, measure: str = "samples_per_second") -> Comparison:

@@ -16,7 +16,6 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, WriteOptions
-from dsprep.reader.subset import Subset
 from dsprep.sidecar.spec import SUFFIX, Content
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource, probe_nbytes
@@ -39,9 +38,6 @@ GROUPS = 8
 
 SLACK = 1.1
 """Groups may be this much larger than what is asked for: fields and padding between samples."""
-
-STEP = 1 << 18
-"""Samples whose sizes are looked at together."""
 
 QUICK = RunOptions(durable=False)
 """How forms are written; they are synced when they are complete."""
@@ -110,7 +106,6 @@ def plan(
     into: Path | None = None,
     limit: int | None = None,
     buffer_size: str | int | None = None,
-    subset: str | None = None,
 ) -> Preparation:
     """Decide what has to be written so that every form can be read.
 
@@ -129,8 +124,6 @@ def plan(
     buffer_size
         Of groups: samples (128), bytes (``"64MiB"``); None or ``"auto"``: `BUFFER`, or less, so
         that there are `GROUPS` of them.
-    subset
-        Take samples of these only, as `dsprep.Reader` takes it; None: of all.
 
     Raises
     ------
@@ -148,15 +141,8 @@ def plan(
     with open_dataset(data, reading) as source:
         if not len(source):
             raise FormatError("the dataset has no samples", where=dataset)
-        kept = None
-        if (chosen := Subset.of(subset)) is not None:
-            kept = chosen.samples(len(source), lambda _: source)
-            if not len(kept):
-                raise UsageError(f"the subset {subset} has no samples", where=dataset)
-        taken = source if kept is None else SelectedSource(source, kept)
-        samples, payload = first_samples(taken, limit)
-        if samples < len(source):
-            kept = (np.arange(samples, dtype=np.int64) if kept is None else kept)[:samples]
+        samples, payload = first_samples(source, limit)
+        kept = None if samples == len(source) else np.arange(samples, dtype=np.int64)
         is_whole = samples == len(source) and not reading.fields
         grouped = _group_nbytes(source)
         buffer, text = _buffer(buffer_size, -(-payload // samples), payload, grouped)
@@ -179,26 +165,15 @@ def plan(
 
 
 def first_samples(source: Source, limit: int | None) -> tuple[int, int]:
-    """Return how many of the first samples have at most `limit` bytes, and their bytes."""
+    """Return how many of the first samples have about `limit` bytes, and their bytes, about."""
     count = len(source)
     if not source.schema.ragged:
         each = source.schema.fixed_nbytes
         samples = count if limit is None else min(count, max(1, limit // max(1, each)))
         return samples, samples * each
-    done = 0
-    for at in range(0, count, STEP):
-        sizes = source.sizes(at, min(count, at + STEP))
-        if sizes is None:
-            mean = probe_nbytes(source, 0, count)
-            samples = count if limit is None else min(count, max(1, limit // mean))
-            return samples, samples * mean
-        ends = done + np.cumsum(sizes)
-        if limit is not None and int(ends[-1]) > limit:
-            fit = int(np.searchsorted(ends, limit, "right"))
-            fit = max(fit, 1 if at == 0 else 0)
-            return at + fit, int(ends[fit - 1]) if fit else done
-        done = int(ends[-1])
-    return count, done
+    mean = probe_nbytes(source, 0, count)
+    samples = count if limit is None else min(count, max(1, limit // max(1, mean)))
+    return samples, samples * mean
 
 
 def _group_nbytes(source: Source) -> int | None:
@@ -319,7 +294,6 @@ class _Deciding:
             options = RepackOptions(buffer_size=size, to=name)
             try:
                 formats.writable(name).plan(self.source.schema, WriteOptions())
-                estimate = self._grouped_nbytes(options, suffix)
             except UnsupportedError as error:
                 reason = error
                 continue
@@ -327,16 +301,10 @@ class _Deciding:
             def write(source: Source, target: Path, options: RepackOptions = options) -> None:
                 run_repack(plan_repack(source, target, options), QUICK, measure=False)
 
+            estimate = self.facts.payload * 5 // 4 + (1 << 20)
             return self._item("groups", f"data{suffix}", estimate, write)
         assert reason is not None  # no format can hold the fields
         raise reason
-
-    def _grouped_nbytes(self, options: RepackOptions, suffix: str) -> int:
-        """Return about how many bytes groups take; of ragged samples without reading them."""
-        if self.source.schema.ragged:
-            return self.facts.payload * 5 // 4 + (1 << 20)
-        source, target = self.facts.chosen(self.source), self.facts.folder / f"data{suffix}"
-        return plan_repack(source, target, options).parts[0].job.estimate
 
     def _converted(self, name: str) -> Item:
         facts, format = self.facts, formats.writable(name)

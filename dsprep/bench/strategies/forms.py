@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.schema import Field, Schema
+from dsprep.core.schema import Schema
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.spec import Content
@@ -65,12 +65,11 @@ def is_readable(name: str, source: Source, files: Sequence[Path], format: Format
         return name not in RECIPES or _has_records(name, content, files[0])
     if name in RECIPES:
         return False
-    is_plain = _is_plain_hdf5 if name == "hdf5" else _is_plain_zarr
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the library thinks of the file
-            return is_plain(files[0], source)
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError):
+            return _is_plain(name, files[0], source)
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError):
         return False  # whatever it is, it is not plain
 
 
@@ -95,24 +94,21 @@ def _has_records(name: str, content: Content, file: Path) -> bool:
         return False
 
 
-def _is_plain_hdf5(file: Path, source: Source) -> bool:
-    import h5py
+def _is_plain(name: str, file: Path, source: Source) -> bool:
+    """Return whether each field is an array of its name, one row per sample."""
+    if name == "hdf5":
+        import h5py
 
-    with h5py.File(file, "r") as opened:  # opened already in this way, which has to be the same
-        datasets = [(f, opened.get(f.name)) for f in source.schema]
-        return all(isinstance(a, h5py.Dataset) and _fits(a, f, source) for f, a in datasets)
-
-
-def _is_plain_zarr(file: Path, source: Source) -> bool:
+        with h5py.File(file, "r") as root:
+            return _holds(root, source)
     import zarr
 
-    group = zarr.open_group(str(file), mode="r")
-    arrays = [(f, group.get(f.name)) for f in source.schema]
-    return all(isinstance(a, zarr.Array) and _fits(a, f, source) for f, a in arrays)
+    return _holds(zarr.open_group(str(file), mode="r"), source)
 
 
-def _fits(array: Any, field: Field, source: Source) -> bool:
-    """Return whether an array holds a field of all samples, one row per sample."""
-    if field.ragged or field.kind != "array":
-        return False
-    return bool(array.shape == (len(source), *field.inner) and array.dtype == field.dtype)
+def _holds(root: Any, source: Source) -> bool:
+    return all(
+        f.kind == "array"
+        and (root[f.name].shape, root[f.name].dtype) == ((len(source), *f.shape), f.dtype)
+        for f in source.schema
+    )

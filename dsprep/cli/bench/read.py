@@ -31,11 +31,11 @@ dsprep bench read train.h5 --compute 12ms --loader train.py:make --html r.html
 
 dsprep bench read train.h5 -s async-io -s lmdbio --ranks 2 --json report.json
 
-dsprep bench read train.h5 -s dsprep --sweep buffer-size=1MiB..256MiB
+dsprep bench read train.h5 -s dsprep --sweep buffer-size=1MiB,4MiB,16MiB
 
 dsprep bench read train.h5 -s all --limit 4GiB --scratch /fast/scratch --warm
 
-dsprep bench read a.h5 -s met --sweep repeats=1..16 --tier /ssd --compute 9ms
+dsprep bench read a.h5 -s met --sweep repeats=1,4,16 --tier /ssd --compute 9ms
 
 Exit status: 0 all was measured, 1 not all was, or bad data, 2 wrong usage.
 """
@@ -87,7 +87,7 @@ class Chosen:
     )
     sweeps: list[str] = opt.value(
         "NAME=VALUES",
-        "Vary one option: threads=1,2,4, repeats=1..16, ...",
+        "Vary one option: threads=1,2,4, buffer-size=1MiB,16MiB, ...",
         "--sweep",
         default=[],
         panel=HOW,
@@ -97,9 +97,6 @@ class Chosen:
         "Of a larger dataset, read the first; or all.",
         default="512MiB",
         panel=HOW,
-    )
-    subset: str | None = opt.value(
-        "WHICH", "Only 'y > 0', FILE.npy, 'val of train=.9,val=.1'.", panel=HOW
     )
     scratch: Path | None = opt.value(
         "DIR",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import closing
@@ -223,25 +222,11 @@ class NoSampleError(UsageError):
     """No item has a sample: the function gave none, or failed each time."""
 
     def __init__(self, summary: Summary) -> None:
-        if not summary.failures:
-            super().__init__(
-                "there is no sample: the function gave none for any item",
-                found=f"{summary.items:,} items",
-            )
-            return
-        reasons = Counter(failed.error for failed in summary.failed)
-        first = {failed.error: failed for failed in reversed(summary.failed)}
-        shown = [
-            f"item {first[text].number} ({first[text].item})"
-            + (f" and {count - 1:,} more: {text}" if count > 1 else f": {text}")
-            for text, count in reasons.most_common(REASONS)
-        ]
-        more = f" and {len(reasons) - len(shown):,} other errors" if len(reasons) > REASONS else ""
-        count = summary.left_out
-        none = f", and the function gave none for {count:,}" if count else ""
+        first = [f"item {f.number} ({f.item}): {f.error}" for f in summary.failed[:REASONS]]
         super().__init__(
-            f"there is no sample: {summary.failures:,} of {summary.items:,} items failed{none}",
-            found="; ".join(shown) + more,
+            f"there is no sample: of {summary.items:,} items {summary.failures:,} failed, and of "
+            "the others the function gave none",
+            found="; ".join(first) or None,
             fix="correct the function or its items",
         )
 
