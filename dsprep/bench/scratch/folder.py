@@ -43,22 +43,17 @@ def folder_for(data: Sequence[str | Path], dataset: Path, within: Path | None) -
     It is in `within`; None: beside the dataset.
     """
     parts = [Path(name).resolve() for name in data if Path(name).is_dir()]
-
-    def part_with(path: Path) -> Path | None:
-        """Return the part of the dataset that a path is in."""
-        return next((p for p in parts if p in (path.resolve(), *path.resolve().parents)), None)
-
-    beside = Path.cwd() if isinstance(dataset, StorePath) else dataset.parent
-    while within is None and (part := part_with(beside)) is not None:
-        beside = part.parent
-    folder = beside if within is None else within.absolute()
+    folder = Path.cwd() if isinstance(dataset, StorePath) else dataset.parent
+    while within is None and any(p in (folder.resolve(), *folder.resolve().parents) for p in parts):
+        folder = folder.parent
+    folder = folder if within is None else within.absolute()
     problem = ""
     if folder.exists() and not folder.is_dir():
         problem = "this is not a folder"
     elif not os.access(existing(folder), os.W_OK | os.X_OK):
         problem = "the folder cannot be written to"
-    elif (part := part_with(folder)) is not None:
-        problem = f"the folder is a part of the dataset {part}"
+    elif any(p in (folder.resolve(), *folder.resolve().parents) for p in parts):
+        problem = "the folder is a part of the dataset"
     if problem:
         fix = "name a folder on the same file system with --scratch"
         raise UsageError(problem, where=folder, fix=fix)

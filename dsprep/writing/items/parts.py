@@ -308,6 +308,15 @@ class PartsSource(Source):
                 at += len(next(iter(batch.values())))
         return assembly.batch()
 
+    def _blocks(self, path: Path, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the blocks of a part that hold some samples, and which samples each has."""
+        samples = self._table(path).samples
+        for block in range(bisect_right(samples, first) - 1, len(samples) - 1):
+            begin, end = map(int, samples[block : block + 2])
+            if begin >= last:
+                return
+            yield block, begin, end
+
     def _read_part(self, path: Path, first: int, last: int, arena: Arena | None) -> Iterator[Batch]:
         """Yield samples of a part, block by block; those before are lost with the next ones."""
         table = self._table(path)
@@ -316,10 +325,7 @@ class PartsSource(Source):
         except FileNotFoundError as error:
             raise self._lost(path) from error
         try:
-            for block in range(bisect_right(table.samples, first) - 1, len(table.crc32c)):
-                begin, end = map(int, table.samples[block : block + 2])
-                if begin >= last:
-                    return
+            for block, begin, end in self._blocks(path, first, last):
                 batch = self._read_block(path, fds, table, block, arena)
                 low, high = max(first, begin) - begin, min(last, end) - begin
                 yield {name: column[low:high] for name, column in batch.items()}
@@ -356,13 +362,9 @@ class PartsSource(Source):
         out = np.empty((len(self._ragged), stop - start), np.int64)
         at = 0
         for path, first, last in self._ranges(start, stop):
-            table = self._table(path)
             fd = os.open(path / "lengths", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                for block in range(bisect_right(table.samples, first) - 1, len(table.crc32c)):
-                    begin, end = map(int, table.samples[block : block + 2])
-                    if begin >= last:
-                        break
+                for _, begin, end in self._blocks(path, first, last):
                     low, high = max(first, begin), min(last, end)
                     rows = self._read_rows(fd, begin, end, path)
                     out[:, at : at + high - low] = rows[:, low - begin : high - begin]
