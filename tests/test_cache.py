@@ -41,7 +41,7 @@ MIXED = Schema(
     )
 )
 TARGETS = ("out.h5", "out.zarr", "out.zarr.zip", "out.tfrecord", "out.lmdb")
-COMPRESSED = {"out.h5": "gzip", "out.zarr": "zstd", "out.zarr.zip": "zstd"}
+COMPRESSED = {"out.h5": "gzip", "out.zarr": "zstd"}
 
 
 def repacked(folder: Path, name: str = "out.h5", schema: Schema = FIXED, **options: Any) -> Path:

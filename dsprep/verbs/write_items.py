@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,7 +42,7 @@ from dsprep.writing.items.calls import (
     Summary,
 )
 from dsprep.writing.items.parts import LostError, PartsSource, count_items
-from dsprep.writing.items.tasks import Function, Threads, check_main, show_function
+from dsprep.writing.items.tasks import Function, check_main, show_function
 from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
 from dsprep.writing.run import Output, make_in
 from dsprep.writing.shards import START
@@ -202,7 +202,7 @@ def _made(
     with part.source as source:
         threads = admit(job, source, how.run.workers, how.run.memory)
         reporter = ProgressReporter(how.progress, "samples", job.samples)
-        by = threads, None if isinstance(executor, Threads) else executor
+        by = threads, None if isinstance(executor, ThreadPoolExecutor) else executor
         return calls, make_in(staging, job, source, by, progress=reporter)
 
 
@@ -212,7 +212,7 @@ def _opened(executor: str | Executor, workers: int | None) -> Iterator[Executor]
     if isinstance(executor, Executor):
         yield executor
     elif executor == executors.THREADS:
-        with Threads(workers or len(os.sched_getaffinity(0))) as threads:
+        with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), "dsprep-item") as threads:
             yield threads
     else:
         with executors.opened(executor, workers=workers) as opened:

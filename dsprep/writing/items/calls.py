@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,6 @@ from dsprep.writing.items.tasks import (
     Function,
     Outcome,
     Task,
-    Threads,
     check_function,
     do,
     name_of,
@@ -327,10 +326,8 @@ class Calls:
         ItemError, SchemaError
             If an item fails, from what was raised; the parts that are complete stay.
         """
-        call = self._call
-        if isinstance(executor, Threads):
-            call = replace(call, function=executor.unless_stopped(call.function))
-        elif getattr(executor, "by_reference", isinstance(executor, ProcessPoolExecutor)):
+        call, apart = self._call, not isinstance(executor, ThreadPoolExecutor)
+        if getattr(executor, "by_reference", isinstance(executor, ProcessPoolExecutor)):
             check_function(call.function)
         attempts = Path(tempfile.mkdtemp(prefix=_RUN, dir=self._directory))
         workers = executors.workers_of(executor)
@@ -341,7 +338,7 @@ class Calls:
         for alone in (True, False):  # the first sample has the fields of all
             if not alone and self.schema is not None:
                 check(self.schema)
-            tasks = self._tasks(call, attempts, pace, alone)
+            tasks = self._tasks(attempts, pace, alone, apart)
             ahead = (lambda: 1) if alone else partial(pace.ahead, workers) if workers else None
             with closing(executors.run(executor, do, tasks, ahead, again=self._again)) as outcomes:
                 for task, outcome in outcomes:
@@ -352,8 +349,9 @@ class Calls:
         self.parts.sort(key=lambda part: part.start)
         remove(attempts)
 
-    def _tasks(self, call: Call, attempts: Path, pace: TaskSizer, alone: bool) -> Iterator[Task]:
+    def _tasks(self, attempts: Path, pace: TaskSizer, alone: bool, apart: bool) -> Iterator[Task]:
         """Yield tasks for the items that are missing; `alone`: as long as no fields are known."""
+        call = self._call
         edges = [
             0,
             *(e for p in sorted(self.parts, key=lambda p: p.start) for e in (p.start, p.stop)),
@@ -373,7 +371,7 @@ class Calls:
                     directory=self._directory,
                     attempts=attempts,
                     durable=self._durable,
-                    apart=call is self._call,
+                    apart=apart,
                     node=node(),
                 )
                 start, left = start + size, left - size

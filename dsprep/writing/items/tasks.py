@@ -12,11 +12,9 @@ import errno
 import multiprocessing
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -105,7 +103,7 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     part
-        The part, of fewer items if one failed or the work was stopped.
+        The part, of fewer items if one failed.
     schema
         The fields of its samples; None if it has none.
     error, cause
@@ -122,10 +120,6 @@ class Outcome(NamedTuple):
     node: str
 
 
-class Stopped(BaseException):
-    """The work has to stop; raised between two items."""
-
-
 @dataclass(frozen=True)
 class Ends:
     """Stands in for a function that ends the processes calling it: raises an error that says so."""
@@ -135,28 +129,6 @@ class Ends:
     def __call__(self, item: Any) -> Any:
         """Raise `ExecutorError`."""
         raise ExecutorError(f"it ended two processes that were at this item alone: {self.reason}")
-
-
-class Threads(ThreadPoolExecutor):
-    """Threads of this process, which stop between two items."""
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers, "dsprep-item")
-        self._stopped = threading.Event()
-
-    def stop(self) -> None:
-        """Have all threads stop when they have done their item."""
-        self._stopped.set()
-
-    def unless_stopped(self, function: Function) -> Function:
-        """Return a function that raises `Stopped` instead of being called when all is to stop."""
-
-        def call(item: Any) -> Any:
-            if self._stopped.is_set():
-                raise Stopped
-            return function(item)
-
-        return call
 
 
 def do(task: Task) -> Outcome:
@@ -174,8 +146,6 @@ def do(task: Task) -> Outcome:
         except (ItemError, SchemaError) as failed:
             making.undo()
             error = failed
-        except Stopped:
-            pass
         part = making.finish(stop)
     if stop > task.start:
         path = task.directory / part.name
@@ -305,7 +275,7 @@ def _samples(function: Function, number: int, item: Any) -> Iterator[Any]:
             if samples is None:
                 samples = iter(_several(function(item)))
             sample = next(samples, _END)
-        except (Stopped, KeyboardInterrupt):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # such as what sys.exit() raises
             raise ItemError(
