@@ -202,7 +202,7 @@ def _made(
     with part.source as source:
         threads = admit(job, source, how.run.workers, how.run.memory)
         reporter = ProgressReporter(how.progress, "samples", job.samples)
-        by = threads, None if isinstance(executor, ThreadPoolExecutor) else executor
+        by = threads, None if type(executor) is ThreadPoolExecutor else executor
         return calls, make_in(staging, job, source, by, progress=reporter)
 
 

@@ -326,7 +326,7 @@ class Calls:
         ItemError, SchemaError
             If an item fails, from what was raised; the parts that are complete stay.
         """
-        call, apart = self._call, not isinstance(executor, ThreadPoolExecutor)
+        call, apart = self._call, type(executor) is not ThreadPoolExecutor
         if getattr(executor, "by_reference", isinstance(executor, ProcessPoolExecutor)):
             check_function(call.function)
         attempts = Path(tempfile.mkdtemp(prefix=_RUN, dir=self._directory))
