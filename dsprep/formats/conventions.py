@@ -31,9 +31,6 @@ class Stated:
         Those that cannot be fields, with the reason.
     tables
         Those whose members are fields.
-    names
-        Those that have names or categories in another array: the attribute that keeps these, and
-        the path of the other one.
     attrs
         What is stated elsewhere and belongs to their attributes.
     axes
@@ -47,7 +44,6 @@ class Stated:
     aside: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     tables: set[str] = field(default_factory=set)
-    names: dict[str, tuple[str, str]] = field(default_factory=dict)
     attrs: dict[str, Attrs] = field(default_factory=dict)
     axes: dict[str, str] = field(default_factory=dict)
     grouped: bool = True
@@ -58,7 +54,7 @@ def state_common(tree: Tree, attributes: Attributes, stated: Stated) -> None:
     """Add what is stated in the same way in every format that holds named arrays."""
     _sparse(tree, attributes, stated)
     _anndata(tree, stated)
-    _categories(tree, attributes, stated)
+    _categories(tree, stated)
     _dynamic_tables(tree, stated)
 
 
@@ -124,21 +120,13 @@ def _anndata(tree: Tree, stated: Stated) -> None:
         _put_aside(tree, others, "AnnData's variables and annotations", stated)
 
 
-def _categories(tree: Tree, attributes: Attributes, stated: Stated) -> None:
-    """State what the codes of categorical columns stand for."""
-    for group, names in tree.groups.items():
-        codes, categories = f"{group}/codes", f"{group}/categories"
-        there = "encoding-type" in names and {codes, categories} <= tree.datasets.keys()
-        if there and text_of(attributes(group).get("encoding-type")) == "categorical":
-            stated.names[codes] = "categories", categories
-            stated.aside.setdefault(categories, "the categories of codes")
-        if group.endswith("/__categories"):
-            table = group.rpartition("/")[0]
-            for path in tree.inside(group):
-                column = f"{table}/{path.rpartition('/')[2]}"
-                if column in tree.datasets:
-                    stated.names[column] = "categories", path
-                stated.aside.setdefault(path, "the categories of codes")
+def _categories(tree: Tree, stated: Stated) -> None:
+    """Keep aside what the codes of categorical columns stand for."""
+    for path in tree.datasets:
+        group, _, name = path.rpartition("/")
+        codes = name == "categories" and f"{group}/codes" in tree.datasets
+        if (codes and "encoding-type" in tree.groups[group]) or group.endswith("/__categories"):
+            stated.aside.setdefault(path, "the categories of codes")
 
 
 def _dynamic_tables(tree: Tree, stated: Stated) -> None:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from itertools import product
+from typing import Any, Protocol
 
 from dsprep.core.schema import DType, FieldSpec
 from dsprep.errors import UsageError
@@ -33,32 +34,18 @@ _BOUNDS = re.compile(
 )
 _ENDS = re.compile(r"(?i)(.+)_(?:index|ends?)")
 _VALUES = re.compile(r"(?i)(?:.*[_.-])?(?:data|content|values?|indices|col_indices|cols?|flat|ir)")
-_STEP = 1 << 20
-_MOST_TABLES = 6
-"""In one group that lead to each other: the ways grow with the factorial of their number."""
-
-
-class ArrayForm(Protocol):
-    """What is known of an array without reading it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-    @property
-    def dtype(self) -> DType:
-        """Of an element."""
-
-    @property
-    def vlen(self) -> bool:
-        """Whether each element is a sequence of its own length."""
+_DEEPEST = 6
+"""Tables that lead to each other, at most."""
 
 
 class Tree(Protocol):
-    """The arrays of a file by path, in its order, and its groups: ``""`` is the root."""
+    """The arrays of a file by path, in its order, and its groups: ``""`` is the root.
+
+    Of an array its `shape` and `dtype` are known, and whether elements are sequences: `vlen`.
+    """
 
     @property
-    def datasets(self) -> Mapping[str, ArrayForm]:
+    def datasets(self) -> Mapping[str, Any]:
         """What is known of the arrays."""
 
     @property
@@ -74,10 +61,10 @@ class ArrayTree:
 
     def __init__(
         self,
-        datasets: Mapping[str, ArrayForm],
+        datasets: Mapping[str, Any],
         groups: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        self.datasets: Mapping[str, ArrayForm] = datasets
+        self.datasets: Mapping[str, Any] = datasets
         self._inside: dict[str, list[str]] = {"": []}
         for path in datasets:
             self._inside.setdefault(path.rpartition("/")[0], []).append(path)
@@ -120,7 +107,7 @@ def find_tables(tree: Tree, groups: Iterable[str], open_rows: Open) -> RaggedRow
     """Return the ragged fields in some groups, each with the tables that are beside it."""
     ragged_rows = RaggedRows()
     for group in groups:
-        _find_in(group, tree, open_rows, ragged_rows)
+        _find_in(tree.inside(group), tree, open_rows, ragged_rows)
     return ragged_rows
 
 
@@ -159,11 +146,8 @@ def route_of(
     tree: Tree,
     open_rows: Open,
     where: object,
-    capacity: Callable[[Sequence[str]], int] = lambda paths: 0,
 ) -> Route:
     """Return the route to an array through the tables that the user named.
-
-    `capacity` returns the rows that dsprep gave each group of what two arrays count.
 
     Raises
     ------
@@ -179,8 +163,7 @@ def route_of(
     tables = []
     for entry in spec.index:
         parts = table_paths(entry)
-        few = len(parts) <= 2
-        table = table_of(parts, tree, open_rows, capacity(parts)) if few else None
+        table = table_of(parts, tree, open_rows) if len(parts) <= 2 else None
         if table is None:
             raise UsageError(
                 f"{entry} is not an index table",
@@ -260,46 +243,39 @@ class _Candidate:
     targets: tuple[str, ...]
 
 
-def _find_in(name: str, tree: Tree, open_rows: Open, ragged_rows: RaggedRows) -> None:
-    """Find the ragged fields among the arrays directly in one group."""
-    paths = tree.inside(name)
-    tables: dict[str, _Candidate] = {}
-    refused: dict[str, tuple[set[str], str]] = {}
+def _find_in(paths: Sequence[str], tree: Tree, open_rows: Open, ragged_rows: RaggedRows) -> None:
+    """Find the ragged fields among the arrays of one group."""
+    tables: list[_Candidate] = []
+    refused: list[tuple[str, set[str], str]] = []
     for parts in sorted(_candidates(paths, tree), key=lambda p: paths.index(p[0])):
-        label = ",".join(parts)
         table = table_of(parts, tree, open_rows)
-        total = None if table is None else table.total()
-        edges = table is not None and table.form != "counts"
-        if edges and total is None:
+        if table is None:
+            continue
+        label, total, edges = ",".join(parts), table.total(), table.form != "counts"
+        if total is None:
             values = {p for p in paths if _VALUES.fullmatch(p.rpartition("/")[2])}
-            refused[label] = ({label} | values, "does not begin at 0") if values else (set(), "")
-        if table is None or total is None:
+            if edges and values:
+                refused.append((label, {label} | values, "does not begin at 0"))
             continue
         targets = _targets(parts, paths, tree, total, table)
-        if not targets and not edges:
-            continue
         of_texts = [p for p in targets if tree.datasets[p].vlen]
         if of_texts:
-            refused[label] = {label, *of_texts}, "counts values that vary in length themselves"
-        elif table.partitions(total):
-            tables[label] = _Candidate(label, tuple(parts), table, targets)
+            reason = "counts values that vary in length themselves"
+            refused.append((label, {label, *of_texts}, reason))
+        elif (targets or edges) and table.partitions(total):
+            tables.append(_Candidate(label, tuple(parts), table, targets))
         elif targets:
-            labels = {label} if edges else set()
-            refused[label] = labels | set(targets), "has gaps or overlaps"
-    for outer, inner in _nested([c for c in tables.values() if c.table.form != "counts"]):
-        reason = (
-            "counts lists in lists (--field NAME=VALUES@OUTER@INNER joins those of each sample)"
-        )
-        refused[inner] = set(tables.pop(inner).targets) | {inner}, reason
-        kept = tuple(p for p in tables[outer].targets if p != inner)
-        tables[outer] = replace(tables[outer], targets=kept)
-        if not kept:
-            refused[outer] = {outer}, f"counts rows of {inner}, which is left out too"
-    _reach({label: c for label, c in tables.items() if c.targets}, ragged_rows)
-    for label, (owned, reason) in refused.items():
-        lost = [
-            p for p in sorted(owned) if p not in ragged_rows.used and p not in ragged_rows.routes
-        ]
+            refused.append((label, {*targets, *([label] if edges else [])}, "has gaps or overlaps"))
+    edged = [c for c in tables if c.table.form != "counts"]
+    for outer, inner in product(edged, edged):
+        counted = outer is not inner and inner.table.rows == outer.table.total()
+        if counted and (inner.table.rows != outer.table.rows or not outer.targets):
+            reason = "counts lists in lists (--field NAME=VALUES@OUTER@INNER joins those of each)"
+            refused.append((inner.name, {inner.name, outer.name, *inner.targets}, reason))
+            tables = [c for c in tables if c is not inner and (c is not outer or c.targets)]
+    _reach([c for c in tables if c.targets], ragged_rows)
+    for label, owned, reason in refused:
+        lost = sorted(owned - ragged_rows.used - ragged_rows.routes.keys())
         rows = tree.datasets[label.partition(",")[0]].shape[0]
         lost = [p for p in lost if label in owned or tree.datasets[p].shape[0] != rows]
         if lost:
@@ -316,109 +292,56 @@ def _targets(
     only names can say which arrays have the ones and which the others.
     """
     ends = _ENDS.fullmatch(parts[0]) if table.form == "ends" else None
-    if ends:
-        shape = tree.datasets[ends[1]].shape
-        return (ends[1],) if shape and shape[0] == total else ()
     unclear = table.form == "bounds" and total == table.rows
     return tuple(
         p
-        for p in paths
+        for p in ([ends[1]] if ends else paths)
         if p not in parts
-        and (shape := tree.datasets[p].shape)
-        and shape[0] == total
-        and not tree.datasets[p].vlen
+        and tree.datasets[p].shape[:1] == (total,)
+        and (ends or not tree.datasets[p].vlen)
         and not (unclear and not _VALUES.fullmatch(p.rpartition("/")[2]))
     )
 
 
-def _nested(edges: list[_Candidate]) -> list[tuple[str, str]]:
-    """Return pairs of tables of which the second one counts lists in the lists of the first."""
-    outer_of: dict[str, str] = {}
-    for outer in edges:
-        for inner in edges:
-            if inner is outer or inner.table.rows != outer.table.total():
-                continue
-            if outer.table.form == "ends":
-                counted = inner.name in outer.targets
-            else:
-                counted = inner.table.rows != outer.table.rows or not outer.targets
-            if counted:
-                outer_of.setdefault(inner.name, outer.name)
-    return [(outer, inner) for inner, outer in outer_of.items()]
-
-
-def _reach(tables: dict[str, _Candidate], ragged_rows: RaggedRows) -> None:
+def _reach(tables: Sequence[_Candidate], ragged_rows: RaggedRows) -> None:
     """Give each dataset that the tables partition its way from the samples.
 
     A table is reached by the longest way, since each is there to be used; values by the nearest.
     """
-    every = list(tables.values())
     children = {
-        a.name: [b for b in every if b is not a and set(b.parts) <= set(a.targets)] for a in every
+        a.name: [b for b in tables if b is not a and {*b.parts} <= {*a.targets}] for a in tables
     }
-    linked = [c for c in every if children[c.name] or any(c in b for b in children.values())]
-    for table in linked[_MOST_TABLES:]:
-        ragged_rows.left_out.update({*table.parts, *table.targets})
-        reason = f"too many tables lead to each other beside {table.name}"
-        ragged_rows.notes.append(f"left out {listed([*table.targets])}: {reason}")
-    candidates = [c for c in every if c not in linked[_MOST_TABLES:]]
-    children = {c.name: [b for b in children[c.name] if b in candidates] for c in candidates}
-    reached = {b.name for a in candidates for b in children[a.name]}
-    roots = [c for c in candidates if c.name not in reached] or candidates[:1]
-    ways: dict[str, tuple[_Candidate, ...]] = {}
-    stack: list[tuple[_Candidate, ...]] = [(root,) for root in reversed(roots)]
-    while stack:
-        way = stack.pop()
-        last = way[-1]
-        if len(way) > len(ways.get(last.name, ())):
-            ways[last.name] = way
-        stack.extend((*way, c) for c in reversed(children[last.name]) if c not in way)
-    fits: dict[str, list[tuple[_Candidate, ...]]] = {}
-    for way in ways.values():
-        for path in way[-1].targets:
-            fits.setdefault(path, []).append(way)
-    members = {part: c for c in candidates for part in c.parts if c.name in ways}
+    reached = {b.name for inner in children.values() for b in inner}
+    roots = [c for c in tables if c.name not in reached] or [*tables[:1]]
+    ways = {root.name: (root,) for root in roots}
+    for _ in range(_DEEPEST):
+        for way in [*ways.values()]:
+            for c in children[way[-1].name]:
+                if c not in way and len(way) >= len(ways.get(c.name, ())):
+                    ways[c.name] = (*way, c)
     for root in roots:
         ragged_rows.used.update(root.parts)
         used = {root.table.first_member, root.table.count_member}
         lost = [n for n in root.table.first.dtype.names or () if n not in used]
         if lost:
             ragged_rows.notes.append(f"left out {listed(lost)} of the index {root.name}")
-    for path, options in fits.items():
+    members = {part: c for c in tables for part in c.parts if c.name in ways}
+    for path in dict.fromkeys(p for way in ways.values() for p in way[-1].targets):
         owner = members.get(path)
         if owner in roots:
             continue
+        options = [way for way in ways.values() if path in way[-1].targets]
         chosen = min(options, key=len) if owner is None else ways[owner.name][:-1]
-        ragged_rows.routes[path] = (path, _route(chosen, owner, path))
-        if any(not _same(chosen, other) for other in options) and owner is None:
-            names = " and ".join(sorted({o[-1].name for o in options}))
+        rebase = None
+        if owner is not None and owner.parts[0] == path:
+            member = owner.table.first_member
+            rebase = member if isinstance(member, str) else ""
+        names = tuple(c.name for c in chosen)
+        route = Route(tuple(c.table for c in chosen), names, rebase=rebase)
+        ragged_rows.routes[path] = (path, route)
+        if len(options) > 1 and owner is None:
+            longest = "@".join(c.name for c in max(options, key=len))
             ragged_rows.notes.append(
-                f"{path} fits {names}: taken as rows of {chosen[-1].name}; "
-                f"--field NAME={path}@{'@'.join(c.name for c in max(options, key=len))} otherwise"
+                f"{path} fits {' and '.join(sorted({o[-1].name for o in options}))}: taken as rows "
+                f"of {names[-1]}; --field NAME={path}@{longest} otherwise"
             )
-
-
-def _route(way: tuple[_Candidate, ...], owner: _Candidate | None, path: str) -> Route:
-    rebase = None
-    if owner is not None and owner.parts[0] == path:
-        member = owner.table.first_member
-        rebase = member if isinstance(member, str) else ""
-    return Route(tuple(c.table for c in way), tuple(c.name for c in way), rebase=rebase)
-
-
-def _same(short: tuple[_Candidate, ...], long: tuple[_Candidate, ...]) -> bool:
-    """Whether two ways give every sample the same rows, judged by their tables alone.
-
-    They do if one continues the other with tables that have one row for each row.
-    """
-    short, long = sorted((short, long), key=len)
-    if long[: len(short)] != short:
-        return False
-    for table in (c.table for c in long[len(short) :]):
-        if table.rows != table.total():
-            return False
-        for start in range(0, table.rows, _STEP):
-            first, end = table.read(start, min(start + _STEP, table.rows), table.rows)
-            if not bool((end - first == 1).all()):
-                return False
-    return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable
 
 from dsprep.errors import SchemaError
@@ -28,9 +29,6 @@ HINT = re.compile("(?i)train|dev|eval|val|test")
 """What is in every name that states a part."""
 
 _HINT_BYTES = re.compile(HINT.pattern.encode())
-_CHOOSING = re.compile(r"(?i)(.*[^a-z])?(mask|idx|ind|index|indexes|indices|ids?|splits?)s?")
-"""What names arrays that say which samples are in a part; these belong to all samples."""
-
 _FORM = bytes(ord("0") if 48 <= c < 58 else c for c in range(256))
 
 MOST_NAMED = 8
@@ -84,24 +82,12 @@ def without_part(name: str) -> str:
     return re.sub(r"[\W_]*([\W_])[\W_]*", r"\1", _WORDS.sub(rest, name)).strip("/_-. ")
 
 
-def arrays_of_parts(names: Iterable[str]) -> list[list[str]]:
-    """Return the arrays of each part, if a file has those of several parts; else nothing.
-
-    That is so if several parts are stated, or the same array is there with and without one.
-    Arrays that say which samples are in a part, such as ``train_mask``, are not those of a part.
-    """
-    by_name = by_part(n for n in names if _CHOOSING.fullmatch(without_part(n)) is None)
-    unnamed = by_name.pop("", [])
-    stems = {without_part(name) for part in by_name.values() for name in part}
-    others = [name for name in unnamed if name in stems]
-    parts = [*by_name.values(), *([others] if others else [])]
-    return parts if len(parts) > 1 else []
-
-
 def check_arrays(names: Iterable[str], where: object) -> None:
-    """Raise `SchemaError` if the arrays of a file are those of several parts of a dataset."""
-    parts = arrays_of_parts(name for name in names if "/" not in name)
-    if parts:
+    """Raise `SchemaError` if arrays of a file differ in nothing else than the part they name."""
+    names = [name for name in names if "/" not in name]
+    stems = Counter(map(without_part, names))
+    parts = [*by_part(n for n in names if stems[without_part(n)] > 1).values()]
+    if len(parts) > 1:
         raise SchemaError(
             "its arrays are named as parts of a dataset, not as the fields of one",
             where=where,
@@ -112,10 +98,6 @@ def check_arrays(names: Iterable[str], where: object) -> None:
 
 def _options(names: list[str]) -> str:
     """Return the options that take some arrays, called as they are without their part."""
-    called = [without_part(name) for name in names]
-    if len({*called}) < len(names) or not all(map(str.isidentifier, called)):
-        called = names
-    pairs = zip(called, names, strict=True)
-    options = [f"--field {shlex.quote(n if c == n else f'{c}={n}')}" for c, n in pairs]
-    more = " ..." if len(options) > MOST_NAMED else ""
-    return " ".join(options[:MOST_NAMED]) + more
+    pairs = ((without_part(name) or name, name) for name in names[:MOST_NAMED])
+    options = (f"--field {shlex.quote(n if c == n else f'{c}={n}')}" for c, n in pairs)
+    return " ".join(options) + (" ..." if len(names) > MOST_NAMED else "")

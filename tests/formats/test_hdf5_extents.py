@@ -142,9 +142,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("libver", "userblock"), [*((v, 0) for v in LIBVERS), ("latest", 1024)], ids=str
-)
+@pytest.mark.parametrize(("libver", "userblock"), [("earliest", 0), ("latest", 1024)], ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_arrays(tmp_path, name, libver, userblock):
     path = tmp_path / "a"
@@ -186,8 +184,8 @@ def test_array_types_and_enums(tmp_path):
         assert set(compare(tmp_path / "b", axis=axis).columns) == {"x"}
 
 
-@pytest.mark.parametrize("libver", LIBVERS, ids=str)
-@pytest.mark.parametrize("maxshape", [None, (None, 6), (None, None)])
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("maxshape", [None, (None, None)])
 def test_chunks_with_filters_left_out(tmp_path, libver, maxshape):
     x = random_array(np.dtype("<f8"), (9, 6))
     path = tmp_path / "a"
@@ -224,8 +222,7 @@ FILLS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fill_time", ["ifset", "alloc", "never"])
-@pytest.mark.parametrize("libver", LIBVERS, ids=str)
+@pytest.mark.parametrize(("libver", "fill_time"), [("earliest", "ifset"), ("latest", "never")])
 @pytest.mark.parametrize(("dtype", "value"), FILLS, ids=str)
 def test_missing_chunks(tmp_path, dtype, value, libver, fill_time):
     path = tmp_path / "a"
@@ -250,19 +247,6 @@ def test_missing_chunks_after_growing_and_shrinking(tmp_path):
             made = file.create_dataset("x", data=X, chunks=(3, 4, 7), maxshape=(None, None, None))
             made.resize((7, 5, 8))
             made.resize((11, 20, 8))
-        compare_whole(tmp_path / "a")
-
-
-def test_chunks_that_were_allocated_at_once(tmp_path):
-    """In the newest format they have no index: their places are implied."""
-    for libver in LIBVERS:
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plist.set_chunk((3, 4, 7))
-        plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        with h5py.File(tmp_path / "a", "w", libver=libver) as file:
-            space = h5py.h5s.create_simple(X.shape)
-            made = h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, space, plist)
-            h5py.Dataset(made)[...] = X
         compare_whole(tmp_path / "a")
 
 
@@ -340,31 +324,6 @@ def test_samples_of_equal_length(tmp_path):
     assert column.count.to_json(Tables()) == 3
 
 
-def test_bytes_of_a_given_type(tmp_path):
-    from dsprep.core.schema import Field, Schema
-
-    def write(lengths, options):
-        schema = Schema((Field.opaque("blob"),))
-        values = np.random.default_rng(0).integers(0, 256, sum(lengths), "u1")
-        batch = {"blob": Ragged.from_lengths(values, np.array(lengths), "bytes")}
-        (tmp_path / "a.h5").unlink(missing_ok=True)
-        write_batch(HDF5, tmp_path / "a.h5", schema, batch, options)
-        return tmp_path / "a.h5"
-
-    plain, zipped = WriteOptions(), WriteOptions(compress=Compression("gzip"), chunk=2)
-    for options in (plain, zipped):
-        path = write([24] * 5, options)
-        assert set(compare(path, "x=blob:<i4[2,3]").columns) == {"x"}
-        assert set(compare(path, "x=blob:S24").columns) == {"x"}
-        path = write([24, 0, 48, 12, 0], options)
-        assert len(compare(path, "x=blob:str").columns) == 1
-        ragged = compare(path, "x=blob:>i4[None,3]")
-        with opened(path, "x=blob:>i4[None,5]") as source, pytest.raises(FormatError, match="fit"):
-            source.extents()
-    assert set(ragged.columns) | set(ragged.unlocated) == {"x"}
-    assert set(compare(write([24, 0, 48], plain), "x=blob:>i4[None,3]").columns) == {"x"}
-
-
 # --- what only the library finds -------------------------------------------------------------
 
 
@@ -415,7 +374,7 @@ def test_what_only_the_library_finds(tmp_path):
         "lzf": "its chunks are encoded by lzf, which only HDF5 libraries decode",
         "scaled": "its chunks are encoded by scaleoffset, which only HDF5 libraries decode",
         "text": "its values are in the global heap, each found through a descriptor; "
-        "dsprep convert makes them addressable",
+        "dsprep convert makes it addressable",
         "terminated": "the HDF5 library converts its type when it reads",
     }
     assert found["odd"]
@@ -437,8 +396,7 @@ def test_edges_that_may_be_stored_without_filters(tmp_path, filtered):
             made = h5py.h5d.create(file.id, name.encode(), h5py.h5t.NATIVE_INT64, space, plist)
             h5py.Dataset(made)[:] = values
     layout = compare(tmp_path / "a")
-    assert not layout.unlocated
-    assert (layout.columns["x"].grid.masks is None) is filtered
+    assert set(layout.columns) == ({"y", "z"} if filtered else {"y"})
 
 
 def hdf5_library():
@@ -467,12 +425,7 @@ def test_progress(tmp_path):
     calls: list[tuple[int, int]] = []
     with opened(tmp_path / "a") as source:
         source.extents(lambda done, total: calls.append((done, total)))
-    assert calls == [(50, 75), (75, 75)]
-    with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("x", (50,), "<f4", chunks=(1,))[3] = 1
-    with opened(tmp_path / "a") as source:
-        source.extents(lambda done, total: calls.append((done, total)))
-    assert calls[2:] == [(1, 50), (50, 50)]
+    assert calls == [(1, 2), (2, 2)]
 
 
 # --- identity --------------------------------------------------------------------------------
@@ -501,13 +454,6 @@ def test_identity_with_other_address_sizes(tmp_path):
     h5py.h5f.create(bytes(tmp_path / "a"), h5py.h5f.ACC_TRUNC, plist, access).close()
     size = (tmp_path / "a").stat().st_size
     assert HDF5.identity(tmp_path / "a").values == {"end_of_file": size, "superblock": 0}
-
-
-def test_identity_of_superblock_1(tmp_path):
-    """Four more bytes than in version 0, for the B-trees of chunks; h5py writes none."""
-    head = b"\x89HDF\r\n\x1a\n\x01\0\0\0\0\x08\x08\0" + bytes(8) + b"\x40\0\0\0"
-    (tmp_path / "a").write_bytes(head + b"".join(n.to_bytes(8, "little") for n in (0, 1, 777, 2)))
-    assert HDF5.identity(tmp_path / "a").values == {"end_of_file": 777, "superblock": 1}
 
 
 def test_identity_of_what_is_no_hdf5(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import h5py
 import numpy as np
 import pytest
@@ -12,10 +10,7 @@ from support import NESTED, STRUCT, random_array, random_batch, raw, write_batch
 
 import dsprep
 from dsprep.core.schema import Arena, Field, Ragged, Schema
-from dsprep.errors import AmbiguousError, DsprepError, FormatError, SchemaError, UsageError
-from dsprep.formats.hdf5 import datasets
-from dsprep.formats.hdf5.datasets import Elsewhere, walk
-from dsprep.storage.paths import open_file
+from dsprep.errors import AmbiguousError, FormatError, SchemaError, UsageError
 
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
 
@@ -66,7 +61,7 @@ def larcv(path, events=5, seed=0, planes=3):
         p.create_dataset("particles", data=random_array(NESTED, (int(particles.sum()),)), **gz)
 
 
-@pytest.mark.parametrize(("events", "seed"), [(5, 0), (5, 1), (12, 2), (1, 3), (40, 4)])
+@pytest.mark.parametrize(("events", "seed"), [(12, 2), (1, 3)])
 def test_tables_over_several_levels(tmp_path, events, seed):
     larcv(tmp_path / "a", events, seed)
     with opened(tmp_path / "a") as source, h5py.File(tmp_path / "a") as file:
@@ -146,8 +141,8 @@ def test_explicit_tables(tmp_path):
             source.read(0, len(source))
 
 
-@pytest.mark.parametrize("dtype", ["<i4", ">u8", "<i8"])
-@pytest.mark.parametrize("options", [{}, {"chunks": (2, 2), "compression": "gzip"}])
+@pytest.mark.parametrize("dtype", ["<i4", ">u8"])
+@pytest.mark.parametrize("options", [{"chunks": (2, 2), "compression": "gzip"}])
 def test_a_table_of_two_columns(tmp_path, dtype, options):
     index = np.array([(0, 4), (4, 0), (4, 6)], dtype)
     hits = random_array(np.dtype("<f4"), (10, 3))
@@ -259,47 +254,9 @@ def test_all_samples_in_natural_order(tmp_path, parent):
             assert sample["meta/points"].dtype == ">f8"
 
 
-def test_converted_and_through_a_sidecar(tmp_path):
-    write_samples(tmp_path / "a.h5", 12)
-    dsprep.convert(tmp_path / "a.h5", tmp_path / "b.h5", open_options=options(axis="groups"))
-    with (
-        dsprep.open(tmp_path / "a.h5", options(axis="groups")) as a,
-        dsprep.open(tmp_path / "b.h5") as b,
-    ):
-        assert dsprep.verify(a, b).same
-    dsprep.provenance(tmp_path / "a.h5", options(axis="groups"))
-    with (
-        dsprep.Sidecar.open(tmp_path / "a.h5") as sidecar,
-        h5py.File(tmp_path / "a.h5") as file,
-    ):
-        batch = sidecar.read([11, 2, 7], ["image", "label", "packed"])
-        for k, i in enumerate((11, 2, 7)):
-            for name in ("image", "label", "packed"):
-                np.testing.assert_array_equal(batch[name][k], file[f"sample{i}/{name}"])
-
-
-def test_many_groups_of_any_name(tmp_path):
-    names = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay", "kea"]
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for i, name in enumerate(names):
-            file[f"{name}/x"], file[f"{name}/y"] = np.full(3 + i, i), np.arange(3 + i)
-    with dsprep.open(tmp_path / "a.h5", options(axis="groups")) as source:
-        assert len(source) == 11
-        assert source[10]["x"].tolist() == [10] * 13
-
-
 def splits(file, *parts):
     for name, count in parts:
         file[f"{name}/x"], file[f"{name}/y"] = np.zeros((count, 5)), np.zeros(count)
-
-
-def test_splits_are_not_samples(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        splits(file, ("train", 60), ("test", 10))
-    with pytest.raises(AmbiguousError):
-        dsprep.open(tmp_path / "a.h5")
-    with dsprep.open(tmp_path / "a.h5", options("x=train/x", "y=train/y")) as source:
-        assert (len(source), source.schema.names) == (60, ("x", "y"))
 
 
 @pytest.mark.parametrize("kind", ["folds", "shapes", "missing", "parents"])
@@ -360,102 +317,3 @@ def test_a_table_of_pandas(tmp_path):
         notes = "\n".join(source.notes)
         assert "left out table/_i_table: it is an index that PyTables keeps" in notes
         assert "left out table/empty, table/none: first axis 0" in notes
-
-
-def test_a_file_of_which_most_would_be_left_out(tmp_path):
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file["a"], file["b"], file["weights"] = np.zeros(30), np.zeros(30), np.zeros((40, 90))
-    with pytest.raises(AmbiguousError):
-        dsprep.open(path)
-    with dsprep.open(path, options(axis="first")) as source:
-        assert len(source) == 30
-    with dsprep.open(path, options("weights")) as source:
-        assert len(source) == 40
-    with dsprep.open(path, options(axis="none")) as source:
-        assert len(source) == 1
-
-
-# --- headers that are known -------------------------------------------------------------------
-
-
-def members_of_all_kinds(path):
-    """Write groups whose datasets are alike, and some that differ in what is easily overlooked."""
-    with h5py.File(path, "w") as file:
-        file["type"] = np.dtype([("a", "<i2"), ("b", "<f4")])
-        for i in range(8):
-            group = file.create_group(f"s{i}")
-            for j in range(2):  # the first of each is opened, and the others may be known
-                group[f"image{j}"] = np.full((3, 4), i, "<f4")
-                group[f"swapped{j}"] = np.full((3, 4), i, ">f4")
-                group[f"ragged{j}"] = np.arange(i % 3)
-                group[f"label{j}"] = i
-                group.create_dataset(f"never{j}", (3, 4), "<f4")
-                group.create_dataset(
-                    f"chunks{j}", (6, 4), "<f4", chunks=(3, 4), data=np.ones((6, 4))
-                )
-                group.create_dataset(f"typed{j}", (2,), file["type"])[...] = 1
-                group.create_dataset(f"text{j}", (2,), h5py.string_dtype())[...] = "a"
-                group.create_dataset(
-                    f"external{j}", (16,), "<f4", external=[("/etc/beside", 0, 64)]
-                )
-                group[f"empty{j}"] = h5py.Empty("<f4")
-        file["s5/image1"].attrs["unit"] = "K"
-        file["s6/again"] = file["s3/image0"]
-        file["s7/image2"] = h5py.SoftLink("/s0/image0")
-
-
-def walked(path):
-    try:
-        with h5py.File(path) as file:
-            found = walk(file, open_file(path), path, Elsewhere(follow=False))
-            return found.datasets, found.groups, found.attributed, found.left_out
-    except (OSError, DsprepError) as error:
-        return type(error)
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_known_header_gives_what_the_library_gives(tmp_path, monkeypatch, damaged):
-    path = tmp_path / "a.h5"
-    members_of_all_kinds(path)
-    data, rng = path.read_bytes(), np.random.default_rng(3)
-    for _ in range(40 if damaged else 1):
-        if damaged:
-            other = bytearray(data)
-            for at in rng.integers(len(data), size=8):
-                other[at] = int(rng.choice([other[at] ^ 1, 0, 255, rng.integers(256)]))
-            path.write_bytes(other)
-        found = walked(path)
-        with monkeypatch.context() as patch:
-            patch.setattr(datasets._Headers, "header", lambda self, address: None)
-            assert walked(path) == found
-    if not damaged:
-        assert len(found[0]) == 8 * 16
-        assert found[2] == {"s5/image1"}
-        assert "in other files" in found[3]["s7/external1"]
-
-
-def test_datasets_of_known_headers_are_not_opened(tmp_path, monkeypatch):
-    path, opens = tmp_path / "a.h5", []
-    with h5py.File(path, "w") as file:
-        for i in range(50):
-            file[f"s{i}/image"], file[f"s{i}/label"] = np.full((3, 4), i), i
-    actual = h5py.h5o.open
-    monkeypatch.setattr(h5py.h5o, "open", lambda *a: opens.append(a) or actual(*a))
-    found = walked(path)
-    assert [len(found[k]) for k in (0, 1)] == [100, 51]
-    assert len(opens) == 51 + 2
-
-
-def test_a_known_header_with_an_address_beyond_the_file(tmp_path):
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        for i in range(12):
-            file[f"s{i}/image"] = np.full((3, 4), i, "<f4")
-        at = file["s7/image"].id.get_offset()
-    data = path.read_bytes()
-    place = struct.pack("<QQ", at, 48)
-    assert data.count(place) == 1
-    path.write_bytes(data.replace(place, struct.pack("<QQ", len(data) - 40, 48)))
-    with pytest.raises(FormatError, match="invalid dataset size"):
-        opened(path)

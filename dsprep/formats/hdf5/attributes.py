@@ -9,7 +9,7 @@ import numpy as np
 
 from dsprep.core.schema import DIMENSIONS, Attrs
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, in_order, plain
+from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, plain
 
 KIND_ATTRIBUTE = "dsprep_kind"
 LAYOUT_ATTRIBUTE = "dsprep_layout"
@@ -46,7 +46,7 @@ def read_attributes(
             dtype = item.attrs.get_id(name).dtype
             value = None
             if not dtype.hasobject or (_flat(dtype) and sound(item, name)):
-                value = _plain_value(item.attrs[name], dtype)
+                value = _plain_value(item.attrs[name])
         except Exception:  # as above; an attribute is never worth losing the data
             value = None
         if value is None:
@@ -87,18 +87,14 @@ def _flat(dtype: Any) -> bool:
     import h5py
 
     base = h5py.check_vlen_dtype(dtype)
+    # Releases of h5py call the bytes of sequences native in any case.
     return h5py.check_string_dtype(dtype) is not None or (
-        base is not None and not np.dtype(base).hasobject
+        base is not None and np.dtype(base).isnative and not np.dtype(base).hasobject
     )
 
 
-def _plain_value(value: Any, dtype: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Return an attribute without h5py's own types, or None if it has no plain form."""
-    import h5py
-
-    base = h5py.check_vlen_dtype(dtype)
-    if base is not None and isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        value = in_order(value, np.dtype(base))  # one sequence
     if isinstance(value, str):
         return value
     if isinstance(value, bytes) or (isinstance(value, np.void) and value.dtype.names is None):

@@ -8,8 +8,6 @@ Palette Specification.
 
 from __future__ import annotations
 
-import re
-
 from dsprep.formats.conventions import Attributes, Stated, state_common, text_of
 from dsprep.formats.hdf5.datasets import Contents
 
@@ -25,14 +23,8 @@ def stated(contents: Contents, attributes: Attributes) -> Stated:
     return facts
 
 
-_ITEMS = re.compile(
-    r"(axis0|block\d+_items|axis1_(?=level))(_(level|label|code|name)\d+)?|axis1_level\d+"
-)
-_BLOCK = re.compile(r"(block\d+)_values")
-
-
 def _pytables(contents: Contents, attributes: Attributes, facts: Stated) -> None:
-    """State the tables and pickled objects of PyTables, and what pandas keeps beside values."""
+    """State the tables and pickled objects of PyTables."""
     root = contents.groups.get("", ())
     if not any(name.startswith("PYTABLES_") for name in root):
         return
@@ -46,17 +38,6 @@ def _pytables(contents: Contents, attributes: Attributes, facts: Stated) -> None
             facts.tables.add(path)
         elif kind == "VLARRAY" and text_of(attrs.get("PSEUDOATOM")) == "object":
             facts.aside[path] = "pickled Python objects, which dsprep never unpickles"
-    for group, names in contents.groups.items():
-        if "pandas_type" not in names or text_of(attributes(group).get("pandas_type")) != "frame":
-            continue
-        for path in contents.inside(group):
-            name = path.rpartition("/")[2]
-            block = _BLOCK.fullmatch(name)
-            items = f"{group}/{block[1]}_items" if block else ""
-            if items in contents.datasets:
-                facts.names[path] = "columns", items
-            elif _ITEMS.fullmatch(name):
-                facts.aside[path] = "names of pandas' columns"
 
 
 _FEW = 64

@@ -6,23 +6,20 @@ a name of its own, and an external link may name any file on the machine.
 
 External storage and virtual datasets have their values in other files. Whoever wrote a file can
 make the library read any file of the machine through them, so they are read only if the user allows
-it (`Elsewhere`). For files that are missing the library gives fill values: here that is an error
-(`open_sources`).
+it. For files that are missing the library gives fill values: here that is an error (`sources`).
 """
 
 from __future__ import annotations
 
 import math
 import os
-import struct
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +28,8 @@ from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
+from dsprep.formats.hdf5.locate import filters_of
 from dsprep.formats.samples import listed
-from dsprep.storage.base import Handle
-
-_DEEPEST = 8
-"""Virtual datasets of virtual datasets: more is refused, as circles are."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +69,23 @@ class StoredType:
 
 def _unreadable(dataset: Any) -> str | None:
     """Return why values of variable length are left out: only the library would find them."""
-    from h5py import h5d
+    import h5py
+    from h5py import h5d, h5t
 
+    plist, element = dataset.id.get_create_plist(), dataset.id.get_type()
+    filters = filters_of(plist)
     kinds = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}
-    kind = kinds.get(dataset.id.get_create_plist().get_layout())
-    if kind is None:
+    kind = kinds.get(
+        plist.get_layout(), f"encoded by {filters}" if isinstance(filters, str) else ""
+    )
+    if kind:
+        return f"it is {kind}, and of variable length (h5repack -l CHUNK=64 -f GZIP=1 changes that)"
+    if not isinstance(element, h5t.TypeVlenID):
         return None
-    return f"it is {kind}, and of variable length (h5repack -l CHUNK=64 changes that)"
+    items, base = element.get_super(), h5py.check_vlen_dtype(dataset.dtype)
+    if items.get_class() == h5t.OPAQUE or items == h5t.py_create(base, logical=True):
+        return None
+    return "the items of its sequences are of a type that numpy lacks"
 
 
 def stored_type_of(dataset: Any, where: object, *, attributed: bool = True) -> StoredType | str:
@@ -146,7 +150,9 @@ class Contents:
     unnoted
         What is left out and holds no values.
     scales
-        Those that have the attributes of a dimension scale, and the addresses of their headers.
+        Those that have the attributes of a dimension scale.
+    elsewhere
+        The names of other files that have values.
     """
 
     file: Any
@@ -154,7 +160,8 @@ class Contents:
     datasets: dict[str, StoredType] = field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributed: set[str] = field(default_factory=set)
-    scales: dict[str, int] = field(default_factory=dict)
+    scales: set[str] = field(default_factory=set)
+    elsewhere: dict[str, None] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     unnoted: set[str] = field(default_factory=set)
 
@@ -183,8 +190,8 @@ class Contents:
         self.__dict__.pop("_inside", None)
 
 
-def walk(file: Any, disk: Handle, where: object, elsewhere: Elsewhere) -> Contents:
-    """Return the contents of an `h5py.File`; `elsewhere` says what may be read from other files.
+def walk(file: Any, where: object, *, follow: bool) -> Contents:
+    """Return the contents of an `h5py.File`; with `follow`, values may be in other files.
 
     Raises
     ------
@@ -194,23 +201,15 @@ def walk(file: Any, disk: Handle, where: object, elsewhere: Elsewhere) -> Conten
     import h5py
     from h5py import h5a, h5d, h5g, h5o
 
-    contents = Contents(file, where)
-    known = _Headers(file, disk)
-    visited: set[int] = set()
+    contents, visited = Contents(file, where), set[int]()
+    alike: dict[StoredType, StoredType] = {}  # there may be millions
     with hdf5_errors(where, "the file cannot be listed"):
-        stack = [_Link("", file.id, b"/", int(h5o.get_info(file.id).addr))]
+        stack = [("", file.id, b"/", int(h5o.get_info(file.id).addr))]
         while stack:
             path, parent, name, address = stack.pop()
-            if isinstance(name, str):
-                contents.left_out[path] = name
-                continue
             if address in visited:
                 continue
             visited.add(address)
-            header = known.header(address)
-            if (stored_type := known.datasets.get(header)) is not None:
-                contents.datasets[path] = stored_type
-                continue
             item = h5o.open(parent, name)
             attributed = h5a.get_num_attrs(item) > 0
             if isinstance(item, h5g.GroupID) and path.rpartition("/")[2].startswith("_i_"):
@@ -218,57 +217,51 @@ def walk(file: Any, disk: Handle, where: object, elsewhere: Elsewhere) -> Conten
             elif isinstance(item, h5g.GroupID):
                 contents.groups[path] = attribute_names(h5py.Group(item)) if attributed else ()
                 # Reversed, because the stack gives back the last one first.
-                stack.extend(reversed([*_members(item, f"{path}/" if path else "", where)]))
+                stack.extend(reversed([*_members(item, f"{path}/" if path else "", contents)]))
             elif isinstance(item, h5d.DatasetID):
                 dataset = h5py.Dataset(item)
-                reason = elsewhere.reason(dataset) or stored_type_of(
+                stored_type = _elsewhere(dataset, contents, follow) or stored_type_of(
                     dataset, f"{where}, field {path}", attributed=attributed
                 )
-                if isinstance(reason, str):
-                    contents.left_out[path] = reason
+                if isinstance(stored_type, str):
+                    contents.left_out[path] = stored_type
                     continue
-                contents.datasets[path] = known.keep(header, reason)
+                contents.datasets[path] = alike.setdefault(stored_type, stored_type)
                 names = attribute_names(dataset) if attributed else ()
                 if has_attributes(names):
                     contents.attributed.add(path)
                 if _SCALE.issubset(names):
-                    contents.scales[path] = address
+                    contents.scales.add(path)
     return contents
 
 
 _SCALE = frozenset(("CLASS", "NAME"))
 
 
-class _Link(NamedTuple):
-    """A name in a group, as stored, and the address of what it leads to.
-
-    Instead of the name there is a text where it is left out: the reason.
-    """
-
-    path: str
-    group: Any
-    name: bytes | str
-    address: int
+def _elsewhere(dataset: Any, contents: Contents, follow: bool) -> str | None:
+    """Return why a dataset is not read that has its values in other files, None if it is."""
+    names = other_files(dataset)
+    if names and not follow:
+        return f"its values are in other files, {listed(names)} (--follow-external reads it)"
+    contents.elsewhere.update(dict.fromkeys(names))
+    return None
 
 
-def _members(group: Any, prefix: str, where: object) -> Iterator[_Link]:
-    """Yield what is in an open group (`h5py.h5g.GroupID`)."""
+def _members(group: Any, prefix: str, contents: Contents) -> Iterator[tuple[str, Any, bytes, int]]:
+    """Yield path, group, name and address of what is in an open group (`h5py.h5g.GroupID`)."""
     import h5py
 
-    for raw, address in _links(group, f"{where}, /{prefix}"):
-        try:
-            path = prefix + raw.decode("utf-8")
-        except UnicodeDecodeError:
-            path = prefix + raw.decode("utf-8", "backslashreplace")
-            yield _Link(path, group, "its name is not UTF-8", -1)
-            continue
-        if address is not None:
-            yield _Link(path, group, raw, address)
-            continue
-        item: Any = h5py.Group(group).get(raw.decode("utf-8"), getlink=True)
-        external = isinstance(item, h5py.ExternalLink)
-        target = f"the file {item.filename}" if external else item.path
-        yield _Link(path, group, f"it is a link to {target}", -1)
+    for raw, address in _links(group, f"{contents.where}, /{prefix}"):
+        path = prefix + raw.decode("utf-8", "backslashreplace")
+        if path.encode() != prefix.encode() + raw:
+            contents.left_out[path] = "its name is not UTF-8"
+        elif address is not None:
+            yield path, group, raw, address
+        else:
+            item: Any = h5py.Group(group).get(raw.decode("utf-8"), getlink=True)
+            external = isinstance(item, h5py.ExternalLink)
+            target = f"the file {item.filename}" if external else item.path
+            contents.left_out[path] = f"it is a link to {target}"
 
 
 def _links(group: Any, where: str) -> list[tuple[bytes, int | None]]:
@@ -299,218 +292,62 @@ def _links(group: Any, where: str) -> list[tuple[bytes, int | None]]:
     return [(name, address) for _, name, address in links]
 
 
-class _Headers:
-    """What datasets hold that the library need not open: their headers are known.
-
-    Opening one takes a tenth of a millisecond, and there may be one for each sample. What a dataset
-    holds follows from its object header alone. So one whose header has the same bytes as that of a
-    dataset which was opened holds the same, wherever its values are and whenever they were written.
-    That goes for headers of version 1 in one block, without attributes. Source: HDF5 File Format
-    Specification, section IV.A.1.a, "Version 1 Data Object Header Prefix".
-
-    Attributes
-    ----------
-    datasets
-        What datasets hold, by their headers as `header` returns them.
-    """
-
-    def __init__(self, file: Any, disk: Handle) -> None:
-        self._disk = disk
-        self._alike: dict[StoredType, StoredType] = {}
-        self.datasets: dict[bytes | None, StoredType] = {}
-        plist = file.id.get_create_plist()
-        self._usable = plist.get_userblock() == 0 and plist.get_sizes() == (8, 8)
-
-    def header(self, address: int) -> bytes | None:
-        """Return the header of a dataset without the address and the time of its values.
-
-        None if it is another object's, or something else may matter too.
-        """
-        if not self._usable or not 0 < address < self._disk.nbytes:
-            return None
-        data = bytearray(self._disk.pread(_HEADER_NBYTES, address))
-        if len(data) < 16 or data[0] != 1:
-            return None
-        at, end = 16, 16 + int.from_bytes(data[8:12], "little")
-        if end > len(data):
-            return None
-        located = False
-        while at + 8 <= end:
-            kind, nbytes, _ = _MESSAGE.unpack_from(data, at)
-            at += 8
-            if kind in _MATTERS or at + nbytes > end:
-                return None
-            if kind == _LAYOUT:
-                if located or not self._take_address(data, at, nbytes):
-                    return None
-                located = True
-            elif kind == _MODIFIED:
-                data[at : at + nbytes] = bytes(nbytes)
-            at += nbytes
-        return bytes(data[:end]) if located else None
-
-    def _take_address(self, data: bytearray, at: int, nbytes: int) -> bool:
-        """Set the address in a layout to zeros; return whether it is one in the file."""
-        if nbytes < 18 or data[at : at + 2] != b"\3\1":  # version 3, contiguous
-            return False
-        address, size = _PLACE.unpack_from(data, at + 2)
-        data[at + 2 : at + 10] = bytes(8)
-        inside: bool = 0 < address <= self._disk.nbytes - size
-        return inside
-
-    def keep(self, header: bytes | None, stored_type: StoredType) -> StoredType:
-        """Keep what a dataset holds, and return it or what is equal to it."""
-        stored_type = self._alike.setdefault(stored_type, stored_type)
-        if header is not None and len(self.datasets) < _MOST_HEADERS:
-            self.datasets[header] = stored_type
-        return stored_type
-
-
-_HEADER_NBYTES = 512
-"""That of a dataset which h5py made has 272, and 288 bytes in it that matter are many."""
-
-_MOST_HEADERS = 4096
-_MESSAGE = struct.Struct("<HHI")
-_PLACE = struct.Struct("<QQ")
-_LAYOUT, _MODIFIED = 0x08, 0x12
-_MATTERS = frozenset((0x07, 0x0C, 0x10, 0x11, 0x15, 0x16))
-"""External files, attributes, more of the header elsewhere, and that it is a group."""
-
-
 # --- other files -----------------------------------------------------------------------------
 
 
-class Elsewhere:
-    """Whether datasets are read that have values in other files: only if `follow` allows it.
-
-    `read` has the names of the other files, as the datasets name them.
-    """
-
-    def __init__(self, follow: bool) -> None:
-        self._follow = follow
-        self.read: dict[str, None] = {}
-
-    def reason(self, dataset: Any) -> str | None:
-        """Return why an `h5py.Dataset` is not read, or None if it may be."""
-        names = dict.fromkeys(_other_files(dataset))
-        if names and not self._follow:
-            return f"its values are in other files, {listed([*names])} (--follow-external reads it)"
-        self.read |= names
-        return None
-
-
-def _other_files(dataset: Any, depth: int = 0) -> Iterator[str]:
-    """Yield the names of the other files, and of links, that an `h5py.Dataset` is read through."""
-    import h5py
+def other_files(dataset: Any) -> list[str]:
+    """Return the names of the files that have the values of an `h5py.Dataset`, if others do."""
     from h5py import h5d
 
     plist = dataset.id.get_create_plist()
-    layout = plist.get_layout()
-    _check_depth(depth, dataset)
-    if layout == h5d.CONTIGUOUS:
-        for i in range(plist.get_external_count()):
-            yield os.fsdecode(plist.get_external(i)[0])
-    for i in range(plist.get_virtual_count() if layout == h5d.VIRTUAL else 0):
-        if (name := plist.get_virtual_filename(i)) != ".":
-            yield name
-            continue
-        item, source = dataset.file, plist.get_virtual_dsetname(i)
-        for part in source.strip("/").split("/"):
-            link = item.get(part, getlink=True) if isinstance(item, h5py.Group) else None
-            if link is not None and not isinstance(link, h5py.HardLink):
-                yield f"through the link {source}"
-            item = item[part] if isinstance(link, h5py.HardLink) else None
-        if isinstance(item, h5py.Dataset):
-            yield from _other_files(item, depth + 1)
+    if plist.get_layout() == h5d.VIRTUAL:
+        names = map(plist.get_virtual_filename, range(plist.get_virtual_count()))
+        return [*dict.fromkeys(names)] or ["."]
+    external = map(plist.get_external, range(plist.get_external_count()))
+    return [os.fsdecode(name) for name, *_ in external]
 
 
-def _check_depth(depth: int, dataset: Any) -> None:
-    if depth == _DEEPEST:
-        raise FormatError(
-            "a dataset is virtual, and so are its sources, without end",
-            where=f"{dataset.file.filename}, field {str(dataset.name).strip('/')}",
-        )
-
-
-def open_sources(dataset: Any, where: str, depth: int = 0) -> None:
-    """Have the library open every source of a virtual dataset, and look for external files.
-
-    For a source that it cannot open it gives the fill value. One that it has read from stays open
-    as long as the dataset.
+def sources(dataset: Any, where: str) -> list[tuple[Path, int]]:
+    """Return the files that a dataset is read through, each with the bytes that it must have.
 
     Raises
     ------
     FormatError
-        If a file or a dataset is missing, or too short.
+        If one is missing or damaged, or refers to further ones.
     """
     import h5py
-    from h5py import h5d, h5s, h5t
+    from h5py import h5d
 
     plist, path = dataset.id.get_create_plist(), Path(dataset.file.filename)
     if plist.get_layout() != h5d.VIRTUAL:
-        check_external(dataset, where)
-        return
-    _check_depth(depth, dataset)
-    missing, points, kept = list[str](), [], []
-    files: dict[str, Any] = {".": dataset.file}
-    with ExitStack() as opened:
-        for i in range(plist.get_virtual_count()):
-            name, source = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
-            if "%b" in (name + source).replace("%%", ""):
-                raise FormatError(
-                    "a virtual dataset has any number of sources, so none is known to be missing",
-                    where=where,
-                    found=f"{source} in {name}",
-                    fix="make it again with a source of its own for each part",
-                )
-            if name not in files:
-                found = next(filter(Path.is_file, _candidates(name, path)), None)
-                with hdf5_errors(f"{where}, source {found}", "it cannot be opened"):
-                    files[name] = found and opened.enter_context(open_hdf5(found))
-            item = None if files[name] is None else files[name].get(source)
-            if not isinstance(item, h5py.Dataset):
-                missing.append(name if files[name] is None else f"{source} in {name}")
-                continue
-            open_sources(item, where, depth + 1)
-            kept.append(item)
-            points.append(_first_point(plist.get_virtual_vspace(i)))
-        if missing:
-            raise FormatError(
-                "sources of a virtual dataset are missing",
-                where=where,
-                expected=f"beside {path}, or where HDF5_VDS_PREFIX says",
-                found=f"{len(missing)} of {plist.get_virtual_count()}: {listed(missing)}",
-            )
-        with path.open("rb"):  # the library needs one more at times
-            pass
-        space, one = dataset.id.get_space(), np.zeros(1, dataset.dtype)
-        for point in points:
-            if all(p < n for p, n in zip(point, dataset.shape, strict=True)):
-                space.select_hyperslab(point, (1,) * len(point))
-                element = h5t.py_create(dataset.dtype, logical=True)
-                dataset.id.read(h5s.create_simple((1,)), space, one, element)
+        left, files = math.prod(dataset.shape) * int(dataset.id.get_type().get_size()), []
+        prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(path.parent))
+        for i in range(plist.get_external_count()):
+            name, offset, size = plist.get_external(i)
+            files.append((Path(prefix, os.fsdecode(name)), offset + min(size, left)))
+            left -= min(size, left)
+        return files
+    files, wanted = [], dict[str, list[str]]()
+    for i in range(plist.get_virtual_count()):
+        wanted.setdefault(plist.get_virtual_filename(i), []).append(plist.get_virtual_dsetname(i))
+    for name, names in wanted.items():
+        file = path if name == "." else path.parent / name.replace("%%", "%")
+        here = f"{where}, source {file}"
+        if not file.is_file():
+            raise FormatError("a source of a virtual dataset is missing", where=here)
+        files.append((file, file.stat().st_size))
+        with hdf5_errors(here, "it cannot be opened"), open_hdf5(file) as opened:
+            for inside in names:
+                if not isinstance(item := opened.get(inside), h5py.Dataset):
+                    raise FormatError(f"the virtual dataset's source lacks {inside}", where=here)
+                if other_files(item):
+                    raise FormatError(f"{inside} is virtual or external, too", where=here, fix=_FIX)
+    return files
 
 
-def _first_point(space: Any) -> tuple[int, ...]:
-    """Return a point of the selection that a source of a virtual dataset fills."""
-    from h5py import h5s
-
-    if space.get_select_type() == h5s.SEL_ALL:
-        return (0,) * int(space.get_simple_extent_ndims())
-    if space.is_regular_hyperslab():
-        return tuple(map(int, space.get_regular_hyperslab()[0]))
-    return tuple(map(int, space.get_select_hyper_blocklist()[0][0]))
-
-
-def check_external(dataset: Any, where: str) -> None:
-    """Raise `FormatError` if a file of external storage is missing, or short, which reads as 0."""
-    plist, path = dataset.id.get_create_plist(), Path(dataset.file.filename)
-    left = math.prod(dataset.shape) * int(dataset.id.get_type().get_size())
-    for i in range(plist.get_external_count()):
-        name, offset, size = plist.get_external(i)
-        # As the library looks for it.
-        file = Path(_origin(os.environ.get("HDF5_EXTFILE_PREFIX", ""), path), os.fsdecode(name))
-        needed = offset + min(size, left)
+def check_sources(files: Sequence[tuple[Path, int]], where: str) -> None:
+    """Raise `FormatError` if one of `sources` is gone or too short: the library makes up values."""
+    for file, needed in files:
         nbytes = file.stat().st_size if file.is_file() else -1
         if nbytes < needed:
             raise FormatError(
@@ -519,21 +356,6 @@ def check_external(dataset: Any, where: str) -> None:
                 expected=f"{needed} bytes",
                 found=f"{nbytes} bytes" if nbytes >= 0 else "none",
             )
-        left -= min(size, left)
 
 
-def _candidates(name: str, path: Path) -> Iterator[Path]:
-    """Yield the files that may be the one that a virtual dataset calls `name`, as the library does.
-
-    It tries the variable's directories, that of the file, and the current one; of an absolute path
-    that is not there, the last part alone.
-    """
-    name = name.replace("%%", "%")
-    names = [name, Path(name).name] if Path(name).is_absolute() else [name]
-    prefixes = [_origin(p, path) for p in os.environ.get("HDF5_VDS_PREFIX", "").split(":") if p]
-    for folder in (*map(Path, prefixes), path.parent, path.resolve().parent, Path()):
-        yield from (folder / each for each in names)
-
-
-def _origin(prefix: str, path: Path) -> str:
-    return prefix.replace("${ORIGIN}", str(path.resolve().parent))
+_FIX = "make the virtual dataset again of the datasets that have the values"

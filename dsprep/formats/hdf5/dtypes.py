@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -123,47 +122,6 @@ def check_text(values: Array, where: object) -> None:
     codes = np.ascontiguousarray(values).reshape(-1).view(f"{order}u4")
     if int(codes.max()) > 0x10FFFF:
         raise FormatError("the text holds numbers that are not characters", where=where)
-
-
-def mislabelled(dtype: DType) -> bool:
-    """Whether h5py gives the items of a sequence of `dtype` another byte order than they have.
-
-    Releases of h5py make the array of the number of its type, which is of the machine's order.
-    """
-    return dtype.names is None and not dtype.isnative and _sequences_are_native()
-
-
-@cache
-def _sequences_are_native() -> bool:
-    """Whether this release of h5py calls the bytes of every sequence native: asked, not guessed."""
-    import h5py
-
-    swapped = np.array([1], np.dtype(np.uint16).newbyteorder())
-    with h5py.File("order", "w", driver="core", backing_store=False) as file:
-        dataset = file.create_dataset("x", (1,), h5py.vlen_dtype(swapped.dtype))
-        dataset[0] = swapped
-        return int(dataset[0][0]) != 1
-
-
-def in_order(values: Array, dtype: DType) -> Array:
-    """Return the items of a sequence of `dtype` as h5py gives them, in the byte order they have."""
-    if mislabelled(dtype) and values.dtype.isnative and values.dtype.itemsize == dtype.itemsize:
-        return values.view(dtype)
-    return values.astype(dtype, copy=False)
-
-
-def has_enum(dtype: DType) -> bool:
-    """Whether h5py's dtype holds an enumeration, in itself, a member or a sequence's items."""
-    import h5py
-
-    base = h5py.check_vlen_dtype(dtype)
-    if base is not None and base not in (str, bytes):
-        return has_enum(np.dtype(base))
-    if dtype.subdtype is not None:
-        return has_enum(dtype.subdtype[0])
-    if dtype.names is not None and dtype.fields is not None:
-        return any(has_enum(dtype.fields[n][0]) for n in dtype.names)
-    return h5py.check_enum_dtype(dtype) is not None
 
 
 def plain(dtype: DType) -> DType:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Attrs, Column, DType, Field, Ragged, known_axes
+from dsprep.core.schema import Attrs, Column, DType, Field, Ragged, known_axes
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.conventions import Stated
@@ -29,28 +29,18 @@ from dsprep.formats.hdf5.attributes import (
     marked,
     read_attributes,
 )
-from dsprep.formats.hdf5.columns import (
-    FieldColumn,
-    Fixed,
-    Given,
-    Indexed,
-    Member,
-    PerGroup,
-    Sequences,
-    member,
-)
+from dsprep.formats.hdf5.columns import Given, Indexed, Member, PerGroup, Sequences, member
 from dsprep.formats.hdf5.conventions import stated
-from dsprep.formats.hdf5.datasets import Elsewhere, StoredType, walk
+from dsprep.formats.hdf5.datasets import StoredType, walk
 from dsprep.formats.hdf5.dimensions import bookkeeping, read_dimensions
-from dsprep.formats.hdf5.dtypes import Carrier, has_enum
+from dsprep.formats.hdf5.dtypes import Carrier
 from dsprep.formats.hdf5.guard import hdf5_errors
-from dsprep.formats.hdf5.heaps import Descriptors, Heaps
-from dsprep.formats.hdf5.rows import Rows
+from dsprep.formats.hdf5.heaps import Heaps
+from dsprep.formats.hdf5.rows import FieldColumn, Rows
 from dsprep.formats.index_tables import Route
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import RaggedRows, route_of, table_paths
 from dsprep.formats.splits import check_arrays
-from dsprep.reading.columns import fetch
 from dsprep.storage.base import Handle
 
 
@@ -85,19 +75,14 @@ class Fields:
         self._mode, self._keys_as = options.sample_axis, options.keys_as
         self._rows: dict[str, Rows] = {}
         self._members: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._tables: dict[str, Fixed] = {}
         self._read: frozenset[str] = frozenset()  # groups whose attributes are fields
         self.notes: list[str] = []
         with hdf5_errors(self._path, "the HDF5 file cannot be opened"):
-            plist = file.id.get_create_plist()
-            self._heaps = Heaps(disk, plist.get_userblock(), plist.get_sizes())
-            descriptors = Descriptors(self._heaps)
-            self._sound = descriptors.sound
+            self._heaps = Heaps(disk, file)
             self._own = LAYOUT_ATTRIBUTE in file.attrs
-        elsewhere = Elsewhere(options.follow_external)
-        self._contents = walk(file, disk, self._path, elsewhere)
+        self._contents = walk(file, self._path, follow=options.follow_external)
         self._stated = Stated()  # until its attributes have been read
-        self._stated = self._state(file, descriptors)
+        self._stated = self._state(file)
         self._datasets = self._contents.datasets
         self._arrays = {
             p: samples.Sized(stored_type.shape, stored_type.nbytes, self._stated.axes.get(p, ""))
@@ -105,8 +90,8 @@ class Fields:
             if options.fields or p not in self._stated.aside
         }
         left_out = {p: f"{p}: {reason}" for p, reason in self._contents.left_out.items()}
-        if elsewhere.read:
-            self.notes.append(f"values are in other files: {samples.listed([*elsewhere.read])}")
+        if elsewhere := [*self._contents.elsewhere]:
+            self.notes.append(f"values are in other files: {samples.listed(elsewhere)}")
         if not self._datasets:
             raise FormatError(
                 "the file holds no datasets that can be fields",
@@ -131,13 +116,13 @@ class Fields:
             quiet = self._contents.unnoted
             self.notes += [f"left out {each}" for p, each in left_out.items() if p not in quiet]
             self.notes += samples.unapplied({n: f.attrs for n, (_, f) in self.columns.items()})
-        self._note_losses()
+            self._note_losses()
         self.attrs = self._attributes("the file", file)
 
-    def _state(self, file: Any, descriptors: Descriptors) -> Stated:
+    def _state(self, file: Any) -> Stated:
         """Return what the file states about its datasets; dsprep's own: only what is no field."""
         with hdf5_errors(self._path, "the dimensions cannot be read"):
-            axes = read_dimensions(self._contents, self._read_attributes, descriptors)
+            axes = read_dimensions(self._contents, self._read_attributes)
         facts = Stated()
         if self._own:
             names = (marked(file, STATIC_ATTRIBUTE, self._path) or "").split("\0")
@@ -220,16 +205,8 @@ class Fields:
             if spec.index:
                 for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
                     self._check_there(path)
-                routes[spec.spelled] = (
-                    spec.path,
-                    route_of(
-                        spec,
-                        self._contents,
-                        self._open,
-                        self._path,
-                        lambda paths: structure.capacity(paths, self._contents),
-                    ),
-                )
+                route = route_of(spec, self._contents, self._open, self._path)
+                routes[spec.spelled] = spec.path, route
         for path in requested:
             if path in self._datasets:
                 routes.setdefault(path, (path, None))
@@ -269,9 +246,8 @@ class Fields:
     ) -> FieldColumn | None:
         if path in self._members:
             table, names = self._members[path]
-            rows = self._new_rows(table, whole_file=True) if whole_file else self._open(table)
-            base = self._tables.setdefault(table, Fixed(rows, table, {}))
-            return Member(base, names, name, {})
+            rows = self._new_rows(table, whole=True) if whole_file else self._open(table)
+            return Member(rows, names, name)
         dataset, stored_type = self._contents.open(path), self._datasets[path]
         if route is not None:
             own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
@@ -283,8 +259,9 @@ class Fields:
         attrs = self._attributes(path, dataset)
         if stored_type.vlen:
             return self._sequences(path, attrs, whole_file)
-        rows = self._new_rows(path, whole_file=True) if whole_file else self._open(path)
-        return Fixed(rows, name, attrs)
+        rows = self._new_rows(path, whole=whole_file)
+        rows.field = replace(rows.field, name=name, attrs=attrs)
+        return rows
 
     def _open(self, path: str) -> Rows:
         """Return the rows of a dataset, which fields and tables share."""
@@ -292,21 +269,17 @@ class Fields:
             self._rows[path] = self._new_rows(path)
         return self._rows[path]
 
-    def _new_rows(self, path: str, *, whole_file: bool = False) -> Rows:
-        dataset, stored_type = self._contents.open(path), self._datasets[path]
-        return Rows(
-            dataset, stored_type, self._disk, f"{self._path}, field {path}", whole=whole_file
-        )
-
-    def _sequences(self, path: str, attrs: Attrs, whole_file: bool) -> Sequences:
-        dataset, stored_type = self._contents.open(path), self._datasets[path]
+    def _new_rows(self, path: str, *, whole: bool = False) -> Rows:
         where = f"{self._path}, field {path}"
-        return Sequences(
-            dataset, stored_type, self._disk, self._heaps, where, attrs, whole=whole_file
-        )
+        return Rows(self._contents.open(path), self._datasets[path], self._disk, where, whole)
+
+    def _sequences(self, path: str, attrs: Attrs, whole: bool) -> Sequences:
+        dataset, where = self._contents.open(path), f"{self._path}, field {path}"
+        stored_type = self._datasets[path]
+        return Sequences(dataset, stored_type, self._disk, self._heaps, where, attrs, whole)
 
     def _attributes(self, path: str, item: Any) -> Attrs:
-        attrs, lost = read_attributes(item, self._sound)
+        attrs, lost = read_attributes(item, self._heaps.sound)
         own = bookkeeping(attrs)
         attrs = {name: value for name, value in attrs.items() if name not in own}
         lost = [name for name in lost if name not in own]
@@ -315,37 +288,10 @@ class Fields:
         if lost:
             self.notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
         attrs |= self._stated.attrs.get(path, {}) if path in self._datasets else {}
-        attribute, other = self._stated.names.get(path, ("", ""))
-        if other:
-            values = self._names(other)
-            if values is None:
-                self.notes.append(f"left out {other}: too many or no {attribute} for an attribute")
-            else:
-                attrs[attribute] = values
         return attrs
 
     def _read_attributes(self, path: str) -> Attrs:
-        return read_attributes(self._contents.open(path), self._sound)[0]
-
-    def _names(self, path: str) -> Array | None:
-        """Return the values of a small dataset of one axis, texts as ``U``; None if it is not."""
-        stored_type = self._datasets.get(path)
-        if (
-            stored_type is None
-            or len(stored_type.shape) != 1
-            or not 0 < stored_type.shape[0] <= _MOST_NAMES
-        ):
-            return None
-        if not stored_type.vlen:
-            names = self._open(path).read(0, stored_type.shape[0])
-            if names.dtype.kind != "S":
-                return names
-            return np.array([bytes(v).decode("utf-8", "replace") for v in names])
-        if stored_type.kind != "str":
-            return None
-        column = self._sequences(path, {}, False)
-        texts = fetch({"": column.begin(0, stored_type.shape[0], None, "")}, None)[""]
-        return np.array([*texts])
+        return read_attributes(self._contents.open(path), self._heaps.sound)[0]
 
     # --- what does not fit ---
 
@@ -370,42 +316,21 @@ class Fields:
         return FormatError("no dataset can be a field", where=self._path, found=notes)
 
     def _note_losses(self) -> None:
-        """Note the group attributes and the names of enum members around the chosen fields."""
-        enums, around = [], set[str]()
-        tables = {
-            self._members[c.field.name][0]
-            for c, _ in self.columns.values()
-            if isinstance(c, Member)
-        }
-        if lost := sorted(tables & self._contents.attributed):
-            self.notes.append(f"attributes of {samples.listed(lost)} are not kept")
-        with hdf5_errors(self._path, "the fields cannot be described"):
-            for name, (column, _) in self.columns.items():
-                if not isinstance(column, Given) and has_enum(column.dataset.dtype):
-                    enums.append(name)
-                parts = str(column.dataset.name).strip("/").split("/")
-                around.update("/".join(parts[:k]) for k in range(1, len(parts)))
-            groups = [
-                path
-                for path, attributes in self._contents.groups.items()
-                if path
-                and path not in self._read
-                and (path in around or not self._specs)
-                and KIND_ATTRIBUTE not in attributes  # those are the field's attributes
-                and has_attributes(attributes)
-                and self._says_more(path, attributes)
-            ]
-        if groups:
-            several = "group" if len(groups) == 1 else "groups"
-            self.notes.append(f"attributes of {several} {samples.listed(groups)} are not kept")
+        """Note the attributes of groups and tables, and the names of enum members."""
+        import h5py
+
+        tables = {self._members[n][0] for n in self.columns if n in self._members}
+        owners = sorted(tables & self._contents.attributed)
+        for path, names in self._contents.groups.items():
+            known = path in ("", *self._read) or KIND_ATTRIBUTE in names or "CLASS" in names
+            if not known and has_attributes(names):
+                owners.append(path)
+        if owners:
+            self.notes.append(f"attributes of {samples.listed(owners)} are not kept")
+        datasets = {n: c.dataset for n, (c, _) in self.columns.items() if c.dataset is not None}
+        enums = [n for n, d in datasets.items() if h5py.check_enum_dtype(d.dtype)]
         if enums:
             self.notes.append(f"enum names of {samples.listed(enums)} are not kept")
-
-    def _says_more(self, path: str, attributes: Sequence[str]) -> bool:
-        """Whether a group has attributes other than those of a library's own."""
-        if "CLASS" not in attributes:
-            return True
-        return not bookkeeping(self._read_attributes(path)).issuperset(attributes)
 
     def _refuse_what_is_stated(self) -> None:
         if self._stated.refused and self._mode == "auto" and not self._specs and not self._own:
@@ -441,7 +366,7 @@ class Fields:
             def part(i: int, paths: list[str] = paths) -> FieldColumn:
                 if self._datasets[paths[i]].vlen:
                     return self._sequences(paths[i], {}, True)
-                return Fixed(self._new_rows(paths[i], whole_file=True), paths[i], {})
+                return self._new_rows(paths[i], whole=True)
 
             attrs = self._attributes(paths[0], self._contents.open(paths[0]))
             name = self._named(group_samples, part_of or structure.VALUES, part_of)
@@ -468,7 +393,6 @@ class Fields:
     ) -> dict[str, FieldColumn]:
         """Return the fields that are attributes of the samples' groups, and their names."""
         columns: dict[str, FieldColumn] = {}
-        first = self._contents.open(group_samples.groups[0])
         if "" not in group_samples.members and any(
             self._contents.groups[g] for g in group_samples.groups
         ):
@@ -480,7 +404,7 @@ class Fields:
                     lost.append(attribute)
                     continue
                 field = replace(field, name=name)
-                columns[name] = Given(column, field, first, "attributes of the samples' groups")
+                columns[name] = Given(column, field, "attributes of groups")
             if lost:
                 self.notes.append(
                     f"left out attributes of the samples' groups: {samples.listed(lost)}"
@@ -488,7 +412,7 @@ class Fields:
         if self._keys_as is not None:
             field = Field.opaque(self._keys_as, "str")
             names = Ragged.pack(group_samples.names, field)
-            columns[field.name] = Given(names, field, first, "the names of the samples' groups")
+            columns[field.name] = Given(names, field, "the names of groups")
         elif not group_samples.counting:
             self.notes.append(
                 f"names such as {group_samples.names[0]} do more than count, and are left out "
@@ -516,9 +440,6 @@ class Fields:
                 array = np.array(column)
                 fields[name] = Field(name, array.dtype, array.shape[1:]), array
         return fields, sorted(names - fields.keys())
-
-
-_MOST_NAMES = 4096
 
 
 def _of_netcdf(value: Any) -> Any:

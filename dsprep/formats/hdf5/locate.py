@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.filters import decode
-from dsprep.core.schema import Ints, has_padding
+from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Grid
@@ -127,12 +127,8 @@ def grid_of(dataset: Any) -> tuple[int, ...]:
     return tuple(-(-int(n) // int(c)) for n, c in zip(dataset.shape, dataset.chunks, strict=True))
 
 
-def chunk_table(
-    dataset: Any, file_nbytes: int, progress: Callable[[int], None] | None = None
-) -> NDArray[Any] | None:
+def chunk_table(dataset: Any, file_nbytes: int) -> NDArray[Any] | None:
     """Return where the chunks of a dataset are.
-
-    `progress` is called now and then with the number of chunks found since the last time.
 
     Returns
     -------
@@ -163,8 +159,6 @@ def chunk_table(
         if pending:
             stored, entered = _enter(pending, table, shape, grid, where)
             listed, noted = listed + stored, noted + entered
-            if progress is not None:
-                progress(len(pending))
             pending.clear()
 
     def note(chunk: Any) -> None:
@@ -219,45 +213,10 @@ def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
 
     Releases of HDF5 count wrongly through the index that datasets of its latest format have when
     one axis is unlimited and it is not the first one: axes before that stay at 0, and places along
-    it are skipped if those axes may have more than one chunk.
+    it are skipped.
     """
-    unlimited = [axis for axis, limit in enumerate(dataset.maxshape) if limit is None]
-    if len(unlimited) != 1:
-        return False
-    before = slice(unlimited[0])
-    limit = zip(dataset.maxshape[before], dataset.chunks[before], strict=True)
-    if all(n <= c for n, c in limit):
-        return False
-    stored = table["address"] >= 0
-    return not bool(stored.all() or stored[math.prod(grid_of(dataset)[unlimited[0] :]) :].any())
-
-
-def unfiltered_edges(
-    dataset: Any, table: NDArray[Any], nbytes: int, file: Handle, fill: Callable[..., bytes]
-) -> Ints:
-    """Return the numbers of chunks that stick out of a filtered dataset and are not filtered.
-
-    That is an option of the dataset (``H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS``) which neither h5py
-    nor the chunk's own mask states. It is ruled out where one of these chunks has another size
-    than its content, which is `nbytes`, or other bytes than the values that the library reads.
-    """
-    sticks_out = np.zeros(grid_of(dataset), bool)
-    for axis, (n, c) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
-        np.moveaxis(sticks_out, axis, 0)[-1] |= n % c != 0
-    numbers = np.flatnonzero(sticks_out.reshape(-1) & (table["address"] >= 0))
-    edges, itemsize = table[numbers], nbytes // math.prod(dataset.chunks)
-    if ((edges["nbytes"] != nbytes) | (edges["mask"] != 0)).any():
-        return numbers[:0]
-    if len(numbers) and (fill is not _fill or has_padding(dataset.dtype)):
-        raise Unlocated("chunks at its edges may be stored without its filters")
-    for number, address in zip(numbers.tolist(), edges["address"].tolist(), strict=True):
-        corner = _corner(dataset, number)
-        inside = tuple(map(min, dataset.chunks, np.subtract(dataset.shape, corner).tolist()))
-        stored = np.frombuffer(file.pread_exact(nbytes, address), f"V{itemsize}")
-        stored = stored.reshape(dataset.chunks)[tuple(map(slice, inside))]
-        if stored.tobytes() != _by_library(dataset, corner, inside):
-            return numbers[:0]
-    return numbers
+    one = dataset.maxshape.count(None) == 1 and dataset.maxshape[0] is not None
+    return one and bool((table["address"] < 0).any())
 
 
 # --- datasets --------------------------------------------------------------------------------
@@ -275,14 +234,13 @@ def locate_grid(
     dataset: Any,
     file: Handle,
     where: str,
-    progress: Callable[[int], None] | None = None,
     *,
     raw: int | None = None,
 ) -> Grid | None:
     """Return where the rows of an `h5py.Dataset` in `file` are; None if it has no bytes.
 
     With `raw`, elements of so many bytes are wanted as stored, whatever their type is; what was
-    never written is then zero bytes. `progress` is that of `chunk_table`.
+    never written is then zero bytes.
 
     Raises
     ------
@@ -314,44 +272,8 @@ def locate_grid(
         return _contiguous(dataset, shape, itemsize, file, where, raw=raw is not None)
     if layout_class == h5d.CHUNKED:
         fill = _no_items if raw is not None else _fill
-        return _chunked(dataset, shape, itemsize, file, where, progress, fill)
+        return _chunked(dataset, shape, itemsize, file, where, fill)
     raise Unlocated("its layout is unknown")
-
-
-def extended(grid: Grid | None, dataset: Any, shape: tuple[int, ...], fill: bytes) -> Grid:
-    """Return where the rows of a dataset in chunks are that is read as one of a larger `shape`.
-
-    `grid` is from `locate_grid`, `fill` the element that stands for all that is not stored.
-    """
-    from h5py import h5d
-
-    plist = dataset.id.get_create_plist()
-    if plist.get_fill_time() == h5d.FILL_TIME_NEVER or (
-        plist.fill_value_defined() != h5d.FILL_VALUE_USER_DEFINED
-    ):
-        raise Unlocated("chunks at its edges hold another fill value")
-    chunk = tuple(map(int, dataset.chunks))
-    chunks = tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
-    numbers = np.zeros((3, *chunks), np.int64)
-    numbers[0] = -1
-    filters: Filters = ()
-    if grid is not None:
-        stored = tuple(slice(n) for n in grid.chunks)
-        laws = (grid.blocks.offsets, grid.blocks.lengths, grid.masks)
-        for number, law in zip(numbers, laws, strict=True):
-            if law is not None:
-                number[stored] = law.span(0, law.count).reshape(grid.chunks)
-        filters = grid.filters
-    offsets, lengths, masks = (Explicit(n.reshape(-1)) for n in numbers)
-    return Grid(
-        Blocks(offsets, lengths),
-        shape,
-        len(fill),
-        chunk,
-        filters=filters,
-        masks=masks if grid is not None and grid.masks is not None else None,
-        fill=fill,
-    )
 
 
 def _contiguous(
@@ -390,7 +312,6 @@ def _chunked(
     itemsize: int,
     file: Handle,
     where: str,
-    progress: Callable[[int], None] | None,
     fill: Callable[[Any, int, int], bytes],
 ) -> Grid:
     plist = dataset.id.get_create_plist()
@@ -399,7 +320,7 @@ def _chunked(
         raise Unlocated(f"its chunks are encoded by {filters}, which only HDF5 libraries decode")
     chunk = tuple(map(int, dataset.chunks))
     nbytes = math.prod(chunk) * itemsize
-    table = chunk_table(dataset, file.nbytes, progress)
+    table = chunk_table(dataset, file.nbytes)
     if table is None:
         raise Unlocated("the HDF5 library cannot list its chunks")
     _check(table, nbytes if not filters else None, file, where)
@@ -407,7 +328,7 @@ def _chunked(
     if dataset.file.id.get_create_plist().get_userblock() and not _believed(dataset, table, file):
         raise Unlocated("the HDF5 library gives wrong addresses after a user block")
     if filters:
-        table["mask"][unfiltered_edges(dataset, table, nbytes, file, fill)] = 0xFFFFFFFF
+        _check_edges(dataset, table, nbytes, file, filters)
     blocks = Blocks(
         Explicit(np.ascontiguousarray(table["address"])),
         Explicit(table["nbytes"].astype(np.int64)),
@@ -431,6 +352,31 @@ def _check(table: NDArray[Any], nbytes: int | None, file: Handle, where: str) ->
             expected=None if nbytes is None else f"{nbytes} bytes",
             found=f"{int(sizes[i])} bytes in a file of {file.nbytes} bytes",
         )
+
+
+def _check_edges(
+    dataset: Any, table: NDArray[Any], nbytes: int, file: Handle, filters: Filters
+) -> None:
+    """Raise `Unlocated` if chunks that stick out of a filtered dataset may not be filtered.
+
+    That is an option of the dataset (``H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS``) which neither h5py
+    nor the chunk's own mask states. It is ruled out where one of these chunks has another size
+    than its content, which is `nbytes`, or the first one can be decoded.
+    """
+    sticks_out = np.zeros(grid_of(dataset), bool)
+    for axis, (n, c) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
+        np.moveaxis(sticks_out, axis, 0)[-1] |= n % c != 0
+    edges = table[sticks_out.reshape(-1) & (table["address"] >= 0)]
+    if not len(edges) or ((edges["nbytes"] != nbytes) | (edges["mask"] != 0)).any():
+        return
+    data = file.pread_exact(nbytes, int(edges["address"][0]))
+    try:
+        decode(data, filters, 0, nbytes, "")
+        proven = any(f["id"] != "shuffle" for f in filters)
+    except FormatError:
+        proven = False
+    if not proven:
+        raise Unlocated("chunks at its edges may be stored without its filters")
 
 
 def _believed(dataset: Any, table: NDArray[Any], file: Handle) -> bool:

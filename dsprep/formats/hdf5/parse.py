@@ -16,25 +16,17 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Ints, Schema
-from dsprep.core.units import show_nbytes
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype
-from dsprep.formats.hdf5.columns import (
-    FieldColumn,
-    Fixed,
-    Given,
-    Indexed,
-    Member,
-    PerGroup,
-    Sequences,
-)
+from dsprep.formats.hdf5.columns import Given, Indexed, Member, Sequences
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
 from dsprep.formats.hdf5.locate import Unlocated, filter_name
+from dsprep.formats.hdf5.rows import FieldColumn, Rows
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
-from dsprep.layout.model import Column, FileLayout, Part, Records
+from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import PendingRead, fetch
 from dsprep.storage.paths import open_file
 
@@ -106,7 +98,7 @@ class Hdf5Source(Source):
 
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
-        used = {dataset for column, _ in self._columns.values() for dataset in column.datasets()}
+        used = {dataset for column, _ in self._columns.values() for dataset in column.datasets}
         return sum(dataset.resident for dataset in used)
 
     def storage(self) -> dict[str, FieldStorage]:
@@ -118,54 +110,17 @@ class Hdf5Source(Source):
 
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        total, done = sum(column.steps for column, _ in self._columns.values()), 0
-
-        def step(steps: int) -> None:
-            nonlocal done
-            if progress is not None and steps:
-                done = min(total, done + steps)
-                progress(done, total)
-
-        columns: dict[str, Column] = {}
-        given: dict[str, layout.Given] = {}
+        located: dict[str, layout.Column] = {}
         unlocated: dict[str, str] = {}
-        records = self._records(unlocated)
-        for name, (column, field) in self._columns.items():
-            if name in unlocated or (records is not None and name in records.parts):
-                continue
-            where = f"{self.path}, field {name}"
+        for done, (name, (column, field)) in enumerate(self._columns.items(), 1):
             try:
-                if isinstance(column, Given):
-                    given[name] = column.given()
-                    continue
-                with hdf5_errors(where, "the field cannot be located"):
-                    columns[name] = column.locate(field, where, step)
+                with hdf5_errors(f"{self.path}, field {name}", "the field cannot be located"):
+                    located[name] = column.locate(field)
             except Unlocated as reason:
                 unlocated[name] = str(reason)
-        step(total - done)  # chunks that are not stored, or known already, were not stepped over
-        return FileLayout(self._count, records, columns, unlocated, given=given)
-
-    def _records(self, unlocated: dict[str, str]) -> Records | None:
-        """Return where the fields are that are members of the first table that has offsets.
-
-        Those of it that have none are added to `unlocated`, with the reason.
-        """
-        members = {n: c for n, (c, _) in self._columns.items() if isinstance(c, Member)}
-        for chosen in dict.fromkeys(column.base for column in members.values()):
-            of_it = {n: c for n, c in members.items() if c.base is chosen}
-            try:
-                with hdf5_errors(self.path, "the table cannot be located"):
-                    blocks = next(iter(of_it.values())).records()
-            except Unlocated as reason:
-                unlocated |= dict.fromkeys(of_it, str(reason))
-                continue
-            converted = "the HDF5 library converts its type when it reads"
-            unlocated |= {n: converted for n, c in of_it.items() if not c.as_stored()}
-            parts = {
-                n: Part(c.at, c.field.row_nbytes) for n, c in of_it.items() if n not in unlocated
-            }
-            return Records(blocks, parts) if parts else None
-        return None
+            if progress is not None:
+                progress(done, len(self._columns))
+        return FileLayout(self._count, None, located, unlocated)
 
     def close(self) -> None:
         """Close the file."""
@@ -186,45 +141,30 @@ def _storage(column: FieldColumn, count: int) -> FieldStorage:
     if isinstance(column, Given):
         return FieldStorage(storage=column.location, access="in memory, since the file was opened")
     if isinstance(column, Member):
-        rows = _storage(column.base, count)
-        return replace(rows, storage=f"a member of the rows of a table, {rows.storage}")
-    if isinstance(column, Sequences):
-        form = _chunking(column.dataset, "")
-        access = "each sample is in a heap, found through a descriptor of its own: slow at random"
-        words = form.words("descriptors")
-        return FieldStorage(storage=words, codecs=form.codecs, access=access)
-    if isinstance(column, PerGroup):
-        form = _chunking(column.dataset, "")
-        mean = show_nbytes(_mean_nbytes(column, count))
-        return FieldStorage(
-            storage=f"a dataset per sample, {form.words('rows')}",
-            codecs=form.codecs,
-            access=f"a dataset of {mean} in a group of its own is looked up and read",
-        )
-    assert isinstance(column, Fixed | Indexed)  # the others
-    reader = column.rows.reader
-    grid = None if reader is None else reader.column.grid
-    form = _chunking(column.dataset, "the HDF5 library" if grid is None else "")
-    form = replace(form, plain=grid is not None and grid.plain)
-    nbytes: float = column.rows.row_nbytes
-    if isinstance(column, Indexed):
-        nbytes = _mean_nbytes(column, count)
+        table = _storage(column.base, count)
+        return replace(table, storage=f"a member of the rows of a table, {table.storage}")
+    form = _chunking(column.dataset, "")
+    if not isinstance(column, Rows | Indexed):
+        found = "in a heap" if isinstance(column, Sequences) else "a dataset of its own"
+        access = f"each sample is {found}, looked up by itself: slow at random"
+        return FieldStorage(storage=form.words("rows"), codecs=form.codecs, access=access)
+    ragged = isinstance(column, Indexed)
+    rows = column.rows if isinstance(column, Indexed) else column
+    grid = None if rows.reader is None else rows.reader.column.grid
+    library = "the HDF5 library" if grid is None else ""
+    form = replace(form, library=library, plain=grid is not None and grid.plain)
+    nbytes: float = rows.row_nbytes
+    if ragged:  # of a typical sample: in groups, not all rows belong to one
+        sizes = column.sizes(0, min(_SOME, column.count))
+        nbytes = 0 if sizes is None or not len(sizes) else float(sizes.mean())
     return of_array(
         form,
-        nbytes / form.row_nbytes if form.row_nbytes else column.rows.lines,
+        nbytes / form.row_nbytes if form.row_nbytes else rows.lines,
         count,
-        ragged=isinstance(column, Indexed),
+        ragged=ragged,
         stored_nbytes=int(column.dataset.id.get_storage_size()),
         tables=column.route.names if isinstance(column, Indexed) else (),
     )
-
-
-def _mean_nbytes(column: Indexed | PerGroup, count: int) -> float:
-    """Return the bytes of a typical sample; in groups, not all rows belong to one."""
-    if isinstance(column, Indexed) and not column.route.tables[-1].capacity:
-        return column.rows.count * column.rows.row_nbytes / max(1, count)
-    sizes = column.sizes(0, min(_SOME, column.count))
-    return 0 if sizes is None or not len(sizes) else float(sizes.mean())
 
 
 def _chunking(dataset: Any, library: str) -> Chunking:
@@ -249,6 +189,3 @@ def _chunking(dataset: Any, library: str) -> Chunking:
         library=library,
         stored=stored,
     )
-
-
-# --- loading code ----------------------------------------------------------------------------

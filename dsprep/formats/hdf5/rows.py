@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Field, Ints, has_padding, new_array
+from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
-from dsprep.formats.hdf5.datasets import StoredType, check_external, open_sources
-from dsprep.formats.hdf5.dimensions import fill_value
+from dsprep.formats.hdf5.datasets import StoredType, check_sources, sources
 from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
-from dsprep.formats.hdf5.locate import Outside, Unlocated, check_chunks, extended, locate_grid
+from dsprep.formats.hdf5.locate import Outside, Unlocated, check_chunks, locate_grid
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle
@@ -28,48 +31,108 @@ _BEST_RATIO = 1100
 """More than deflate can shrink anything: a larger claim is damage or a fill value."""
 
 
-class Rows:
-    """The rows of one dataset of fixed-width elements; safe to read from several threads.
-
-    With `whole`, all of it is one row. `where` is the file and the field, for messages.
+class FieldColumn(ABC):
+    """A field as the file holds it.
 
     Attributes
     ----------
-    count, inner, row_nbytes
-        The number of rows; the shape and the bytes of one.
-    short
-        Whether it is stored in part, and the rest is its fill value.
+    dataset
+        The `h5py.Dataset` with the values, if one has them; that of the first sample where each
+        has its own.
+    field
+        What the samples are, by the name that they have in the file.
+    count
+        The number of samples.
+    datasets
+        What reading keeps parts of in memory; fields may share them.
+    unlocated
+        Why it has no offsets, if it never has.
+    """
+
+    dataset: Any = None
+    field: Field
+    count: int
+    datasets: Sequence[Any] = ()
+    unlocated: str = ""
+
+    @property
+    def base(self) -> FieldColumn:
+        """The column that is read for this field, which other fields may be parts of too."""
+        return self
+
+    def pick(self, values: Values) -> Values:
+        """Return this field of what was read of `base`."""
+        return values
+
+    @abstractmethod
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
+        """Return what samples ``start <= i < stop`` need from the file.
+
+        Where only reading gives their sizes, or only the library reads them, they are read now.
+        """
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the bytes of each sample, or None where only reading them gives that."""
+        return np.full(stop - start, self.field.row_nbytes, np.int64)
+
+    def locate(self, field: Field) -> Column:
+        """Return where all samples are, as the user asked for them: `field`.
+
+        Raises
+        ------
+        Unlocated
+            If only the library finds them.
+        FormatError
+            If the file is damaged.
+        """
+        raise Unlocated(f"{self.unlocated}; dsprep convert makes it addressable")
+
+
+def fitting(column: Column, count: int, field: Field) -> Column:
+    """Return the column if its rows are samples of the field."""
+    grid = column.grid
+    if grid is not None:
+        per = grid.row_nbytes * (1 if field.ragged else column.lines)
+        fixed = column.first is None
+        if per != field.row_nbytes or (fixed and grid.shape[0] != count * column.lines):
+            raise Unlocated("its rows are stored with another size than its samples have")
+    return column
+
+
+class Rows(FieldColumn):
+    """The rows of one dataset of fixed-width elements, and a field of which each is a sample.
+
+    With `whole`, all of it is one row. `where` is the file and the field, for messages. Safe to
+    read from several threads.
+
+    Attributes
+    ----------
+    row_nbytes
+        The bytes of a row.
     lines
         Rows of the dataset in one row: more than 1 only when `whole`.
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        stored_type: StoredType,
-        file: Handle,
-        where: str,
-        *,
-        whole: bool = False,
+        self, dataset: Any, stored_type: StoredType, file: Handle, where: str, whole: bool = False
     ) -> None:
         self.dataset, self.stored_type, self.where = dataset, stored_type, where
-        self.whole = whole or not stored_type.shape
-        self.dtype = stored_type.carrier.dtype
-        self.count = 1 if self.whole else stored_type.shape[0]
-        self.inner = stored_type.shape if self.whole else stored_type.shape[1:]
-        self.row_nbytes = math.prod(self.inner) * self.dtype.itemsize
+        self.whole, shape = whole or not stored_type.shape, stored_type.shape
+        self.count = 1 if self.whole else shape[0]
+        inner = shape if self.whole else shape[1:]
+        self.field = Field(str(dataset.name).strip("/"), stored_type.dtype, inner)
+        self.row_nbytes, self.datasets = self.field.row_nbytes, [self]
         # A whole dataset is one row for the caller, but on disk as many as its first axis.
-        self.lines = stored_type.shape[0] if whole and stored_type.shape else 1
-        self._file = file
+        self.lines = shape[0] if whole and shape else 1
+        self._file, self._lock = file, threading.RLock()
         self._grid: Grid | str | None = None
         self._reader: ColumnReader | None = None
         self._located = self._opened = False
-        self._lock = threading.RLock()
-        self.short = any(a != b for a, b in zip(stored_type.shape, dataset.shape, strict=False))
         with hdf5_errors(where, "the dataset cannot be read"):
             need_filters(dataset, where)
-            open_sources(dataset, where)
+            self._sources = sources(dataset, where)
             stored = dataset.id.get_storage_size()
+        check_sources(self._sources, where)
         if self.row_nbytes > max(_LARGE, _BEST_RATIO * stored):
             raise FormatError(
                 "the sizes of the dataset cannot be right",
@@ -78,20 +141,18 @@ class Rows:
                 found=f"{self.row_nbytes} bytes per sample",
             )
 
-    def grid(self, progress: Callable[[int], None] | None = None) -> Grid | None:
+    @property
+    def dtype(self) -> Any:
+        """Of the elements."""
+        return self.field.dtype
+
+    def grid(self) -> Grid | None:
         """Return where the dataset is, found when first asked for; see `locate_grid`."""
         with self._lock:
             if not self._located:
                 try:
                     with hdf5_errors(self.where, "the dataset cannot be located"):
-                        self._grid = locate_grid(self.dataset, self._file, self.where, progress)
-                        if self.short:
-                            self._grid = extended(
-                                self._grid,
-                                self.dataset,
-                                self.stored_type.shape,
-                                self.fill().tobytes(),
-                            )
+                        self._grid = locate_grid(self.dataset, self._file, self.where)
                 except Unlocated as reason:
                     self._grid = str(reason)
                 self._located = True
@@ -99,10 +160,12 @@ class Rows:
                 raise Unlocated(self._grid)
             return self._grid
 
-    def stored(self) -> Grid | None:
-        """Return where the rows are, of whatever type, as `locate_grid` with ``raw``."""
-        nbytes = int(self.dataset.id.get_type().get_size())
-        return locate_grid(self.dataset, self._file, self.where, raw=nbytes)
+    @override
+    def locate(self, field: Field) -> Column:
+        grid = self.grid()
+        if grid is None or not field.row_nbytes:
+            return Column(None)
+        return fitting(Column(grid, grid.shape[0] if self.whole else 1), self.count, field)
 
     @property
     def reader(self) -> ColumnReader | None:
@@ -114,8 +177,7 @@ class Rows:
                 except (Unlocated, Outside):
                     grid = None
                 if grid is not None and grid.row_nbytes * self.lines == self.row_nbytes:
-                    field = Field(self.dataset.name.strip("/"), self.dtype, self.inner)
-                    self._reader = ColumnReader(Column(grid), field, self._file.opened)
+                    self._reader = ColumnReader(Column(grid), self.field, self._file.opened)
                 self._opened = True
             return self._reader
 
@@ -129,17 +191,21 @@ class Rows:
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``, shape ``(n, *inner)``."""
-        first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
-        rows: Array = fetch({"": self.begin(first, count, None, "")}, None)[""]  # type: ignore[assignment]
+        rows: Array = fetch({"": self.begin(start, stop, None, "")}, None)[""]  # type: ignore[assignment]
         return rows
 
-    def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> PendingRead:
+    @override
+    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
+        first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
+        return self.begin_rows(first, count, arena, key)
+
+    def begin_rows(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> PendingRead:
         """Return what reading ranges of rows needs from the file.
 
         `first` and `count` have the first row of each range, and how many rows it has; what is read
         is turned into an array of shape ``(sum(count), *inner)``.
         """
-        shape = (int(count.sum()), *self.inner)
+        shape = (int(count.sum()), *self.field.inner)
         if not shape[0] or not self.row_nbytes:
             empty = np.empty(shape, self.dtype)
             return PendingRead(0, [], lambda _: empty)
@@ -160,25 +226,9 @@ class Rows:
             check_text(values, self.where)
             return values
 
-        return PendingRead(pending.nbytes, pending.spans, done)
-
-    def fill(self) -> Array:
-        """Return what elements hold that are not stored, of shape ``()``."""
-        return fill_value(self.dataset, self.dtype)
+        return replace(pending, done=done)
 
     def _by_library(self, out: Array, start: int, stop: int) -> None:
-        if not self.short:
-            self._read_stored(out, start, stop)
-            return
-        out[...] = self.fill()
-        shape = tuple(map(int, self.dataset.shape))
-        stored = (stop - start, *shape) if self.whole else (min(stop, shape[0]) - start, *shape[1:])
-        if min(stored) > 0:
-            part = np.empty(stored, self.dtype)
-            self._read_stored(part, start, stop if self.whole else start + stored[0])
-            out[tuple(map(slice, stored))] = part
-
-    def _read_stored(self, out: Array, start: int, stop: int) -> None:
         from h5py import h5d, h5s, h5t
 
         with hdf5_errors(f"{self.where}, samples {start} to {stop - 1}", "the data cannot be read"):
@@ -202,4 +252,4 @@ class Rows:
             memory = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
             element = h5t.py_create(self.dataset.dtype, logical=True)
             self.dataset.id.read(memory, file_space, out, element)
-            check_external(self.dataset, self.where)
+        check_sources(self._sources, self.where)

@@ -191,31 +191,15 @@ def _differing(member: str, groups: Sequence[str], types: Sequence[StoredType]) 
     if k is None:
         return None
     return (
-        f"{member} is {_show(types[0])} in {groups[0]} and {_show(types[k])} in {groups[k]}: "
-        f"{_difference(types[0], types[k])}, and samples of a field may differ in their first axis "
-        "only"
+        f"{member} is {_show(types[0])} in {groups[0]} and {_show(types[k])} in {groups[k]}, and "
+        "samples of a field may differ in their first axis only"
     )
-
-
-def _difference(one: StoredType, other: StoredType) -> str:
-    if len(one.shape) != len(other.shape):
-        return "they differ in their number of axes"
-    axes = [i for i, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)) if a != b and i]
-    if not axes:
-        return "they differ in their types"
-    sizes = f"{one.shape[axes[0]]} and {other.shape[axes[0]]}"
-    return f"they differ in axis {axes[0]} ({sizes})"
 
 
 def _same_field(stored_type: StoredType) -> tuple[object, ...]:
     """Return what two datasets have in common that are samples of one field."""
-    return (
-        stored_type.carrier,
-        stored_type.kind,
-        stored_type.vlen,
-        len(stored_type.shape),
-        stored_type.shape[1:],
-    )
+    s = stored_type
+    return s.carrier, s.kind, s.vlen, len(s.shape), s.shape[1:]
 
 
 def _show(stored_type: StoredType) -> str:

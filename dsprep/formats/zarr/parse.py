@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Array, Attrs, Batch, Field, Schema
+from dsprep.core.schema import Arena, Attrs, Batch, Field, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats import samples
 from dsprep.formats.base import Source
@@ -57,9 +57,6 @@ FEW_FILES = 64
 
 CHUNK_NAME = re.compile(r"c|(c\.)?\d+(\.\d+)*")
 """The names of chunks, or of the folders that hold them, in all spellings."""
-
-MAX_NAMES = 4096
-"""Names or categories that an attribute may hold."""
 
 PARTS = {"count", "first", "values"}
 
@@ -114,7 +111,7 @@ class ZarrSource(Source):
             raise samples.not_of_samples(name, (*shapes[name].shape, "no axis")[0], axis, self.path)
         else:
             readings = {n: r for n, r in readings.items() if n in axis.names}
-        fields.add_names(readings, notes)
+        fields.add_attributes(readings)
         self._choose(options, readings, from_json(root))
         chosen = [r for _, r in self._columns]
         notes += unkept(nodes.groups, chosen)
@@ -422,37 +419,16 @@ class StoreFields:
             axis = axis or (*reading.arrays[0].meta.axes, "")[0]
         return samples.Sized((reading.count, *reading.field.inner), reading.nbytes, axis)
 
-    def add_names(self, readings: Mapping[str, Reading], notes: list[str]) -> None:
+    def add_attributes(self, readings: Mapping[str, Reading]) -> None:
         """Add to the attributes of fields what is stated elsewhere."""
         for name, reading in readings.items():
-            more = dict(self.stated.attrs.get(name, {}))
-            attribute, other = self.stated.names.get(name, ("", ""))
-            if other:
-                values = _names_in(self._opened.get(other))
-                if values is None:
-                    lost = f"left out {other}: too many or no {attribute} for an attribute"
-                    notes.append(lost)
-                else:
-                    more[attribute] = values
-            if more:
-                reading.field = replace(reading.field, attrs={**reading.field.attrs, **more})
+            more = self.stated.attrs.get(name, {})
+            reading.field = replace(reading.field, attrs={**reading.field.attrs, **more})
 
 
 def _attributes(nodes: Nodes, path: str) -> Attrs:
     meta = nodes.arrays.get(path)
     return from_json(meta.attrs if isinstance(meta, ArrayMeta) else nodes.groups.get(path, {}))
-
-
-def _names_in(array: StoredArray | None) -> Array | None:
-    """Return the values of a small array of one axis, texts as ``U``; None if it is not."""
-    if array is None or len(array.meta.shape) != 1 or not 0 < array.count <= MAX_NAMES:
-        return None
-    if not array.meta.vlen:
-        return array.read(0, array.count)
-    if array.meta.kind != "str":
-        return None
-    texts = Elements("names", array).begin(0, array.count, None).done(np.empty(0, np.uint8))
-    return np.array([*texts])
 
 
 def reading(name: str, array: StoredArray) -> Reading:
