@@ -21,21 +21,17 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import LARGEST, Array, Bytes, DType, decode_dtype, encode_dtype
-from dsprep.errors import FormatError, SchemaError, UnsupportedError
+from dsprep.errors import FormatError, UnsupportedError
 
 MAGIC = b"\x93NUMPY"
 
-MAX_NBYTES = 64 << 10
-"""Bytes of the longest header that is parsed. Those of plain types have 118 bytes."""
+MAX_NBYTES = 10_000
+"""Bytes of the longest header that is parsed, as by NumPy. Those of plain types have 118 bytes."""
 
 MAX_AXES = 32
 """Axes of an array, at most."""
 
 _FIRST = 4096
-_STRING = r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\""
-_NUMBER = r"[0-9]{1,20}+(?![0-9])"  # of 64 bits at most
-_LITERAL = re.compile(rf"(?:{_STRING}|{_NUMBER}L?|True|False|[ \n{{}}()\[\],:])*+")
-_LONG = re.compile(rf"({_STRING})|({_NUMBER})L")
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ def parse(read: Callable[[int], bytes], where: object) -> Header:
         raise FormatError(
             "the header is cut off", where=where, expected=f"{begin} bytes", found=len(head)
         )
-    return _header(_values(head[8 + width : begin], version[0], where), begin, where)
+    return _header(head[:begin], where)
 
 
 def check_size(header: Header, nbytes: int, where: object) -> None:
@@ -133,59 +129,16 @@ def array_in(data: Bytes, where: object) -> Array:
     return np.ndarray(header.shape, header.dtype, data, header.begin, order=order)
 
 
-def _values(text: bytes, version: int, where: object) -> dict[str, Any]:
-    """Return the dictionary that a header spells."""
+def _header(head: bytes, where: object) -> Header:
     try:
-        values = _evaluate(text, "utf-8" if version == 3 else "latin-1")
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise _damaged(where, text) from error
-    if not isinstance(values, dict) or set(values) != {"descr", "fortran_order", "shape"}:
-        raise _damaged(where, text)
-    return values
-
-
-@lru_cache(64)  # the members of an archive mostly have the same few
-def _evaluate(text: bytes, encoding: str) -> Any:
-    words = text.decode(encoding)
-    if _LITERAL.fullmatch(words) is None:
-        raise ValueError("it is not a literal")
-    return ast.literal_eval(_LONG.sub(lambda m: m[1] or m[2], words).strip())
-
-
-def _damaged(where: object, content: object) -> FormatError:
-    return FormatError(
-        "the header is damaged",
-        where=where,
-        expected="a dictionary of descr, fortran_order and shape",
-        found=repr(content)[:80],
-    )
-
-
-def _header(values: dict[str, Any], begin: int, where: object) -> Header:
-    shape, fortran = values["shape"], values["fortran_order"]
-    if not isinstance(shape, tuple) or not all(type(n) is int for n in shape):
-        raise _damaged(where, shape)
-    if not isinstance(fortran, bool):
-        raise _damaged(where, fortran)
-    columns = fortran and sum(n > 1 for n in shape) > 1 and 0 not in shape
-    header = Header(_dtype(values["descr"], where), shape, begin, columns)
-    if len(shape) > MAX_AXES:
-        raise UnsupportedError(
-            "the array has too many axes", where=where, expected=f"<= {MAX_AXES}", found=len(shape)
-        )
-    if header.nbytes >= LARGEST or max(shape, default=0) >= LARGEST:
-        raise FormatError("no array has this shape", where=where, found=repr(shape)[:80])
-    return header
-
-
-def _dtype(descr: Any, where: object) -> DType:
-    """Return the type that ``descr`` means, without the titles of members."""
-    if not isinstance(descr, str | list):
-        raise _damaged(where, descr)
-    try:
-        dtype = np.lib.format.descr_to_dtype(descr)  # type: ignore[arg-type]
+        shape, fortran, dtype = _evaluate(head)
     except Exception as error:  # numpy raises any of a dozen, a SystemError among them
-        raise _damaged(where, descr) from error
+        raise FormatError(
+            "the header is damaged",
+            where=where,
+            expected="a dictionary of descr, fortran_order and shape",
+            found=repr(head[10:])[:80],
+        ) from error
     if dtype.hasobject:
         raise UnsupportedError(
             "the array holds Python objects, and nothing is unpickled",
@@ -195,7 +148,29 @@ def _dtype(descr: Any, where: object) -> DType:
         )
     if dtype.itemsize == 0 or dtype.subdtype is not None:
         raise UnsupportedError(f"the values, of type {dtype}, have no width", where=where)
+    if len(shape) > MAX_AXES:
+        raise UnsupportedError(
+            "the array has too many axes", where=where, expected=f"<= {MAX_AXES}", found=len(shape)
+        )
+    columns = fortran and sum(n > 1 for n in shape) > 1 and 0 not in shape
+    header = Header(dtype, shape, len(head), columns)
+    if header.nbytes >= LARGEST or not all(0 <= n < LARGEST for n in shape):
+        raise FormatError("no array has this shape", where=where, found=repr(shape)[:80])
+    return header
+
+
+@lru_cache(64)  # the members of an archive mostly have the same few
+def _evaluate(head: bytes) -> tuple[tuple[int, ...], bool, DType]:
+    """Return shape, order and type, which is without the titles of members."""
+    text = head[10 if head[6] == 1 else 12 :].decode("utf-8" if head[6] == 3 else "latin-1")
     try:
-        return decode_dtype(encode_dtype(dtype))
-    except SchemaError as error:
-        raise _damaged(where, descr) from error
+        values = ast.literal_eval(text.strip())
+    except SyntaxError:  # Python 2 wrote 10L
+        values = ast.literal_eval(re.sub(r"(?<=[(, ])(\d+)L(?=[,)])", r"\1", text).strip())
+    shape, fortran, descr = values.pop("shape"), values.pop("fortran_order"), values.pop("descr")
+    if values or type(fortran) is not bool or not isinstance(descr, str | list):
+        raise ValueError("other values")
+    if type(shape) is not tuple or any(type(n) is not int for n in shape):
+        raise ValueError("other values")
+    dtype = np.lib.format.descr_to_dtype(descr)  # type: ignore[arg-type]
+    return shape, fortran, dtype if dtype.hasobject else decode_dtype(encode_dtype(dtype))

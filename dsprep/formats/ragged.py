@@ -267,12 +267,19 @@ def _find_in(paths: Sequence[str], tree: Tree, open_rows: Open, ragged_rows: Rag
         elif targets:
             refused.append((label, {*targets, *([label] if edges else [])}, "has gaps or overlaps"))
     edged = [c for c in tables if c.table.form != "counts"]
+    nested: set[str] = set()
     for outer, inner in product(edged, edged):
         counted = outer is not inner and inner.table.rows == outer.table.total()
-        if counted and (inner.table.rows != outer.table.rows or not outer.targets):
+        unequal = inner.table.rows != outer.table.rows or not outer.targets
+        if counted and (unequal or inner.name in outer.targets):
+            nested.add(inner.name)
             reason = "counts lists in lists (--field NAME=VALUES@OUTER@INNER joins those of each)"
             refused.append((inner.name, {inner.name, outer.name, *inner.targets}, reason))
-            tables = [c for c in tables if c is not inner and (c is not outer or c.targets)]
+    tables = [
+        replace(c, targets=tuple(t for t in c.targets if t not in nested))
+        for c in tables
+        if c.name not in nested
+    ]
     _reach([c for c in tables if c.targets], ragged_rows)
     for label, owned, reason in refused:
         lost = sorted(owned - ragged_rows.used - ragged_rows.routes.keys())
@@ -313,7 +320,7 @@ def _reach(tables: Sequence[_Candidate], ragged_rows: RaggedRows) -> None:
     }
     reached = {b.name for inner in children.values() for b in inner}
     roots = [c for c in tables if c.name not in reached] or [*tables[:1]]
-    ways = {root.name: (root,) for root in roots}
+    ways: dict[str, tuple[_Candidate, ...]] = {root.name: (root,) for root in roots}
     for _ in range(_DEEPEST):
         for way in [*ways.values()]:
             for c in children[way[-1].name]:

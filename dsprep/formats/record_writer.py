@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -88,6 +89,10 @@ class RecordWriter(Writer):
         for part in report["sums"]:
             self.sums.add(*part)
 
+    def sum_of(self, group: int, begin: int, end: int) -> int | None:
+        """Return the sum of a group, from its begin to its end, if this process wrote all of it."""
+        return self.sums.of(group, begin, end)
+
     @abstractmethod
     def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
         """Return where the groups begin and end in the finished file: int64, ``(groups,)`` each.
@@ -100,21 +105,36 @@ class RecordWriter(Writer):
 
         What an earlier run has written is read back for its sums.
         """
-        grouping = self.grouping
-        if grouping is None:
+        if self.grouping is None:
             return None
-        with closing(open_file(self.path)) as file, ThreadPoolExecutor(THREADS) as pool:
-            begins, ends = self.group_ranges(file, grouping.edges)
+        with closing(open_file(self.path)) as file:
+            begins, ends = self.group_ranges(file, self.grouping.edges)
+            return stored_groups(file, self.grouping, begins, ends, self.sum_of, self.inside)
 
-            def one(group: int) -> int:
-                begin, end = int(begins[group]), int(ends[group])
-                known = self.sums.of(group, begin, end)
-                return read_crc32c(file, begin, end) if known is None else known
 
-            sums = np.fromiter(pool.map(one, range(grouping.count)), np.int64, grouping.count)
-        return Groups(
-            max(1, grouping.samples),
-            Blocks(Explicit(begins), Explicit(ends - begins), self.inside),
-            Explicit(sums),
-            None if grouping.even else Explicit(grouping.edges[:-1].copy()),
-        )
+def stored_groups(
+    file: Handle,
+    grouping: Grouping,
+    begins: Ints,
+    ends: Ints,
+    sum_of: Callable[[int, int, int], int | None],
+    inside: str = "",
+) -> Groups:
+    """Return where groups are stored, and their sums: read from `file` where `sum_of` has none.
+
+    `inside` is the path of the file below that of the dataset.
+    """
+
+    def one(group: int) -> int:
+        begin, end = int(begins[group]), int(ends[group])
+        known = sum_of(group, begin, end)
+        return read_crc32c(file, begin, end) if known is None else known
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        sums = np.fromiter(pool.map(one, range(grouping.count)), np.int64, grouping.count)
+    return Groups(
+        max(1, grouping.samples),
+        Blocks(Explicit(begins), Explicit(ends - begins), inside),
+        Explicit(sums),
+        None if grouping.even else Explicit(grouping.edges[:-1].copy()),
+    )

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -219,14 +220,16 @@ class Sums:
                 joined.append((group, offset, nbytes, crc))
         return joined
 
-    def of(self, group: int, begin: int, end: int) -> int | None:
-        """Return the sum of ``begin .. end``, or None if no parts are exactly that."""
-        at, total = begin, 0
-        for offset, nbytes, crc in sorted(self._parts.get(group, ())):
-            if offset + nbytes <= begin or offset >= end:
-                continue
-            if offset != at:
-                return None
-            total = combine(total, crc, nbytes) if at > begin else crc
-            at += nbytes
-        return total if at == end else None
+    def of(self, group: int, begin: int, end: int, used: int | None = None) -> int | None:
+        """Return the sum of ``begin .. end``, or None if no parts are exactly that.
+
+        With `used`, the parts are so many bytes, and what is between them is zero.
+        """
+        parts = [
+            p for p in sorted(self._parts.get(group, ())) if begin < p[0] + p[1] and p[0] < end
+        ]
+        edges = [(begin, 0, 0), *parts, (end, 0, 0)]
+        apart = all(a[0] + a[1] <= b[0] for a, b in pairwise(edges))
+        if not apart or sum(n for _, n, _ in parts) != (end - begin if used is None else used):
+            return None
+        return CRC32C.joined(((at - begin, n, crc) for at, n, crc in parts), end - begin)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -232,60 +231,6 @@ def test_what_cannot_be_a_field(tmp_path):
         opened(tmp_path / "none.bp")
 
 
-def graphs(path, labels=("trainset",)):
-    """Write graphs as HydraGNN does: for each set arrays, and which rows are those of a sample."""
-    rng = np.random.default_rng(9)
-    known = {}
-    with Bp(path) as bp:
-        for _ in bp.steps(1):
-            for label in labels:
-                known[label] = [
-                    {"x": rng.random((n, 4)), "edge_index": rng.integers(0, 9, (2, 3 * n))}
-                    for n in rng.integers(0, 9, 11).tolist()
-                ]
-                bp.io.define_attribute(f"{label}/ndata", np.array(11))
-                for key in ("x", "edge_index"):
-                    axis, name = int(key == "edge_index"), f"{label}/{key}"
-                    arrays = [s[key] for s in known[label]]
-                    count = np.array([a.shape[axis] for a in arrays])
-                    bp.io.define_attribute(f"{name}/variable_dim", np.array(axis))
-                    bp.array(name, np.concatenate(arrays, axis), 2, axis)
-                    bp.array(f"{name}/variable_count", count, 2)
-                    bp.array(f"{name}/variable_offset", np.cumsum(count) - count, 2)
-    return known
-
-
-def test_graphs(tmp_path):
-    path = tmp_path / "g.bp"
-    known = graphs(path)["trainset"]
-    found = read(path)
-    assert [set(sample) for sample in found] == [{"trainset/x"}] * 11
-    for sample, expected in zip(found, known, strict=True):
-        np.testing.assert_array_equal(sample["trainset/x"], expected["x"])
-    with opened(path) as source:
-        assert any("edge_index" in note for note in source.notes)
-        assert source.schema.attrs["trainset/ndata"] == 11
-    shutil.rmtree(path)
-    known = graphs(path, ("trainset", "valset"))
-    with pytest.raises(AmbiguousError) as caught:
-        opened(path)
-    ways = ["--field trainset/x", "--field valset/x"]
-    assert list(caught.value.readings) == [(way, "11 samples") for way in ways]
-    for sample, expected in zip(read(path, "x=valset/x"), known["valset"], strict=True):
-        np.testing.assert_array_equal(sample["x"], expected["x"])
-
-
-def test_damaged_index(tmp_path):
-    with Bp(tmp_path / "g.bp") as bp:
-        for _ in bp.steps(1):
-            bp.io.define_attribute("t/x/variable_dim", np.array(0))
-            bp.array("t/x", np.zeros((10, 2)))
-            bp.array("t/x/variable_count", np.array([4, 4, 4]))
-            bp.array("t/x/variable_offset", np.array([0, 4, 8]))
-    with pytest.raises(FormatError, match="t/x/variable_offset"):
-        opened(tmp_path / "g.bp")
-
-
 # --- damage ----------------------------------------------------------------------------------
 
 
@@ -304,7 +249,9 @@ def test_damage_is_an_error(tmp_path, file, monkeypatch):
 
 
 def test_without_the_library(tmp_path, monkeypatch):
-    graphs(tmp_path / "g.bp")
+    with Bp(tmp_path / "g.bp") as bp:
+        for i in bp.steps(1):
+            bp.put("x", i)
     monkeypatch.setattr(adios_source, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"dsprep\[adios2\]"):
         opened(tmp_path / "g.bp")

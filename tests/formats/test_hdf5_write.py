@@ -18,7 +18,7 @@ from hdf5_files import HDF5
 from support import assert_same_batch, random_batch, raw, schemas, take, write_batch
 
 from dsprep.core.groups import Grouping, Samples, even
-from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.hdf5 import create
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
@@ -461,11 +461,6 @@ def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path):
         values = file["jpeg/values"]
         assert [values[a : a + n].tobytes() for a, n in zip(first, count, strict=True)] == items
         assert values.chunks == (5001,)
-    specs = ("jpeg=jpeg/values@jpeg/first,jpeg/count:uint8[None]",)
-    with HDF5.open(
-        tmp_path / "a", OpenOptions(fields=tuple(map(FieldSpec.parse, specs))), None
-    ) as source:
-        assert source.read(1, 6)["jpeg"][3].tobytes() == items[4]
 
 
 def test_a_run_that_continues_from_nothing_is_refused(tmp_path):

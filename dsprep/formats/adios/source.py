@@ -10,7 +10,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import pairwise
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +33,6 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
 from dsprep.storage.marks import Mark
-
-COUNT, FIRST, AXIS = "/variable_count", "/variable_offset", "/variable_dim"
-"""What HydraGNN calls the arrays that give each sample its rows of an array, and the attribute
-that says along which axis."""
 
 WAIT = 60.0
 """Seconds without an answer after which a file is taken to be cut or damaged."""
@@ -136,10 +131,7 @@ class AdiosSource(Source):
         for name in requested:
             if name not in variables:
                 raise missing_field(name, variables, self.path)
-            problem = variables[name]["problem"]
-            if options.sample_axis == "auto" and attrs.get(name + AXIS, 0) != 0:
-                problem = f"its samples are along axis {attrs[name + AXIS]}"
-            if problem:
+            if problem := variables[name]["problem"]:
                 raise UnsupportedError(f"{name} is not a field: {problem}", where=self.path)
         usable = {n: variables[n] for n in requested or variables if not variables[n]["problem"]}
         notes = [f"left out {n}: {v['problem']}" for n, v in variables.items() if v["problem"]]
@@ -147,13 +139,7 @@ class AdiosSource(Source):
             found = "; ".join(notes) or "no steps"
             raise FormatError("no variable can be a field", where=self.path, found=found)
         _check_nbytes(usable, self.path, self._mark.status.nbytes)
-        graphs = [n for n in usable if attrs.get(n + AXIS) == 0]
-        if graphs and options.sample_axis == "auto" and set(requested) <= {*graphs}:
-            columns = self._graphs(graphs, variables)
-            if left := [n for n in usable if n not in {c.variable for c in columns}]:
-                notes.append(f"left out {samples.listed(left)}: {FIRST[1:]} gives it no rows")
-        else:
-            columns = self._columns(steps, usable, options, notes)
+        columns = self._columns(steps, usable, options, notes)
         fields = {c.variable: replace(c.field, attrs=_own(c.variable, attrs)) for c in columns}
         by_name = {c.variable: c for c in columns}
         self._chosen = [by_name[n]._replace(field=f) for n, f in wanted(options.fields, fields)]
@@ -195,39 +181,6 @@ class AdiosSource(Source):
             return [_Column(n, _row(n, usable[n])) for n in axis.names]
         return [_by_step(n, usable[n], rows.get(n)) for n in axis.names]
 
-    def _graphs(self, names: list[str], variables: Mapping[str, Any]) -> list[_Column]:
-        """Return the fields of one set of graphs, as HydraGNN writes them."""
-        sets: dict[tuple[str, int], dict[str, tuple[Ints, Ints]]] = {}
-        for name in names:
-            count, first = (self._integers(name + word, variables) for word in (COUNT, FIRST))
-            sets.setdefault((name.rpartition("/")[0], len(first)), {})[name] = first, count
-        if len(sets) > 1:
-            readings = [
-                (f"--field {' --field '.join(fields)}", f"{count} samples")
-                for (_, count), fields in sets.items()
-            ]
-            reason = "the dataset holds several sets of samples"
-            raise AmbiguousError(reason, readings, where=self.path, fix="some of these fields")
-        columns = []
-        for name, (first, count) in next(iter(sets.values())).items():
-            total = sum(variables[name]["rows"])
-            bad = (first < 0) | (count < 0) | (count > total) | (first > total - count)
-            if len(first) != len(count) or bad.any():
-                found = f"rows {first.max(initial=0)} and {count.max(initial=0)} more"
-                raise FormatError(f"{name + FIRST} leaves {name}", where=self.path, found=found)
-            field = _row(name, variables[name])
-            columns.append(_Column(name, replace(field, shape=(None, *field.shape)), first, count))
-        self._count = len(first)
-        return columns
-
-    def _integers(self, name: str, variables: Mapping[str, Any]) -> Ints:
-        table = variables.get(name) or {}
-        if not table.get("rows") or table["inner"] or np.dtype(table["type"]).kind not in "iu":
-            raise FormatError(f"{name} is not a list of integers", where=self.path)
-        values = np.empty(sum(table["rows"]), table["type"])
-        self._library.answer(name, 0, len(values), into=values)
-        return values.astype(np.int64)
-
     # --- reading ---
 
     def __len__(self) -> int:
@@ -249,16 +202,13 @@ class AdiosSource(Source):
             if out.size:
                 self._library.answer(name, start, stop, into=out)
             return out
-        first, rows = column.first[start:stop], column.rows[start:stop]
+        rows = column.rows[start:stop]
         offsets = np.concatenate([[0], np.cumsum(rows)])
-        inner = field.inner if field.ragged else field.inner[1:]
+        inner: Any = field.shape[1:]
         out = np.empty((int(offsets[-1]), *inner), field.dtype)
-        breaks = np.flatnonzero(first[1:] != first[:-1] + rows[:-1]) + 1
-        for a, b in pairwise([0, *breaks.tolist(), len(first)]):
-            part = out[offsets[a] : offsets[b]]
-            if part.size:
-                row = int(first[a])
-                self._library.answer(name, row, row + len(part), into=part)
+        if out.size:
+            row = int(column.first[start])
+            self._library.answer(name, row, row + len(out), into=out)
         if field.ragged:
             return Ragged(out, offsets)
         return out.reshape(stop - start, *field.shape)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -111,11 +110,6 @@ def import_plugins() -> bool:
     return bool(hdf5plugin.__name__)
 
 
-LOCKED = (0.05, 0.15, 0.8, 1.0)
-"""Seconds before each further try to open a file that is locked: a file system over FUSE releases
-locks some time after the file was closed."""
-
-
 STREAM_NBYTES = 64 << 10
 """Bytes that are read at a time of files that the library has no path of."""
 
@@ -130,22 +124,18 @@ def open_hdf5(path: Path) -> Any:
 
     if isinstance(path, StorePath):
         return h5py.File(stream(open_file(path), STREAM_NBYTES), "r", rdcc_nbytes=_CHUNK_CACHE)
-    for pause in (*LOCKED, None):
-        try:
-            return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)
-        except BlockingIOError as error:
-            if pause is None:
-                raise FormatError(
-                    "another program has the file open for writing",
-                    where=path,
-                    fix="wait for it, or set HDF5_USE_FILE_LOCKING=FALSE if it is gone",
-                ) from error
-            time.sleep(pause)
-        except OSError as error:
-            if "lock" not in str(error):
-                raise
-            break
-    return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
+    try:
+        return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)
+    except BlockingIOError as error:
+        raise FormatError(
+            "another program has the file open for writing",
+            where=path,
+            fix="wait for it, or set HDF5_USE_FILE_LOCKING=FALSE if it is gone",
+        ) from error
+    except OSError as error:
+        if "lock" not in str(error):
+            raise
+        return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
 
 
 # --- the superblock ---------------------------------------------------------------------------

@@ -5,12 +5,14 @@ Specification). The library walks a collection without looking whether it advanc
 wrong byte can keep it busy for ever while it holds Python's lock, and it copies an object before it
 compares its size with what was asked for. So the values of datasets are fetched by plain reads, and
 those of attributes, which the library reads, are looked at first: their descriptors are in the
-object's header (sections IV.A, "Object Headers", and IV.A.2.m, "Attribute Message").
+object's header, or, where it has many attributes, in the blocks of its fractal heap (sections IV.A,
+"Object Headers", IV.A.2.m, "Attribute Message", and III.G, "Fractal Heap").
 """
 
 from __future__ import annotations
 
 import math
+import re
 import struct
 import threading
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ _REMEMBERED = 32
 _OVERLAP = 4
 """How many collections a byte may belong to: files may contain files, but not without end."""
 
-_ATTRIBUTE, _CONTINUATION, _SHARED = 0x0C, 0x10, 2
+_ATTRIBUTE, _CONTINUATION, _APART, _SHARED = 0x0C, 0x10, 0x15, 2
 _MOST = 16 << 20
 """Bytes of an object's headers; where there are more, nothing is found."""
 
@@ -188,10 +190,7 @@ class Heaps:
     # --- attributes ---
 
     def sound(self, item: Any, name: str) -> bool:
-        """Whether the library may be asked for an attribute of variable length.
-
-        Not for those that are stored apart from the object's header.
-        """
+        """Whether the library may be asked for an attribute of variable length."""
         from h5py import h5o, h5t
 
         attribute = item.attrs.get_id(name)
@@ -202,19 +201,17 @@ class Heaps:
             return False
         nbytes, is_found = math.prod(attribute.shape) * self.width, False
         try:
-            for message in self._attributes(h5o.get_info(item.id).addr):
-                data = _content(message, name.encode("utf-8"))
-                if data is not None:
-                    rows = np.frombuffer(data[:nbytes], np.uint8).reshape(-1, self.width)
-                    items = 1 if text else kind.get_super().get_size()
-                    self._follow(rows, items, f"attribute {name}")
-                    is_found = len(data) >= nbytes
+            for data in self._attributes(h5o.get_info(item.id).addr, name.encode("utf-8")):
+                rows = np.frombuffer(data[:nbytes], np.uint8).reshape(-1, self.width)
+                items = 1 if text else kind.get_super().get_size()
+                self._follow(rows, items, f"attribute {name}")
+                is_found = len(data) >= nbytes
         except (FormatError, EOFError, LookupError, ValueError, struct.error):
             return False
         return is_found
 
-    def _attributes(self, address: int) -> Iterator[bytes]:
-        """Yield each attribute message in the headers of the object at `address`."""
+    def _attributes(self, address: int, name: bytes) -> Iterator[bytes]:
+        """Yield the data of each attribute called `name` of the object at `address`."""
         head, width = self._read(address, 64), self._address_nbytes
         modern = head[:4] == b"OHDR"
         if modern:
@@ -241,8 +238,43 @@ class Heaps:
                 if kind == _CONTINUATION and len(message) >= width:
                     at_block = int.from_bytes(message[:width], "little")
                     blocks.append((at_block, int.from_bytes(message[width:], "little")))
-                elif kind == _ATTRIBUTE and not flags & _SHARED:
-                    yield message
+                elif flags & _SHARED:
+                    continue
+                elif kind == _ATTRIBUTE:
+                    yield from _content(message, name)
+                elif kind == _APART and len(message) > 2:
+                    begin = 4 if message[1] & 1 else 2
+                    heap = int.from_bytes(message[begin : begin + width], "little")
+                    for block in self._blocks(heap):
+                        for found in re.finditer(re.escape(name + b"\0"), block):
+                            for begin in (found.start() - 9, found.start() - 8):
+                                yield from _content(block[max(0, begin) :], name)
+
+    def _blocks(self, address: int) -> Iterator[bytes]:
+        """Yield the blocks of the fractal heap at `address` that hold its objects directly."""
+        n, s = self._address_nbytes, self._size_nbytes
+        head = self._read(address, 22 + 12 * s + 3 * n)
+        if head[:4] != b"FRHP":
+            return
+        at = 14 + 10 * s + 2 * n
+        columns, size = (int.from_bytes(b, "little") for b in (head[at:][:2], head[at + 2 :][:s]))
+        at += 6 + 2 * s
+        bits, rows = (int.from_bytes(head[k : k + 2], "little") for k in (at - 4, at + n))
+        root = int.from_bytes(head[at : at + n], "little")
+        if rows == 0:
+            yield self._read(root, size)
+            return
+        first = 5 + n + (bits + 7) // 8
+        index, total = self._read(root, first + min(rows * columns, 1 << 12) * n), 0
+        for i in range(rows * columns):
+            if i >= 2 * columns and i % columns == 0:
+                size *= 2
+            block = index[first + i * n : first + (i + 1) * n]
+            total += size
+            if len(block) < n or total > _MOST:
+                return
+            if block != b"\xff" * n:
+                yield self._read(int.from_bytes(block, "little"), size)
 
     def _read(self, address: int, nbytes: int) -> bytes:
         """Return up to `nbytes` bytes of the file, fewer at its end."""
@@ -260,12 +292,11 @@ def _damage(where: object, offset: int, expected: object, found: object) -> Form
     )
 
 
-def _content(message: bytes, name: bytes) -> bytes | None:
-    """Return the data of an attribute message if it is called `name`."""
+def _content(message: bytes, name: bytes) -> Iterator[bytes]:
+    """Yield the data of an attribute message if it is called `name`."""
     if len(message) < 8 or message[0] not in (1, 2, 3):
-        return None
+        return
     sizes = struct.unpack_from("<3H", message, 2)
     at, unit = (9 if message[0] == 3 else 8), (8 if message[0] == 1 else 1)
-    if message[at : at + sizes[0]].split(b"\0", 1)[0] != name:
-        return None
-    return message[at + sum(-(-size // unit) * unit for size in sizes) :]
+    if message[at : at + sizes[0]].split(b"\0", 1)[0] == name:
+        yield message[at + sum(-(-size // unit) * unit for size in sizes) :]

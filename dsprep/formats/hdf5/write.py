@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,9 +49,10 @@ from dsprep.formats.base import State, Writer
 from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular, write_groups
 from dsprep.formats.hdf5.guard import hdf5_errors
 from dsprep.formats.hdf5.plan import AllocatedDataset, FieldPlan, FilePlan
-from dsprep.layout.laws import Explicit
-from dsprep.layout.model import Blocks, Groups
-from dsprep.storage.checksums import CRC32C, combine, crc32c, pwrite_crc32c, read_crc32c
+from dsprep.formats.record_writer import RecordWriter, stored_groups
+from dsprep.layout.model import Groups
+from dsprep.storage.base import Handle
+from dsprep.storage.checksums import combine, crc32c, pwrite_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
 from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import (
@@ -67,7 +67,6 @@ from dsprep.storage.ranges import (
 from dsprep.storage.trees import remove
 
 _INT = np.dtype("<i8")
-_MISSING = -1
 _BLOCK = 8 << 20
 
 
@@ -79,38 +78,28 @@ class _Placed:
     """
 
     start: int
-    samples: int
     rows: list[Array]
     first: dict[str, int] = field(default_factory=dict)
 
 
-class PlacedWriter(Writer):
+class PlacedWriter(RecordWriter):
     """Writes fields without filters: fixed ones, and ragged ones whose rows are known."""
 
     def __init__(self, path: Path, file: FilePlan, state: State | None) -> None:
-        self._path, self._file, self._fd = path, file, -1
+        self._file, self.fd = file, -1
         self.whole = file.grouped and file.schema.ragged
         totals = {} if file.grouped else file.totals
         self._done = {**dict.fromkeys(totals, 0), **(state or {}).get("rows", {})}
         if state is None:
             allocate(path, file)
-        places = find(path, file)
-        self._offsets_of_chunks = [found for found, _ in places]
-        self._sums: _Sums | None = None
-        if file.grouped:
-            found, _ = by_group(places, file)
-            used = np.array([p.used * p.row_nbytes for p in file.parts], np.int64)
-            self._sums = _Sums(file, found, np.where(used > 0, found + used, 0))
-            # In a file whose groups are not as planned, other things may be between the chunks.
-            self._regular = regular(found, file)
-        self._fd = os.open(path, os.O_WRONLY)
+        self._places = find(path, file)
+        super().__init__(path, "", file.grouping if file.grouped else None, self.checkpoint())
         if state is None:
-            preallocate(self._fd, 0, fstat(self._fd).st_size)
+            preallocate(self.fd, 0, fstat(self.fd).st_size)
 
     def encode(self, batch: Batch, start: int, arena: Arena) -> _Placed:
         """Return the samples as contiguous arrays: mostly the columns themselves."""
-        samples = len(next(iter(batch.values())))
-        return _Placed(start, samples, _rows_of(self._file, batch, start, arena))
+        return _Placed(start, _rows_of(self._file, batch, start, arena))
 
     @override
     def reserve(self, piece: _Placed) -> None:
@@ -128,7 +117,7 @@ class PlacedWriter(Writer):
     def _changed(self, name: str) -> FormatError:
         return FormatError(
             f"field {name} has changed since its rows were counted",
-            where=self._path,
+            where=self.path,
             expected=f"{self._file.totals[name]} rows",
             found=self._done[name],
             fix="start again with --restart",
@@ -137,22 +126,17 @@ class PlacedWriter(Writer):
     def write(self, piece: _Placed) -> None:
         """Write the piece at its offsets."""
         group = self._file.grouping.of(piece.start)
-        segments: list[Segment] = []
-        for part, places, rows in zip(
-            self._file.parts, self._offsets_of_chunks, piece.rows, strict=True
-        ):
+        for part, (places, _), rows in zip(self._file.parts, self._places, piece.rows, strict=True):
             first = piece.start
             if part.role == "values":
                 first = piece.first.get(part.plan.field.name, group * part.chunk)
             for offset, low, high in _runs(part, places, first, first + len(rows)):
                 data = rows[low - first : high - first]
-                if self._sums is None:
-                    pwrite_all(self._fd, [data], offset)
-                else:
-                    crc = pwrite_crc32c(self._fd, [data], offset)
-                    segments.append((offset, data.nbytes, crc))
-        if self._sums is not None and self._regular:
-            self._sums.add(group, piece.samples, segments)
+                if self.grouping is None:
+                    pwrite_all(self.fd, [data], offset)
+                elif data.nbytes:
+                    crc = pwrite_crc32c(self.fd, [data], offset)
+                    self.sums.add(group, offset, data.nbytes, crc)
 
     def checkpoint(self) -> State:
         """Return the rows of ragged fields that have been reserved."""
@@ -167,23 +151,6 @@ class PlacedWriter(Writer):
         samples = file.grouping if file.grouped else file.count
         return seam(stop, samples, [part.row_nbytes for part in file.parts])
 
-    def report(self) -> State:
-        """Return the sums of groups."""
-        return {} if self._sums is None else {"sums": self._sums.known()}
-
-    def adopt(self, report: State) -> None:
-        """Take the sums of groups."""
-        if self._sums is not None:
-            self._sums.take(report["sums"])
-
-    def sync(self) -> None:
-        """Make what has been written durable."""
-        sync(self._fd, data=True)
-
-    @override
-    def start_sync(self) -> None:
-        start_sync(self._fd)
-
     @override
     def finish(self) -> None:
         # The file has been complete since the last piece.
@@ -191,20 +158,29 @@ class PlacedWriter(Writer):
             if self._done[name] != self._file.totals[name]:
                 raise self._changed(name)
         if self.durable:
-            sync(self._fd)
-        if self._sums is not None:
-            self._sums.complete(self._path)
+            sync(self.fd)
         self.close()
 
-    def groups(self) -> Groups | None:
-        """Return where the groups are."""
-        return None if self._sums is None else self._sums.groups()
+    @override
+    def sum_of(self, group: int, begin: int, end: int) -> int | None:
+        used = sum(int(p.used[group]) * p.row_nbytes for p in self._file.parts)
+        return self.sums.of(group, begin, end, used) if self._regular else None
 
-    def close(self) -> None:
-        """Close the file."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            close(fd)
+    @override
+    def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
+        begins, _ = by_group(self._places, self._file)
+        # In a file whose groups are not as planned, other things may be between the chunks.
+        self._regular = regular(begins, self._file)
+        used = np.array([p.used * p.row_nbytes for p in self._file.parts], np.int64)
+        return _ranges(self._file, begins, np.where(used > 0, begins + used, 0))
+
+
+def _ranges(file: FilePlan, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return where groups begin and end, of the bytes in use of each chunk; 0 is no end."""
+    if not len(begins):
+        begins = ends = np.zeros((1, file.grouping.count), np.int64)
+    first = begins.min(axis=0)
+    return first, np.maximum(ends.max(axis=0), first)
 
 
 def _runs(
@@ -231,12 +207,12 @@ def _runs(
 # --- sizes unknown beforehand -----------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class _Appended:
-    """Samples ready to be appended: the bytes for each stream, and from `reserve` their offsets."""
+_Appended: TypeAlias = list[tuple[list[Buffer], list[int]]]
+"""Samples ready to be appended: the bytes for each stream, and from `reserve` on their offset."""
 
-    streams: list[list[Buffer]]
-    offsets: list[int] = field(default_factory=list)
+
+_Spooled: TypeAlias = "tuple[FieldPlan, _Stream, _Stream | None]"
+"""The values of a field; and the rows of samples, or the sizes of chunks encoded as they came."""
 
 
 class SpoolWriter(Writer):
@@ -276,7 +252,7 @@ class SpoolWriter(Writer):
             chunks = [_encoded(p, values) for p, values in zip(self._file.parts, rows, strict=True)]
             for data in chunks:
                 crc = combine(crc, crc32c(data), len(data))
-            return _Appended([[*chunks], [np.array([*map(len, chunks), crc], _INT)]])
+            return [([*chunks], []), ([np.array([*map(len, chunks), crc], _INT)], [])]
         streams: list[list[Buffer]] = []
         for p in self._file.plans:
             column = batch[p.field.name]
@@ -293,19 +269,19 @@ class SpoolWriter(Writer):
             cuts = (values[i : i + chunk] for i in range(0, len(values), chunk))
             encoded = [_encode_chunk(c.reshape(-1).view(np.uint8), p, chunk) for c in cuts]
             streams += [encoded, [np.array([len(c) for c in encoded], _INT)]]
-        return _Appended(streams)
+        return [(buffers, []) for buffers in streams]
 
     def reserve(self, piece: _Appended) -> None:
         """Append the piece to the spool."""
-        for stream, buffers in zip(self._streams, piece.streams, strict=True):
-            piece.offsets.append(stream.nbytes)
+        for stream, (buffers, at) in zip(self._streams, piece, strict=True):
+            at.append(stream.nbytes)
             stream.nbytes += sum(
                 len(as_bytes(b)) if isinstance(b, np.ndarray) else len(b) for b in buffers
             )
 
     def write(self, piece: _Appended) -> None:
         """Write the piece at its place in the spool."""
-        for stream, buffers, at in zip(self._streams, piece.streams, piece.offsets, strict=True):
+        for stream, (buffers, (at,)) in zip(self._streams, piece, strict=True):
             pwrite_all(stream.fd, buffers, at)
 
     def checkpoint(self) -> State:
@@ -328,41 +304,49 @@ class SpoolWriter(Writer):
 
     def finish(self) -> None:
         """Make the HDF5 file from the spool."""
-        fields: list[_Spooled] = []
         if self._file.grouped:
-            table = np.concatenate([np.empty(0, _INT), *self._streams[1].numbers()])
-            table = table.reshape(-1, len(self._file.parts) + 1)
-            begins, stored, together = write_groups(
-                self._path, self._file, lambda: self._groups(table[:, :-1])
-            )
-            # What is between the chunks is not in the sums of the pieces.
-            crcs = np.ascontiguousarray(table[:, -1]) if together else None
-            sums = _Sums(self._file, begins, begins + stored, crcs)
-            sums.complete(self._path)
-            self._written_groups = sums.groups()
+            self._finish_groups()
         else:
-            left = iter(self._streams)
-            for p in self._file.plans:
-                numbers = p.field.ragged or p.eager
-                fields.append(
-                    _Spooled(p, self._file.count, next(left), next(left) if numbers else None)
-                )
-            totals = {f.plan.field.name: f.rows for f in fields if f.plan.field.ragged}
-            with build(self._path, self._file, totals) as made:
-                for f in fields:
-                    with hdf5_errors(self._path, f"field {f.plan.field.name} cannot be written"):
-                        f.place(made)
+            self._finish_fields()
+        with closing(open_file(self._path)) as file:
+            if self.durable:
+                sync(file.fd)
+        self.close()
+
+    def _finish_groups(self) -> None:
+        table = np.concatenate([np.empty(0, _INT), *self._streams[1].numbers()])
+        table = table.reshape(-1, len(self._file.parts) + 1)
+        begins, stored, together = write_groups(
+            self._path, self._file, lambda: self._groups(table[:, :-1])
+        )
+
+        def known(group: int, begin: int, end: int) -> int | None:
+            # What is between the chunks is not in the sums of the pieces.
+            return int(table[group, -1]) if together else None
+
+        ranges = _ranges(self._file, begins, begins + stored)
+        with closing(open_file(self._path)) as file:
+            self._written_groups = stored_groups(file, self._file.grouping, *ranges, known)
+
+    def _finish_fields(self) -> None:
+        left, fields = iter(self._streams), list[_Spooled]()
+        for p in self._file.plans:
+            numbers = p.field.ragged or p.eager
+            fields.append((p, next(left), next(left) if numbers else None))
+        totals = {p.field.name: _count_rows(p, v, n) for p, v, n in fields if p.field.ragged and n}
+        places = []
+        with build(self._path, self._file, totals) as made:
+            for p, values, lengths in fields:
+                with hdf5_errors(self._path, f"field {p.field.name} cannot be written"):
+                    rows = totals.get(p.field.name, self._file.count)
+                    places.append(_place(made, p, rows, values, lengths))
         fd = os.open(self._path, os.O_RDWR)
         try:
-            if fields:
-                preallocate(fd, 0, fstat(fd).st_size)
-            for f in fields:
-                f.fill(fd, self.durable)
-            if self.durable:
-                sync(fd)
+            preallocate(fd, 0, fstat(fd).st_size)
+            for (_, values, lengths), offsets in zip(fields, places, strict=True):
+                _fill(fd, offsets, values, lengths, self.durable)
         finally:
             close(fd)
-        self.close()
 
     def groups(self) -> Groups | None:
         """Return where the groups are."""
@@ -380,53 +364,45 @@ class SpoolWriter(Writer):
             yield [block.data[a:b] for a, b in itertools.pairwise(cuts)]
 
 
-class _Spooled:
-    """The values of one field in the spool, and on their way into the file.
+def _count_rows(p: FieldPlan, values: _Stream, numbers: _Stream) -> int:
+    """Return the rows of a ragged field; of those without bytes the numbers alone are there."""
+    nbytes = p.field.row_nbytes
+    return values.nbytes // nbytes if nbytes else sum(int(n.sum()) for n in numbers.numbers())
 
-    Beside them there are the numbers of rows of a ragged field, or the sizes of chunks that were
-    encoded with the pieces.
-    """
 
-    def __init__(
-        self, plan: FieldPlan, samples: int, values: _Stream, numbers: _Stream | None = None
-    ) -> None:
-        self.plan, self.rows, self._values, self._numbers = plan, samples, values, numbers
-        self._offsets: dict[str, int] = {}
-        if plan.field.ragged and numbers is not None:
-            nbytes = plan.field.row_nbytes  # of rows without bytes the numbers alone are there
-            counted = values.nbytes // nbytes if nbytes else None
-            self.rows = sum(int(n.sum()) for n in numbers.numbers()) if counted is None else counted
+def _place(
+    file: Any, p: FieldPlan, rows: int, values: _Stream, numbers: _Stream | None
+) -> dict[str, int]:
+    """Write all chunks of a field; return the offsets of its contiguous datasets."""
+    item = file[p.field.name]
+    parts = {"values": item}
+    if p.field.ragged:
+        parts = {name: item[name] for name in ("values", "first", "count")}
+    if p.chunk_rows(rows):
+        dataset, chunks = parts.pop("values"), _late_chunks(values, p, rows)
+        if p.eager and numbers is not None:
+            sizes = itertools.chain.from_iterable(n.tolist() for n in numbers.numbers())
+            chunks = (block.tobytes() for block in values.blocks(sizes))
+        at = [0] * dataset.ndim
+        for data in chunks:
+            dataset.id.write_direct_chunk(tuple(at), data)
+            at[0] += dataset.chunks[0]
+    return {name: d.id.get_offset() for name, d in parts.items() if d.nbytes}
 
-    def place(self, file: Any) -> None:
-        """Write all chunks, and note the offsets of contiguous datasets."""
-        item = file[self.plan.field.name]
-        ragged = self.plan.field.ragged
-        parts = {n: item[n] for n in ("values", "first", "count")} if ragged else {"values": item}
-        if self.plan.chunk_rows(self.rows):
-            dataset = parts.pop("values")
-            at = [0] * dataset.ndim
-            for data in self._chunks():
-                dataset.id.write_direct_chunk(tuple(at), data)
-                at[0] += dataset.chunks[0]
-        self._offsets = {name: d.id.get_offset() for name, d in parts.items() if d.nbytes}
 
-    def _chunks(self) -> Iterator[bytes]:
-        if not self.plan.eager or self._numbers is None:
-            return _late_chunks(self._values, self.plan, self.rows)
-        sizes = itertools.chain.from_iterable(n.tolist() for n in self._numbers.numbers())
-        return (block.tobytes() for block in self._values.blocks(sizes))
-
-    def fill(self, fd: int, durable: bool) -> None:
-        """Move the bytes of contiguous datasets to their offsets."""
-        if "values" in self._offsets:
-            self._values.copy(fd, self._offsets["values"], durable)
-        if "count" in self._offsets and self._numbers is not None:
-            self._numbers.copy(fd, self._offsets["count"], durable)
-            rows, at = 0, self._offsets["first"]
-            for counts in self._numbers.numbers():
-                first = np.cumsum(counts) - counts + rows
-                at += pwrite_all(fd, [first.astype(_INT)], at)
-                rows += int(counts.sum())
+def _fill(
+    fd: int, offsets: dict[str, int], values: _Stream, numbers: _Stream | None, durable: bool
+) -> None:
+    """Move the bytes of contiguous datasets to their offsets."""
+    if "values" in offsets:
+        values.copy(fd, offsets["values"], durable)
+    if "count" in offsets and numbers is not None:
+        numbers.copy(fd, offsets["count"], durable)
+        rows, at = 0, offsets["first"]
+        for counts in numbers.numbers():
+            first = np.cumsum(counts) - counts + rows
+            at += pwrite_all(fd, [first.astype(_INT)], at)
+            rows += int(counts.sum())
 
 
 # --- chunks -----------------------------------------------------------------------------------
@@ -555,65 +531,3 @@ def _contiguous(column: Array, dtype: DType, arena: Arena, key: str) -> Array:
         out.reshape(-1).view(np.uint8)[...] = 0
     copy_members(column, out)
     return out
-
-
-# --- checksums --------------------------------------------------------------------------------
-
-Segment: TypeAlias = tuple[int, int, int]
-"""Bytes that were written: their offset in the file, their number and their CRC."""
-
-
-class _Sums:
-    """CRCs of the groups of a file, all of whose other bytes are zero.
-
-    `begins` and `ends`, of shape ``(parts, groups)``, are those of the bytes in use of each chunk:
-    an end of 0 means none. `crcs` may be known already.
-    """
-
-    def __init__(self, file: FilePlan, begins: Ints, ends: Ints, crcs: Ints | None = None) -> None:
-        self._samples = np.diff(file.grouping.edges)
-        self._offsets = np.zeros(len(self._samples), np.int64)
-        self._lengths, self._largest_group = self._offsets, file.grouping.samples
-        if len(begins):
-            self._offsets = begins.min(axis=0)
-            self._lengths = np.maximum(ends.max(axis=0) - self._offsets, 0)
-        self._crcs = np.full(len(self._samples), _MISSING, np.int64) if crcs is None else crcs
-        self._begun: dict[int, tuple[int, list[Segment]]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, group: int, samples: int, segments: list[Segment]) -> None:
-        """Note that so many samples of a group have been written. Thread-safe."""
-        with self._lock:
-            before, others = self._begun.pop(group, (0, []))
-            samples, segments = before + samples, others + segments
-            if samples < self._samples[group]:
-                self._begun[group] = samples, segments
-                return
-        at = int(self._offsets[group])
-        parts = [(o - at, n, crc) for o, n, crc in sorted(segments) if n]
-        self._crcs[group] = CRC32C.joined(parts, int(self._lengths[group]))
-
-    def known(self) -> list[list[int]]:
-        """Return the groups whose sums are known, and these."""
-        groups = np.flatnonzero(self._crcs != _MISSING)
-        return [groups.tolist(), self._crcs[groups].tolist()]
-
-    def take(self, known: list[list[int]]) -> None:
-        """Take what `known` returned elsewhere."""
-        groups, crcs = np.array(known, np.int64)
-        self._crcs[groups] = crcs
-
-    def complete(self, path: Path) -> None:
-        """Read the groups back that an earlier run wrote in whole or in part."""
-        missing = np.flatnonzero(self._crcs == _MISSING)
-        if not len(missing):
-            return
-        with closing(open_file(path)) as file:
-            for g in missing.tolist():
-                begin = int(self._offsets[g])
-                self._crcs[g] = read_crc32c(file, begin, begin + int(self._lengths[g]))
-
-    def groups(self) -> Groups:
-        """Return the groups of a layout."""
-        blocks = Blocks(Explicit(self._offsets), Explicit(self._lengths))
-        return Groups(self._largest_group, blocks, Explicit(self._crcs))

@@ -130,7 +130,7 @@ def read_header(file: Handle) -> Header:
     cursor.wide, cursor.far = version == 5, version != 1
     records = cursor.count()
     streaming = records == (1 << (64 if cursor.wide else 32)) - 1
-    dimensions = [(cursor.name().text, cursor.count()) for _ in cursor.items(_DIMENSION)]
+    dimensions = [(cursor.name()[0], cursor.count()) for _ in cursor.items(_DIMENSION)]
     if sum(not n for _, n in dimensions) > 1:
         raise cursor.wrong("two dimensions have no length", "one, that of the records")
     lost: list[str] = []
@@ -210,14 +210,6 @@ def _overlap(one: str, other: str, offset: int, file: Handle) -> FormatError:
     return FormatError(f"{one} and {other} overlap", where=f"{file.path}, offset {offset}")
 
 
-@dataclass(frozen=True)
-class _Name:
-    """A name; `why` says what is wrong with it, if something is."""
-
-    text: str
-    why: str = ""
-
-
 @dataclass
 class _Cursor:
     """Reads a header from its beginning, never beyond the file's end.
@@ -282,13 +274,13 @@ class _Cursor:
         """Return the next bytes, and go to the next multiple of 4 behind them."""
         return self.take(_padded(nbytes), subject)[:nbytes]
 
-    def name(self) -> _Name:
-        """Return a name; some programs end it as C does."""
+    def name(self) -> tuple[str, str]:
+        """Return a name, and what is wrong with it; some programs end it as C does."""
         data = self.padded(self.count(), "a name").rstrip(b"\0")
         text = data.decode("utf-8", "backslashreplace")
         if not data or any(c < " " or c in "/\x7f" for c in text):
-            return _Name(repr(text), "is not one that netCDF allows")
-        return _Name(text, "" if text.encode() == data else "is not UTF-8")
+            return repr(text), "is not one that netCDF allows"
+        return text, "" if text.encode() == data else "is not UTF-8"
 
     def type(self, subject: str) -> int:
         """Return the code of a type."""
@@ -301,39 +293,39 @@ class _Cursor:
         """Return a list of attributes; those that cannot be kept are added to `lost`."""
         values: dict[str, Any] = {}
         for _ in self.items(_ATTRIBUTE):
-            name = self.name()
+            name, problem = self.name()
             code, count = self.type("an attribute"), self.count()
             dtype = TYPES[code]
             data = self.padded(count * dtype.itemsize, "the value of an attribute")
-            if name.why or name.text in values:
-                lost.append(f"{of}: the name {name.text} {name.why or 'comes twice'}")
+            if problem or name in values:
+                lost.append(f"{of}: the name {name} {problem or 'comes twice'}")
             else:
-                values[name.text] = _text(data) if code == CHAR else _values(data, dtype)
+                values[name] = _text(data) if code == CHAR else _values(data, dtype)
         return values
 
     def variable(self, dimensions: list[tuple[str, int]], lost: list[str]) -> Variable:
         """Return a variable of these dimensions, which are names and lengths."""
-        name = self.name()
-        if name.why:
-            raise self.wrong(f"the name of a variable {name.why}", found=name.text)
+        name, problem = self.name()
+        if problem:
+            raise self.wrong(f"the name of a variable {problem}", found=name)
         axes = self.count()
         if axes > MAX_AXES:
-            raise self.wrong(f"variable {name.text} has too many axes", f"<= {MAX_AXES}", axes)
+            raise self.wrong(f"variable {name} has too many axes", f"<= {MAX_AXES}", axes)
         ids = tuple(self.count() for _ in range(axes))
         if any(i >= len(dimensions) for i in ids):
-            raise self.wrong(f"variable {name.text} has a dimension that does not exist", found=ids)
+            raise self.wrong(f"variable {name} has a dimension that does not exist", found=ids)
         lengths = [dimensions[i][1] for i in ids]
         if 0 in lengths[1:]:
             raise self.wrong(
-                f"variable {name.text} has the records' dimension in another place than the first"
+                f"variable {name} has the records' dimension in another place than the first"
             )
-        attrs = self.attributes(name.text, lost)
-        code = self.type(f"variable {name.text}")
+        attrs = self.attributes(name, lost)
+        code = self.type(f"variable {name}")
         self.count()  # its bytes, which do not fit in here if it is large
         begin = self.number(8 if self.far else 4, "an offset")
         record = lengths[:1] == [0]
         return Variable(
-            name=name.text,
+            name=name,
             dtype=TYPES[code],
             dimensions=ids,
             shape=tuple(lengths[record:]),
