@@ -27,25 +27,9 @@ from dsprep.errors import (
 )
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
-from dsprep.storage.paths import Candidate, open_file
+from dsprep.storage.paths import open_file
 
 X = random_array(np.dtype("<f4"), (20, 6, 4))
-
-
-def test_empty_files_and_wrong_files(tmp_path):
-    (tmp_path / "empty").touch()
-    (tmp_path / "text").write_text("no HDF5 " * 999)
-    with h5py.File(tmp_path / "nothing", "w"):
-        pass
-    for name in ("empty", "text"):
-        assert not HDF5.recognises(Candidate(tmp_path / name))
-    assert not HDF5.recognises(Candidate(tmp_path))
-    assert not HDF5.recognises(Candidate(tmp_path / "missing"))
-    for name in ("empty", "text", "nothing"):
-        with pytest.raises(FormatError):
-            opened(tmp_path / name)
-    with pytest.raises(FileNotFoundError):
-        opened(tmp_path / "missing")
 
 
 def test_a_missing_filter_is_named(tmp_path, monkeypatch):
@@ -63,14 +47,6 @@ def test_stand_ins_that_do_not_fit(tmp_path, text):
         file["x"].attrs["dsprep_dtype"] = np.bytes_(text)
     with pytest.raises(FormatError, match="dsprep_dtype"):
         opened(tmp_path / "a")
-
-
-def test_text_that_is_none(tmp_path):
-    with h5py.File(tmp_path / "a", "w") as file:
-        file["x"] = np.full((3, 2), 0x110000, "u4")
-        file["x"].attrs["dsprep_dtype"] = np.bytes_('"<U2"')
-    with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="not characters"):
-        source.read(0, 3)
 
 
 def test_hostile_sizes(tmp_path):
@@ -400,19 +376,6 @@ def test_an_attribute_whose_heap_is_damaged_is_left_out(tmp_path):
         assert source.schema["x"].attrs == {"unit": "µm", "scale": 3}
     damage(path, path.read_bytes().index(b"GCOL") + 16, b"\0" * 16)
     assert "left out attributes of x: unit" in run("print(outcome())", path, 20)
-
-
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_scalars_and_what_was_never_written(tmp_path, shape):
-    path = tmp_path / "a"
-    with h5py.File(path, "w", userblock_size=1024) as file:
-        file.create_dataset("s", shape, dtype=h5py.string_dtype())
-        file.create_dataset("t", shape, dtype=h5py.string_dtype())[...] = "long " * 2000
-    axis = "first" if shape else "none"
-    for name, text in (("s", ""), ("t", "long " * 2000)):
-        with opened(path, name, axis=axis) as source:
-            column = source.read(0, 1)[name]
-            assert column.values.tobytes().decode() == text
 
 
 def test_values_of_many_sizes_and_rows_rewritten(tmp_path):

@@ -168,22 +168,6 @@ def test_types(tmp_path, dtype, chunks):
     compare_whole(tmp_path / "a")
 
 
-def test_array_types_and_enums(tmp_path):
-    values = np.arange(24, dtype=">i2").reshape(4, 2, 3)
-    with h5py.File(tmp_path / "a", "w") as file:
-        for name, chunks in (("plain", None), ("chunked", (3,))):
-            made = file.create_dataset(name, (4,), np.dtype((">i2", (2, 3))), chunks=chunks)
-            made[...] = values
-        kinds = h5py.enum_dtype({"a": 1, "b": 2}, "i1")
-        file.create_dataset("enum", data=np.array([1, 2, 2, 1], "i1"), dtype=kinds)
-    layout = compare(tmp_path / "a")
-    assert set(layout.columns) == {"plain", "chunked", "enum"}
-    with h5py.File(tmp_path / "b", "w") as file:
-        file.create_dataset("x", (), np.dtype((">i2", (4, 3))))[...] = values[:2].reshape(4, 3)
-    for axis in ("auto", "none", "first"):
-        assert set(compare(tmp_path / "b", axis=axis).columns) == {"x"}
-
-
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 @pytest.mark.parametrize("maxshape", [None, (None, None)])
 def test_chunks_with_filters_left_out(tmp_path, libver, maxshape):
@@ -241,42 +225,7 @@ def test_missing_chunks(tmp_path, dtype, value, libver, fill_time):
         assert len(grid.fill) == np.dtype(dtype).itemsize
 
 
-def test_missing_chunks_after_growing_and_shrinking(tmp_path):
-    for libver in LIBVERS:
-        with h5py.File(tmp_path / "a", "w", libver=libver) as file:
-            made = file.create_dataset("x", data=X, chunks=(3, 4, 7), maxshape=(None, None, None))
-            made.resize((7, 5, 8))
-            made.resize((11, 20, 8))
-        compare_whole(tmp_path / "a")
-
-
 # --- samples ---------------------------------------------------------------------------------
-
-
-def test_whole_files_as_one_sample(tmp_path):
-    with h5py.File(tmp_path / "a", "w") as file:
-        file["x"] = X
-        file["scalar"] = 3.5
-        file["text"] = np.bytes_(b"fixed")
-        file.create_dataset("z", data=X, chunks=(7, 6, 3), **GZIP)
-        file.create_dataset("empty", (0, 3), "<f4")
-    layout = compare(tmp_path / "a", axis="none")
-    assert layout.count == 1
-    assert set(layout.columns) == {"x", "scalar", "text", "z", "empty"}
-    assert layout.columns["x"].lines == 20
-    assert layout.columns["empty"].grid is None
-    grid = layout.columns["scalar"].grid
-    assert grid.shape == (1,)
-
-
-def test_samples_without_bytes(tmp_path):
-    with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("x", (5, 0, 3), "<f4")
-        file.create_dataset("y", data=np.arange(5))
-    assert compare(tmp_path / "a").columns["x"].grid is None
-    with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("x", (0, 3), "<f4", chunks=(4, 3), maxshape=(None, 3), **GZIP)
-    assert compare(tmp_path / "a").columns["x"].grid is None
 
 
 @pytest.mark.parametrize("compress", [None, Compression("gzip"), Compression("zstd")], ids=str)
@@ -315,13 +264,6 @@ def test_ragged_fields_through_tables(tmp_path, chunks):
     explicit = compare(tmp_path / "a", "v=voxels@voxel_extents")
     assert set(explicit.columns) == {"v"}
     assert explicit.count == len(inner)
-
-
-def test_samples_of_equal_length(tmp_path):
-    with h5py.File(tmp_path / "a", "w") as file:
-        file["x"], file["x_start"], file["x_len"] = np.arange(12), np.arange(0, 12, 3), [3] * 4
-    column = compare(tmp_path / "a").columns["x"]
-    assert column.count.to_json(Tables()) == 3
 
 
 # --- what only the library finds -------------------------------------------------------------
@@ -406,28 +348,6 @@ def hdf5_library():
     return ctypes.CDLL((own or mapped)[0])
 
 
-def test_missing_chunks_without_fill_values_read_as_zeros(tmp_path):
-    with h5py.File(tmp_path / "a", "w") as file:
-        made = file.create_dataset("x", (400, 100), "<f8", chunks=(100, 100), fill_time="never")
-        made[0] = 1
-    from dsprep.core.schema import Arena
-
-    with opened(tmp_path / "a") as source:
-        arena = Arena()
-        arena.empty("read.x", (400, 100), np.dtype("<f8")).fill(7)
-        assert not np.asarray(source.read(100, 400, arena)["x"]).any()
-
-
-def test_progress(tmp_path):
-    with h5py.File(tmp_path / "a", "w") as file:
-        file.create_dataset("x", data=np.arange(50), chunks=(1,))
-        file.create_dataset("y", data=np.arange(50), chunks=(2,))
-    calls: list[tuple[int, int]] = []
-    with opened(tmp_path / "a") as source:
-        source.extents(lambda done, total: calls.append((done, total)))
-    assert calls == [(1, 2), (2, 2)]
-
-
 # --- identity --------------------------------------------------------------------------------
 
 
@@ -444,16 +364,6 @@ def test_identity(tmp_path, libver, version, userblock):
     with h5py.File(path, "r+") as file:
         file["y"] = np.arange(10)
     assert HDF5.identity(path).values["end_of_file"] > found["end_of_file"]
-
-
-def test_identity_with_other_address_sizes(tmp_path):
-    plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
-    plist.set_sizes(4, 4)
-    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    access.set_libver_bounds(h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_LATEST)
-    h5py.h5f.create(bytes(tmp_path / "a"), h5py.h5f.ACC_TRUNC, plist, access).close()
-    size = (tmp_path / "a").stat().st_size
-    assert HDF5.identity(tmp_path / "a").values == {"end_of_file": size, "superblock": 0}
 
 
 def test_identity_of_what_is_no_hdf5(tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 
 import h5py
 import hdf5plugin
@@ -17,7 +15,6 @@ import dsprep
 from dsprep.core.schema import Arena, FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.options import OpenOptions
-from dsprep.reading import columns
 from dsprep.storage.paths import Candidate
 
 X = random_array(np.dtype("<f4"), (20, 6, 4))
@@ -196,73 +193,6 @@ def test_the_reason_is_named_where_nothing_can_be_a_field(tmp_path):
         opened(tmp_path / "a")
 
 
-# --- memory and lengths -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_threads_wait_for_the_chunk_that_one_decodes(tmp_path, monkeypatch, damaged):
-    x = random_array(np.dtype("<f4"), (64, 100))
-    with h5py.File(tmp_path / "a", "w") as file:
-        dataset = file.create_dataset("x", data=x, chunks=(64, 100), compression="gzip")
-        address = dataset.id.get_chunk_info(0).byte_offset
-    if damaged:
-        with (tmp_path / "a").open("r+b") as raw_file:
-            raw_file.seek(address)
-            raw_file.write(b"\xff" * 16)
-    decoded: list[int] = []
-    decode = columns.filters.decode
-
-    def slow(*args):
-        decoded.append(1)
-        time.sleep(0.1)
-        return decode(*args)
-
-    monkeypatch.setattr(columns.filters, "decode", slow)
-    found: dict[int, object] = {}
-    with opened(tmp_path / "a") as source:
-        _ = source.resident_nbytes()  # the chunks are located
-
-        def work(k):
-            try:
-                found[k] = raw(source.read(8 * k, 8 * k + 8)["x"])
-            except FormatError as error:
-                found[k] = error
-
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join(10)
-        assert not any(t.is_alive() for t in threads)
-    assert len(found) == 8
-    if damaged:
-        assert all(isinstance(f, FormatError) for f in found.values())
-    else:
-        assert decoded == [1]
-        assert all(found[k] == raw(x[8 * k : 8 * k + 8]) for k in range(8))
-
-
-def test_resident_bytes(tmp_path):
-    x = random_array(np.dtype("<f4"), (20, 6))
-    with h5py.File(tmp_path / "a", "w") as file:
-        file["plain"] = x
-        file.create_dataset("chunks", data=x, chunks=(5, 6))
-        file.create_dataset("gzip", data=x, chunks=(5, 6), compression="gzip", shuffle=True)
-        file.create_dataset("lzf", data=x, chunks=(4, 3), compression="lzf")
-        file.create_dataset("values", data=np.arange(30), chunks=(10,), compression="gzip")
-        index = np.zeros(20, [("first", "<i8"), ("count", "<i8")])
-        file.create_dataset("index", data=index, chunks=(20,), compression="gzip")
-    for fields, expected in (
-        (("plain",), 0),
-        (("chunks",), 0),
-        (("gzip",), 2 * 120),
-        (("lzf",), 2 * 48),
-        (("a=values@index", "b=values@index"), 2 * 80 + 2 * 320),
-    ):
-        with opened(tmp_path / "a", *fields) as source:
-            assert source.resident_nbytes() == expected, fields
-
-
 def _sequences(path, libver, address_nbytes, how):
     """Write strings and numbers of variable length; element 7 of the numbers never."""
     plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
@@ -403,53 +333,3 @@ def test_the_option_is_not_kept_in_a_sidecar(tmp_path):
         assert source.schema.names == ("y",)
     with pytest.raises((SchemaError, FormatError)):
         dsprep.open(path, options("x"))
-
-
-# --- byte order of sequences: h5py labels them as of the machine's order ----------------------
-
-NUMBERS = ["u1", "i2", "f8", "c8", "?"]
-DTYPES = [np.dtype(f"{order}{kind}") for kind in NUMBERS for order in "<>"]
-DTYPES += [
-    h5py.enum_dtype({"A": 1, "B": 2}, basetype=">i4"),
-    np.dtype([("a", ">i4"), ("b", "<f2")]),
-    np.dtype([("a", ">i4", (2,)), ("b", [("c", ">u8"), ("d", "S3")])]),
-    np.dtype("S5"),
-]
-
-
-def items(dtype, count=6):
-    """Return ragged values, most of whose bytes tell the orders apart."""
-    rng = np.random.default_rng(3)
-    found = []
-    for i in range(count):
-        data = rng.integers(1, 100, (i % 4, dtype.itemsize), np.uint8)
-        rows = data.reshape(-1).view(np.dtype(dtype.str) if dtype.names is None else dtype)
-        found.append(rows.reshape(-1) if dtype.kind != "b" else rows.view("u1") % 2 == 1)
-    return found
-
-
-def write_sequences(path, dtype, values, **how):
-    with h5py.File(path, "w") as file:
-        dataset = file.create_dataset("v", (len(values),), h5py.vlen_dtype(dtype), **how)
-        for i, value in enumerate(values):
-            dataset[i] = value
-
-
-@pytest.mark.parametrize("how", [{"chunks": (2,), "compression": "gzip"}])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_way_of_reading_sequences(tmp_path, dtype, how):
-    values = items(dtype)
-    write_sequences(tmp_path / "a.h5", dtype, values, **how)
-    bits = [v.tobytes() for v in values]
-    with HDF5.open(tmp_path / "a.h5", OpenOptions(), None) as source:
-        field = source.schema["v"]
-        assert field.dtype.newbyteorder("=") == values[0].dtype.newbyteorder("=")
-        column = source[:]["v"]
-        assert column.values.dtype == field.dtype
-        for seen in (
-            [column[i] for i in range(len(values))],
-            [source[i]["v"] for i in range(len(values))],
-            [sample["v"] for sample in source],
-        ):
-            assert [s.dtype for s in seen] == [field.dtype] * len(values)
-            assert [s.tobytes() for s in seen] == bits

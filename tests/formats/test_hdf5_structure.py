@@ -9,7 +9,7 @@ from hdf5_files import HDF5, opened, options
 from support import NESTED, STRUCT, random_array, random_batch, raw, write_batch
 
 import dsprep
-from dsprep.core.schema import Arena, Field, Ragged, Schema
+from dsprep.core.schema import Arena, Field, Schema
 from dsprep.errors import AmbiguousError, FormatError, SchemaError, UsageError
 
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
@@ -166,29 +166,6 @@ def test_a_table_of_two_columns(tmp_path, dtype, options):
             source.read(0, 3)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("first", "count", "values"),
-        ("start", "len", "data"),
-        ("x_start", "x_len", "x_data"),
-        ("offsets", "lengths", "v"),
-    ],
-)
-def test_pairs_of_datasets(tmp_path, names):
-    counts = np.array([2, 0, 5, 1])
-    with h5py.File(tmp_path / "a", "w") as file:
-        file[f"g/{names[0]}"], file[f"g/{names[1]}"] = np.cumsum(counts) - counts, counts
-        file[f"g/{names[2]}"] = random_array(np.dtype("<f8"), (8, 3))
-        file["label"] = np.arange(4)
-    with opened(tmp_path / "a") as source, h5py.File(tmp_path / "a") as file:
-        assert source.schema.names == (f"g/{names[2]}", "label")
-        ragged = source.read(0, 4)[f"g/{names[2]}"]
-        assert isinstance(ragged, Ragged)
-        assert ragged.lengths.tolist() == counts.tolist()
-        assert raw(ragged.values) == raw(file[f"g/{names[2]}"][()])
-
-
 def test_an_index_with_gaps_is_not_used(tmp_path):
     with h5py.File(tmp_path / "a", "w") as file:
         file["g/first"], file["g/count"] = [0, 3, 5], [2, 2, 3]
@@ -303,17 +280,3 @@ def test_named_fields(tmp_path):
         file["x"] = np.zeros(3)
     with pytest.raises(SchemaError, match="no groups side by side"):
         dsprep.open(tmp_path / "b.h5", options(axis="groups"))
-
-
-def test_a_table_of_pandas(tmp_path):
-    """Its index internals and arrays without rows are never the dataset."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["table/table"] = np.zeros(10, [("index", "i8"), ("values", "f8", (3,))])
-        for name in ("ranges", "sorted", "mbounds", "indices"):
-            file[f"table/_i_table/index/{name}"] = np.zeros((0, 2))
-        file["table/empty"], file["table/none"] = np.zeros(0), np.zeros((0, 3))
-    with dsprep.open(tmp_path / "a.h5", options(axis="first")) as source:
-        assert (len(source), source.schema.names) == (10, ("table/table",))
-        notes = "\n".join(source.notes)
-        assert "left out table/_i_table: it is an index that PyTables keeps" in notes
-        assert "left out table/empty, table/none: first axis 0" in notes
