@@ -29,8 +29,6 @@ class Stated:
         Those that are not samples, with the reason.
     left_out
         Those that cannot be fields, with the reason.
-    tables
-        Those whose members are fields.
     attrs
         What is stated elsewhere and belongs to their attributes.
     axes
@@ -43,7 +41,6 @@ class Stated:
 
     aside: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    tables: set[str] = field(default_factory=set)
     attrs: dict[str, Attrs] = field(default_factory=dict)
     axes: dict[str, str] = field(default_factory=dict)
     grouped: bool = True

@@ -296,15 +296,7 @@ WRONG = {
     "control character": (Classic({"x": Var(X, "nk", name=b"a\n")}), "not one that netCDF allows"),
     "name of other bytes": (Classic({"x": Var(X, "nk", name=b"\xe9")}), "not UTF-8"),
     "the same name": (Classic({"x": Var(X, "nk"), "y": Var(X, "nk", name=b"x")}), "same name"),
-    "in the header": (Classic({"x": Var(X, "nk", begin=16)}), "the header and x overlap"),
-    "over another": (
-        Classic({"x": Var(X, "nk"), "y": Var(X, "nk", begin=200), "z": Var(X, "nk", begin=220)}),
-        "y and z overlap",
-    ),
-    "records in records": (
-        Classic({"x": Var(X, ["records"], begin=1000), "y": Var(X, ["records", "k"], begin=1000)}),
-        "overlap",
-    ),
+    "in the header": (Classic({"x": Var(X, "nk", begin=16)}), "the header overlaps"),
     "far away": (Classic({"x": Var(X, "nk", begin=(1 << 63) + 5)}, 2), "truncated"),
     "many records": (Classic({"x": Var(X, ["records", "k"])}, 1, numrecs=1 << 31), "truncated"),
     "long axes": (
@@ -325,11 +317,9 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_headers_are_refused(kind, tmp_path):
     file, message = WRONG[kind]
-    if kind == "records in records":
-        file.variables["x"].array = X[:, 0]
     path = tmp_path / "a.nc"
     begins = dict.fromkeys(file.variables, 200)
-    begins |= file.begins() if kind != "over another" else {"x": 1000}
+    begins |= file.begins()
     path.write_bytes(file.header(begins).ljust(2000, b"\0"))
     with pytest.raises(FormatError, match=message) as caught:
         dsprep.open(path)

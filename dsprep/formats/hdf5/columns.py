@@ -1,8 +1,8 @@
 """How an HDF5 file can hold a field, besides one row of a dataset per sample (`Rows`).
 
-`Member`: a member of a compound type. `Indexed`: the rows that index tables give. `Sequences`:
-HDF5's own variable-length types. `PerGroup`: a dataset per sample. `Given`: what is not in
-datasets, such as attributes of the samples' groups.
+`Indexed`: the rows that index tables give. `Sequences`: HDF5's own variable-length types.
+`PerGroup`: a dataset per sample. `Given`: what is not in datasets, such as attributes of the
+samples' groups.
 
 A dataset of sequences holds one descriptor per element: the number of items as a little-endian
 32-bit integer, the address of a heap, and the number of an object in it (the global heap ID of
@@ -12,14 +12,14 @@ any dataset, and the values from the heaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Array, Attrs, DType, Field, Ints, Ragged, new_array
+from dsprep.core.schema import Arena, Array, Attrs, Field, Ints, Ragged, new_array
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import StoredType
@@ -34,54 +34,6 @@ from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle
 
 _STEP = 1 << 20
-
-
-class Member(FieldColumn):
-    """A field that is a member of the rows of a dataset of a compound type.
-
-    Parameters
-    ----------
-    rows
-        All members.
-    names
-        The member, and of nested types the members in it.
-    """
-
-    unlocated = "it is a member of compound rows"
-
-    def __init__(self, rows: Rows, names: tuple[str, ...], name: str) -> None:
-        self._rows, self.names = rows, names
-        self.dataset, self.count, self.datasets = rows.dataset, rows.count, rows.datasets
-        dtype = member(rows.dtype, names)
-        base, inner = dtype.subdtype or (dtype, ())
-        self.field = Field(name, base, (*rows.field.shape, *inner))
-
-    @property
-    def base(self) -> Rows:
-        """See `FieldColumn`."""
-        return self._rows
-
-    @override
-    def pick(self, values: Values) -> Values:
-        picked: Any = values
-        for name in self.names:
-            picked = picked[name]
-        chosen: Array = picked
-        return chosen
-
-    @override
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
-        pending = self._rows.begin(start, stop, arena, key)
-        return replace(pending, done=lambda buffer: self.pick(pending.done(buffer)))
-
-
-def member(dtype: DType, names: Sequence[str]) -> DType:
-    """Return the type of a member of a compound dtype; `LookupError` if there is no such member."""
-    for name in names:
-        if dtype.fields is None:
-            raise LookupError(name)
-        dtype = dtype.fields[name][0]
-    return dtype
 
 
 class Given(FieldColumn):

@@ -30,13 +30,8 @@ def _pytables(contents: Contents, attributes: Attributes, facts: Stated) -> None
         return
     for path in sorted(contents.attributed):
         stored_type = contents.datasets.get(path)
-        if stored_type is None or not (stored_type.vlen or stored_type.carrier.dtype.names):
-            continue
-        attrs = attributes(path)
-        kind = text_of(attrs.get("CLASS"))
-        if kind == "TABLE" and stored_type.carrier.dtype.names and len(stored_type.shape) == 1:
-            facts.tables.add(path)
-        elif kind == "VLARRAY" and text_of(attrs.get("PSEUDOATOM")) == "object":
+        attrs = attributes(path) if stored_type is not None and stored_type.vlen else {}
+        if text_of(attrs.get("PSEUDOATOM")) == "object":
             facts.aside[path] = "pickled Python objects, which dsprep never unpickles"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Attrs, Column, DType, Field, Ragged, known_axes
+from dsprep.core.schema import Attrs, Column, Field, Ragged, known_axes
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.conventions import Stated
@@ -29,11 +29,10 @@ from dsprep.formats.hdf5.attributes import (
     marked,
     read_attributes,
 )
-from dsprep.formats.hdf5.columns import Given, Indexed, Member, PerGroup, Sequences, member
+from dsprep.formats.hdf5.columns import Given, Indexed, PerGroup, Sequences
 from dsprep.formats.hdf5.conventions import stated
-from dsprep.formats.hdf5.datasets import StoredType, walk
+from dsprep.formats.hdf5.datasets import walk
 from dsprep.formats.hdf5.dimensions import bookkeeping, read_dimensions
-from dsprep.formats.hdf5.dtypes import Carrier
 from dsprep.formats.hdf5.guard import hdf5_errors
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.rows import FieldColumn, Rows
@@ -74,7 +73,6 @@ class Fields:
         self._disk, self._path, self._specs = disk, disk.path, options.fields
         self._mode, self._keys_as = options.sample_axis, options.keys_as
         self._rows: dict[str, Rows] = {}
-        self._members: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._read: frozenset[str] = frozenset()  # groups whose attributes are fields
         self.notes: list[str] = []
         with hdf5_errors(self._path, "the HDF5 file cannot be opened"):
@@ -105,7 +103,6 @@ class Fields:
             raise UsageError("--keys-as applies where each group is a sample", where=self._path)
         else:
             self._refuse_what_is_stated()
-            self._take_members()
             self.count, columns = self._array_columns()
         specs = [replace(s, path=s.spelled, index=()) if s.index else s for s in self._specs]
         chosen = wanted(tuple(specs), {name: column.field for name, column in columns.items()})
@@ -163,7 +160,7 @@ class Fields:
             mode,
             self._path,
             named=bool(self._specs),
-            grouped=self._stated.grouped and not self._members,
+            grouped=self._stated.grouped,
         )
         for name, array in arrays.items() if self._specs else ():
             if name not in axis.names:
@@ -194,7 +191,7 @@ class Fields:
                 paths = [p for p, stated_reason in aside.items() if stated_reason == reason]
                 self.notes.append(f"left out {samples.listed(paths)}: {reason}")
             skip = ragged.used | ragged.left_out | {path for path, _ in ragged.routes.values()}
-            skip |= aside.keys() | {path for path, _ in self._members.values()}
+            skip |= aside.keys()
             kept_routes = {n: route for n, route in ragged.routes.items() if route[0] not in aside}
             return {**kept_routes, **{p: (p, None) for p in self._datasets if p not in skip}}
         requested = [spec.path for spec in self._specs if not spec.index]
@@ -212,42 +209,9 @@ class Fields:
                 routes.setdefault(path, (path, None))
         return routes
 
-    def _take_members(self) -> None:
-        """Make members of tables fields: where the file states it, or the user names them."""
-        taken: dict[str, StoredType] = {}
-        for path, stored_type in self._datasets.items():
-            taken[path] = stored_type
-            prefix = f"{path}/"
-            requested = [s.path for s in self._specs if s.path.startswith(prefix)]
-            names = [tuple(a.removeprefix(prefix).split("/")) for a in requested]
-            if (
-                stored_type.carrier.dtype.names is None
-                or stored_type.vlen
-                or stored_type.carrier.foreign
-            ):
-                continue
-            if not self._specs and path in self._stated.tables:
-                names = _leaves(stored_type.carrier.dtype)
-                del self._arrays[path]
-            for each in names:
-                try:
-                    dtype = member(stored_type.carrier.dtype, each)[1]
-                except LookupError:
-                    continue
-                base, inner = dtype.subdtype or (dtype, ())
-                name = prefix + "/".join(each)
-                taken[name] = StoredType(Carrier(base, base), (*stored_type.shape, *inner))
-                self._members[name] = path, each
-                self._arrays[name] = samples.Sized(taken[name].shape, taken[name].nbytes)
-        self._datasets = taken
-
     def _column(
         self, name: str, path: str, route: Route | None, whole_file: bool
     ) -> FieldColumn | None:
-        if path in self._members:
-            table, names = self._members[path]
-            rows = self._new_rows(table, whole=True) if whole_file else self._open(table)
-            return Member(rows, names, name)
         dataset, stored_type = self._contents.open(path), self._datasets[path]
         if route is not None:
             own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
@@ -316,11 +280,10 @@ class Fields:
         return FormatError("no dataset can be a field", where=self._path, found=notes)
 
     def _note_losses(self) -> None:
-        """Note the attributes of groups and tables, and the names of enum members."""
+        """Note the attributes of groups, and the names of enum members."""
         import h5py
 
-        tables = {self._members[n][0] for n in self.columns if n in self._members}
-        owners = sorted(tables & self._contents.attributed)
+        owners = []
         for path, names in self._contents.groups.items():
             known = path in ("", *self._read) or KIND_ATTRIBUTE in names or "CLASS" in names
             if not known and has_attributes(names):
@@ -452,12 +415,3 @@ def _of_netcdf(value: Any) -> Any:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         return value
-
-
-def _leaves(dtype: DType, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the members of a compound dtype that are not compound themselves."""
-    leaves = []
-    for name in dtype.names or ():
-        inner = dtype[name]
-        leaves += _leaves(inner, (*before, name)) if inner.names else [(*before, name)]
-    return leaves

@@ -81,24 +81,13 @@ def need_filters(dataset: object, where: object) -> None:
         if not h5z.filter_avail(code):
             label = name.decode("utf-8", "replace").strip("\0 ") or "unnamed"
             message = f"HDF5 filter {code} ({label}) is not installed"
-            raise MissingExtra(message, where=where, fix=_way_out(code))
+            raise MissingExtra(message, where=where, fix=_PLUGINS)
 
 
-_PLUGINS = frozenset((307, 32001, 32004, 32008, 32013, 32015, 32017, 32018, 32024, 32026, 32028))
-"""The filters that hdf5plugin has."""
-
-_LZO = 305
-
-
-def _way_out(code: int) -> str:
-    """Return what to do where a filter is missing."""
-    if code in _PLUGINS:
-        return "pip install 'dsprep[hdf5plugin]'"
-    if code == _LZO:
-        copy = "PyTables has it: copy the file with its ptrepack, with zlib in place of lzo"
-    else:
-        copy = "copy the file with h5repack -f NONE IN OUT where the filter is installed"
-    return f"{copy}; hdf5plugin does not have it (--field takes the fields without it)"
+_PLUGINS = (
+    "pip install 'dsprep[hdf5plugin]'; or, where the filter is installed, copy the file: h5repack "
+    "-f NONE IN OUT (PyTables' ptrepack for lzo); --field takes the fields without it"
+)
 
 
 def import_plugins() -> bool:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Batch, Ints, Schema
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype
-from dsprep.formats.hdf5.columns import Given, Indexed, Member, Sequences
+from dsprep.formats.hdf5.columns import Given, Indexed, Sequences
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
 from dsprep.formats.hdf5.locate import Unlocated, filter_name
@@ -27,7 +27,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.model import FileLayout
-from dsprep.reading.columns import PendingRead, fetch
+from dsprep.reading.columns import fetch
 from dsprep.storage.paths import open_file
 
 
@@ -62,20 +62,18 @@ class Hdf5Source(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        columns: dict[str, PendingRead] = {}
-        read_as: dict[FieldColumn, str] = {}  # members of a table are read as its rows, once
-        for name, (column, _) in self._columns.items():
-            if column.base not in read_as:
-                columns[name] = column.base.begin(start, stop, arena, f"read.{name}")
-                read_as[column.base] = name
+        columns = {
+            name: column.begin(start, stop, arena, f"read.{name}")
+            for name, (column, _) in self._columns.items()
+        }
         # Without an arena each field has memory of its own, which lives as long as that field.
         alone = ({name: pending} for name, pending in columns.items())
         parts = alone if arena is None else [columns]
         batch = {name: c for part in parts for name, c in fetch(part, arena).items()}
         self._disk.check_same()  # the library and what reads heaps do not look
         return {
-            name: retype(column.pick(batch[read_as[column.base]]), field, self.path, start)
-            for name, (column, field) in self._columns.items()
+            name: retype(batch[name], field, self.path, start)
+            for name, (_, field) in self._columns.items()
         }
 
     def sizes(self, start: int, stop: int) -> Ints | None:
@@ -140,9 +138,6 @@ def _storage(column: FieldColumn, count: int) -> FieldStorage:
     """Return how the field of a column is stored, in a file of `count` samples."""
     if isinstance(column, Given):
         return FieldStorage(storage=column.location, access="in memory, since the file was opened")
-    if isinstance(column, Member):
-        table = _storage(column.base, count)
-        return replace(table, storage=f"a member of the rows of a table, {table.storage}")
     form = _chunking(column.dataset, "")
     if not isinstance(column, Rows | Indexed):
         found = "in a heap" if isinstance(column, Sequences) else "a dataset of its own"

@@ -16,7 +16,6 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Array, Field, Ints, has_padding, new_array
-from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import StoredType, check_sources, sources
 from dsprep.formats.hdf5.dtypes import check_text
@@ -54,15 +53,6 @@ class FieldColumn(ABC):
     count: int
     datasets: Sequence[Any] = ()
     unlocated: str = ""
-
-    @property
-    def base(self) -> FieldColumn:
-        """The column that is read for this field, which other fields may be parts of too."""
-        return self
-
-    def pick(self, values: Values) -> Values:
-        """Return this field of what was read of `base`."""
-        return values
 
     @abstractmethod
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -115,7 +114,7 @@ def read_header(file: Handle) -> Header:
     Raises
     ------
     FormatError
-        If the file is damaged or truncated, or variables overlap.
+        If the file is damaged or truncated.
     """
     cursor = _Cursor(file)
     magic = cursor.take(4, "the magic number")
@@ -156,7 +155,7 @@ def read_header(file: Handle) -> Header:
         attrs=attrs,
         notes=tuple(notes),
     )
-    _check_extents(header, inside, cursor.at, file)
+    _check_extents(header, cursor.at, file)
     return header
 
 
@@ -168,46 +167,26 @@ def _complete(inside: list[Variable], stride: int, nbytes: int) -> int:
     return rest // stride + 1 if rest >= 0 else 0
 
 
-def _check_extents(header: Header, inside: list[Variable], end: int, file: Handle) -> None:
-    """Raise unless all variables lie behind each other, behind the header and within the file."""
-    extents = [(v.begin, v.nbytes, v.name) for v in header.variables if not v.record]
-    if inside and header.records:
-        last = inside[-1]
-        span = last.begin + last.nbytes - inside[0].begin
-        for a, b in pairwise(inside):
-            if a.begin + _padded(a.nbytes) > b.begin:
-                raise _overlap(a.name, b.name, b.begin, file)
-        if span > header.stride:
-            raise FormatError(
-                "a record is longer than its variables",
-                where=f"{file.path}, variable {last.name}",
-                expected=f"{header.stride} bytes",
-                found=f"{span} bytes",
-            )
-        total = (header.records - 1) * header.stride + span
-        extents.append((inside[0].begin, total, f"the {header.records:,} records"))
-    name = "the header"
-    for begin, nbytes, other in sorted(extents):
-        if begin < end:
-            raise _overlap(name, other, begin, file)
-        if begin + nbytes > file.nbytes:
+def _check_extents(header: Header, end: int, file: Handle) -> None:
+    """Raise unless all variables lie behind the header and within the file."""
+    for v in header.variables:
+        last = v.begin + v.nbytes + (max(0, header.records - 1) * header.stride if v.record else 0)
+        where = f"{file.path}, {v.name} at offset {v.begin}"
+        if v.begin < end:
+            raise FormatError("the header overlaps a variable", where=where)
+        if last > file.nbytes and (header.records or not v.record):
             raise FormatError(
                 "the file is truncated",
-                where=f"{file.path}, {other} at offset {begin}",
-                expected=f"{begin + nbytes:,} bytes",
+                where=where,
+                expected=f"{last:,} bytes",
                 found=f"{file.nbytes:,} bytes",
                 fix="copy it again, or write it to its end",
             )
-        end, name = begin + _padded(nbytes), other
 
 
 def _padded(nbytes: int) -> int:
     """Return the bytes up to the next multiple of 4, to which values are padded."""
     return -(-nbytes // 4) * 4
-
-
-def _overlap(one: str, other: str, offset: int, file: Handle) -> FormatError:
-    return FormatError(f"{one} and {other} overlap", where=f"{file.path}, offset {offset}")
 
 
 @dataclass
