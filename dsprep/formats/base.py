@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.groups import Grouping, GroupPlan
-from dsprep.core.schema import Arena, Batch, Schema
+from dsprep.core.schema import Arena, Batch, Column, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout.describe import FieldStorage
@@ -141,6 +141,10 @@ class Source(ABC):
         OSError
             If the system cannot read it.
         """
+
+    def read_field(self, name: str) -> Column:
+        """Return one field of all samples; those that read all for it do not define this."""
+        return self.read(0, len(self))[name]
 
     @abstractmethod
     def storage(self) -> dict[str, FieldStorage]:
@@ -515,8 +519,6 @@ class Format(ABC):
         The names in `OpenOptions` that this format knows.
     key
         The field of what its samples are called, where that is one unasked.
-    groups
-        Whether it reads groups as samples itself; otherwise such files are read whole.
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
         see `merge_schemas`.
@@ -531,7 +533,6 @@ class Format(ABC):
     open_options: ClassVar[frozenset[str]] = frozenset({"fields"})
     key: ClassVar[str | None] = None
     infers: ClassVar[bool] = False
-    groups: ClassVar[bool] = False
     keeps_types: ClassVar[bool] = True
     named_only: ClassVar[bool] = False
 

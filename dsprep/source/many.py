@@ -176,7 +176,7 @@ def _open_file(
     """Open a file, the one of this number among those of the dataset."""
     name, options = options.file_field, replace(options, file_field=None)
     try:
-        if "sample_axis" in format.open_options and is_turned(options, format.groups):
+        if "sample_axis" in format.open_options and is_turned(options):
             source = open_turned(lambda whole: format.open(path, whole, None), options)
         else:
             source = format.open(path, options, hint)

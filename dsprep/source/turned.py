@@ -1,8 +1,10 @@
-"""Samples along another axis than the first, or in groups side by side, of files read whole."""
+"""Samples along another axis than the first, or in groups side by side."""
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from dsprep.formats.base import Source
 from dsprep.formats.fields import wanted
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions, not_enough
-from dsprep.formats.samples import Sized, ambiguous, groups_named, listed
+from dsprep.formats.samples import Beside, Sized, ambiguous, groups_named, listed
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
 
@@ -23,7 +25,8 @@ from dsprep.layout.model import FileLayout
 class TurnedSource(Source):
     """A file that was opened as one sample, whose arrays hold samples in another way.
 
-    Nothing gives these offsets, so the file is read into memory once.
+    Nothing gives these offsets. The file is read into memory once, but for groups of a file that
+    reads one field at a time.
 
     Parameters
     ----------
@@ -44,6 +47,7 @@ class TurnedSource(Source):
         self._batch: dict[str, Column] = {}
         self._notes = [*base.notes]
         numbered = options.sample_axis not in ("auto", "groups")
+        self._keys_as, self._alone = options.keys_as, type(base).read_field is not Source.read_field
         self._members = {} if numbered else self._groups(options)
         axis = options.sample_axis.replace("last", "-1")
         self._axis = int(axis) if numbered else 0
@@ -84,31 +88,47 @@ class TurnedSource(Source):
         self._count, self._pattern = len(only.groups), only.pattern
         if only.odd and not options.fields:
             self._notes.append(f"{only.odd} holds other arrays, too")
-        return {m: [f"{g}/{m}".rstrip("/") for g in only.groups] for m in only.members}
+        self._keys = [key.strip("/") for key in _behind_common(only)]
+        kept = "are left out (--keys-as key keeps them)"
+        if self._keys_as is None and len({re.sub("[0-9]+", "#", key) for key in self._keys}) > 1:
+            self._notes.append(f"names such as {self._keys[0]} do more than count, and {kept}")
+        members = {m: [f"{g}/{m}".rstrip("/") for g in only.groups] for m in only.members}
+        others = {*self.base.schema.names}.difference(*members.values())
+        if others and not options.fields:
+            self._notes.append(f"left out {listed(sorted(others))}: not in the samples' groups")
+        return members
 
     def _beside(self, options: OpenOptions) -> list[Field]:
         """Return the fields whose samples are in groups, and keep how they are called."""
-        fields, differing = dict[str, Field](), list[str]()
+        fields, differing = dict[str, Field](), dict[str, str]()
         for member, names in self._members.items():
             kinds = [self.base.schema[name] for name in names]
             first = kinds[0]
             alike = {(f.dtype, f.kind, len(f.shape), f.shape[1:]) for f in kinds}
-            if len(alike) > 1 or first.ragged:
-                differing.append(f"left out {member}: {listed(sorted({str(f) for f in kinds}), 2)}")
+            if len(alike) > 1:
+                kinds_listed = listed(sorted({str(f) for f in kinds}), 2)
+                differing[member] = f"{member} differs in more than its first axis: {kinds_listed}"
                 continue
             shape = first.shape
             if len({f.shape for f in kinds}) > 1:
                 shape = (None, *shape[1:])
             name = member or "values"
             fields[name] = replace(first, name=name, shape=shape)
-        spelled = {f"{self._pattern}/{m}".rstrip("/"): m or "values" for m in self._members}
-        specs = tuple(replace(s, path=spelled.get(s.path, s.path)) for s in options.fields)
-        if not fields:
-            raise SchemaError("; ".join(differing), where=self.path, fix=WAY_OUT)
+        spelled = {m: f"{self._pattern}/{m}".rstrip("/") for m in self._members}
+        paths = {path: m or "values" for m, path in spelled.items()}
+        specs = tuple(replace(s, path=paths.get(s.path, s.path)) for s in options.fields)
+        named = {s.path for s in options.fields}
+        asked = [text for m, text in differing.items() if {m, spelled[m]} & named]
+        if not fields or asked:
+            raise SchemaError("; ".join(asked or differing.values()), where=self.path, fix=WAY_OUT)
         if not specs:
-            self._notes += differing
-        chosen = wanted(specs, fields)
+            self._notes += [f"left out {text}" for text in differing.values()]
         members = {m or "values": names for m, names in self._members.items()}
+        if self._keys_as is not None:
+            fields[self._keys_as] = Field.opaque(self._keys_as, "str")
+            members[self._keys_as] = self._keys
+        chosen = wanted(specs, fields)
+        self._key_fields = {field.name for path, field in chosen if path == self._keys_as}
         self._members = {field.name: members[path] for path, field in chosen}
         return [field for _, field in chosen]
 
@@ -134,21 +154,35 @@ class TurnedSource(Source):
                 if not self._members:
                     self._batch[f.name] = np.moveaxis(np.asarray(batch[f.name][0]), self._axis, 0)
                     continue
-                values: list[Any] = [batch[name][0] for name in self._members[f.name]]
-                self._batch[f.name] = Ragged.pack(values, f) if f.ragged else np.stack(values)
+                self._batch[f.name] = self._packed(f, slice(None), lambda name: batch[name][0])
             return self._batch
+
+    def _packed(self, f: Field, part: slice, value: Callable[[str], Any]) -> Column:
+        """Return some samples of a field, each of which is that of a field of the file."""
+        names = self._members[f.name][part]
+        values = names if f.name in self._key_fields else [*map(value, names)]
+        if f.ragged:
+            return Ragged.pack(values, f)
+        column = np.empty((len(values), *f.inner), f.dtype)
+        for i, each in enumerate(values):
+            column[i] = each
+        return column
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        if self._alone and self._members:
+            part, value = slice(start, stop), lambda name: self.base.read_field(name)[0]
+            return {f.name: self._packed(f, part, value) for f in self.schema}
         return {name: column[start:stop] for name, column in self._columns().items()}
 
     @override
     def resident_nbytes(self) -> int:
-        return self.base.schema.fixed_nbytes
+        return 0 if self._alone and self._members else self.base.schema.fixed_nbytes
 
     @override
     def storage(self) -> dict[str, FieldStorage]:
-        form = FieldStorage(storage="no range of bytes per sample", access="the file is read once")
+        access = "an array per sample" if self._alone and self._members else "the file is read once"
+        form = FieldStorage(storage="no range of bytes per sample", access=access)
         return dict.fromkeys(self.schema.names, form)
 
     @override
@@ -162,20 +196,26 @@ class TurnedSource(Source):
         self.base.close()
 
 
-def is_turned(options: OpenOptions, native: bool) -> bool:
-    """Whether a `TurnedSource` has what the options ask for; `native`: the format has groups."""
+def _behind_common(beside: Beside) -> list[str]:
+    """Return the names of groups behind what all have in common by their pattern."""
+    begin = len(beside.pattern.partition("*")[0].rpartition("/")[0])
+    return [group[begin:] for group in beside.groups]
+
+
+def is_turned(options: OpenOptions) -> bool:
+    """Whether a `TurnedSource` has what the options ask for."""
     groups = options.sample_axis == "groups" or (
         options.sample_axis == "auto" and any("*" in s.path for s in options.fields)
     )
     plain = options.sample_axis in ("auto", "first", "none", "groups")
-    return not plain or (groups and not native)
+    return not plain or groups
 
 
 def open_turned(open_base: Any, options: OpenOptions) -> Source:
     """Return the file that `open_base` opens with options, as one sample, turned."""
     numbered = options.sample_axis not in ("auto", "groups")
-    fields = options.fields if numbered else ()
-    base = open_base(replace(options, sample_axis="none", fields=fields))
+    whole = replace(options, sample_axis="none")
+    base = open_base(whole if numbered else replace(whole, fields=(), keys_as=None))
     try:
         return TurnedSource(base, options)
     except BaseException:

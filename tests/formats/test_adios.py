@@ -166,25 +166,6 @@ def test_rows_of_steps(tmp_path):
         np.testing.assert_array_equal(source[4:15]["x"], whole.reshape(30, 4)[4:15])
 
 
-def test_attributes(tmp_path):
-    with Bp(tmp_path / "x.bp") as bp:
-        for i in bp.steps(3):
-            bp.put("x", 1.5)
-            if not i:
-                bp.io.define_attribute("unit", "K", "x")
-                bp.io.define_attribute("names", ["a", "bc"])
-                bp.io.define_attribute("limits", np.array([1.5, np.nan], "f4"))
-    with opened(tmp_path / "x.bp", "t=x") as source:
-        assert dict(source.schema["t"].attrs) == {"unit": "K"}
-        assert source.schema.attrs["names"] == ["a", "bc"]
-        limits = source.schema.attrs["limits"]
-        assert limits.dtype == np.float32
-        np.testing.assert_array_equal(limits, np.float32([1.5, np.nan]))
-    dsprep.convert(tmp_path / "x.bp", tmp_path / "x.h5")
-    with dsprep.open(tmp_path / "x.h5") as source:
-        assert source[:]["x"].tolist() == [1.5] * 3
-
-
 # --- what a sample is ------------------------------------------------------------------------
 
 

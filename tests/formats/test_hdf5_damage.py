@@ -194,23 +194,6 @@ def test_a_chunk_without_filters_has_the_size_of_a_chunk(tmp_path):
             source.read(8, 12)
 
 
-def test_a_chunk_whose_size_is_set_to_0(tmp_path):
-    """It is stored: the library reads a whole chunk there."""
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=np.ones((20, 40), "<i4"), chunks=(5, 40))
-    data = path.read_bytes()
-    head = struct.pack("<IIQQQ", 800, 0, 5, 0, 0)  # of the chunk at (5, 0), as the B-tree has it
-    assert data.count(head) == 1
-    path.write_bytes(data.replace(head, bytes(4) + head[4:]))
-    with opened(path) as source:
-        assert (source.read(10, 20)["x"] == 1).all()
-        with pytest.raises(FormatError, match=r"chunk at \(5, 0\).*800 bytes, found 0"):
-            source.read(0, 10)
-        with pytest.raises(FormatError, match=r"field x, offset .* a wrong size"):
-            source.extents()
-
-
 @pytest.mark.parametrize("userblock", [0, 512])
 def test_sequences_whose_stored_size_is_set_to_0(tmp_path, userblock):
     """They are not those that were never written, which are empty."""
@@ -230,24 +213,6 @@ def test_sequences_whose_stored_size_is_set_to_0(tmp_path, userblock):
     path.write_bytes(data.replace(place, place[:8] + bytes(8)))
     with pytest.raises(FormatError, match="field x: data of no bytes have an address"):
         opened(path)
-
-
-@pytest.mark.parametrize("userblock", [0, 512])
-def test_data_behind_the_end_that_the_file_states(tmp_path, userblock):
-    """The library reads nothing there, though the bytes are those of the data."""
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w", userblock_size=userblock) as file:
-        file.create_dataset("x", data=np.ones((20, 40), "<i4"), chunks=(5, 40))
-    data = bytearray(path.read_bytes())
-    with opened(path) as source:
-        assert (source.read(0, 20)["x"] == 1).all()
-    assert data[userblock + 40 : userblock + 48] == struct.pack("<Q", len(data))
-    ends = np.flatnonzero(np.frombuffer(data, "<i4", len(data) // 4) == 1)
-    path.write_bytes(
-        data[: userblock + 40] + struct.pack("<Q", 4 * ends[-1]) + data[userblock + 48 :]
-    )
-    with opened(path) as source, pytest.raises(FormatError, match=r"field x.*addr overflow"):
-        source.read(0, 20)
 
 
 def test_two_members_of_one_name(tmp_path):
@@ -376,24 +341,6 @@ def test_an_attribute_whose_heap_is_damaged_is_left_out(tmp_path):
         assert source.schema["x"].attrs == {"unit": "µm", "scale": 3}
     damage(path, path.read_bytes().index(b"GCOL") + 16, b"\0" * 16)
     assert "left out attributes of x: unit" in run("print(outcome())", path, 20)
-
-
-def test_values_of_many_sizes_and_rows_rewritten(tmp_path):
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(0, 300, 3000)
-    lengths[17] = 1 << 18
-    with h5py.File(tmp_path / "a", "w") as file:
-        ragged = file.create_dataset("v", (3000,), h5py.vlen_dtype("<i2"), maxshape=(None,))
-        for i in rng.permutation(3000):
-            ragged[i] = np.arange(lengths[i])
-        for i in range(0, 3000, 7):
-            lengths[i] = i % 40
-            ragged[i] = np.arange(lengths[i])
-    with h5py.File(tmp_path / "a") as file, opened(tmp_path / "a") as source:
-        expected = np.concatenate(list(file["v"][1:2999]))
-        column = source.read(1, 2999)["v"]
-    assert column.values.tobytes() == expected.tobytes()
-    assert column.lengths.tolist() == lengths[1:2999].tolist()
 
 
 def test_collections_within_each_other(tmp_path):

@@ -31,7 +31,6 @@ from support import (
 from dsprep.core.filters import check, decode
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Ragged
-from dsprep.errors import FormatError
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.layout import as_json, fit
 
@@ -245,27 +244,6 @@ def test_what_dsprep_writes(tmp_path, name, schema, compress):
         assert not layout.unlocated
 
 
-@pytest.mark.parametrize("chunks", [None, (4,)])
-def test_ragged_fields_through_tables(tmp_path, chunks):
-    rng = np.random.default_rng(1)
-    with h5py.File(tmp_path / "a", "w") as file:
-        outer = rng.integers(0, 4, 9)
-        inner = rng.integers(0, 5, int(outer.sum()))
-        table = np.zeros(len(inner), [("first", "<u8"), ("n", "<u8"), ("id", "<u4")])
-        table["n"], table["first"] = inner, np.cumsum(inner) - inner
-        events = np.zeros(9, [("first", "<u8"), ("n", "<u8")])
-        events["n"], events["first"] = outer, np.cumsum(outer) - outer
-        values = random_array(STRUCT, (int(inner.sum()),))
-        for name, data in (("extents", events), ("voxel_extents", table), ("voxels", values)):
-            file.create_dataset(name, data=data, chunks=chunks)
-    layout = compare(tmp_path / "a")
-    assert set(layout.columns) == {"voxels"}
-    assert "counts rows of another dataset" in layout.unlocated["voxel_extents"]
-    explicit = compare(tmp_path / "a", "v=voxels@voxel_extents")
-    assert set(explicit.columns) == {"v"}
-    assert explicit.count == len(inner)
-
-
 # --- what only the library finds -------------------------------------------------------------
 
 
@@ -364,22 +342,6 @@ def test_identity(tmp_path, libver, version, userblock):
     with h5py.File(path, "r+") as file:
         file["y"] = np.arange(10)
     assert HDF5.identity(path).values["end_of_file"] > found["end_of_file"]
-
-
-def test_identity_of_what_is_no_hdf5(tmp_path):
-    for name, data in (
-        ("empty", b""),
-        ("text", b"text" * 999),
-        ("short", b"\x89HDF\r\n\x1a\n"),
-        ("cut", b"\x89HDF\r\n\x1a\n\0\0\0\0\0\x08\x08"),
-        ("version", b"\x89HDF\r\n\x1a\n" + b"\x09" * 99),
-        ("sizes", b"\x89HDF\r\n\x1a\n\x02\x07\x08" + bytes(99)),
-    ):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(FormatError):
-            HDF5.identity(tmp_path / name)
-    with pytest.raises(OSError, match="missing"):
-        HDF5.identity(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(

@@ -165,34 +165,6 @@ def test_links_and_cycles_end(tmp_path):
         opened(tmp_path / "a", "outside")
 
 
-def test_one_dataset_that_cannot_be_a_field_leaves_the_others(tmp_path):
-    """Whatever its size, and whether or not it has as many rows."""
-    text = h5py.string_dtype()
-    for shape in ((10, 2), (1000, 5)):
-        with h5py.File(tmp_path / "a", "w") as file:
-            file["x"], file["y"] = np.arange(10), np.arange(10)
-            file.create_dataset("t", data=np.full(shape, "a", object), dtype=text)
-            quad = h5py.h5t.IEEE_F64LE.copy()
-            quad.set_size(16)
-            quad.set_precision(128)
-            quad.set_fields(127, 112, 15, 0, 112)
-            quad.set_ebias(16383)
-            h5py.h5d.create(file.id, b"quad", quad, h5py.h5s.create_simple((10,)))
-        with opened(tmp_path / "a") as source:
-            assert source.schema.names == ("x", "y")
-            notes = "\n".join(source.notes)
-            assert "left out t: sequences of variable length" in notes
-            assert "left out quad: its type is unknown to numpy" in notes
-
-
-def test_the_reason_is_named_where_nothing_can_be_a_field(tmp_path):
-    with h5py.File(tmp_path / "a", "w") as file:
-        file["e"] = h5py.Empty("f4")
-        file["link"] = h5py.SoftLink("/nowhere")
-    with pytest.raises(FormatError, match=r"link: it is a link to /nowhere, e: it holds no data"):
-        opened(tmp_path / "a")
-
-
 def _sequences(path, libver, address_nbytes, how):
     """Write strings and numbers of variable length; element 7 of the numbers never."""
     plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)

@@ -113,29 +113,6 @@ def told(groups):
     return [law.span(0, groups.blocks.count).tolist() for law in laws]
 
 
-@pytest.mark.parametrize(
-    "dtype", ["<M8[ns]", ">m8[s]", "V5", ">U2", "float8_e4m3fn", "<f2", "S1", "<c16"]
-)
-def test_rarer_dtypes_survive(tmp_path, dtype):
-    import ml_dtypes
-
-    element = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
-    parts = [("a", element), ("b", "<i2", (2,))]
-    schema = Schema((Field("x", element, (2,)), Field("s", np.dtype(parts))))
-    rng = np.random.default_rng(0)
-    batch: Batch = {}
-    for f in schema:
-        nbytes = 5 * f.row_nbytes
-        bits = rng.integers(0, 256 if element.kind != "U" else 2, nbytes, "u1")
-        if element.kind == "U":
-            batch[f.name] = np.zeros((5, *f.inner), f.dtype)
-            batch[f.name if f.name == "x" else "s"]["a" if f.name == "s" else ...] = "é"
-        else:
-            batch[f.name] = bits.view(f.dtype).reshape(5, *f.inner)
-    write_batch(HDF5, tmp_path / "a", schema, batch)
-    assert_same_batch(read_all(tmp_path / "a"), batch, schema)
-
-
 def test_padding_is_zeroed_and_strided_columns_are_taken(tmp_path):
     padded = np.dtype({"names": ["a", "b"], "formats": ["u1", "<f8"], "offsets": [0, 8]})
     schema = Schema((Field("s", padded), Field("x", np.dtype("<i4"), (3,))))
@@ -359,16 +336,6 @@ def test_few_samples_in_groups(tmp_path, count, per_group, options):
             assert_same_batch(read_all(tmp_path / name), batch, schema)
 
 
-def test_samples_that_are_all_empty(tmp_path):
-    schema = Schema((Field("x", F4, (None, 2)), Field("z", F4, (None, 0)), Field("y", I8)))
-    batch = random_batch(schema, 7, longest=0)
-    batch["z"] = Ragged.from_lengths(np.zeros((6, 0), F4), np.array([0, 1, 2, 0, 0, 0, 3]))
-    grouping = grouped(batch, 2, 64)
-    groups = write(tmp_path / "a", schema, batch, grouping)
-    assert groups.blocks.lengths.span(0, 4).min() > 0
-    assert_same_batch(read_all(tmp_path / "a"), batch, schema)
-
-
 def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path):
     schema = Schema((Field.opaque("jpeg"), Field("y", I8)))
     items = [b"a" * n for n in (5000, 1, 2, 3, 10, 0, 7)]
@@ -473,22 +440,6 @@ def test_gaps_inside_groups_are_damage(tmp_path, part, number, value):
         file["x"][part][number] = value
     with pytest.raises(FormatError):
         read_all(tmp_path / "a")
-
-
-def test_only_groups_may_have_gaps(tmp_path):
-    schema = Schema((Field("x", F4, (None,)),))
-    batch: Batch = {"x": Ragged.pack([np.ones(n, F4) for n in (3, 2, 4, 1)], schema["x"])}
-    for k, text in enumerate((None, b"many", b"-1", b"9" * 40, b"4")):
-        write(tmp_path / f"{k}", schema, batch, grouped(batch, 1, 64))
-        with h5py.File(tmp_path / f"{k}", "r+") as file:
-            del file["x"].attrs["dsprep_capacity"]
-            if text:
-                file["x"].attrs["dsprep_capacity"] = np.bytes_(text)
-        if text == b"4":
-            assert_same_batch(read_all(tmp_path / f"{k}"), batch, schema)
-        else:
-            with pytest.raises(FormatError):
-                read_all(tmp_path / f"{k}")
 
 
 def fields(*names, dtype="<f8", shape=()):

@@ -37,7 +37,6 @@ class Hdf5(WritableFormat):
 
     name = "hdf5"
     suffixes = (".h5", ".hdf5", ".hdf", ".he5")
-    groups = True
     open_options = frozenset({"fields", "follow_external", "keys_as", "sample_axis"})
     write_options = frozenset({"compress", "chunk"})
 

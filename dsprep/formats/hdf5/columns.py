@@ -1,8 +1,7 @@
 """How an HDF5 file can hold a field, besides one row of a dataset per sample (`Rows`).
 
 `Indexed`: the rows that index tables give. `Sequences`: HDF5's own variable-length types.
-`PerGroup`: a dataset per sample. `Given`: what is not in datasets, such as attributes of the
-samples' groups.
+`OnDemand`: a dataset as the only sample.
 
 A dataset of sequences holds one descriptor per element: the number of items as a little-endian
 32-bit integer, the address of a heap, and the number of an object in it (the global heap ID of
@@ -19,8 +18,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Array, Attrs, Field, Ints, Ragged, new_array
-from dsprep.core.schema import Column as Values
+from dsprep.core.schema import Arena, Array, Attrs, Field, Ints, Ragged
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import StoredType
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
@@ -34,36 +32,6 @@ from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle
 
 _STEP = 1 << 20
-
-
-class Given(FieldColumn):
-    """A field whose values are in memory, found when the file was opened.
-
-    Parameters
-    ----------
-    values
-        Of all samples.
-    field
-        What they are.
-    location
-        Where they are, for messages: ``"attributes of groups"``.
-    """
-
-    def __init__(self, values: Values, field: Field, location: str) -> None:
-        self._values, self.field, self.location = values, field, location
-        self.count, self.unlocated = len(values), f"it is in {location}"
-
-    @override
-    def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
-        values = self._values[start:stop]
-        return PendingRead(0, [], lambda _: values)
-
-    @override
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        if not isinstance(self._values, Ragged):
-            return super().sizes(start, stop)
-        sizes: Ints = self._values.lengths[start:stop] * self.field.row_nbytes
-        return sizes
 
 
 class Indexed(FieldColumn):
@@ -221,61 +189,29 @@ def _to_zeros(values: Array, nbytes: Ints) -> tuple[Array, Ints]:
     return values[inside], kept
 
 
-class PerGroup(FieldColumn):
-    """A field of which each sample is a dataset of its own, in a group of its own.
+class OnDemand(FieldColumn):
+    """A dataset that is the only sample, opened each time that it is read: there may be millions.
 
-    Parameters
-    ----------
-    part
-        Opens the dataset of a sample, as the only sample that it has.
-    shapes
-        Of all these datasets: int64 of shape ``(samples, axes)``.
-    stored_type
-        What the first one holds; the others differ in their first axis at most.
+    `open_column` opens it.
     """
 
-    unlocated = "each of its samples is a dataset of its own"
+    count = 1
 
-    def __init__(
-        self,
-        part: Callable[[int], FieldColumn],
-        shapes: Ints,
-        stored_type: StoredType,
-        name: str,
-        attrs: Attrs,
-    ) -> None:
-        self._part, self._shapes, self._vlen = part, shapes, stored_type.vlen
-        first = part(0)
-        self.dataset, self.count, self.datasets = first.dataset, len(shapes), first.datasets
-        self._differ = bool((shapes != shapes[0]).any())
-        self.field = replace(first.field, name=name, attrs=attrs)
-        if not stored_type.vlen and self._differ:
-            self.field = replace(self.field, shape=(None, *stored_type.shape[1:]))
+    def __init__(self, open_column: Callable[[], FieldColumn], field: Field) -> None:
+        self._open, self.field = open_column, field
+
+    @override
+    def opened(self) -> FieldColumn:
+        return self._open()
 
     @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
-        # One dataset is read after another.
-        def rows(i: int) -> Array:
-            column = fetch({key: self._part(i).begin(0, 1, None, key)}, None)[key]
-            values: Array = column.values if isinstance(column, Ragged) else column[0]
-            return values
-
-        values: Values
-        if not self.field.ragged:
-            values = new_array(arena, key, (stop - start, *self.field.inner), self.field.dtype)
-            for i in range(start, stop):
-                values[i - start] = rows(i)
-        else:
-            parts = [*map(rows, range(start, stop))]
-            empty = np.empty((0, *self.field.inner), self.field.dtype)
-            joined = np.concatenate([empty, *parts], dtype=self.field.dtype)
-            lengths = np.array([len(p) for p in parts], np.int64)
-            values = Ragged.from_lengths(joined, lengths, self.field.kind)
-        return PendingRead(0, [], lambda _: values)
+        return self._open().begin(start, stop, arena, key)
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        if self._vlen:
-            return None
-        rows = self._shapes[start:stop, 0] if self._differ else np.ones(stop - start, np.int64)
-        return rows * self.field.row_nbytes
+        return None if self.field.ragged else super().sizes(start, stop)
+
+    @override
+    def locate(self, field: Field) -> Column:
+        return self._open().locate(field)

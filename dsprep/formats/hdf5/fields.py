@@ -1,7 +1,7 @@
 """The fields of an HDF5 file: what of it the user wants, and how each is read.
 
 Datasets whose first axes count the samples are found by `dsprep.formats.samples`, ragged fields by
-index tables and groups that are samples by `dsprep.formats.hdf5.structure`. Tables between the
+index tables by `dsprep.formats.hdf5.structure`. Tables between the
 samples and the values are ragged fields too; their column of first rows is made to count from 0 in
 each sample, so that it points into the sample's own values. The first table is not a field: it
 gives only where samples begin.
@@ -9,13 +9,13 @@ gives only where samples begin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Attrs, Column, Field, Ragged, known_axes
+from dsprep.core.schema import Attrs, Field, known_axes
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
 from dsprep.formats.conventions import Stated
@@ -29,7 +29,7 @@ from dsprep.formats.hdf5.attributes import (
     marked,
     read_attributes,
 )
-from dsprep.formats.hdf5.columns import Given, Indexed, PerGroup, Sequences
+from dsprep.formats.hdf5.columns import Indexed, OnDemand, Sequences
 from dsprep.formats.hdf5.conventions import stated
 from dsprep.formats.hdf5.datasets import walk
 from dsprep.formats.hdf5.dimensions import bookkeeping, read_dimensions
@@ -71,10 +71,10 @@ class Fields:
 
     def __init__(self, file: Any, disk: Handle, options: OpenOptions) -> None:
         self._disk, self._path, self._specs = disk, disk.path, options.fields
-        self._mode, self._keys_as = options.sample_axis, options.keys_as
+        self._mode = options.sample_axis
         self._rows: dict[str, Rows] = {}
-        self._read: frozenset[str] = frozenset()  # groups whose attributes are fields
         self.notes: list[str] = []
+        self._lost: dict[tuple[str, str], list[str]] = {}  # what is left out, and why
         with hdf5_errors(self._path, "the HDF5 file cannot be opened"):
             self._heaps = Heaps(disk, file)
             self._own = LAYOUT_ATTRIBUTE in file.attrs
@@ -96,14 +96,10 @@ class Fields:
                 where=self._path,
                 found=samples.listed([*left_out.values()]) or "no datasets",
             )
-        groups = self._sample_groups()
-        if groups is not None:
-            self.count, columns = len(groups.groups), self._group_columns(groups)
-        elif self._keys_as is not None:
+        if options.keys_as is not None:
             raise UsageError("--keys-as applies where each group is a sample", where=self._path)
-        else:
-            self._refuse_what_is_stated()
-            self.count, columns = self._array_columns()
+        self._refuse_what_is_stated()
+        self.count, columns = self._array_columns()
         specs = [replace(s, path=s.spelled, index=()) if s.index else s for s in self._specs]
         chosen = wanted(tuple(specs), {name: column.field for name, column in columns.items()})
         if not chosen:
@@ -115,6 +111,7 @@ class Fields:
             self.notes += samples.unapplied({n: f.attrs for n, (_, f) in self.columns.items()})
             self._note_losses()
         self.attrs = self._attributes("the file", file)
+        self._note_lost()
 
     def _state(self, file: Any) -> Stated:
         """Return what the file states about its datasets; dsprep's own: only what is no field."""
@@ -212,18 +209,23 @@ class Fields:
     def _column(
         self, name: str, path: str, route: Route | None, whole_file: bool
     ) -> FieldColumn | None:
-        dataset, stored_type = self._contents.open(path), self._datasets[path]
+        stored_type = self._datasets[path]
         if route is not None:
             own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
-            attrs = self._attributes(path, self._contents.open(name) if own else dataset)
+            attrs = self._attributes(path, self._contents.open(name if own else path))
             return Indexed(self._open(path), route, name, attrs)
         if stored_type.vlen and len(stored_type.shape) != (0 if whole_file else 1):
             self._leave_out(path)
             return None
-        attrs = self._attributes(path, dataset)
+        attrs = self._attributes(path)
+        if whole_file:
+            field = Field(name, stored_type.dtype, stored_type.shape, attrs=attrs)
+            if stored_type.vlen:
+                field = Field(name, stored_type.dtype, (None,), stored_type.kind, attrs)
+            return OnDemand(partial(self._whole, path), field)
         if stored_type.vlen:
-            return self._sequences(path, attrs, whole_file)
-        rows = self._new_rows(path, whole=whole_file)
+            return self._sequences(path, attrs, False)
+        rows = self._new_rows(path)
         rows.field = replace(rows.field, name=name, attrs=attrs)
         return rows
 
@@ -242,7 +244,17 @@ class Fields:
         stored_type = self._datasets[path]
         return Sequences(dataset, stored_type, self._disk, self._heaps, where, attrs, whole)
 
-    def _attributes(self, path: str, item: Any) -> Attrs:
+    def _whole(self, path: str) -> FieldColumn:
+        """Return a dataset as the only sample."""
+        if self._datasets[path].vlen:
+            return self._sequences(path, {}, True)
+        return self._new_rows(path, whole=True)
+
+    def _attributes(self, path: str, item: Any = None) -> Attrs:
+        """Return the attributes of a dataset, or of an `item` that has them for it."""
+        if item is None and path not in self._contents.attributed:
+            return dict(self._stated.attrs.get(path, {}))
+        item = self._contents.open(path) if item is None else item
         attrs, lost = read_attributes(item, self._heaps.sound)
         own = bookkeeping(attrs)
         attrs = {name: value for name, value in attrs.items() if name not in own}
@@ -250,7 +262,7 @@ class Fields:
         if self._contents.scales:
             attrs = {name: _of_netcdf(value) for name, value in attrs.items()}
         if lost:
-            self.notes.append(f"left out attributes of {path}: {samples.listed(lost)}")
+            self._lost.setdefault(("attributes of ", samples.listed(lost)), []).append(path)
         attrs |= self._stated.attrs.get(path, {}) if path in self._datasets else {}
         return attrs
 
@@ -273,9 +285,14 @@ class Fields:
         if self._specs:
             shape = self._datasets[path].shape
             raise SchemaError(f"field {path}: {reason}", where=self._path, found=shape)
-        self.notes.append(f"left out {path}: {reason}")
+        self._lost.setdefault(("", reason), []).append(path)
+
+    def _note_lost(self) -> None:
+        for (what, reason), paths in self._lost.items():
+            self.notes.append(f"left out {what}{samples.listed(paths)}: {reason}")
 
     def _nothing(self) -> FormatError:
+        self._note_lost()
         notes = "; ".join(self.notes) or None
         return FormatError("no dataset can be a field", where=self._path, found=notes)
 
@@ -283,11 +300,17 @@ class Fields:
         """Note the attributes of groups, and the names of enum members."""
         import h5py
 
-        owners = []
-        for path, names in self._contents.groups.items():
-            known = path in ("", *self._read) or KIND_ATTRIBUTE in names or "CLASS" in names
-            if not known and has_attributes(names):
-                owners.append(path)
+        filled = {
+            "/".join(p.split("/")[:k]) for p in self._datasets for k in range(p.count("/") + 1)
+        }
+        if empty := sorted(self._contents.groups.keys() - filled - {""}, key=samples.natural_key):
+            self.notes.append(f"{samples.listed(empty)}: groups without datasets")
+        owners = [
+            path
+            for path, names in self._contents.groups.items()
+            if path and KIND_ATTRIBUTE not in names and "CLASS" not in names
+            if has_attributes(names)
+        ]
         if owners:
             self.notes.append(f"attributes of {samples.listed(owners)} are not kept")
         datasets = {n: c.dataset for n, (c, _) in self.columns.items() if c.dataset is not None}
@@ -299,110 +322,6 @@ class Fields:
         if self._stated.refused and self._mode == "auto" and not self._specs and not self._own:
             reason, fix = self._stated.refused
             raise SchemaError(reason, where=self._path, fix=f"{fix}, or name fields: --field NAME")
-
-    # --- a group per sample ---
-
-    def _sample_groups(self) -> structure.Samples | None:
-        """Return the groups that are samples, if the user says that some are."""
-        patterns = any("*" in s.path and s.path not in self._datasets for s in self._specs)
-        if self._mode != "groups" and not (patterns and self._mode == "auto"):
-            return None
-        given = {n for names in self._contents.groups.values() for n in names}
-        keys = () if self._keys_as is None else (self._keys_as,)
-        return structure.sample_groups(self._contents, self._specs, (*given, *keys))
-
-    def _group_columns(self, group_samples: structure.Samples) -> dict[str, FieldColumn]:
-        """Return the columns of a file with a group per sample."""
-        columns: dict[str, FieldColumn] = {}
-        requested = [s.path for s in self._specs]
-        others, more = dict(self._datasets), 0
-        for part_of, shapes in group_samples.members.items():
-            paths = [f"{group}/{part_of}".rstrip("/") for group in group_samples.groups]
-            for path in paths:
-                del others[path]
-            more += len(self._contents.attributed.intersection(paths[1:]))
-            stored_type = self._datasets[paths[0]]
-            if stored_type.vlen and stored_type.shape:
-                self._leave_out(paths[0])
-                continue
-
-            def part(i: int, paths: list[str] = paths) -> FieldColumn:
-                if self._datasets[paths[i]].vlen:
-                    return self._sequences(paths[i], {}, True)
-                return self._new_rows(paths[i], whole=True)
-
-            attrs = self._attributes(paths[0], self._contents.open(paths[0]))
-            name = self._named(group_samples, part_of or structure.VALUES, part_of)
-            columns[name] = PerGroup(part, shapes, stored_type, name, attrs)
-        columns |= self._given(group_samples, columns)
-        if not requested:
-            if more:
-                self.notes.append(
-                    "attributes of the first sample's datasets are kept, not the others'"
-                )
-            self.notes += group_samples.notes
-            if others:
-                named = samples.listed([*others])
-                self.notes.append(f"left out {named}: not in the samples' groups")
-        return columns
-
-    def _named(self, group_samples: structure.Samples, name: str, member: str) -> str:
-        """Return a field of the samples' groups as the user spelled it."""
-        spelled = group_samples.field(member)
-        return spelled if any(s.path == spelled for s in self._specs) else name
-
-    def _given(
-        self, group_samples: structure.Samples, taken: Mapping[str, FieldColumn]
-    ) -> dict[str, FieldColumn]:
-        """Return the fields that are attributes of the samples' groups, and their names."""
-        columns: dict[str, FieldColumn] = {}
-        if "" not in group_samples.members and any(
-            self._contents.groups[g] for g in group_samples.groups
-        ):
-            values, lost = self._attribute_fields(group_samples.groups)
-            self._read = frozenset(group_samples.groups)
-            for attribute, (field, column) in values.items():
-                name = self._named(group_samples, attribute, attribute)
-                if name in taken:
-                    lost.append(attribute)
-                    continue
-                field = replace(field, name=name)
-                columns[name] = Given(column, field, "attributes of groups")
-            if lost:
-                self.notes.append(
-                    f"left out attributes of the samples' groups: {samples.listed(lost)}"
-                )
-        if self._keys_as is not None:
-            field = Field.opaque(self._keys_as, "str")
-            names = Ragged.pack(group_samples.names, field)
-            columns[field.name] = Given(names, field, "the names of groups")
-        elif not group_samples.counting:
-            self.notes.append(
-                f"names such as {group_samples.names[0]} do more than count, and are left out "
-                "(--keys-as key keeps them)"
-            )
-        return columns
-
-    def _attribute_fields(
-        self, groups: Sequence[str]
-    ) -> tuple[dict[str, tuple[Field, Column]], list[str]]:
-        """Return the attributes that all groups have, and of one type; and the others' names."""
-        values: dict[str, list[Any]] = {}
-        for group in groups:
-            for name, value in self._read_attributes(group).items():
-                values.setdefault(name, []).append(value)
-        fields: dict[str, tuple[Field, Column]] = {}
-        names = {n for g in groups for n in self._contents.groups[g]}
-        for name, column in values.items():
-            texts = all(isinstance(v, str) for v in column)
-            alike = len({(np.asarray(v).dtype, np.shape(v)) for v in column}) == 1
-            if len(column) == len(groups) and texts:
-                field = Field.opaque(name, "str")
-                fields[name] = field, Ragged.pack(column, field)
-            elif len(column) == len(groups) and alike and np.asarray(column[0]).dtype.kind != "U":
-                array = np.array(column)
-                fields[name] = Field(name, array.dtype, array.shape[1:]), array
-        return fields, sorted(names - fields.keys())
 
 
 def _of_netcdf(value: Any) -> Any:

@@ -16,9 +16,10 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Ints, Schema
+from dsprep.core.schema import Column as Values
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype
-from dsprep.formats.hdf5.columns import Given, Indexed, Sequences
+from dsprep.formats.hdf5.columns import Indexed
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
 from dsprep.formats.hdf5.locate import Unlocated, filter_name
@@ -75,6 +76,14 @@ class Hdf5Source(Source):
             name: retype(batch[name], field, self.path, start)
             for name, (_, field) in self._columns.items()
         }
+
+    @override
+    def read_field(self, name: str) -> Values:
+        column, field = self._columns[name]
+        pending = column.begin(0, self._count, None, name)
+        values = fetch({name: pending}, None)[name]
+        self._disk.check_same()
+        return retype(values, field, self.path, 0)
 
     def sizes(self, start: int, stop: int) -> Ints | None:
         """Return the payload bytes of each sample; None where that takes reading them."""
@@ -136,12 +145,10 @@ _SOME = 1024
 
 def _storage(column: FieldColumn, count: int) -> FieldStorage:
     """Return how the field of a column is stored, in a file of `count` samples."""
-    if isinstance(column, Given):
-        return FieldStorage(storage=column.location, access="in memory, since the file was opened")
+    column = column.opened()
     form = _chunking(column.dataset, "")
     if not isinstance(column, Rows | Indexed):
-        found = "in a heap" if isinstance(column, Sequences) else "a dataset of its own"
-        access = f"each sample is {found}, looked up by itself: slow at random"
+        access = "each sample is in a heap, found through a descriptor of its own: slow at random"
         return FieldStorage(storage=form.words("rows"), codecs=form.codecs, access=access)
     ragged = isinstance(column, Indexed)
     rows = column.rows if isinstance(column, Indexed) else column

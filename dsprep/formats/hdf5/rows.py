@@ -54,6 +54,10 @@ class FieldColumn(ABC):
     datasets: Sequence[Any] = ()
     unlocated: str = ""
 
+    def opened(self) -> FieldColumn:
+        """Return the column with its dataset open."""
+        return self
+
     @abstractmethod
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
         """Return what samples ``start <= i < stop`` need from the file.

@@ -1,37 +1,19 @@
-"""What the structure of a file means: ragged fields by index tables, and groups as samples.
+"""Ragged fields by index tables.
 
 Ragged fields are those of dsprep's own encoding, a group with the attribute ``dsprep_kind`` and the
 datasets ``values``, ``first`` and ``count``, and what `dsprep.formats.ragged` finds.
-
-Groups side by side, or datasets, are samples if the user says so (`sample_groups`); the fields are
-the datasets in a group, by their paths in it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dsprep.core.schema import FieldSpec
-from dsprep.errors import FormatError, SchemaError
-from dsprep.formats.fields import missing_field
-from dsprep.formats.foreign import WAY_OUT
+from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
-from dsprep.formats.hdf5.datasets import Contents, StoredType
+from dsprep.formats.hdf5.datasets import Contents
 from dsprep.formats.hdf5.rows import Rows
 from dsprep.formats.index_tables import Route
 from dsprep.formats.ragged import RaggedRows, find_tables, table_of
-from dsprep.formats.samples import (
-    Sized,
-    ambiguous,
-    groups_named,
-    listed,
-    natural_key,
-)
 
 _MOST_DIGITS = 18
 
@@ -94,114 +76,3 @@ def capacity(paths: Sequence[str], contents: Contents) -> int:
             found=text[:40],
         )
     return int(text)
-
-
-_NUMBER = re.compile(r"\d+")
-
-VALUES = "values"
-"""The field of samples that are datasets, not groups."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Groups that are samples, in natural order; or datasets, of one field whose path is ``""``.
-
-    Attributes
-    ----------
-    pattern
-        As ``--field`` spells the groups.
-    groups
-        Their paths.
-    members
-        The shapes of each dataset in all groups by its path there, int64 of ``(samples, axes)``.
-    notes
-        What cannot be a field, one clause each.
-    """
-
-    pattern: str
-    groups: tuple[str, ...]
-    members: dict[str, NDArray[np.int64]]
-    notes: tuple[str, ...] = ()
-
-    def field(self, member: str) -> str:
-        """Return how ``--field`` spells a field of these groups, and of no others."""
-        return f"{self.pattern}/{member}".strip("/")
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the groups, behind what all of them have in common."""
-        begin = len(self.pattern.partition("*")[0].rpartition("/")[0])
-        return [g[begin:].strip("/") for g in self.groups]
-
-    @property
-    def counting(self) -> bool:
-        """Whether the names of the groups do no more than count them."""
-        return len({_NUMBER.sub("#", n) for n in self.names}) == 1
-
-
-def sample_groups(contents: Contents, specs: Sequence[FieldSpec], others: Iterable[str]) -> Samples:
-    """Return the groups that are samples, as the user says.
-
-    `others` are names that are no datasets of the groups, which the user may name too.
-
-    Raises
-    ------
-    AmbiguousError
-        If there are several such groups.
-    SchemaError
-        If there are none, or what was named differs in them in more than its first axis.
-    """
-    beside = groups_named(contents.datasets, specs)
-    if not beside or not beside[0].members:
-        raise SchemaError("no groups side by side hold the same datasets", where=contents.where)
-    if len(beside) > 1:
-        arrays = {p: Sized(d.shape, d.nbytes) for p, d in contents.datasets.items()}
-        raise ambiguous("several groups hold others", arrays, contents.where, groups_only=True)
-    chosen = beside[0]
-    named = {s.path.removeprefix(f"{chosen.pattern}").lstrip("/") for s in specs} - {*others}
-    if chosen.members == ("",):
-        named = {"" if path == VALUES else path for path in named}
-    for path in sorted(named - {*chosen.members}):
-        raise missing_field(path, chosen.members, contents.where)
-    shapes: dict[str, NDArray[np.int64]] = {}
-    notes = [f"{chosen.odd} has other datasets, too"] if chosen.odd and not specs else []
-    like = re.compile("[^/]*".join(map(re.escape, chosen.pattern.split("*"))))
-    empty = [g for g in contents.groups if g and like.fullmatch(g)]
-    empty = sorted({*empty} - {*chosen.groups}, key=natural_key) if "" not in chosen.members else []
-    if empty:
-        notes.append(f"left out {listed(empty)}: without {chosen.members[0]}, or empty")
-    for member in (m for m in chosen.members if m in named or not specs):
-        types = [contents.datasets[f"{g}/{member}".rstrip("/")] for g in chosen.groups]
-        differing = _differing(member, chosen.groups, types)
-        if differing is None:
-            shapes[member] = np.array([h.shape for h in types], np.int64).reshape(len(types), -1)
-        elif specs or len(chosen.members) == 1:
-            raise SchemaError(differing, where=contents.where, fix=WAY_OUT)
-        else:
-            notes.append(f"left out {differing}")
-    return Samples(chosen.pattern, chosen.groups, shapes, tuple(notes))
-
-
-def _differing(member: str, groups: Sequence[str], types: Sequence[StoredType]) -> str | None:
-    """Return how the datasets of a member differ, if not in their first axis alone."""
-    first = _same_field(types[0])
-    k = next(
-        (k for k, h in enumerate(types) if h is not types[0] and _same_field(h) != first), None
-    )
-    if k is None:
-        return None
-    return (
-        f"{member} is {_show(types[0])} in {groups[0]} and {_show(types[k])} in {groups[k]}, and "
-        "samples of a field may differ in their first axis only"
-    )
-
-
-def _same_field(stored_type: StoredType) -> tuple[object, ...]:
-    """Return what two datasets have in common that are samples of one field."""
-    s = stored_type
-    return s.carrier, s.kind, s.vlen, len(s.shape), s.shape[1:]
-
-
-def _show(stored_type: StoredType) -> str:
-    text = "sequences of " if stored_type.vlen else ""
-    return f"{text}{stored_type.carrier}[{','.join(map(str, stored_type.shape))}]"
