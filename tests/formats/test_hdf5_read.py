@@ -5,55 +5,17 @@ from __future__ import annotations
 import os
 
 import h5py
-import hdf5plugin
 import numpy as np
 import pytest
-from hdf5_files import HDF5, opened, options
+from hdf5_files import opened, options
 from support import NESTED, random_array, raw
 
 import dsprep
-from dsprep.core.schema import Arena, FieldSpec
+from dsprep.core.schema import FieldSpec
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.options import OpenOptions
-from dsprep.storage.paths import Candidate
 
 X = random_array(np.dtype("<f4"), (20, 6, 4))
-
-
-LAYOUTS = {
-    "contiguous": ({}, "contiguous", "one read of 96 B"),
-    "chunked": ({"chunks": (3, 6, 4)}, "chunks of 3 samples", "one read of 96 B"),
-    "tiled": ({"chunks": (3, 2, 4)}, "chunks of 3 x 2 x 4", "3 chunks of 96 B, each is read: 3x"),
-    "gzip": (
-        {"chunks": (5, 6, 4), "compression": "gzip"},
-        "chunks of 5 samples",
-        "5x the bytes",
-    ),
-    "shuffled": (
-        {"chunks": (5, 6, 4), "compression": 1, "shuffle": True, "fletcher32": True},
-        "chunks of 5 samples",
-        "decoded",
-    ),
-    "lzf": ({"chunks": (4, 6, 4), "compression": "lzf"}, "chunks of 4 samples", "decoded"),
-    "resizable": ({"chunks": (3, 6, 4), "maxshape": (None, 6, 4)}, "chunks of 3 samples", "one re"),
-    "blosc": ({"chunks": (4, 6, 4), **hdf5plugin.Blosc()}, "chunks of 4 samples", "decoded"),
-    "zstd": ({"chunks": (4, 6, 4), **hdf5plugin.Zstd()}, "chunks of 4 samples", "decoded"),
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts(tmp_path, name):
-    how, storage, access = LAYOUTS[name]
-    with h5py.File(tmp_path / "a", "w", userblock_size=1024) as file:
-        file.create_dataset("g/x", data=X, **how)
-    assert HDF5.recognises(Candidate(tmp_path / "a"))
-    with opened(tmp_path / "a") as source:
-        for start, stop in ((0, 20), (0, 1), (7, 18), (20, 20), (19, 20)):
-            assert raw(source.read(start, stop, Arena())["g/x"]) == raw(X[start:stop])
-        layout = source.storage()["g/x"]
-        assert layout.storage == storage
-        assert access in layout.access
-        assert (layout.codecs == ()) == (name in ("contiguous", "chunked", "tiled", "resizable"))
 
 
 def test_types(tmp_path):

@@ -271,28 +271,6 @@ def test_columns_are_not_samples(tmp_path):
 # --- netCDF-4 ---------------------------------------------------------------------------------
 
 
-def test_what_netcdf_keeps_for_itself_is_no_note(tmp_path):
-    netcdf = pytest.importorskip("netCDF4")
-    path = tmp_path / "a.nc"
-    with netcdf.Dataset(path, "w") as file:
-        for name, size in (("time", None), ("lat", 3), ("nv", 2)):
-            file.createDimension(name, size)
-        for k in range(9):
-            variable = file.createVariable(f"v{k}", "f4", ("time", "lat", "nv"))
-            variable[:4], variable.units, variable.comment = k, "K", ""
-        file.createVariable("time", "f8", ("time",))[:] = np.arange(4)
-        file["v1"].scale_factor, file["v2"].missing_value = 0.1, np.float32(np.nan)
-    with dsprep.open(path) as source:
-        assert source.notes[0] == "samples are counted along time"
-        assert "scale_factor of v1 are not applied" in source.notes[1]
-        attrs = dict(source.schema["v0"].attrs)
-        assert attrs.pop("_ARRAY_DIMENSIONS").tolist() == ["time", "lat", "nv"]
-        assert attrs == {"units": "K", "comment": ""}
-        assert {*source.schema["time"].attrs} == {"_ARRAY_DIMENSIONS"}
-    report = dsprep.convert(path, tmp_path / "b.zarr", workers=1)
-    assert not [note for note in report.notes if "CLASS" in note or "_Netcdf4" in note]
-
-
 @pytest.mark.parametrize("dims", ["lat lon", "level time", "band y x"])
 def test_axes_of_space_are_doubtful(tmp_path, dims):
     netcdf = pytest.importorskip("netCDF4")

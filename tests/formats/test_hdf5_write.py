@@ -20,7 +20,6 @@ from support import assert_same_batch, random_batch, schemas, take, write_batch
 from dsprep.core.groups import Grouping, Samples, even
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.hdf5 import create
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.storage.checksums import crc32c
 
@@ -361,32 +360,6 @@ def test_a_run_that_continues_from_nothing_is_refused(tmp_path):
     write_batch(HDF5, tmp_path / "other", MIXED, batch)
     with pytest.raises(FormatError):
         HDF5.create(tmp_path / "other", MIXED, grouping, PLAIN, {})
-
-
-@pytest.mark.parametrize("schema", [IMAGES, MIXED], ids=["fixed", "ragged"])
-@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
-def test_irregular_places_are_told_as_they_are(tmp_path, monkeypatch, schema, options):
-    from dsprep.formats.hdf5.plan import FilePlan
-
-    batch = random_batch(schema, 300)
-    grouping = grouped(batch, 1, 256)
-    monkeypatch.setattr(FilePlan, "metadata", 2048)  # too little
-    monkeypatch.setattr(create, "_TRIES", 1)
-    writer = HDF5.create(tmp_path / "a", schema, grouping, options, None)
-    feed(writer, batch, cut(writer, grouping, 0, 1))
-    writer.finish()
-    groups, found = writer.groups(), chunks_of(tmp_path / "a")
-    data = (tmp_path / "a").read_bytes()
-    for g in range(grouping.count):
-        at, nbytes = groups.blocks.offsets.one(g), groups.blocks.lengths.one(g)
-        assert at == min(places[g][0] for places in found.values())
-        assert crc32c(data[at : at + nbytes]) == groups.crc32c.one(g)
-    assert_same_batch(read_all(tmp_path / "a"), batch, schema)
-    offsets = groups.blocks.offsets.span(0, grouping.count)
-    assert (offsets % 256).any(), "the places are regular: this shows nothing"
-    monkeypatch.setattr(create, "_TRIES", 8)
-    groups = write(tmp_path / "b", schema, batch, grouping, options)
-    check(tmp_path / "b", groups, grouping, 256)
 
 
 def test_rows_that_changed_are_refused(tmp_path):

@@ -6,7 +6,7 @@ datasets ``values``, ``first`` and ``count``, and what `dsprep.formats.ragged` f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
@@ -49,7 +49,7 @@ def _own_group(
         if path not in contents.datasets:
             raise FormatError(f"the ragged field lacks its dataset {part}", where=here)
     index = [parts["first"], parts["count"]]
-    table = table_of(index, contents, open_rows, capacity(index, contents))
+    table = table_of(index, contents, open_rows, _capacity(name, contents))
     stored_type = contents.datasets[parts["values"]]
     if table is None or stored_type.vlen or not stored_type.shape:
         raise FormatError("the ragged field has datasets of wrong types", where=here)
@@ -60,19 +60,12 @@ def _own_group(
     rows.used.update(parts.values())
 
 
-def capacity(paths: Sequence[str], contents: Contents) -> int:
-    """Return the rows that dsprep gave each group, or 0 if it wrote no groups."""
-    folders = {path.rpartition("/")[0] for path in paths}
-    folder = folders.pop() if len(folders) == 1 else ""
-    if CAPACITY_ATTRIBUTE not in contents.groups.get(folder, ()):
+def _capacity(name: str, contents: Contents) -> int:
+    """Return the rows that dsprep gave each group of samples, or 0 if it wrote no groups."""
+    if CAPACITY_ATTRIBUTE not in contents.groups[name]:
         return 0
-    text = marked(contents.open(folder), CAPACITY_ATTRIBUTE)
-    if text is None:
-        return 0
+    text = marked(contents.open(name), CAPACITY_ATTRIBUTE) or ""
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise FormatError(
-            f"attribute {CAPACITY_ATTRIBUTE} is not a number of rows",
-            where=paths[0],
-            found=text[:40],
-        )
+        problem = f"attribute {CAPACITY_ATTRIBUTE} is not a number of rows"
+        raise FormatError(problem, where=name, found=text[:40])
     return int(text)

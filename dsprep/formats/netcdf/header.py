@@ -128,7 +128,10 @@ def read_header(file: Handle) -> Header:
         )
     cursor.wide, cursor.far = version == 5, version != 1
     records = cursor.count()
-    streaming = records == (1 << (64 if cursor.wide else 32)) - 1
+    if records == (1 << (64 if cursor.wide else 32)) - 1:
+        raise FormatError(
+            "the header leaves the number of records open", where=file.path, fix="nccopy IN OUT"
+        )
     dimensions = [(cursor.name()[0], cursor.count()) for _ in cursor.items(_DIMENSION)]
     if sum(not n for _, n in dimensions) > 1:
         raise cursor.wrong("two dimensions have no length", "one, that of the records")
@@ -138,14 +141,10 @@ def read_header(file: Handle) -> Header:
     names = {v.name for v in variables}
     if len(names) < len(variables):
         raise FormatError("two variables have the same name", where=file.path)
-    inside = sorted((v for v in variables if v.record), key=lambda v: v.begin)
+    inside = [v for v in variables if v.record]
     stride = sum(_padded(v.nbytes) for v in inside)
     if len(inside) == 1:
         stride = inside[0].nbytes  # the only one is not padded
-    notes = [f"left out attributes of {each}" for each in lost]
-    if streaming:
-        records = _complete(inside, stride, file.nbytes)
-        notes.append(f"the header leaves the number of records open: {records} fit into the file")
     header = Header(
         version=version,
         records=records,
@@ -153,18 +152,10 @@ def read_header(file: Handle) -> Header:
         dimensions=tuple(name for name, _ in dimensions),
         variables=variables,
         attrs=attrs,
-        notes=tuple(notes),
+        notes=tuple(f"left out attributes of {each}" for each in lost),
     )
     _check_extents(header, cursor.at, file)
     return header
-
-
-def _complete(inside: list[Variable], stride: int, nbytes: int) -> int:
-    """Return how many whole records a file of so many bytes has; padding behind may be missing."""
-    if not inside:
-        return 0
-    rest = nbytes - max(v.begin + v.nbytes for v in inside)
-    return rest // stride + 1 if rest >= 0 else 0
 
 
 def _check_extents(header: Header, end: int, file: Handle) -> None:
