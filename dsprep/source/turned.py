@@ -89,8 +89,9 @@ class TurnedSource(Source):
         if only.odd and not options.fields:
             self._notes.append(f"{only.odd} holds other arrays, too")
         self._keys = [key.strip("/") for key in _behind_common(only)]
-        kept = "are left out (--keys-as key keeps them)"
-        if self._keys_as is None and len({re.sub("[0-9]+", "#", key) for key in self._keys}) > 1:
+        counting = len({re.sub("[0-9]+", "#", key) for key in self._keys}) == 1
+        if self._alone and self._keys_as is None and not counting:
+            kept = "are left out (--keys-as key keeps them)"
             self._notes.append(f"names such as {self._keys[0]} do more than count, and {kept}")
         members = {m: [f"{g}/{m}".rstrip("/") for g in only.groups] for m in only.members}
         others = {*self.base.schema.names}.difference(*members.values())
