@@ -24,11 +24,6 @@ from dsprep.errors import AmbiguousError, SchemaError
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.storage.paths import DirectoryEntry
 
-WHOLE_FILE = (
-    frozenset({"climate/data", "climate/labels_0"}),  # DeepCAM: one climate snapshot per file
-)
-"""Sets of names that are known to mean one sample per file although first axes agree."""
-
 SPACE = (
     " x y z lat latitude lon long longitude rlat rlon nav_lat nav_lon easting northing level lev "
     "plev isobaricinhpa height width depth altitude bottom_top south_north west_east c channel "
@@ -110,8 +105,6 @@ def choose(
     """
     if mode == "none" or not any(array.shape for array in arrays.values()):
         return SampleAxis(1, True, tuple(arrays), () if mode == "none" else (ONE_SAMPLE,))
-    if mode == "auto" and frozenset(arrays) in WHOLE_FILE:
-        return SampleAxis(1, True, tuple(arrays), (ONE_SAMPLE,))
     if mode == "auto":
         reason = _doubt(arrays, named, grouped)
         if reason:

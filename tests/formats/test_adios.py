@@ -11,7 +11,7 @@ import pytest
 from format_contract import ReadOnlyContract
 
 import dsprep
-from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import AmbiguousError, FormatError, MissingExtra, SchemaError, UnsupportedError
 from dsprep.formats.adios import source as adios_source
 from dsprep.formats.options import OpenOptions
@@ -55,10 +55,6 @@ class Bp:
         self.kept.append(value)
         self.engine.put(variable, value, adios2.bindings.Mode.Sync)
 
-    def text(self, name, value):
-        variable = self.io.inquire_variable(name) or self.io.define_variable(name)
-        self.engine.put(variable, value)
-
     def array(self, name, value, splits=1, axis=0, **kwargs):
         """Put a global array in blocks of about equal size along an axis."""
         value = np.asarray(value)
@@ -97,14 +93,9 @@ class TestSteps(ReadOnlyContract):
         (
             Field("n", np.dtype("<f8")),
             Field("r", np.dtype("<u2"), (None, 2)),
-            Field.opaque("s", "str"),
             Field("x", np.dtype("<f4"), (5, 3)),
         )
     )
-
-    def take(self, batch):
-        texts = [f"text {i} é" * (i % 5) for i in range(len(batch["n"]))]
-        super().take({**batch, "s": Ragged.pack(texts, self.schema["s"])})
 
     def write(self, path, batch):
         with Bp(path) as bp:
@@ -112,7 +103,6 @@ class TestSteps(ReadOnlyContract):
                 bp.array("r", batch["r"][i])
                 bp.array("x", batch["x"][i], 2)
                 bp.put("n", batch["n"][i])
-                bp.text("s", batch["s"][i])
 
     def damaged(self, change):
         with pytest.MonkeyPatch.context() as patched:

@@ -440,20 +440,6 @@ for at in {places}:
         assert "checksum" in run(code, path, 20)
 
 
-def test_names_that_are_not_utf8(tmp_path):
-    path = tmp_path / "a"
-    with h5py.File(path, "w") as file:
-        file["x"] = np.zeros(7)
-        file[b"\xff\xfe"] = np.zeros(7)
-        h5py.h5a.create(
-            file["x"].id, b"\xe9", h5py.h5t.NATIVE_INT32, h5py.h5s.create(h5py.h5s.SCALAR)
-        )
-    with opened(path) as source:
-        assert source.schema.names == ("x",)
-        assert any("\\xff\\xfe: its name is not UTF-8" in note for note in source.notes)
-        assert any("left out attributes of x: \\xe9" in note for note in source.notes)
-
-
 @pytest.mark.parametrize("kind", ["lzf", "compact"])
 def test_storage_that_only_the_library_knows(tmp_path, kind):
     path = tmp_path / "a"

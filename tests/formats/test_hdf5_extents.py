@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from hdf5_files import HDF5, opened
 from support import (
-    DTYPES,
     STRUCT,
     assert_same_batch,
     random_array,
@@ -154,17 +153,6 @@ def test_arrays(tmp_path, name, libver, userblock):
     assert grid.shape == X.shape
     expected = OPTIONS[name].get("chunks", X.shape)
     assert grid.chunk == expected
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("chunks", [None, (2, 2)])
-def test_types(tmp_path, dtype, chunks):
-    if dtype.kind == "U" or "bfloat16" in str(dtype):
-        pytest.skip("no type of HDF5; see the schemas")
-    with h5py.File(tmp_path / "a", "w") as file:
-        shuffled = {"shuffle": True, **GZIP} if chunks else {}
-        file.create_dataset("x", data=random_array(dtype, (5, 3)), chunks=chunks, **shuffled)
-    compare_whole(tmp_path / "a")
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])

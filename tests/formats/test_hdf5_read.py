@@ -242,22 +242,6 @@ def test_a_missing_source_is_an_error_that_names_it(tmp_path, damage):
         assert len(s[:]["y"]) == 6
 
 
-def test_sources_by_number_are_refused(tmp_path):
-    """Of these the first one that is missing is the end."""
-    for i in (0, 1, 3):
-        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
-            file["d"] = np.full(2, i)
-    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
-        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        space = h5py.h5s.create_simple((0,), (h5py.h5s.UNLIMITED,))
-        rows = space.copy()
-        rows.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (2,), (2,))
-        plist.set_virtual(rows, b"%b.h5", b"/d", h5py.h5s.create_simple((2,)))
-        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT64, space, plist)
-    with pytest.raises(FormatError, match=r"%b\.h5"):
-        dsprep.open(tmp_path / "a.h5", FOLLOW)
-
-
 def test_the_option_is_not_kept_in_a_sidecar(tmp_path):
     """Whoever reads decides, not whoever wrote the sidecar."""
     path = write_elsewhere("external", tmp_path / "in", tmp_path / "out" / "other")

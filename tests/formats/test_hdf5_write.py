@@ -362,15 +362,6 @@ def test_a_run_that_continues_from_nothing_is_refused(tmp_path):
         HDF5.create(tmp_path / "other", MIXED, grouping, PLAIN, {})
 
 
-def test_rows_that_changed_are_refused(tmp_path):
-    batch = random_batch(MIXED, 6)
-    grouping = grouped(batch, 3, 64)
-    writer = HDF5.create(tmp_path / "a", MIXED, grouping, PLAIN, None)
-    with pytest.raises(FormatError, match="has changed"):
-        writer.encode(random_batch(MIXED, 3, seed=3), 0, Arena())
-    writer.close()
-
-
 @pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_known_rows_make_the_same_file_without_a_spool(tmp_path, options, count):

@@ -48,8 +48,8 @@ class Dataset:
         variable, kinds = self._io.inquire_variable(name), adios2.bindings.ShapeID
         kind, stored, present = variable.shape_id(), variable.type(), variable.steps()
         table = {"type": TYPES.get(stored, stored), "rows": None, "inner": [], "problem": ""}
-        if stored not in (*TYPES, TEXT) or (stored == TEXT and kind != kinds.GlobalValue):
-            return {**table, "problem": f"arrays of type {stored} are not read"}
+        if stored not in TYPES:
+            return {**table, "problem": f"the type {stored} is not read"}
         if present != self._steps:
             return {**table, "problem": f"it is in {present} of {self._steps} steps"}
         if kind == kinds.GlobalValue:
@@ -74,11 +74,9 @@ class Dataset:
             return None
         return {"dtype": values.dtype.str, "values": values.tolist()}
 
-    def read(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any] | list[str]:
-        """Return some rows of a variable; of strings, a list."""
+    def read(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Return some rows of a variable."""
         table, variable = self._tables[name], self._io.inquire_variable(name)
-        if table["type"] == TEXT:
-            return [self._text(variable, step) for step in range(start, stop)]
         rows, inner = table["rows"] or [1] * self._steps, table["inner"]
         ends = np.cumsum(rows)
         out = np.zeros((stop - start, *inner), table["type"])
@@ -94,10 +92,6 @@ class Dataset:
             self._engine.get(variable, part, adios2.bindings.Mode.Sync)
             row += count
         return out
-
-    def _text(self, variable: Any, step: int) -> str:
-        variable.set_step_selection([step, 1])
-        return str(self._engine.get(variable))
 
 
 def _block_sizes(variable: Any) -> Iterator[int]:
@@ -115,11 +109,8 @@ def serve(link: Connection, path: str) -> None:
         link.send_bytes(json.dumps(dataset.describe()).encode())
         while True:
             values = dataset.read(*json.loads(link.recv_bytes()))
-            if isinstance(values, list):
-                link.send_bytes(json.dumps(values).encode())
-            else:
-                link.send_bytes(b"{}")
-                link.send_bytes(values.data)
+            link.send_bytes(b"{}")
+            link.send_bytes(values.data)
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:

@@ -194,9 +194,6 @@ class AdiosSource(Source):
 
     def _read(self, column: _Column, start: int, stop: int) -> Column:
         name, field = column.variable, column.field
-        if field.kind == "str":
-            texts = self._library.answer(name, start, stop) if start < stop else []
-            return Ragged.pack(texts, field)
         if column.first is None or column.rows is None:
             out = np.empty((stop - start, *field.inner), field.dtype)
             if out.size:
@@ -233,8 +230,6 @@ class AdiosSource(Source):
 
 
 def _row(name: str, table: Mapping[str, Any]) -> Field:
-    if table["type"] == "string":
-        return Field.opaque(name, "str")
     return Field(name, np.dtype(table["type"]), tuple(table["inner"]))
 
 
