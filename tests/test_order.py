@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsprep.reader.order import (
@@ -99,7 +99,6 @@ def counts(case, orders):
     return np.bincount(np.concatenate([np.zeros(0, np.int64), *orders]), minlength=case.n)
 
 
-@settings(max_examples=150)
 @given(cases(stages=2), st.integers(0, 120))
 def test_what_ranks_deliver(case, skip):
     """As many samples as their shares say, in as many steps; each time the same, from any step."""
@@ -125,7 +124,6 @@ def test_what_ranks_deliver(case, skip):
         assert rest.tolist() == order[skip:].tolist()
 
 
-@settings(max_examples=150)
 @given(cases())
 def test_how_often_a_sample_comes(case):
     told = every_rank(case)
@@ -247,7 +245,6 @@ def interrupted(case):
     return own, repeats, left
 
 
-@settings(max_examples=200)
 @given(cases(stages=4))
 def test_resuming_with_other_ranks_loses_and_repeats_nothing(case):
     own, repeats, left = interrupted(case)
