@@ -511,6 +511,8 @@ class FormatContract(SourceContract):
     @pytest.mark.parametrize(("fixed", "count"), [(None, COUNT), (FIXED, 200), (LARGE, COUNT)])
     def test_parts(self, grouped, fixed, count, tmp_path, monkeypatch):
         """One file that several write side by side, and that is killed anywhere, has its bytes."""
+        if fixed is FIXED and not self.parted[grouped]:
+            return  # one process writes it, as it does for others
         self.schema = fixed or self.schema
         self.take(random_batch(self.schema, count, longest=9))
         self.source.opening = MemoryOpening(source=self.source)

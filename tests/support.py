@@ -239,6 +239,14 @@ def schemas() -> Iterator[tuple[str, Schema]]:
     )
 
 
+def some_schemas() -> dict[str, Schema]:
+    """Those of `schemas` that differ in more than the number or the order of bytes."""
+    dtypes = ("|u1", "<f4", "<i8", ">i2", "|S7", "bfloat16", "struct16")
+    parts = {name: name.split("-", 1) for name, _ in schemas()}
+    every = ("scalar", "fixed", "ragged")
+    return {n: s for n, s in schemas() if parts[n][0] not in every or parts[n][-1] in dtypes}
+
+
 def epochs(reader: Any, count: int | None = None) -> Iterator[Any]:
     """Batches of so many epochs of a reader, one loop after another; None: without end."""
     for _ in itertools.count() if count is None else range(count):

@@ -119,7 +119,7 @@ def pool():
 
     def get(name):
         if name not in made:
-            context = executors.opened(name, workers=4 if name == "dask" else 2)
+            context = executors.opened(name, workers=2)
             made[name] = (context, context.__enter__())
         return made[name][1]
 

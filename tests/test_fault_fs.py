@@ -68,7 +68,7 @@ MODES = {
 OF_A_COPY = ("mtime_ns", "inode", "sampled", "lineage")
 """What of a sidecar is of one copy of the data alone."""
 
-SECONDS = 600.0
+SECONDS = 300.0
 """How long one test may take here before its file system is ended."""
 
 
@@ -373,9 +373,8 @@ def directories_that_hide_files(here: Here) -> None:
     assert not calls[0]().notes
 
 
-def interrupt_what_hangs(fs: Mounted) -> None:
-    """Send this process an interrupt when a read hangs."""
-    before = fs.counts().get("hang", 0)
+def interrupt_what_hangs(fs: Mounted, before: int) -> None:
+    """Send this process an interrupt when one more read hangs than before."""
     while fs.counts().get("hang", 0) == before:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
@@ -389,8 +388,9 @@ def interrupted_reader(here: Here) -> None:
     with dsprep.Reader(path, 16, **ORDER) as reader:
         loop = iter(reader)
         next(loop)
+        before = fs.counts().get("hang", 0)
         with fs.armed("hang=3600:8192"):
-            threading.Thread(target=interrupt_what_hangs, args=(fs,)).start()
+            threading.Thread(target=interrupt_what_hangs, args=(fs, before)).start()
             # All of the first loop may have been read ahead: then the next one is left.
             with pytest.raises(KeyboardInterrupt), reader:
                 list(itertools.chain(loop, reader, reader))

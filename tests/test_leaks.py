@@ -124,7 +124,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # that of a background
 pwritev, calls = os.pwritev, []
 def waiting(*words):
     calls.append(words)
-    while len(calls) > 2 and not os.path.exists({!r}):
+    while len(calls) > 2 and not os.path.exists({0!r} + "/go"):
+        open({0!r} + "/waits", "w").close()
         time.sleep(0.01)
     return pwritev(*words)
 os.pwritev = waiting
@@ -132,8 +133,8 @@ os.pwritev = waiting
 
 
 def start(folder, *words):
-    """Start a command in a group of its own that writes a little, and more if `go` is there."""
-    (folder / "sitecustomize.py").write_text(WAITING.format(str(folder / "go")))
+    """Start a command in a group of its own that writes a little, waits for `go`, writes more."""
+    (folder / "sitecustomize.py").write_text(WAITING.format(str(folder)))
     path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     return subprocess.Popen(
         [sys.executable, "-m", "dsprep", *map(str, words)],
@@ -152,16 +153,6 @@ def large(tmp_path_factory):
     return make(tmp_path_factory.mktemp("large") / "a.h5", schema, 60)
 
 
-def started(child, target, executor):
-    """Wait until something of the output has been written, by a worker if there are any."""
-    working = target.parent / f".{target.name}.dsprep-partial"
-    pattern = "apart-*/*" if executor == "processes" else "state.json"
-    deadline = time.monotonic() + 600
-    while not list(working.glob(pattern)) and child.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize(
     ("executor", "number", "group", "code", "word"),
     [
@@ -175,7 +166,9 @@ def test_signals(executor, number, group, code, word, large, tmp_path):
     words = ["convert", large, target, "--to", "tfrecord", "--samples-per-file", 5]
     words += ["--executor", executor, "--workers", 2]
     child = start(tmp_path, *words)
-    started(child, target, executor)
+    while not (tmp_path / "waits").exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
     assert shared(child.pid) == set()  # it would be left by a SIGKILL
     (os.killpg if group else os.kill)(child.pid, number)
     (tmp_path / "go").touch()
@@ -253,7 +246,7 @@ def test_no_more_threads_is_one_line(tmp_path, monkeypatch):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_many_files_with_few_descriptors(suffix, tmp_path):
     path = make(
-        tmp_path / "set", count=50, to=suffix[1:].replace("h5", "hdf5"), cut=Cut(samples_per_file=1)
+        tmp_path / "set", count=80, to=suffix[1:].replace("h5", "hdf5"), cut=Cut(samples_per_file=1)
     )
     code = (
         "import resource, sys, dsprep\n"
@@ -262,11 +255,11 @@ def test_many_files_with_few_descriptors(suffix, tmp_path):
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
         "path, out = sys.argv[1:]\n"
         "for through in ('sidecar', 'library'):\n"
-        "    with dsprep.open(path, through=through) as source: source.read(0, 50)\n"
+        "    with dsprep.open(path, through=through) as source: source.read(0, 80)\n"
         "with Sidecar.open(path) as opened:\n"
-        "    opened.read(slice(None)); opened.read([1, 45, 37] * 50)\n"
+        "    opened.read(slice(None)); opened.read([1, 75, 37] * 50)\n"
         "with dsprep.Reader(path, batch_size=8) as reader:\n"
-        "    assert sum(len(batch['y']) for batch in reader) == 50\n"
+        "    assert sum(len(batch['y']) for batch in reader) == 80\n"
         "provenance(path, checksums=True)\n"
         "dsprep.convert(path, out, durable=False)\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -117,9 +118,16 @@ def check_read(name, count=COUNT):
         assert np.array_equal(batch["x"], X[batch["y"]])
 
 
-@pytest.mark.parametrize("verb", [dsprep.convert, dsprep.repack])
-@pytest.mark.parametrize("cut", [{}, {"samples_per_file": 32}], ids=["one", "shards"])
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("verb", "cut", "suffix"),
+    [
+        (verb, cut, suffix)
+        for (i, verb), (k, suffix) in itertools.product(
+            enumerate((dsprep.convert, dsprep.repack)), enumerate(FORMATS)
+        )
+        for cut in ({}, {"samples_per_file": 32})[(i + k) % 2 :][:1]
+    ],
+)
 def test_bytes_and_sidecar_are_those_of_a_local_run(verb, cut, suffix, source, server, tmp_path):
     name = "out" if cut else f"out{suffix}"
     local = tmp_path / "local" / name
@@ -201,7 +209,7 @@ def killed(source, target, options, number, after, scratch):
 
 @pytest.mark.parametrize(
     ("options", "step"),
-    [({"samples_per_file": 30}, 2), ({"to": "zarr", "chunk": 30}, 3), ({"overwrite": True}, 1)],
+    [({"samples_per_file": 30}, 2), ({"to": "zarr", "chunk": 30}, 4), ({"overwrite": True}, 1)],
     ids=["shards", "zarr", "overwrite"],
 )
 def test_killed_runs_continue_to_the_same_bytes(

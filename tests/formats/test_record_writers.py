@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from record_checks import feed, group_bytes, with_rows, write_groups
-from support import assert_same_batch, random_batch, schemas, take, write_batch
+from support import assert_same_batch, random_batch, some_schemas, take, write_batch
 
 from dsprep.core.groups import Grouping, even
 from dsprep.core.packing import Tables
@@ -48,7 +48,7 @@ GROUPED = {
     "tfrecord-gzip-aligned": Way(load("tfrecord"), GZIP, 512),
 }
 U1, F4 = np.dtype("u1"), np.dtype("<f4")
-ALL = dict(schemas())
+ALL = some_schemas()
 MIXED_SIZES = Schema((Field.opaque("a"), Field("y", np.dtype("<i4"))))
 SOME = {
     **ALL,
