@@ -19,8 +19,8 @@ def test_one_of_each(tmp_path):
         file["x"] = np.arange(12).reshape(4, 3)
     words = "all", "--count", "1", "--minutes", "1", "--files", files, "--keep", tmp_path / "work"
     done = subprocess.run(
-        [sys.executable, TRIALS, *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, TRIALS, *words], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("kills", "caches", "replacements", "mutants", "faults", "flips", "values", "real"):
+    for name in ("caches", "mutants", "values", "real"):
         assert f"{name}: 1 trials, 0 findings" in done.stdout

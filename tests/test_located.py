@@ -12,7 +12,7 @@ from functools import partial
 import h5py
 import numpy as np
 import pytest
-from support import assert_same_batch, flip, random_batch, schemas, write_batch
+from support import assert_same_batch, flip, random_batch, some_schemas, write_batch
 
 import dsprep
 from dsprep import formats
@@ -30,7 +30,7 @@ from dsprep.writing.create_sidecar import describe
 
 FORMATS = sorted(formats.WRITTEN)
 SUFFIX = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
-SCHEMAS = dict(schemas())
+SCHEMAS = some_schemas()
 MIXED = Schema(
     (
         Field("image", np.dtype("<f4"), (8, 5)),

@@ -1,4 +1,4 @@
-"""Run one of the trials: ``python tests/lab/adversarial kills --count 300``."""
+"""Run one of the trials: ``python tests/lab/adversarial caches --count 300``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]  # in place of this folder
 
-NAMES = ("kills", "caches", "replacements", "mutants", "faults", "flips", "values", "real")
+NAMES = ("caches", "mutants", "values", "real")
 
 
 def numbers(options: argparse.Namespace, job: int) -> Iterator[int]:

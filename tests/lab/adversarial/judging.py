@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import resource
@@ -150,12 +149,6 @@ def command(*arguments: object) -> Callable[[], object]:
     return work
 
 
-def program(*arguments: object) -> Callable[[], object]:
-    """Return the same in a process of its own, that shares nothing with this one."""
-    words = [sys.executable, "-m", "dsprep", *map(str, arguments)]
-    return lambda: os.execv(sys.executable, words)
-
-
 class Child:
     """A forked process that does `work` and is the leader of a group of its own."""
 
@@ -235,81 +228,6 @@ def first_error(ended: Ended) -> str:
 
 
 # --- what is left ----------------------------------------------------------------------------
-
-
-def adopt() -> None:
-    """Become the parent of processes whose own parent was killed."""
-    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
-
-
-def orphans(seconds: float = 20.0) -> list[int]:
-    """Return the children that do not end by themselves, having killed them."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.01)
-        except ChildProcessError:
-            return []
-    left = _children()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return left
-
-
-def _children() -> list[int]:
-    me = os.getpid()
-    text = Path(f"/proc/{me}/task/{me}/children").read_text()
-    return [int(pid) for pid in text.split()]
-
-
-def shared_memory() -> set[str]:
-    """Return what Python put into /dev/shm: that of other programs is none of ours."""
-    names = (p.name for p in Path("/dev/shm").iterdir())
-    return {name for name in names if name.startswith(("sem.mp-", "psm_", "sem.dsprep", "dsprep"))}
-
-
-def left_in_memory(before: set[str], seconds: float = 3.0) -> set[str]:
-    """Remove and return what is in /dev/shm since `before`, and in use by no process."""
-    end = time.monotonic() + seconds
-    while True:
-        left = shared_memory() - before
-        left -= {name for name in left if name in _mapped()} if left else set()
-        if not left or time.monotonic() > end:
-            for name in left:
-                (Path("/dev/shm") / name).unlink(missing_ok=True)
-            return left
-        time.sleep(0.05)
-
-
-def _mapped() -> str:
-    texts = []
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            texts += [x for x in path.read_text().splitlines() if "/dev/shm/" in x]
-    return "\n".join(texts)
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Return digests of all files below a folder, without times, commands and inodes."""
-    from executor_job import digests
-
-    return digests(folder)
-
-
-def differing(found: dict[str, str], expected: dict[str, str]) -> str:
-    """Return how two folders differ; empty if they do not."""
-    parts = [
-        f"{word}: {', '.join(sorted(names)[:5])}"
-        for word, names in (
-            ("missing", expected.keys() - found.keys()),
-            ("left over", found.keys() - expected.keys()),
-            ("differ", {n for n in found if n in expected and found[n] != expected[n]}),
-        )
-        if names
-    ]
-    return "; ".join(parts)
 
 
 @contextmanager
