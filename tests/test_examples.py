@@ -36,7 +36,7 @@ def run(script: Path, *arguments: object, folder: Path) -> subprocess.CompletedP
     command = [sys.executable, str(script), *map(str, arguments)]
     environment = {**os.environ, "TMPDIR": str(folder)}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
 
 
@@ -285,7 +285,7 @@ def test_staging_in_a_job_of_its_own(tmp_path, left):
         env={**os.environ, **STAGE_JOB, "PATH": path, "NODES_LEFT": str(left)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert "--ranks 12 --ranks-per-node 4" in (tmp_path / "staged").read_text()
     submitted = tmp_path / "submitted"

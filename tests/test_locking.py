@@ -51,8 +51,8 @@ FLOCKS = {
 def path(request, tmp_path, monkeypatch):
     """A lock on each kind of file system, that of another node being watched for a moment."""
     monkeypatch.setattr(fcntl, "flock", FLOCKS[request.param])
-    monkeypatch.setattr(locking, "QUIET", 0.3)
-    monkeypatch.setattr(locking, "SETTLE", 0.1)
+    monkeypatch.setattr(locking, "QUIET", 0.1)
+    monkeypatch.setattr(locking, "SETTLE", 0.03)
     return tmp_path / "lock"
 
 
@@ -67,15 +67,20 @@ def left(path, **facts) -> Owner:
     return owner
 
 
-def test_a_released_lock_leaves_nothing_and_costs_no_time(path):
-    began = time.monotonic()
+@pytest.fixture
+def waiting_for_ever(path, monkeypatch):
+    """Waiting for another node would be noticed."""
+    monkeypatch.setattr(locking, "QUIET", 3600)
+    monkeypatch.setattr(locking, "SETTLE", 3600)
+
+
+def test_a_released_lock_leaves_nothing_and_costs_no_time(path, waiting_for_ever):
     for _ in range(3):
         held = take(path)
         held.check()
         held.release()
         held.release()
         assert held.notes == ()
-    assert time.monotonic() - began < 0.25
     assert [p.name for p in path.parent.iterdir()] == ["lock"]
 
 
@@ -88,16 +93,14 @@ def test_who_has_it_is_named(path):
     take(path).release()
 
 
-def test_a_killed_process_of_this_node_is_seen_at_once(path):
+def test_a_killed_process_of_this_node_is_seen_at_once(path, waiting_for_ever):
     child = os.fork()
     if child == 0:
         take(path)
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it is not collected yet
     assert record(path).exists()
-    began = time.monotonic()
     held = take(path)
-    assert time.monotonic() - began < 0.25
     assert held.notes == ()
     held.release()
     os.waitpid(child, 0)
@@ -117,7 +120,7 @@ def test_a_silent_node_is_watched_then_replaced(path, text):
         record(path).write_bytes(text)
     began = time.monotonic()
     held = take(path)
-    assert 0.3 <= time.monotonic() - began < 3
+    assert time.monotonic() - began >= locking.QUIET
     assert len(held.notes) == 1
     assert ("process" if text is not None else "on node7") in held.notes[0]
     held.release()
@@ -126,7 +129,7 @@ def test_a_silent_node_is_watched_then_replaced(path, text):
 
 def test_a_node_that_gives_signs_of_life_is_not_disturbed(path, monkeypatch):
     monkeypatch.setattr(locking, "BEAT", 0.1)
-    monkeypatch.setattr(locking, "QUIET", 5)
+    monkeypatch.setattr(locking, "QUIET", 600)
     monkeypatch.setattr(Owner, "lives", lambda self: None)  # as from another node
     monkeypatch.setattr(fcntl, "flock", local)
     held = take(path)
@@ -137,7 +140,7 @@ def test_a_node_that_gives_signs_of_life_is_not_disturbed(path, monkeypatch):
 
 
 def test_a_record_that_goes_meanwhile_is_no_obstacle(path, monkeypatch):
-    monkeypatch.setattr(locking, "QUIET", 5)
+    monkeypatch.setattr(locking, "QUIET", 600)
     left(path)
     threading.Timer(0.2, record(path).unlink).start()
     held = take(path)

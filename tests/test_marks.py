@@ -91,9 +91,14 @@ def write_in_place(path: Path) -> None:
     flip(data_file(path), data_file(path).stat().st_size // 2, keep_time=True)
 
 
-@pytest.mark.parametrize("files", [1, 3])
-@pytest.mark.parametrize("beside", [True, False], ids=["sidecar", "library"])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("format", "beside", "files"),
+    [
+        (format, beside, files)
+        for k, format in enumerate(FORMATS)
+        for beside, files in ((True, (1, 3)[k % 2]), (False, (3, 1)[k % 2]))
+    ],
+)
 def test_a_source_is_replaced_while_tasks_run(format, beside, files, tmp_path):
     """By one of the same size and time stamps: the tasks that come open it by name."""
     paths = made(format, tmp_path / "one", 1, files, beside=beside)
@@ -229,9 +234,12 @@ def interrupted(source: Path, target: Path, **options) -> None:
 SHARDS = {"to": "hdf5", "samples_per_file": 10}
 
 
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
-    ("how", "files"), [("renamed", 1), ("renamed", 3), ("copied", 1), ("touched", 1)]
+    ("how", "files", "format"),
+    [
+        *(("renamed", 1, format) for format in FORMATS),
+        *(("renamed", 3, "zarr"), ("copied", 1, "lmdb"), ("touched", 1, "hdf5")),
+    ],
 )
 def test_a_source_is_replaced_before_the_rerun(how, format, files, tmp_path):
     """By one of the same size and time stamps, as tar and cp -p do; nothing old stays."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import MemorySource, assert_same_batch, random_batch, schemas, take, written
+from support import MemorySource, assert_same_batch, random_batch, some_schemas, take, written
 
 import dsprep
 from dsprep.core import permutation
@@ -25,7 +25,7 @@ from dsprep.storage import scatter
 from dsprep.writing import buckets, shuffle
 from dsprep.writing.shuffle import ShuffledSource
 
-SCHEMAS = dict(schemas())
+SCHEMAS = some_schemas()
 
 
 # --- permutations ----------------------------------------------------------------------------
@@ -221,21 +221,21 @@ def numbered(count):
 
 
 def test_any_number_of_threads_at_any_place(tmp_path, tiny):
-    source = numbered(5000)
+    source = numbered(2000)
     want = expected(source, 1)
     source.count = 0
-    with ShuffledSource(source, 1, 40_000, tmp_path / "s", workers=3) as shuffled:
-        starts = np.random.default_rng(0).permutation(np.arange(0, 5000, 37)).tolist()
+    with ShuffledSource(source, 1, 16_000, tmp_path / "s", workers=3) as shuffled:
+        starts = np.random.default_rng(0).permutation(np.arange(0, 2000, 37)).tolist()
 
         def check(start):
-            stop = min(5000, start + 37)
+            stop = min(2000, start + 37)
             assert_same_batch(shuffled.read(start, stop), take(want, start, stop), X)
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(check, sorted(starts)))
             list(pool.map(check, starts))
         assert len(shuffled._served._cache._buckets_in_memory) <= 2
-    assert source.count == 5000  # the first pass only
+    assert source.count == 2000  # the first pass only
 
 
 @pytest.mark.parametrize("name", ["mixed", "five-d"])

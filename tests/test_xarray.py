@@ -94,16 +94,17 @@ WRITTEN = {
 def test_outputs_are_the_source(days: Path, tmp_path: Path, name: str) -> None:
     expected = of_source(days)
     converted, again, groups = (tmp_path / f"{word}-{name}" for word in ("one", "two", "groups"))
-    for target in (converted, again):
-        dsprep.convert(days / "day*.nc", target, durable=False, **WRITTEN[name])
+    dsprep.convert(days / "day*.nc", converted, durable=False, **WRITTEN[name])
     xr.testing.assert_identical(of_output(converted), expected)
-    if converted.is_file():
+    if converted.suffix == ".h5":
+        dsprep.convert(days / "day*.nc", again, durable=False, **WRITTEN[name])
         assert filecmp.cmp(converted, again, shallow=False)
     if "write_options" not in WRITTEN[name]:
         dsprep.repack(days / "day*.nc", groups, buffer_size=5, durable=False, **WRITTEN[name])
         xr.testing.assert_identical(of_output(groups), expected)
-    dsprep.convert(converted, tmp_path / "back.zarr", durable=False)
-    xr.testing.assert_identical(of_output(tmp_path / "back.zarr"), expected)
+    if not WRITTEN[name]:
+        dsprep.convert(converted, tmp_path / "back.zarr", durable=False)
+        xr.testing.assert_identical(of_output(tmp_path / "back.zarr"), expected)
     with dsprep.open(converted) as source:
         assert {*source.schema.names} == {"k", "p", "t", "time"}
         assert source.schema["t"].attrs[DIMENSIONS].tolist() == ["time", "lat", "lon"]
