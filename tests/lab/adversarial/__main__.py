@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]  # in place of this folder
 
-NAMES = ("caches", "mutants", "values", "real")
+NAMES = ("caches", "mutants", "real")
 
 
 def numbers(options: argparse.Namespace, job: int) -> Iterator[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lab.cluster import batch, jobs, losses, readers, table, tiers, trials
+from lab.cluster import batch, jobs, losses, readers, table, tiers
 from lab.cluster.cases import Cases
 from lab.cluster.lab import NODES, Lab
 from lab.cluster.spaces import be_patient
@@ -65,7 +65,7 @@ def check(lab: Lab) -> list[str]:
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python tests/lab/cluster", description=__doc__)
-    parser.add_argument("what", choices=("check", "shell", "table", "speeds", "trials", *TRIALS))
+    parser.add_argument("what", choices=("check", "shell", "table", "speeds", *TRIALS))
     parser.add_argument("--nodes", type=int, default=2, choices=range(1, len(NODES) + 1))
     parser.add_argument("--systems", help="names, with commas between; all if not given")
     parser.add_argument(
@@ -73,10 +73,6 @@ def main() -> int:
     )
     parser.add_argument("--only", help="cases, or verbs, that have this in their names")
     parser.add_argument("--counts", help="nodes of the table: 1,2,4 if not given")
-    parser.add_argument("--count", type=int, default=500, help="trials")
-    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--gigabytes", type=float, default=0.5, help="what speeds reads")
     parser.add_argument("--runs", type=int, default=5)
     asked = parser.parse_args()
@@ -99,12 +95,6 @@ def main() -> int:
             cases = Cases(asked.only)
             TRIALS[asked.what](lab, cases, list(lab.systems))
             return cases.end()
-        if asked.what == "trials":
-            last = ""
-            numbers = range(asked.first, asked.first + asked.count)
-            for last in trials.run(lab, numbers, asked.seed, asked.minutes):
-                print(last, flush=True)
-            return 0 if last.endswith(" 0 findings") else 1
         if asked.what == "table":
             told = asked.counts or "1,2,4"
             counts = [n for n in map(int, told.split(",")) if n <= asked.nodes]

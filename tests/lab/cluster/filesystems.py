@@ -463,15 +463,6 @@ class Faults(FileSystem):
         if started is None or started.readline() != "ready\n":
             raise OSError(f"{self.name} cannot be mounted on {node.name}")
 
-    def tell(self, node: str, command: str) -> str:
-        """Arm or disarm faults on a node; return the answer."""
-        running = self.running[node]
-        assert running.stdin is not None
-        assert running.stdout is not None
-        running.stdin.write(f"{command}\n")
-        running.stdin.flush()
-        return running.stdout.readline()
-
 
 BARE = (
     *("no-odirect", "no-mmap", "no-flock", "no-posix-locks", "no-rename2", "no-links", "no-xattr"),
