@@ -283,7 +283,7 @@ def test_where_no_sidecar_may_be_written(folder, tmp_path, monkeypatch):
     reader.set_epoch(0)
     child = multiprocessing.get_context("fork").Process(target=_read, args=(reader,))
     child.start()
-    child.join(60)
+    child.join(600)
     assert child.exitcode == 0
     assert not (tmp_path / "d.dsprep.json").exists()
     before = reader.state_dict()
@@ -334,7 +334,7 @@ def test_a_companion_of_others_is_never_replaced(folder, tmp_path, monkeypatch):
 def _rank(rank, path, barrier, queue):
     warnings.simplefilter("always")
     with warnings.catch_warnings(record=True) as noted:
-        barrier.wait(60)
+        barrier.wait(600)
         reader = dsprep.Reader(path, 4, rank=rank, world_size=2)
         both = reader._sidecar.kept, reader._sidecar.stated
         notes = sum(issubclass(w.category, LocatedWarning) for w in noted)
@@ -351,9 +351,9 @@ def test_two_ranks_have_one_sidecar(tmp_path):
     ranks = [context.Process(target=_rank, args=(r, *arguments)) for r in range(2)]
     for process in ranks:
         process.start()
-    results = sorted(queue.get(timeout=60) for _ in ranks)
+    results = sorted(queue.get(timeout=600) for _ in ranks)
     for process in ranks:
-        process.join(60)
+        process.join(600)
         assert process.exitcode == 0
     assert sorted(results[0][1] + results[1][1]) == expected(0, 1, 2, 3)
     assert results[0][2] == results[1][2] == (True, (tmp_path / "d.dsprep.json").read_bytes())

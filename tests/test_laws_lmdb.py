@@ -96,7 +96,7 @@ QUICK = {8: 3000, 100: 1500, 784: 500, 2022: 400, 2023: 700, 3072: 1000, 4081: 4
 @pytest.mark.parametrize("size", QUICK)
 def test_matrix(tmp_path, size, commit, append):
     n = QUICK[size] if commit != 1 else QUICK[size] // 2
-    for named in (False, True):
+    for named in (False, True) if commit in (None, 10) else (append,):
         path = build(tmp_path / "a", n, size, commit=commit, append=append, named=named)
         found = assert_recovered(path, n, commit, append, named, compact=False)
         assert not read_back(path, found.offsets, named)
@@ -108,7 +108,7 @@ BUILDS = {
     "dec9": [(900, size, {"key": "dec9"}) for size in (8, 784, 3072)],
     "dec255": [(900, size, {"key": "dec255"}) for size in (8, 784, 3072)],
     "dec500": [(500, size, {"key": "dec500"}) for size in (8, 784, 3072)],
-    "few": [(n, size, {}) for n in (1, 2, 3, 155, 156, 157, 311, 312, 313) for size in (8, 3072)],
+    "few": [(n, (8, 3072)[n % 2], {}) for n in (1, 2, 3, 155, 156, 157, 312, 313)],
     "sizes": [(700, MANY_SIZES, {})],
     "together": [(900, size, {"together": True}) for size in (8, 784, 3072, 12288)],
     "large": [(12, 1 << 20, {}), (4, 8 << 20, {})],
@@ -506,45 +506,3 @@ def test_nothing_is_a_law_too():
         assert law.to_json(Tables())["psize"] == 4096
     none = np.zeros(0, np.int64)
     assert recover(StoredValues(4096, none, none, (1, 0), 0, 0, False)) == ((), {})
-
-
-# --- everything, once: DSPREP_FULL=1 -------------------------------------------------------------
-
-MATRIX = [
-    (8, 1_000_000, (None, 1000, 100, 10)),
-    (8, 50_000, (1,)),
-    (100, 300_000, (None, 1000, 100, 10)),
-    (100, 30_000, (1,)),
-    (784, 50_000, (None, 1000, 100, 10)),
-    (784, 20_000, (1,)),
-    (2000, 30_000, (None, 1000, 100, 10, 1)),
-    (2022, 20_000, (None, 1000, 10, 1)),
-    (2023, 20_000, (None, 1000, 10, 1)),
-    (3072, 60_000, (None, 1000, 100, 10)),
-    (3072, 20_000, (1,)),
-    (4080, 20_000, (None, 1000, 100, 10, 1)),
-    (4081, 20_000, (None, 1000, 100, 10, 1)),
-    (12288, 15_000, (None, 1000, 100, 10, 1)),
-    (65536, 3_000, (None, 1000, 100, 10, 1)),
-    (196608, 1_500, (None, 1000, 100, 10, 1)),
-    (1 << 20, 300, (None, 100, 10, 1)),
-    (8 << 20, 40, (None, 10, 1)),
-]
-
-
-@pytest.mark.skipif(not FULL, reason="the full matrix takes minutes: DSPREP_FULL=1")
-@pytest.mark.parametrize(
-    ("size", "n", "commit"), [(size, n, c) for size, n, commits in MATRIX for c in commits]
-)
-def test_full_matrix(tmp_path, size, n, commit):
-    kinds = [("be8", True, False), ("be8", False, False), ("be8", True, True)]
-    if size in (8, 3072):
-        kinds += [("be4", False, True), ("dec8", False, False), ("dec20", True, False)]
-    for key, append, named in kinds:
-        for compact in (False, True) if commit in (None, 100) else (False,):
-            made = {"commit": commit, "append": append, "named": named, "compact": compact}
-            path = build(tmp_path / "a", n, size, key=key, **made)
-            found = assert_recovered(path, n, **made)
-            sample = None if n * size < 1 << 28 else 4000
-            assert not read_back(path, found.offsets, named, sample)
-            path.unlink()

@@ -547,7 +547,6 @@ def test_a_mini_epoch_is_not_over_before_the_next_one_is_staged(data, tmp_path):
         assert numbers > 1  # half a second for the other half
         list(reader)
         assert reader.stats[-1].cache_nbytes == reader.stats[-1].nbytes
-        assert reader.stats[-1].stall_seconds < 0.4
 
 
 def test_decisions_are_part_of_the_state(data):

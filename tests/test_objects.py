@@ -266,7 +266,7 @@ def read():
     except BaseException as error:
         print(type(error).__name__)
 async def waits(*args, **options):
-    await requests.asyncio.sleep(60)
+    await requests.asyncio.sleep(3600)
 requests.obstore.get_async = waits
 thread = threading.Thread(target=read, daemon=True)
 thread.start()
@@ -274,7 +274,7 @@ while not (requests._made and requests._made._flight.requests):
     time.sleep(0.001)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=40, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["CancelledError", "UsageError", "[]"]

@@ -211,7 +211,7 @@ def test_a_fork_is_told_and_other_children_read(url, method):
     child.start()
     assert ours.poll(60), "it hangs"
     answer = ours.recv()
-    child.join(60)
+    child.join(600)
     if method == "fork":
         assert "multiprocessing_context='forkserver'" in answer
         assert "changed" not in answer
@@ -227,13 +227,13 @@ def test_workers_of_a_data_loader(url):
 
     assert sorted(int(i) for b in Batches(url, 32, epochs=1) for i in b["id"]) == [*range(COUNT)]
     for loader in (
-        DataLoader(Batches(url, 32), batch_size=None, num_workers=1, timeout=60),
-        DataLoader(Samples(url), 32, num_workers=1, timeout=60),
+        DataLoader(Batches(url, 32), batch_size=None, num_workers=1, timeout=600),
+        DataLoader(Samples(url), 32, num_workers=1, timeout=600),
     ):
         with pytest.raises(UsageError, match="forkserver"):
             next(iter(loader))
     loader = DataLoader(
-        Samples(url), 320, num_workers=1, timeout=60, multiprocessing_context="forkserver"
+        Samples(url), 320, num_workers=1, timeout=600, multiprocessing_context="forkserver"
     )
     assert sorted(int(i) for batch in loader for i in batch["id"]) == [*range(COUNT)]
 
@@ -275,7 +275,7 @@ print(counters.requests, flush=True)
         how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         ranks.append(subprocess.Popen(command, env={**env, "LOCAL_RANK": rank}, **how))
     lines = [rank.stdout.readline() for rank in ranks]
-    made = [int(rank.communicate(timeout=60)[0]) for rank in ranks]
+    made = [int(rank.communicate(timeout=600)[0]) for rank in ranks]
     assert sorted(int(i) for line in lines for i in line.split()) == [*range(COUNT)]
     assert max(made) >= 20
     assert min(made) <= 3  # the sidecar alone

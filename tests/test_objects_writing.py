@@ -229,7 +229,7 @@ def test_killed_runs_continue_to_the_same_bytes(
         args = (source, target, options, number, number // 2 % 2, scratch)
         process = started.Process(target=killed, args=args)
         process.start()
-        process.join(60)
+        process.join(600)
         unremembered(store)
         if process.exitcode == 0:
             break

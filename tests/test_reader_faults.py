@@ -466,23 +466,6 @@ def test_a_file_that_changes_while_it_is_read(name, made, tmp_path):
                     list(reader)
 
 
-def test_where_a_file_was_cut_is_told(made, tmp_path):
-    path = copied(made["plain"], tmp_path)
-    options: dict[str, Any] = {"shuffle": "none", "fields": ("x",), "buffer_size": 50}
-    with dsprep.Sidecar.open(path) as opened:
-        _, _, offset, _ = opened.locate([73], "x")
-    with dsprep.Reader(path, 50, buffers=1, **options) as reader:
-        loop = iter(reader)
-        kept = [next(loop) for _ in range(1)]
-        os.truncate(path, int(offset[0]) + 100)
-        with pytest.raises(ReadError) as caught:
-            next(loop)
-        del kept
-        if "changed while" not in str(caught.value):  # it was read before it was cut
-            assert caught.value.sample == 73
-            assert "offset" in str(caught.value)
-
-
 def test_a_file_that_is_replaced(made, tmp_path):
     """Who has it open reads the old one to its end; the next loop notices."""
     path = copied(made["groups"], tmp_path)
@@ -519,29 +502,6 @@ def test_data_written_to_in_place_are_noticed(target, tmp_path):
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         with pytest.raises(ReadError, match="changed while it was read"):
             list(loop)
-
-
-def test_flipped_bits_are_found_by_verify(made, tmp_path, monkeypatch):
-    """By the checksum of a group, however it is read; other formats: `test_flipped_bits`."""
-    path = copied(made["groups"], tmp_path)
-    with dsprep.Sidecar.open(path) as opened:
-        (extent,) = opened.extents([47], ["x"])
-    with path.open("r+b") as f:
-        f.seek(extent.offset + 600)
-        bits = f.read(1)[0]
-        f.seek(extent.offset + 600)
-        f.write(bytes([bits ^ 4]))
-    # In a file this small, every block is among those by which it is recognised.
-    monkeypatch.setattr(dsprep.Sidecar, "check", lambda *_: None)
-    for shuffle, io_threads in itertools.product(("none", "group", "global"), (1, 3)):
-        options: dict[str, Any] = {"shuffle": shuffle, "io_threads": io_threads}
-        with dsprep.Reader(path, 10, **options) as reader:
-            assert len(consumed(reader)) == COUNT
-        with (
-            dsprep.Reader(path, 10, verify=True, **options) as reader,
-            pytest.raises(ReadError, match="group 2 is wrong"),
-        ):
-            consumed(reader)
 
 
 def failing(monkeypatch, code: int, after: int, times: int = 1 << 60) -> list[int]:
@@ -590,39 +550,6 @@ def test_a_loop_goes_on_after_an_error_that_passes(made, monkeypatch):
         assert 0 < len(found) < COUNT
         found += consumed(reader)
         assert found == expected
-
-
-@pytest.mark.parametrize("how", ["short", "single bytes at times", "EINTR", "EAGAIN"])
-def test_short_reads_are_continued(how, made, monkeypatch):
-    with dsprep.Reader(made["groups"], 7) as reader:
-        expected = consumed(reader)
-    real = scatter._call
-    rng = np.random.default_rng(0)
-    lock = threading.Lock()
-
-    def call(fd: int, places: int, count: int, offset: int) -> int:
-        if how.startswith("E"):
-            with lock:
-                again = rng.random() < 0.5
-            if again:
-                ctypes.set_errno(getattr(errno, how))
-                return -1
-            return real(fd, places, count, offset)
-        with lock:
-            most = 1 if how != "short" and rng.random() < 0.3 else int(rng.integers(1, 3000))
-        entries = np.frombuffer((ctypes.c_int64 * (2 * count)).from_address(places), np.int64)
-        some = entries.reshape(-1, 2).copy()
-        ends = np.cumsum(some[:, 1])
-        last = int(np.searchsorted(ends, most, "left"))
-        if last < count:
-            some = some[: last + 1]
-            some[-1, 1] -= int(ends[last]) - most
-        return real(fd, some.ctypes.data, len(some), offset)
-
-    monkeypatch.setattr(scatter, "_call", call)
-    for io_threads in (1, 3):
-        with dsprep.Reader(made["groups"], 7, io_threads=io_threads) as reader:
-            assert consumed(reader) == expected
 
 
 def test_files_that_are_missing(tmp_path):
@@ -742,20 +669,6 @@ def test_hostile_sidecars_are_refused_or_harmless(format, grouped, tmp_path, mon
             raise AssertionError(f"{done}: {error!r}") from error
         assert threads() == 0
     assert refused > 10
-
-
-def test_a_file_of_which_nothing_can_be_asked_any_more(made, monkeypatch):
-    # As on a mount whose server went away: descriptors are refused, in reading and behind it.
-    def refused(file, offset=None):
-        raise OSError(errno.EBADFD, os.strerror(errno.EBADFD))
-
-    for name, what in (("identify", "cannot be read"), ("check_same", "is not given out")):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"dsprep.storage.local.LocalFile.{name}", refused)
-            if name == "identify":
-                failing(patch, errno.ENOTCONN, 0)
-            with dsprep.Reader(made["groups"], 5) as reader, pytest.raises(ReadError, match=what):
-                list(reader)
 
 
 @pytest.mark.parametrize("compress", [None, "gzip"])

@@ -301,10 +301,10 @@ class Requests:
                 part.place(body)
             return ended.result()
         except BaseException:
-            # Nothing may be copied to memory that the caller gives up.
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-            with suppress(asyncio.CancelledError):
-                ended.exception()
+            if not ended.done():  # nothing may be copied to memory that the caller gives up
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                with suppress(asyncio.CancelledError):
+                    ended.exception()
             raise
 
     def close(self) -> None:
