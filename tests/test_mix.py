@@ -109,7 +109,7 @@ def test_a_state_is_exact_at_every_step(data: list[Path], stop: Any, within: boo
 
     with made() as mix:
         unbroken = [*pairs(mix), *pairs(mix)]
-    for step in range(0, len(unbroken), 40 if within else 4):
+    for step in range(0, len(unbroken), 61 if within else 11):
         with made() as mix:
             batches = itertools.chain(mix, mix)
             before = pairs(itertools.islice(batches, step))

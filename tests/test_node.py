@@ -46,6 +46,12 @@ def limits(monkeypatch):
     assert not names_in_use()
 
 
+@pytest.fixture
+def impatient(limits, monkeypatch):
+    """Who is not read for says so at once."""
+    monkeypatch.setattr(node_client, "WAIT_SECONDS", 0)
+
+
 def names_in_use() -> list[str]:
     lines = Path("/proc/net/unix").read_text().splitlines()
     own = f"@dsprep-{os.getuid()}-"
@@ -237,7 +243,7 @@ def test_mini_epochs(options, ranks):
         assert [bits(b) for b in (begun, *reader)] == expected[11]
 
 
-def test_another_schedule_is_refused(ranks):
+def test_another_schedule_is_refused(ranks, impatient):
     node_ranks = ranks(size=2, mini_epochs=3)
     node_ranks.make(0, repeats=rising)
     with pytest.raises(ReadError, match="its Reader has mini_epochs"):
@@ -332,18 +338,16 @@ def test_a_rank_waits_for_its_root(ranks):
         assert found == [bits(b) for b in alone]
 
 
-def test_a_missing_root_is_named(ranks, monkeypatch):
-    monkeypatch.setattr(node_client, "WAIT_SECONDS", 0.1)
+def test_a_missing_root_is_named(ranks, impatient):
     node_ranks = ranks(size=4)
     reader = node_ranks.make(3, k=2)
     with pytest.raises(ReadError, match="local rank 1 of this node does not read for rank 3"):
         next(iter(reader))
-    monkeypatch.setattr(node_client, "WAIT_SECONDS", 600)
     node_ranks.make(1, k=2)
     assert len(list(reader)) == len(reader)
 
 
-def test_another_order_is_refused(ranks):
+def test_another_order_is_refused(ranks, impatient):
     node_ranks = ranks(size=2)
     node_ranks.make(0, seed=6, batch_size=8)
     with pytest.raises(ReadError, match="its Reader has seed 6, not 5, batch_size 8, not 16"):

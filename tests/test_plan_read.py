@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import fails, run
 
@@ -71,6 +71,7 @@ def test_the_slowest_read(mean, sigma, ranks):
     assert slowest - mean * (1 + 1e-4) <= hidden <= slowest
 
 
+@settings(max_examples=15)
 @given(JOBS, FIGURES, st.floats(1.0, 10.0))
 def test_the_laws_of_waiting(job, figures, factor):
     load = load_of(job)
