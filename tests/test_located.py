@@ -362,7 +362,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
     good = where.read_text()
     rng = np.random.default_rng(12)
     refused = 0
-    for _ in range(300):
+    for _ in range(150):
         content = json.loads(good)
         for _ in range(int(rng.integers(1, 3))):
             mutations(content, rng)
@@ -375,7 +375,7 @@ def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
                 opened.extents(slice(0, min(n, 5)))
         except (DsprepError, FileNotFoundError, IsADirectoryError, NotADirectoryError):
             refused += 1
-    assert refused > 100
+    assert refused > 50
 
 
 def numbers(node, path=()):

@@ -50,10 +50,7 @@ GROWS = 400 << 20
 """Bytes that one mutant may take."""
 
 FEW = Schema((making.FIXED["label"], making.FIXED["id"], making.MIXED["points"]))
-KINDS = (
-    *("hdf5", "lmdb", "tfrecord", "zarr", "numpy", "netcdf", "webdataset", "parquet"),
-    *("images", "sidecar"),
-)
+KINDS = ("hdf5", "lmdb", "tfrecord", "zarr", "numpy", "netcdf", "webdataset", "sidecar")
 WILD = ("hdf5-groups-of", "hdf5-annotated", "hdf5-table", "hdf5-dimensions")
 OF_KIND = {
     "hdf5": ("hdf5", "hdf5-chunks", "hdf5-vlen", "hdf5-latest", "hdf5-filters", *WILD),
@@ -63,9 +60,7 @@ OF_KIND = {
     "numpy": ("numpy-file", "numpy-directory", "numpy-stored", "numpy-deflated"),
     "netcdf": ("netcdf-1", "netcdf-2", "netcdf-5", "netcdf-fixed"),
     "webdataset": ("webdataset-ustar", "webdataset-gnu", "webdataset-pax"),
-    "parquet": ("parquet", "parquet-plain"),
-    "images": ("images-flat", "images-table"),
-    "sidecar": (*(k for k in making.KINDS if k != "tfrecord-gzip"), "images-kept"),
+    "sidecar": tuple(k for k in making.KINDS if k != "tfrecord-gzip"),
 }
 
 
@@ -310,41 +305,6 @@ def summed(content: bytes) -> bytes:
     return bytes(data)
 
 
-def parquet_rows(folder: Path, *, plain: bool) -> Path:
-    """Write a number, lists and strings; compressed and with dictionaries, or neither."""
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
-    lists = [list(range(i, i + i % 4)) for i in range(COUNT)]
-    columns = {
-        "label": pa.array(np.arange(COUNT)),
-        "box": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(COUNT * 2) / 7), 2),
-        "points": pa.array(lists, pa.list_(pa.int16())),
-        "name": pa.array([f"sample {i % 5}" for i in range(COUNT)]),
-    }
-    codec = "none" if plain else "zstd"
-    how = {"compression": codec, "use_dictionary": not plain, "write_page_checksum": not plain}
-    pq.write_table(pa.table(columns), folder / "set.parquet", row_group_size=7, **how)
-    return folder / "set.parquet"
-
-
-def pictures(folder: Path, form: str) -> Path:
-    """Write images, of which only the first bytes are those of one, perhaps with a table."""
-    root = folder / "set"
-    for i in range(COUNT):
-        path = root / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes([i + 1]) * (9 + i))
-    if form == "table":
-        rows = [f"{i}.png,{i * i - 3},{i / 8},{'ab'[i % 2]}" for i in range(COUNT)]
-        (root / "metadata.csv").write_text(
-            "\n".join(["file_name,number,weight,split", *rows]) + "\n"
-        )
-    if form == "kept":
-        provenance([root])
-    return root
-
-
 FOREIGN: dict[str, Callable[[Path], Path]] = {
     "hdf5-vlen": vlen,
     "hdf5-latest": lambda folder: vlen(folder, "latest"),
@@ -354,12 +314,8 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "hdf5-dimensions": dimensions,
     "hdf5-table": table,
     "lmdb-foreign": foreign_lmdb,
-    "parquet": partial(parquet_rows, plain=False),
-    "parquet-plain": partial(parquet_rows, plain=True),
     **{kind: partial(numpy_arrays, form=kind.partition("-")[2]) for kind in OF_KIND["numpy"]},
     **{kind: partial(archive, form=kind.partition("-")[2]) for kind in OF_KIND["webdataset"]},
-    **{kind: partial(pictures, form=kind.partition("-")[2]) for kind in OF_KIND["images"]},
-    "images-kept": partial(pictures, form="kept"),
     "netcdf-1": lambda folder: classic(folder, 1),
     "netcdf-2": lambda folder: classic(folder, 2),
     "netcdf-5": lambda folder: classic(folder, 5),
@@ -397,11 +353,6 @@ def damage(subject: Subject, rng: np.random.Generator) -> bool:
     content = damaged(subject.files[path], rng)
     if subject.kind.startswith("webdataset") and rng.random() < 0.7:
         content = summed(content)
-    if subject.kind.startswith("images") and path.suffix != ".csv" and rng.random() < 0.7:
-        name = damaged(os.fsencode(path.name), rng).replace(b"\0", b"").replace(b"/", b"")
-        if name and name not in (b".", b".."):
-            path = path.rename(path.parent / os.fsdecode(name))
-            return path not in subject.files
     path.write_bytes(content)
     return content != subject.files[path]
 
@@ -462,20 +413,6 @@ def native(subject: Subject) -> Values:
         return classic_values(subject.path, schema)
     if subject.kind.startswith("webdataset"):
         return members(subject.path, schema)
-    if subject.kind.startswith("images"):
-        return listed(subject.path, schema)
-    if subject.kind.startswith("parquet"):
-        from pyarrow import parquet as pq
-
-        table = pq.read_table(subject.path, use_threads=False)
-        items = {}
-        for f in schema:
-            top, *names = f.name.split(".") if f.name not in table.column_names else (f.name,)
-            if f.kind == "str" and not names:  # whatever its encoding
-                items[f.name] = [as_kind(v.as_py(), f) for v in table[top].cast("binary")]
-            else:
-                items[f.name] = [inside(row, names) for row in table[top].to_pylist()]
-        return judging.values({f.name: packed(items[f.name], f) for f in schema})
     if subject.kind in WILD:
         with h5py.File(subject.path) as file:
             return judging.values({f.name: by_meaning(file, f) for f in schema})
@@ -510,59 +447,6 @@ def members(path: Path, schema: Schema) -> Values:
         every = group_by_keys({**m, "__url__": ""} for m in tar_file_iterator(stream))
         samples = list(every)
     return judging.values({f.name: Ragged.pack([s[f.name] for s in samples], f) for f in schema})
-
-
-def listed(root: Path, schema: Schema) -> Values:
-    """Return the images in a folder, and what folders or a table say of them."""
-    paths = [p for p in root.rglob("*") if p.is_file() and not p.name.startswith(".")]
-    names = {str(p.relative_to(root)): p for p in paths if p.suffix.lower() in IMAGES}
-    rows: dict[str, dict[str, str]] = {}
-    for path in root.glob("*.csv"):
-        key, *others = path.read_text().splitlines()[0].split(",")
-        for line in path.read_text().splitlines()[1:]:
-            cells = dict(zip((key, *others), line.split(","), strict=True))
-            (name,) = (n for n in names if cells[key] in (n, n.rpartition(".")[0]))
-            rows[name] = cells
-        names = {n: p for n, p in names.items() if n in rows}
-    classes = sorted(p.name for p in root.iterdir() if p.is_dir())
-    order = sorted(names, key=lambda n: (n.rpartition("/")[0], natural_key(n)))
-    facts = {
-        n: {
-            "image": names[n].read_bytes(),
-            "label": classes.index(n.split("/")[0]) if classes else 0,
-            "class": n.split("/")[0],
-            "name": n,
-            **rows.get(n, {}),
-        }
-        for n in order
-    }
-    return judging.values(
-        {f.name: packed([typed(facts[n][f.name], f) for n in order], f) for f in schema}
-    )
-
-
-IMAGES = {
-    f".{e}" for e in ["png", "pnm", "pbm", "pgm", "ppm", "jpg", "jpe", "jpf", "jp2", "jpx", "jxl"]
-}
-
-
-def inside(value: object, names: list[str]) -> object:
-    """Return what is in structs, also in those of a list."""
-    if not names:
-        return value
-    if isinstance(value, list):
-        return [inside(item, names) for item in value]
-    return inside(value[names[0]], names[1:])
-
-
-def typed(value: object, f: Field) -> object:
-    if f.ragged:
-        return os.fsencode(value) if f.kind == "bytes" and isinstance(value, str) else value
-    return f.dtype.type(value)
-
-
-def packed(items: list, f: Field) -> np.ndarray | Ragged:
-    return Ragged.pack(items, f) if f.ragged else np.array(items, f.dtype).reshape(-1, *f.shape)
 
 
 def by_meaning(file: h5py.File, f: Field) -> np.ndarray | Ragged:

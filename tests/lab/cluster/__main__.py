@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lab.cluster import batch, jobs, losses, readers, table, tiers
+from lab.cluster import batch, jobs, losses, readers, table
 from lab.cluster.cases import Cases
 from lab.cluster.lab import NODES, Lab
 from lab.cluster.spaces import be_patient
@@ -21,7 +21,6 @@ TRIALS = {
     "readers": readers.trying,
     "batch": batch.trying,
     "losses": losses.trying,
-    "tiers": tiers.trying,
 }
 """What is tried on a lab, by the name on the command line."""
 

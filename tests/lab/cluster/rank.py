@@ -3,8 +3,7 @@
 ``python rank.py DATA FOLDER OPTIONS``: options of the Reader as JSON, and of this program:
 ``epochs``; ``comm``: whether those of MPI stagger together; ``torch``: whether torch.distributed
 is initialised; ``stop``: the step after which the state is noted; ``state``: a file from which to
-continue; ``pause``: seconds per step; ``job``: the name of what is noted; ``go``: a file that is
-awaited after the first epoch. ``python rank.py make DATA``: makes the data; ``python rank.py pages
+continue; ``pause``: seconds per step; ``job``: the name of what is noted. ``python rank.py make DATA``: makes the data; ``python rank.py pages
 DATA``: makes samples of a page each, so that one file is written in parts in every format.
 """
 
@@ -14,7 +13,6 @@ import json
 import socket
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -77,11 +75,10 @@ def run() -> None:
     if sys.argv[1] == "pages":
         make_pages(Path(sys.argv[2]))
         return
-    with warnings.catch_warnings(record=True, action="always") as noted:
-        read(noted)
+    read()
 
 
-def read(noted: list[warnings.WarningMessage]) -> None:
+def read() -> None:
     """Read as one of the ranks."""
     data, folder, options = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     epochs, stop, pause = (
@@ -89,7 +86,7 @@ def read(noted: list[warnings.WarningMessage]) -> None:
         options.pop("stop", None),
         options.pop("pause", 0),
     )
-    state, job, go = options.pop("state", None), options.pop("job", "rank"), options.pop("go", None)
+    state, job = options.pop("state", None), options.pop("job", "rank")
     barrier = None
     if options.pop("torch", False):
         import torch.distributed as dist
@@ -123,17 +120,7 @@ def read(noted: list[warnings.WarningMessage]) -> None:
             if done == stop:
                 saved = reader.state_dict()
                 break
-        if go is not None and reader.epoch == 1:
-            meet(folder, job, place, "waits")
-            while not Path(go).exists():
-                time.sleep(0.05)
-    total = {
-        name: sum(getattr(epoch, name) for epoch in reader.stats)
-        for name in ("nbytes", "cache_nbytes", "copied_nbytes")
-    }
     notes = {
-        **total,
-        "warnings": [str(w.message) for w in noted if w.category.__name__ == "CacheWarning"],
         "rank": place.rank,
         "world_size": place.world_size,
         "local_rank": place.local_rank,

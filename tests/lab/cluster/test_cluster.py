@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("what", ["check", "jobs", "readers", "batch", "losses", "tiers"])
+@pytest.mark.parametrize("what", ["check", "jobs", "readers", "batch", "losses"])
 def test_over_nodes(what):
     command = [sys.executable, str(Path(__file__).parent), what, "--nodes", "4"]
     done = subprocess.run(
