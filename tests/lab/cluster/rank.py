@@ -3,8 +3,9 @@
 ``python rank.py DATA FOLDER OPTIONS``: options of the Reader as JSON, and of this program:
 ``epochs``; ``comm``: whether those of MPI stagger together; ``torch``: whether torch.distributed
 is initialised; ``stop``: the step after which the state is noted; ``state``: a file from which to
-continue; ``pause``: seconds per step; ``job``: the name of what is noted. ``python rank.py make DATA``: makes the data; ``python rank.py pages
-DATA``: makes samples of a page each, so that one file is written in parts in every format.
+continue; ``pause``: seconds per step; ``job``: the name of what is noted. ``python rank.py make
+DATA``: makes the data; ``python rank.py pages DATA``: makes samples of a page each, so that one
+file is written in parts in every format.
 """
 
 from __future__ import annotations
