@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import enum
 import importlib
-import json
 import logging
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from adapter_contract import COUNT, PLAIN, made
-from support import MPIEXEC
 
 from dsprep.errors import UsageError
 
@@ -135,47 +131,3 @@ def test_the_environment_names_datasets_and_a_class_has_options(dlio, train, tmp
     assert batch["label"].tolist() == [0, 1, 2, 3]
     loader.finalize()
     loader._reader.close()
-
-
-WORKLOAD = """
-model: tiny
-framework: pytorch
-workflow: {generate_data: False, train: True}
-dataset: {data_folder: DATA, format: npz, num_files_train: 100, num_samples_per_file: 1}
-reader:
-  data_loader: pytorch
-  data_loader_classname: dlio_record.Recorded
-  data_loader_sampler: iterative
-  batch_size: 5
-  sample_shuffle: seed
-train: {epochs: 2, computation_time: 0.001}
-"""
-
-
-def test_dlio_itself_reads_every_sample_once_on_two_ranks(train, tmp_path):
-    pytest.importorskip("dlio_benchmark")
-    if MPIEXEC is None:
-        pytest.skip("mpiexec is missing")
-    for name in ("config/workload", "data/train", "data/valid", "notes"):
-        (tmp_path / name).mkdir(parents=True)
-    for number in range(COUNT):  # DLIO counts files
-        (tmp_path / f"data/train/{number}.npz").touch()
-    workload = WORKLOAD.replace("DATA", str(tmp_path / "data"))
-    (tmp_path / "config/workload/tiny.yaml").write_text(workload)
-    here = Path(__file__).parent
-    environment = os.environ | {
-        "NOTES": str(tmp_path / "notes"),
-        "DSPREP_TRAIN": str(train),
-        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent, FOLDER))),
-    }
-    command = [MPIEXEC, "-n", "2", sys.executable, "-m", "dlio_benchmark.main"]
-    command += ["--config-dir", str(tmp_path / "config"), "workload=tiny"]
-    run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    for number in range(2):
-        notes = [tmp_path / f"notes/{number}-{rank}.json" for rank in range(2)]
-        seen = [json.loads(path.read_text()) for path in notes]
-        assert [len(each) for each in seen] == [COUNT // 2] * 2
-        assert sorted(label for each in seen for label in each) == list(range(COUNT))

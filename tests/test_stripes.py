@@ -86,26 +86,6 @@ PREFERRED = composite(
     component(196609, 0, "EOF", 32 * MIB, 3, mirror=3, flags="init,offline", osts=(9, 10, 11)),
     mirrors=3,
 )
-NOT_SYNCED = composite(
-    component(65537, 0, "EOF", 2 * MIB, 4, mirror=1, osts=(0, 1, 2, 3)),
-    component(131073, 0, "EOF", MIB, 1, mirror=2, flags="init,stale,nosync", osts=(4,)).replace(
-        "    lcme_extent.e_start",
-        "    lcme_timestamp:      '2024-02-03T04:05:06+0000'\n    lcme_extent.e_start",
-        1,
-    ),
-    mirrors=2,
-)
-WITH_PARITY = composite(
-    component(65537, 0, "EOF", 2 * MIB, 8, mirror=1, osts=range(8)),
-    component(
-        131073, 0, "EOF", 2 * MIB, 2, mirror=2, flags="init,parity", pattern="parity"
-    ).replace(
-        "    lcme_extent.e_start",
-        "    lcme_dstripe_count:  8\n    lcme_cstripe_count:  2\n    lcme_extent.e_start",
-        1,
-    ),
-    mirrors=2,
-)
 SELF_EXTENDING = composite(  # room for extension has a size of its own in place of stripes
     component(1, 0, 256 * MIB, MIB, 1, osts=(7,)),
     component(2, 256 * MIB, 1 << 30, MIB, 0, flags="extension").replace(
@@ -142,10 +122,6 @@ lmm_stripe_offset: 0
 
 """
 FOREIGN = "lfm_value:     'pool/31d2/container/77aa'\n\n"
-FOREIGN_DETAILED = (
-    "lfm_magic:         0x0BD70BD0\nlfm_length:          24\nlfm_type:          0x000A0002 (daos)\n"
-    f"lfm_flags:          0x00000000\n{FOREIGN}"
-)
 HSM_PART = composite(
     component(65537, 0, "EOF", 2 * MIB, 4, mirror=1, flags="init,stale", osts=(0, 1, 2, 3)),
     "    lcme_id:             131073\n    lcme_mirror_id:      2\n    lcme_flags:          init\n"
@@ -166,36 +142,6 @@ lmm_objects:
         l_fid:     0x100040000:0x9:0x0
       - l_ost_idx: 6
         l_fid:     0x100060000:0xb:0x0
-"""
-YAML_PARTS = """lcm_layout_gen:    3
-lcm_mirror_count:  1
-lcm_entry_count:   2
-components:
-  - lcme_id:             1
-    lcme_mirror_id:      0
-    lcme_flags:          init
-    lcme_extent.e_start: 0
-    lcme_extent.e_end:   4194304
-    sub_layout:
-      lmm_stripe_count:  1
-      lmm_stripe_size:   1048576
-      lmm_pattern:       raid0
-      lmm_layout_gen:    0
-      lmm_stripe_offset: 2
-      lmm_objects:
-      - l_ost_idx: 2
-        l_fid:     0x100020000:0x9:0x0
-  - lcme_id:             2
-    lcme_mirror_id:      0
-    lcme_flags:          0
-    lcme_extent.e_start: 4194304
-    lcme_extent.e_end:   EOF
-    sub_layout:
-      lmm_stripe_count:  12
-      lmm_stripe_size:   16777216
-      lmm_pattern:       raid0
-      lmm_layout_gen:    0
-      lmm_stripe_offset: -1
 """
 IN_A_POOL = (
     "stripe_count:  5 stripe_size:   4194304 pattern:       raid0 stripe_offset: -1 "
@@ -252,19 +198,14 @@ NOTHING = (None, None)
         (PREFERRED, None, 16 * MIB, 4),
         (PREFERRED, 30 * MIB, 2 * MIB, 1),
         (PREFERRED, 1 << 30, 16 * MIB, 4),
-        (NOT_SYNCED, 1 << 30, 2 * MIB, 4),
-        (WITH_PARITY, 1 << 30, 2 * MIB, 8),
         (SELF_EXTENDING, None, MIB, 1),
         (SELF_EXTENDING, 512 * MIB, MIB, 1),
         (OVERSTRIPED, None, 2 * MIB, 6),
         (OVERSTRIPED_DEFAULT, 1 << 40, 4 * MIB, -2),
         (RELEASED, 1 << 30, MIB, 3),
         (FOREIGN, None, *NOTHING),
-        (FOREIGN_DETAILED, 1 << 30, *NOTHING),
         (HSM_PART, 1 << 30, *NOTHING),
         (YAML, 1 << 30, 8 * MIB, 2),
-        (YAML_PARTS, None, MIB, 1),
-        (YAML_PARTS, 1 << 30, 16 * MIB, 12),
         (IN_A_POOL, None, 4 * MIB, 5),
         (INHERITED, None, MIB, -1),
         (WITH_DIRECTORY_STRIPES, None, MIB, 2),
@@ -437,7 +378,6 @@ GIB = 1 << 30
         ("1MiB", [[MIB]], {}, "-S 1M -c 1 DIR", "--ranks"),
         ("1MiB", [[2 * GIB]], {}, "-S 1M -c 4 DIR", "by size"),
         ("4GiB", [[1 << 40]], {}, "-S 4G -c -1 DIR", "by size"),
-        ("512KiB", [[MIB]], {}, "-S 512K -c 1 DIR", ""),
         ("64KiB", [[MIB]], {}, "-S 64K -c 1 DIR", ""),
         # Lustre has none below 64 KiB, and groups must be aligned to what it has.
         ("4KiB", [[MIB]], {}, "-S 1M -c 1 DIR (on Lustre, with --stripe-size 1MiB)", ""),
@@ -446,7 +386,6 @@ GIB = 1 << 30
         ("1MiB", [[40 * GIB]], {"ranks": 4096}, "-S 1M -c -1 DIR", "from all targets"),
         ("1MiB", [[40 * GIB]], {"ranks": 1}, "-S 1M -c 4 DIR", "1 rank reads the file"),
         ("1MiB", [[40 * GIB] * 8], {"ranks": 64}, "-S 1M -c 8 DIR", "8 ranks read each file"),
-        ("1MiB", [[40 * GIB] * 9], {"ranks": 64}, "-S 1M -c 8 DIR", "8 ranks read each file"),
         # No more than there are groups or stripes.
         (
             "1MiB",
@@ -476,15 +415,7 @@ GIB = 1 << 30
             "-E 1G -S 1M -c 1 -E 10G -S 1M -c 4 -E 100G -S 1M -c 16 -E -1 -S 1M -c 32 DIR",
             "differ much in size",
         ),
-        (
-            "1MiB",
-            [[20 * GIB], [MIB]],
-            {},
-            "-E 1G -S 1M -c 1 -E 10G -S 1M -c 4 -E -1 -S 1M -c 16 DIR",
-            "differ much in size",
-        ),
         ("1MiB", [[20 * GIB] * 3 + [MIB]], {}, "-S 1M -c 16 DIR", ""),  # the rest, in a last file
-        ("1MiB", [[100 * MIB], [MIB]], {}, "-S 1M -c 1 DIR", ""),
         ("4GiB", [[90 * GIB], [MIB]], {}, "-E 10G -S 4G -c 4 -E -1 -S 4G -c 16 DIR", ""),
     ],
 )

@@ -28,7 +28,7 @@ What a FUSE server cannot do, whatever library it uses (Linux 6.18):
 - Refuse RENAME_NOREPLACE alone with anything but what the server says; without flags at all
   (`no-rename2`) the kernel answers EINVAL.
 - Keep a program killable that waits for a read that the server has taken (`hang`): as on a hard
-  mount, SIGKILL waits too. `hang-intr` answers EINTR when a signal arrives, as a soft one.
+  mount, SIGKILL waits too.
 """
 
 from __future__ import annotations
@@ -72,11 +72,10 @@ def _whole(default: int) -> Callable[[str], int]:
     return lambda text: int(text, 0) if text else default
 
 
-def _times(text: str) -> tuple[str, int]:
-    word, _, number = (text or "once").partition(":")
-    if word not in ("once", "every", "at", "always") or (word in ("every", "at")) != bool(number):
-        raise ValueError(f"{text!r}: expected once, always, every:K or at:OFFSET")
-    return word, int(number or "0", 0)
+def _times(text: str) -> str:
+    if text not in ("", "once", "always"):
+        raise ValueError(f"{text!r}: expected once or always")
+    return text or "once"
 
 
 def _hang(text: str) -> tuple[float, int]:
@@ -87,19 +86,16 @@ def _hang(text: str) -> tuple[float, int]:
 FAULTS: dict[str, tuple[Callable[[str], Any], str]] = {
     "short": (_number(0.5), "reads return fewer bytes, with this probability; no page cache"),
     "short-write": (_number(0.5), "writes take fewer bytes, with this probability; no page cache"),
-    "eio": (_times, "reads fail with EIO: once, every:K, at:OFFSET, always"),
+    "eio": (_times, "reads fail with EIO: once, always"),
     "estale": (_times, "reads fail with ESTALE, likewise"),
     "hang": (_hang, "the next read (SECONDS:BYTES: of so many at least) takes so many seconds"),
-    "hang-intr": (_hang, "likewise, or until a signal arrives"),
     "slow": (_number(0.02), "each read and each write takes so many seconds"),
     "no-odirect": (_errno(errno.EINVAL), "open refuses O_DIRECT, with this error"),
     "no-mmap": (_whole(1), "no page cache: no shared mappings (ENODEV)"),
     "no-flock": (_errno(errno.ENOSYS), "flock fails, with this error"),
     "no-posix-locks": (_errno(errno.ENOSYS), "fcntl locks fail, with this error"),
     "local-locks": (_whole(1), "locks are seen by this mount alone (when mounting only)"),
-    "no-exchange": (_errno(errno.EINVAL), "no RENAME_EXCHANGE"),
-    "no-noreplace": (_errno(errno.EINVAL), "no RENAME_NOREPLACE"),
-    "no-rename2": (_errno(errno.ENOSYS), "neither"),
+    "no-rename2": (_errno(errno.ENOSYS), "no RENAME_EXCHANGE, no RENAME_NOREPLACE"),
     "no-links": (_errno(errno.EPERM), "no hard links"),
     "no-symlinks": (_errno(errno.EPERM), "no symbolic links"),
     "no-xattr": (_errno(errno.EOPNOTSUPP), "no extended attributes"),
@@ -132,12 +128,10 @@ PAST_CACHE = ("short", "short-write", "no-mmap")
 class Faults:
     """What is armed, and how often each was injected."""
 
-    def __init__(self, words: list[str], only: str = "*") -> None:
-        self.only = only
+    def __init__(self, words: list[str]) -> None:
         self.counts: dict[str, int] = {}
         self._armed: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._reads = 0
         self._again: tuple[str, int, int, int] | None = None
         self.random = random.Random(7)
         for word in words:
@@ -149,7 +143,6 @@ class Faults:
             raise ValueError(f"{name!r} is not a fault: {', '.join(FAULTS)}")
         with self._lock:
             self._armed[name] = FAULTS[name][0](value)
-            self._reads = 0
 
     def disarm(self, name: str = "") -> None:
         with self._lock:
@@ -161,31 +154,31 @@ class Faults:
         """Value of an armed fault that says how the file system is, or None."""
         return self._armed.get(name)
 
-    def fire(self, name: str, node: Node | None = None) -> Any:
+    def fire(self, name: str) -> Any:
         """Value of an armed fault that happens now, or None; counted."""
-        if name not in self._armed or not self._concerns(node):
+        if name not in self._armed:
             return None
         with self._lock:
             self.counts[name] = self.counts.get(name, 0) + 1
             return self._armed.get(name)
 
-    def take(self, name: str, node: Node) -> Any:
+    def take(self, name: str) -> Any:
         """The same of a fault that happens once."""
         with self._lock:
-            if name not in self._armed or not self._concerns(node):
+            if name not in self._armed:
                 return None
             self.counts[name] = self.counts.get(name, 0) + 1
             return self._armed.pop(name)
 
-    def refuse(self, name: str, node: Node | None = None) -> None:
+    def refuse(self, name: str) -> None:
         """Raise the error that an armed fault stands for."""
-        if code := self.fire(name, node):
+        if code := self.fire(name):
             raise OSError(code, os.strerror(code))
 
-    def chance(self, name: str, node: Node, size: int) -> int:
+    def chance(self, name: str, size: int) -> int:
         """How many of `size` bytes are transferred."""
         probability = self._armed.get(name)
-        if probability is None or size < 2 or not self._concerns(node):
+        if probability is None or size < 2:
             return size
         with self._lock:
             if self.random.random() >= probability:
@@ -197,8 +190,6 @@ class Faults:
         """Raise the error of a read, where its turn has come."""
         with self._lock:
             rule = self._armed.get(name)
-            if not self._concerns(node) or (rule is None and self._again is None):
-                return
             if self._again is not None and self._again[0] == name:  # the kernel's own second try
                 inside = self._again[1] == node.id and self._again[2] <= offset < self._again[3]
                 if inside and rule is None:
@@ -206,36 +197,23 @@ class Faults:
                     raise OSError(getattr(errno, name.upper()), "")
             if rule is None:
                 return
-            word, number = rule
-            self._reads += 1
-            due = {
-                "once": True,
-                "always": True,
-                "every": number and self._reads % number == 0,
-                "at": offset <= number < offset + size,
-            }[word]
-            if not due:
-                return
             self.counts[name] = self.counts.get(name, 0) + 1
-            if word == "once":
+            if rule == "once":
                 del self._armed[name]
                 if cached:
                     self._again = (name, node.id, offset, offset + size)
             raise OSError(getattr(errno, name.upper()), "")
 
-    def write(self, node: Node, size: int) -> None:
+    def write(self, size: int) -> None:
         """Raise ENOSPC where the space is used up."""
         with self._lock:
             left = self._armed.get("enospc")
-            if left is None or not self._concerns(node):
+            if left is None:
                 return
             if left < size:
                 self.counts["enospc"] = self.counts.get("enospc", 0) + 1
                 raise OSError(errno.ENOSPC, "")
             self._armed["enospc"] = left - size
-
-    def _concerns(self, node: Node | None) -> bool:
-        return node is None or fnmatch.fnmatch(node.name, self.only)
 
 
 class Node:
@@ -425,7 +403,7 @@ class FaultFS:
 
     def _restamp(self, handle: Handle) -> None:
         """Have the times of a file that was written move in a moment."""
-        seconds = self.faults.fire("restamp", handle.node) if handle.wrote else None
+        seconds = self.faults.fire("restamp") if handle.wrote else None
         if seconds is not None:
             facts = os.fstat(handle.fd)
             due = time.monotonic() + seconds
@@ -572,10 +550,6 @@ class FaultFS:
         to, flags = struct.unpack_from("<QI", body)
         if flags:
             self.faults.refuse("no-rename2")
-        if flags & 2:
-            self.faults.refuse("no-exchange")
-        if flags & 1:
-            self.faults.refuse("no-noreplace")
         self._rename(node, to, flags, bytes(body[16:]))
 
     def _rename(self, node: Node, to: int, flags: int, names: bytes) -> None:
@@ -605,7 +579,6 @@ class FaultFS:
     def _opened(self, node: Node, fd: int) -> bytes:
         past_cache, keep_cache = 1, 2
         cached = not any(self.faults.get(name) for name in PAST_CACHE)
-        cached = cached or not fnmatch.fnmatch(node.name, self.faults.only)
         with self._lock:
             fh = next(self._next)
             self._handles[fh] = Handle(node, fd, cached)
@@ -615,7 +588,7 @@ class FaultFS:
     def open(self, node: Node, body: memoryview, unique: int) -> bytes:
         flags = struct.unpack_from("<I", body)[0]
         if flags & os.O_DIRECT:
-            self.faults.refuse("no-odirect", node)
+            self.faults.refuse("no-odirect")
         flags &= ~(os.O_DIRECT | os.O_NOFOLLOW | os.O_APPEND)
         return self._opened(node, os.open(node.path, flags))
 
@@ -623,7 +596,7 @@ class FaultFS:
         flags, mode = struct.unpack_from("<II", body)
         name = _name(body[16:])
         if flags & os.O_DIRECT:
-            self.faults.refuse("no-odirect", Node(0, -1, name))
+            self.faults.refuse("no-odirect")
         flags = flags & ~(os.O_DIRECT | os.O_APPEND) | os.O_CREAT
         fd = os.open(name, flags, mode, dir_fd=node.fd)
         entry = self._entry(node, name)
@@ -632,22 +605,18 @@ class FaultFS:
     def read(self, node: Node, body: memoryview, unique: int) -> bytes | memoryview:
         fh, offset, size = struct.unpack_from("<QQI", body)
         handle = self._handles[fh]
-        for name, interruptible in (("hang", False), ("hang-intr", True)):
-            if size < (self.faults.get(name) or (0, 0))[1]:
-                continue
-            if (hang := self.faults.take(name, handle.node)) is not None:
-                event = threading.Event()
-                self._hanging[unique] = event, interruptible
-                event.wait(hang[0])
-                del self._hanging[unique]
-                if event.is_set() and interruptible:
-                    raise InterruptedError(errno.EINTR, "")
-        if (seconds := self.faults.fire("slow", handle.node)) is not None:
+        least = (self.faults.get("hang") or (0, 0))[1]
+        if size >= least and (hang := self.faults.take("hang")) is not None:
+            event = threading.Event()
+            self._hanging[unique] = event, False
+            event.wait(hang[0])
+            del self._hanging[unique]
+        if (seconds := self.faults.fire("slow")) is not None:
             time.sleep(seconds)
         for name in ("eio", "estale"):
             self.faults.read(name, handle.node, offset, size, handle.cached)
         if not handle.cached:
-            size = self.faults.chance("short", handle.node, size)
+            size = self.faults.chance("short", size)
         buffer = bytearray(size)
         return memoryview(buffer)[: os.preadv(handle.fd, [buffer], offset)]
 
@@ -655,11 +624,11 @@ class FaultFS:
         fh, offset, size = struct.unpack_from("<QQI", body)
         handle = self._handles[fh]
         handle.wrote = True
-        if (seconds := self.faults.fire("slow", handle.node)) is not None:
+        if (seconds := self.faults.fire("slow")) is not None:
             time.sleep(seconds)
-        self.faults.write(handle.node, size)
+        self.faults.write(size)
         if not handle.cached:
-            size = self.faults.chance("short-write", handle.node, size)
+            size = self.faults.chance("short-write", size)
         done = os.pwrite(handle.fd, body[40 : 40 + size], offset)
         return struct.pack("<II", done, 0)
 
@@ -669,7 +638,7 @@ class FaultFS:
         self._unlock(handle, owner)
         self._restamp(handle)
         if handle.wrote:
-            self.faults.refuse("enospc-close", handle.node)
+            self.faults.refuse("enospc-close")
 
     def release(self, node: Node, body: memoryview, unique: int) -> None:
         time.sleep(self.faults.get("late-release") or 0)
@@ -686,11 +655,11 @@ class FaultFS:
 
     def fsync(self, node: Node, body: memoryview, unique: int) -> None:
         handle = self._handles[struct.unpack_from("<Q", body)[0]]
-        self.faults.refuse("eio-fsync", handle.node)
+        self.faults.refuse("eio-fsync")
         self._restamp(handle)
 
     def fallocate(self, node: Node, body: memoryview, unique: int) -> None:
-        self.faults.refuse("no-fallocate", node)
+        self.faults.refuse("no-fallocate")
         fh, offset, length, mode = struct.unpack_from("<QQQI", body)
         off = ctypes.c_long
         _check(LIBC.fallocate(self._handles[fh].fd, mode, off(offset), off(length)))
@@ -700,7 +669,7 @@ class FaultFS:
         return struct.pack("<Q", os.lseek(self._handles[fh].fd, offset, whence))
 
     def copy_file_range(self, node: Node, body: memoryview, unique: int) -> bytes:
-        self.faults.refuse("no-copy-file-range", node)
+        self.faults.refuse("no-copy-file-range")
         source, at, _, target, to, size, _ = struct.unpack_from("<7Q", body)
         into = self._handles[target]
         into.wrote = True
@@ -783,7 +752,7 @@ class FaultFS:
         return self._handles[fh], owner, bool(flags & 1), kind, asked
 
     def getlk(self, node: Node, body: memoryview, unique: int) -> bytes:
-        self.faults.refuse("no-posix-locks", node)
+        self.faults.refuse("no-posix-locks")
         handle, *_, asked = self._lock_in(body)
         kind, _, start, length, pid = struct.unpack(
             "<hhxxxxqqi4x", fcntl.fcntl(handle.fd, fcntl.F_OFD_GETLK, asked)
@@ -793,7 +762,7 @@ class FaultFS:
 
     def setlk(self, node: Node, body: memoryview, unique: int) -> None:
         handle, owner, whole, kind, asked = self._lock_in(body)
-        self.faults.refuse("no-flock" if whole else "no-posix-locks", node)
+        self.faults.refuse("no-flock" if whole else "no-posix-locks")
         if whole:
             how = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}
             fcntl.flock(handle.fd, how.get(kind, fcntl.LOCK_UN) | fcntl.LOCK_NB)
@@ -828,10 +797,10 @@ class FaultFS:
 class Mounted:
     """The file system in a process of its own, for a test: mounted while in `with`."""
 
-    def __init__(self, backing: Path, mountpoint: Path, *faults: str, only: str = "*") -> None:
+    def __init__(self, backing: Path, mountpoint: Path, *faults: str) -> None:
         self.backing, self.path, self.faults = backing, mountpoint, faults
         self._words = [sys.executable, "-P", __file__, str(backing), str(mountpoint), "--until-eof"]
-        self._words += ["--only", only, *(w for fault in faults for w in ("--fault", fault))]
+        self._words += [w for fault in faults for w in ("--fault", fault)]
 
     def __enter__(self) -> Mounted:
         self.process = subprocess.Popen(
@@ -901,7 +870,7 @@ def _obey(system: FaultFS, line: str) -> str:
             system.faults.arm(rest)
         elif verb == "disarm":
             system.faults.disarm(rest)
-            if rest in ("", "hang", "hang-intr"):
+            if rest in ("", "hang"):
                 system.wake()
         elif verb == "counts":
             return json.dumps(system.faults.counts)
@@ -924,14 +893,11 @@ def main() -> None:
     parser.add_argument("backing", type=Path)
     parser.add_argument("mountpoint", type=Path)
     parser.add_argument("--fault", action="append", default=[], metavar="NAME[=VALUE]")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names whose data are hit")
-    parser.add_argument("--seed", type=int, default=1, help="of the fault `inodes`, if not given")
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--until-eof", action="store_true", help="end when stdin ends")
     args = parser.parse_args()
     try:
-        seeded = (f"inodes={args.seed}" if f == "inodes" else f for f in args.fault)
-        faults = Faults(list(seeded), args.only)
+        faults = Faults(args.fault)
     except ValueError as e:
         parser.error(str(e))
     os.umask(0)
