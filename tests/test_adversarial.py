@@ -6,21 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
-import numpy as np
-
 TRIALS = Path(__file__).parent / "lab" / "adversarial"
 
 
 def test_one_of_each(tmp_path):
-    files = tmp_path / "files"
-    files.mkdir()
-    with h5py.File(files / "foreign.h5", "w") as file:
-        file["x"] = np.arange(12).reshape(4, 3)
-    words = "all", "--count", "1", "--minutes", "1", "--files", files, "--keep", tmp_path / "work"
+    words = "all", "--count", "1", "--minutes", "1", "--keep", tmp_path / "work"
     done = subprocess.run(
         [sys.executable, TRIALS, *words], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("caches", "mutants", "real"):
+    for name in ("caches", "mutants"):
         assert f"{name}: 1 trials, 0 findings" in done.stdout

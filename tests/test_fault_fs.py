@@ -33,10 +33,8 @@ import numpy as np
 import pytest
 from lab.cluster import faultfs
 from lab.cluster.faultfs import Mounted
-from typer.testing import CliRunner
 
 import dsprep
-from dsprep.cli import app
 from dsprep.errors import ReadError
 from dsprep.reader.cached import CacheWarning
 from dsprep.reader.engines import EngineWarning
@@ -470,28 +468,6 @@ def staged_by_two(here: Here) -> None:
     assert copied == [(0, copied[1][0]), (copied[1][0], 0)]
 
 
-def bench(here: Here, mode: str) -> None:
-    """What reads fastest is measured on it."""
-    at = here.folder("bench", mode)
-    path = Path(shutil.copy(here.source, at / "source.h5"))
-    words = [
-        "-s",
-        "pread-limit",
-        "-s",
-        "dsprep",
-        "--warm",
-        "--repeat",
-        1,
-        "--json",
-        at / "r.json",
-    ]
-    done = CliRunner().invoke(app, ["bench", "read", str(path), *map(str, words)])
-    assert done.exit_code == 0, done.output
-    assert (at / "r.json").exists(), done.output
-    report = json.loads((at / "r.json").read_text())
-    assert [row["problems"] for row in report["strategies"]] == [[], []]
-
-
 def serve(base: Path) -> None:
     """Run what stdin asks for, one JSON list in a line, and answer each with a traceback."""
     die_with_parent = 1
@@ -638,11 +614,6 @@ def test_a_cache_changes_nothing(worker, mode, fault):
 
 def test_two_nodes_stage_once(worker):
     worker("staged_by_two")
-
-
-@pytest.mark.parametrize("mode", ["calls-missing", "past-the-cache"])
-def test_reading_is_measured(worker, mode):
-    worker("bench", mode)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from dsprep.storage.identity import ChangedError, same_time
 from dsprep.storage.local import LocalFile
 from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import wait_for
-from dsprep.storage.trees import remove, tree_nbytes
+from dsprep.storage.trees import tree_nbytes
 from dsprep.writing import parallel, run, shuffle, staging
 
 FORMATS = sorted(SUFFIX)
@@ -282,23 +282,6 @@ def test_nothing_is_open_when_it_is_removed(tmp_path, monkeypatch):
     dsprep.convert(path, tmp_path / "out.h5", durable=False)
     assert any(name.name == LOCK for name in seen)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "out.h5", "out.h5.dsprep.json"]
-
-
-def test_files_that_others_have_open_stay_with_their_directory(tmp_path, monkeypatch):
-    real = os.unlink
-
-    def unlink(name, *args, **kwargs):
-        if Path(name).name.startswith(".nfs"):
-            raise OSError(16, "Device or resource busy", str(name))
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(os, "unlink", unlink)
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "c").mkdir()
-    for name in ("a/x", "a/b/.nfs0001", "a/b/y", "a/c/z"):
-        (tmp_path / name).write_text("")
-    remove(tmp_path / "a")
-    assert [p.name for p in (tmp_path / "a").rglob("*")] == ["b", ".nfs0001"]
 
 
 # --- sidecars ------------------------------------------------------------------------------------

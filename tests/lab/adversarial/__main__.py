@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]  # in place of this folder
 
-NAMES = ("caches", "mutants", "real")
+NAMES = ("caches", "mutants")
 
 
 def numbers(options: argparse.Namespace, job: int) -> Iterator[int]:
@@ -102,7 +102,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--jobs", type=int, default=1, help="processes")
     found.add_argument("--minutes", type=float, default=10.0, help="no trial begins after these")
     found.add_argument("--kind", action="append", help="of datasets: only those")
-    found.add_argument("--files", type=Path, help="real: a directory of files")
     found.add_argument("--show", type=int, default=10, help="findings of each sort to show")
     found.add_argument("--keep", type=Path, help="where to work, and leave all that was made")
     return found
@@ -110,8 +109,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     options = parser().parse_args()
-    if options.name in ("real", "all") and options.files is None:
-        sys.exit("give the directory of files with --files")
     folder = options.keep or Path(tempfile.mkdtemp(prefix="adversarial-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -86,17 +86,6 @@ def values(batch: Batch) -> Values:
     return found
 
 
-def whose(found: Values, known: dict[str, Values | None]) -> str:
-    """Return the name of the values that these are; "!" and what is wrong if none."""
-    for name, expected in known.items():
-        if found == expected:
-            return name
-    types = [{n: v[0] for n, v in e.items()} for e in known.values() if e is not None]
-    if {n: v[0] for n, v in found.items()} not in types:
-        return f"!types are lost | {', '.join(f'{n}: {v[0]}' for n, v in found.items())}"
-    return "!mixed data"
-
-
 def read(path: Path, **options: object) -> Values:
     """Open a dataset as a program would, and return what all of it holds."""
     import dsprep
@@ -135,18 +124,6 @@ class Ended:
 def forked(work: Callable[[], object], folder: Path, *, seconds: float = SECONDS) -> Ended:
     """Do `work` in a child, with a time limit."""
     return Child(work, folder).wait(seconds)
-
-
-def command(*arguments: object) -> Callable[[], object]:
-    """Return the work of a child that runs a command of dsprep as the program does."""
-
-    def work() -> None:
-        from dsprep.cli import main
-
-        sys.argv = ["dsprep", *map(str, arguments)]
-        main()
-
-    return work
 
 
 class Child:
@@ -201,30 +178,6 @@ class Child:
         took = time.monotonic() - self._began
         grown = max(0, usage.ru_maxrss - own) << 10
         return Ended(os.waitstatus_to_exitcode(status), hung, took, grown, out, err)
-
-
-def complaint(ended: Ended, *, refused: bool = True) -> str | None:
-    """Return what is wrong with how a command ended; None if it is done, or clearly refused."""
-    if ended.hung:
-        return "hang"
-    if ended.code < 0:
-        return f"killed by signal {-ended.code}"
-    if "Traceback (most recent call last)" in ended.err:
-        return f"traceback | {ended.err[-3000:]}"
-    if ended.grown > RSS:
-        return f"memory ({ended.grown >> 20} MiB)"
-    errors = [line for line in ended.err.splitlines() if line.startswith("dsprep: error:")]
-    if ended.code == 0:
-        return "an error line, but exit status 0" if errors else None
-    if not refused:
-        return f"refused | {errors[0] if errors else ended.err[-300:]}"
-    if ended.code not in (1, 2):
-        return f"exit status {ended.code}"
-    return None if len(errors) == 1 else f"{len(errors)} error lines | {ended.err[-600:]}"
-
-
-def first_error(ended: Ended) -> str:
-    return next((x for x in ended.err.splitlines() if x.startswith("dsprep: error:")), "")
 
 
 # --- what is left ----------------------------------------------------------------------------
