@@ -34,6 +34,16 @@ class TestPlain(ReadOnlyContract):
         path.write_bytes(b"".join(rows))
 
 
+class One:
+    """Of a variant, what is not grouped is enough; or what is."""
+
+    is_grouped = False
+
+    @pytest.fixture
+    def grouped(self):
+        return self.is_grouped
+
+
 class Read(FormatContract):
     """A format that has a library of its own."""
 
@@ -57,24 +67,26 @@ class TestZarr(Read):
     format = "zarr"
 
 
-class TestZarrZip(FormatContract):
-    format, suffix = "zarr", ".zarr.zip"
+class TestZarrZip(One, FormatContract):
+    format, suffix, is_grouped = "zarr", ".zarr.zip", True
 
 
-class TestHdf5Gzip(Read):
+class TestHdf5Gzip(One, Read):
     format, options = "hdf5", WriteOptions(compress=Compression("gzip"))
     located = (True, False)
     parted = (False, False)
     simple = False
 
 
-class TestZarrZstd(Read):
+class TestZarrZstd(One, Read):
+    is_grouped = True
     format, schema, options = "zarr", FIXED, WriteOptions(compress=Compression("zstd"))
     parted = (False, True)
     simple = False
 
 
-class TestTFRecordGzip(Read):
+class TestTFRecordGzip(One, Read):
+    is_grouped = True
     format, options = "tfrecord", WriteOptions(compress=Compression("gzip"))
     located = (False, False)
     parted = (False, False)
