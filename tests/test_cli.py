@@ -115,20 +115,6 @@ def test_errors_name_options_as_they_are_given(text, in_python):
     assert error.args[0] == f"wrong; {text}"
 
 
-def test_dry_run_writes_nothing(train, tmp_path):
-    before = sorted(tmp_path.rglob("*"))
-    done = run("convert", train, tmp_path / "o", "--to", "zarr", "--shard-size", "1kB", "--dry-run")
-    assert done.code == 0
-    assert "o-00000-of-" in done.out
-    assert "Nothing was written" in done.out
-    plan = json.loads(
-        run("convert", train, tmp_path / "o.lmdb", "--dry-run", "--json", "--samples", ":10").out
-    )
-    assert plan["samples"] == 10
-    assert plan["format"] == "lmdb"
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_options_of_convert(train, tmp_path):
     target = tmp_path / "out.h5"
     done = run(
@@ -177,15 +163,6 @@ def test_shards(train, tmp_path):
     assert json.loads(run("inspect", f"@{listing}", "--json").out)["samples"] == 60
 
 
-def test_natural_order(tmp_path):
-    for i in (1, 2, 10):
-        with h5py.File(tmp_path / f"part{i}.h5", "w") as file:
-            file["y"] = np.full(2, i)
-    run("convert", f"{tmp_path}/part*.h5", tmp_path / "all.h5")
-    with h5py.File(tmp_path / "all.h5") as file:
-        assert file["y"][:].tolist() == [1, 1, 2, 2, 10, 10]
-
-
 def test_verify_names_file_sample_field_and_element(train, tmp_path):
     other = tmp_path / "other.h5"
     other.write_bytes(train.read_bytes())
@@ -213,18 +190,6 @@ def test_verify_treats_nan_as_its_bits(tmp_path):
     assert run("verify", tmp_path / "a", tmp_path / "b").code == 0
     assert run("verify", tmp_path / "a", tmp_path / "c").code == 1
     assert run("verify", tmp_path / "d", tmp_path / "e").code == 1
-
-
-def test_verify_of_different_schemas(train, tmp_path):
-    with h5py.File(tmp_path / "o.h5", "w") as file:
-        file["x"] = np.zeros((99, 2, 3), ">f4")
-    done = run("verify", train, tmp_path / "o.h5")
-    assert done.code == 1
-    assert f"field y is in {train}, not in {tmp_path}/o.h5" in done.out
-    assert f"field x: float32[2,3] in {train}, x: >f4[2,3] in {tmp_path}/o.h5" in done.out
-    assert "100 samples" in done.out
-    shown = run("verify", tmp_path / "o.h5", train).out
-    assert f"field y is in {train}, not in {tmp_path}/o.h5" in shown
 
 
 def test_a_quick_look_says_that_it_is_one(tmp_path):
@@ -329,19 +294,6 @@ def test_a_mistake_is_one_line_and_makes_nothing(train, tmp_path, monkeypatch):
     assert "not a path" in fails("convert", "", "OUT.h5", code=2)
 
 
-def test_what_cannot_be_read_in_a_directory_is_left_out(train, tmp_path):
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
-    os.mkfifo(mixed / "pipe.h5")
-    (mixed / "self").symlink_to("self")
-    (mixed / "loop").symlink_to(".")
-    (mixed / "good.h5").write_bytes(train.read_bytes())
-    done = run("convert", mixed, tmp_path / "out.h5")
-    assert done.code == 0
-    assert "left out loop, pipe.h5, self" in done.err
-    assert json.loads(run("inspect", f"{mixed}/**/*d.h5", "--json").out)["files"] == 1
-
-
 def test_the_target_is_protected(train, tmp_path):
     before = train.read_bytes()
     out = tmp_path / "out.lmdb"
@@ -363,57 +315,6 @@ def test_names_that_are_no_unicode(train, tmp_path):
             assert dsprep.verify(a, b).same
     (tmp_path / "list").write_bytes(os.fsencode(odd) + b"\n")
     assert json.loads(run("inspect", f"@{tmp_path}/list", "--json").out)["samples"] == 100
-
-
-def test_mixed_formats_and_schemas(train, tmp_path):
-    run("convert", train, tmp_path / "b.tfrecord")
-    message = fails("inspect", train, tmp_path / "b.tfrecord")
-    assert "mixes formats" in message
-    assert "b.tfrecord" in message
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["x"] = np.zeros((5, 2, 4), "f4")
-        file["y"] = np.arange(5)
-    message = fails("inspect", train, tmp_path / "other.h5")
-    assert "other.h5" in message
-    assert "field x" in message
-    assert run("inspect", train, tmp_path / "other.h5", "--field", "y").code == 0
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_truncated_sources(format, train, tmp_path):
-    whole = tmp_path / f"whole{SUFFIX[format]}"
-    run("convert", train, whole)
-    files = sorted((p for p in whole.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    file = files[-1] if whole.is_dir() else whole
-    os.truncate(file, int(file.stat().st_size * 0.6) | 1)  # never between two records
-    assert whole.name in fails("convert", whole, tmp_path / "out.h5")
-    assert not (tmp_path / "out.h5").exists()
-
-
-def test_no_permission(train, tmp_path, monkeypatch):
-    def refuse(path, *args, **kwargs):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    with monkeypatch.context() as patch:  # root may write everywhere, so the kernel's no is played
-        patch.setattr(Path, "mkdir", refuse)
-        assert "out.h5.dsprep-partial: Permission denied" in fails(
-            "convert", train, tmp_path / "out.h5"
-        )
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", refuse)
-        patch.setattr(os, "open", refuse)
-        assert "train.h5: Permission denied" in fails("inspect", train)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.h5"]
-
-
-def test_no_space(train, tmp_path, monkeypatch):
-    from dsprep.writing import job
-
-    monkeypatch.setattr(job, "free_nbytes", lambda path: 1000)
-    out = tmp_path / "out.h5"
-    assert "not enough space" in fails("convert", train, out)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.h5"]
-    assert run("convert", train, out, "--compress", "gzip").code == 0  # may well fit
 
 
 def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypatch):
@@ -455,20 +356,6 @@ def test_a_failed_run_stands_in_nobodys_way(train, tmp_path):
     assert run("convert", train, out).code == 0
 
 
-def test_notes_come_from_all_files(tmp_path):
-    for i in range(3):
-        with h5py.File(tmp_path / f"q{i}.h5", "w") as file:
-            file["x"], file["y"] = np.zeros((4, 2)), np.arange(4)
-            file.attrs["id"] = i
-            if i:
-                file["z"] = np.arange(9)
-    first = ("--sample-axis", "first")
-    done = run("convert", f"{tmp_path}/q*.h5", tmp_path / "all.h5", *first)
-    assert "left out z" in done.err
-    assert "(in 2 of 3 files)" in done.err
-    assert "attributes are not those of the first file" in done.err
-
-
 def test_a_dataset_may_be_renamed_with_its_sidecar(train, tmp_path):
     run("convert", train, tmp_path / "a.tfrecord")
     run("convert", train, tmp_path / "s", "--to", "lmdb", "--samples-per-file", "30")
@@ -489,32 +376,6 @@ def test_a_sidecar_that_lists_other_files(format, train, tmp_path):
     assert done.code == (format == "tfrecord")
     assert ("sidecar ignored" in done.err) == (format == "hdf5")
     assert f"more{first.suffix}" in done.err
-
-
-def test_json_is_json(train, tmp_path):
-    report = json.loads(run("convert", train, tmp_path / "o.zarr", "--json", "--verify").out)
-    assert report["verify"]["same"]
-    assert report["copied"] == report["payload"] == 100 * (24 + 8)
-    other = tmp_path / "other.h5"
-    other.write_bytes(train.read_bytes())
-    with h5py.File(other, "r+") as file:
-        file["x"][0, 0, 0] = np.nan
-    text = run("verify", train, other, "--json").out
-    assert json.loads(text, parse_constant=pytest.fail)["differences"][0]["b"] == "nan"
-
-
-def test_the_disk_fills_up(train, tmp_path, monkeypatch):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    out = tmp_path / "out.h5"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", full)
-        patch.setattr(os, "pwrite", full)
-        assert "No space left" in fails("convert", train, out)
-    assert not out.exists()
-    assert run("convert", train, out).code == 0
-    assert run("verify", train, out).code == 0
 
 
 def test_an_interrupted_run_with_other_options(train, tmp_path, monkeypatch):
@@ -538,22 +399,6 @@ def test_an_interrupted_run_with_other_options(train, tmp_path, monkeypatch):
 # --- sizes and names -------------------------------------------------------------------------
 
 
-def test_sizes_mean_what_they_say(train, tmp_path):
-    plan = json.loads(run("repack", train, tmp_path / "o.h5", "-b", "4", "-n", "--json").out)
-    assert plan["parts"][0]["samples_per_group"] == 4
-    done = run("repack", train, tmp_path / "o.h5", "-b", "1MiB", "--stripe-size", "2MiB", "-n")
-    assert "at most 1 MiB as asked" in done.out
-    assert "to 2 MiB as asked" in done.out
-    assert "1.0 MB" not in done.out
-
-
-@pytest.mark.parametrize("command", [("convert",), ("repack", "-b", "1")])
-def test_one_sample_per_file_is_warned_of(command, train, tmp_path):
-    words = (*command, train, tmp_path / "o.h5", "--dry-run", "--samples-per-file")
-    assert "each of the 100 output files has one sample" in run(*words, "1").err
-    assert "one sample" not in run(*words, "50").err
-
-
 @pytest.mark.parametrize(
     ("word", "name"),
     [
@@ -568,21 +413,6 @@ def test_one_sample_per_file_is_warned_of(command, train, tmp_path):
 )
 def test_formats_are_named_as_people_name_them(word, name):
     assert formats.named(word).name == name
-
-
-def test_what_is_not_a_format_is_refused():
-    for word in ("nosuch", "", "h", "."):
-        with pytest.raises(UsageError, match="is not a format"):
-            formats.named(word)
-
-
-def test_an_export_never_advises_to_remove_what_may_be_data(train, tmp_path):
-    other = tmp_path / "d.h5"
-    other.write_bytes(train.read_bytes())
-    message = fails("provenance", train, "--export", "kerchunk", "--out", other)
-    assert "remove" not in message
-    assert "another name with --out" in message
-    assert other.read_bytes() == train.read_bytes()
 
 
 @pytest.mark.parametrize("suffix", ["h5", "zarr"])

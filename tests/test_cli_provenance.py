@@ -186,27 +186,6 @@ def test_a_stale_sidecar_is_not_used(made, tmp_path):
     assert "more" in run("provenance", path, "--show").out
 
 
-def test_problems_are_told_at_once(made, tmp_path):
-    root = tmp_path / "set"
-    root.mkdir()
-    for i in range(4):
-        shutil.copy(made / "d.h5", root / f"{i}.h5")
-    run("provenance", root)
-    os.truncate(root / "0.h5", 3000)
-    (root / "1.h5").unlink()
-    os.utime(root / "2.h5", (0, 0))
-    shutil.copy(made / "d.h5", root / "5.h5")
-    done = run("provenance", root, "--check")
-    assert done.code == 1
-    for word in ("0.h5: it has 3,000 bytes", "1.h5: it is missing", "2.h5: its time stamp alone"):
-        assert word in done.out
-    assert "5.h5: it is in the dataset, and the sidecar does not list it" in done.out
-    assert done.out.splitlines()[-1].endswith(f"dsprep provenance {root}")
-    found = json.loads(run("provenance", root, "--check", "full", "--json").out)
-    assert not found["valid"]
-    assert {"file", "what"} <= set(found["problems"][0])
-
-
 def test_what_has_no_places(tmp_path):
     with gzip.open(tmp_path / "x.tfrecord.gz", "wb") as file:
         tf = tensorflow()
@@ -290,14 +269,6 @@ def test_only_a_sidecar_is_replaced(made, tmp_path):
     assert path.read_bytes() == before
     assert other.read_text() == "mine"
     assert pipe.is_fifo()
-
-
-def test_export(made, tmp_path):
-    path = tmp_path / "d.h5"
-    shutil.copy(made / "d.h5", path)
-    done = run("provenance", path, "--export", "kerchunk", "--out", tmp_path / "refs.json")
-    assert done.code == 0, done.err
-    assert json.loads((tmp_path / "refs.json").read_text())
 
 
 def test_one_file_of_many(made, tmp_path):

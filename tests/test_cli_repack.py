@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -61,13 +59,6 @@ def test_zip_is_for_zarr(train, tmp_path):
         assert (tmp_path / made).is_file()
 
 
-def test_options_without_effect_are_told(train, tmp_path):
-    words = (train, tmp_path / "o.h5", "--dry-run", "--shuffle", 1, "--duplicate", 2, "--split")
-    (said,) = notes(*words, "a=.5,b=.5")
-    assert said == "no split is named train: without effect: --shuffle, --duplicate"
-    assert notes(*words, "train=.5,b=.5") == []
-
-
 def test_outputs_are_compared_with_their_samples(train, tmp_path):
     words = ("--shuffle", "1", "--split", "train=.7,test=.3", "--verify")
     done = run(train, tmp_path / "out.h5", "-b", "8", *words)
@@ -77,35 +68,6 @@ def test_outputs_are_compared_with_their_samples(train, tmp_path):
     verdicts = json.loads(done.stdout)["verify"]
     assert sorted(name[-8:] for name in verdicts) == ["-test.h5", "train.h5"]
     assert all(v["same"] and v["complete"] for v in verdicts.values())
-
-
-def test_a_dry_run_foresees_a_full_disk(train, tmp_path, monkeypatch):
-    words = (train, tmp_path / "o.h5", "--split", "train=.5,val=.5")
-    assert notes(*words, "--dry-run") == []
-    full = SimpleNamespace(total=1 << 40, used=1 << 40, free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    (said,) = notes(*words, "--dry-run")
-    assert "there may not be enough space" in said
-    assert "1.0 kB free" in said
-
-
-def test_compressed_groups_are_not_called_a_limit_of_the_format(train, tmp_path):
-    shown = run(train, tmp_path / "o.h5", "--compress", "gzip", "--dry-run").stdout
-    assert "the format does not allow it" not in shown
-    shown = run(train, tmp_path / "o.lmdb", "--dry-run").stdout
-    assert "aligned  no: the format does not allow it" in shown
-
-
-def test_groups_without_offsets_are_not_measured(tmp_path):
-    path = tmp_path / "ragged.h5"
-    with h5py.File(path, "w") as file:
-        file["x/values"], file["x/first"], file["x/count"] = np.arange(6), [0, 2, 3], [2, 1, 3]
-        file["x"].attrs["dsprep_kind"] = np.bytes_("array")
-    done = run(path, tmp_path / "o.tfrecord", "--compress", "gzip", "-b", "2", measure=True)
-    assert done.exit_code == 0, done.stderr
-    assert "wrote" in done.stdout
-    assert "pays off" not in done.stdout
-    assert "was not measured" in done.stderr
 
 
 def test_nothing_is_measured_twice():
@@ -135,14 +97,6 @@ def test_the_memory_that_is_named_suffices(samples, tmp_path):
             least = done.stderr.split("at least ")[1].split(",")[0].replace(" ", "")
             done = run(*words, least)
         assert done.exit_code == 0, done.stderr
-
-
-def test_every_split_is_warned_of(train, tmp_path):
-    words = (train, tmp_path / "o.h5", "--dry-run", "-b", 100, "--ranks", 4, "--epochs", 100)
-    said = notes(*words, "--split", "train=.6,val=.2,test=.2")
-    assert [text.split(":")[0] for text in said] == ["train", "val", "test"]
-    assert "S >= N/G" in said[0]
-    assert "2 groups for 4 ranks" in said[1]
 
 
 def test_a_leftover_of_other_options_is_told_in_words(train, tmp_path, monkeypatch):
@@ -193,19 +147,6 @@ def test_the_plan_is_five_lines_that_a_person_can_read(train, tmp_path, monkeypa
     assert "at most 8 KiB as asked" in done.stdout
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80])
-def test_lines_break_between_words_and_never_in_a_number(columns, train, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ("train.h5", "a-name-that-is-long-enough-for-two-lines.h5", "--dry-run")
-    whole = " ".join(run(*words).stdout.split())
-    monkeypatch.setenv("COLUMNS", str(columns))
-    done = run(*words)
-    assert " ".join(done.stdout.split()) == whole
-    for line in done.stdout.splitlines():
-        assert len(line) <= columns or len(line.split()[-1]) > columns - 12
-        assert not re.search(r"\d$", line) or line == done.stdout.splitlines()[-1]
-
-
 def test_a_plan_needs_nobody_who_works(train, tmp_path, monkeypatch):
     for package in ("mpi4py", "dask", "distributed"):
         monkeypatch.setitem(sys.modules, package, None)
@@ -216,17 +157,6 @@ def test_a_plan_needs_nobody_who_works(train, tmp_path, monkeypatch):
             assert done.exit_code == 0, done.stderr
             assert f"whether --executor {executor} works here was not checked" in done.stderr
             assert "Nothing was written" in done.stdout
-
-
-def test_an_output_that_exists_is_one_sentence(train, tmp_path):
-    other = tmp_path / "elsewhere"
-    other.mkdir()
-    for out in (tmp_path / "out.h5", other / "out.h5"):
-        assert run(train, out).exit_code == 0
-        (said,) = run(train, out).stderr.splitlines()
-        assert "exists already" in said
-        assert "--overwrite" in said
-        assert said.count(";") + said.count(". ") <= 1
 
 
 @pytest.mark.parametrize("name", ["o.h5", "o.zarr", "o.zarr.zip", "o.tfrecord", "o.lmdb"])

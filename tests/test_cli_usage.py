@@ -207,30 +207,6 @@ def test_progress_in_a_log_is_a_line_every_thirty_seconds(clock, capsys):
     ]
 
 
-def test_counts_and_runs_are_told_too(clock, capsys):
-    with report.count_bar("open", True) as count, report.run_bar() as runs:
-        clock[0] += 31
-        count(10, 20)
-        runs(1, 3, "h5py\x1b")
-    assert capsys.readouterr().err.splitlines() == [
-        "dsprep: open: 10 of 20, about 31 s left",
-        "dsprep: runs: 1 of 3, h5py\\x1b, about 62 s left",
-    ]
-
-
-def test_a_quick_command_says_nothing_of_its_progress(capsys):
-    with report.progress_bar("convert", 5, 5, True) as update:
-        update(5, 5)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(7, "7 s"), (99, "99 s"), (600, "10 min"), (11_100, "3 h 05 min")]
-)
-def test_times_are_told_in_their_units(seconds, text):
-    assert report.show_time(seconds) == text
-
-
 def test_quiet_commands_report_nothing_but_what_was_asked_for(train, tmp_path):
     for words in (
         ("convert", train, tmp_path / "a.h5", "--verify"),
@@ -260,12 +236,6 @@ def test_quiet_commands_still_tell_losses_and_differences(train, tmp_path):
     assert (done.code, "sample 3" in done.out) == (1, True)
 
 
-def test_quiet_commands_show_no_progress(clock, train, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "SECONDS", 0.0)
-    assert "dsprep: convert: 100 of 100" in run("convert", train, tmp_path / "a.h5").err
-    assert run("convert", train, tmp_path / "b.h5", "-q").err == ""
-
-
 def test_verbose_commands_tell_steps_files_and_causes(train, tmp_path):
     words = ("convert", train, tmp_path / "s", "--to", "tfrecord", "--samples-per-file", "60")
     told = run(*words, "-v", "--verify").err
@@ -279,40 +249,3 @@ def test_verbose_commands_tell_steps_files_and_causes(train, tmp_path):
     assert "Traceback" not in done.err
     assert "..." in run("inspect", train).out
     assert "long " * 49 in " ".join(run("inspect", train, "-v").out.split())
-
-
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """Go to a directory with `nowhere.h5`, `nan.h5`, and `uneven.h5`, one of whose rows is lost."""
-    monkeypatch.chdir(tmp_path)
-    for name, arrays in {
-        "nowhere": {"x": np.arange(6.0)},
-        "nan": {"x": np.array([1, np.nan]), "y": np.arange(2)},
-        "uneven": {"x": np.zeros((20, 3)), "y": np.arange(19)},
-    }.items():
-        with h5py.File(f"{name}.h5", "w") as file:
-            for key, values in arrays.items():
-                file[key] = values
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        ("inspect nothere.h5", 1, "No such file or directory; did you mean nowhere.h5?"),
-        ("inspect x.zarr", 1, "x.zarr: No such file or directory\n"),
-        ("convert nan.h5 c.lmdb --cast x=int32", 1, "sample 1, field x: nan does not fit int32"),
-        ("convert nan.h5 c.lmdb --cast x=int32", 1, "choose a float dtype"),
-        ("repack nowhere.h5 b.h5 --ranks two", 2, "--ranks 'two': a whole number is expected"),
-        ("provenance nowhere.h5 --check", 1, "there is no sidecar nowhere.h5.dsprep.json"),
-        ("convert uneven.h5 c.h5", 1, "--sample-axis first"),
-    ],
-)
-def test_mistakes_of_new_users(files, words, code, said):
-    done = run(*words.split())
-    assert said in done.err
-    assert done.code == code
-
-
-def test_the_share_of_what_is_written_is_left_out_for_tiny_data(files):
-    assert "written" in (out := run("convert", "nowhere.h5", "a.lmdb").out + "")
-    assert "%" not in out

@@ -254,18 +254,6 @@ def test_a_dataset_that_moved_is_found_by_its_template(tmp_path, monkeypatch):
     assert np.array_equal(found["x"][...], x)
 
 
-def test_names_that_are_no_paths_in_zarr_are_left_out():
-    x, y = Field("x", F4), Field("x/y", F4)
-    check = kerchunk_module._check_name
-    check(x, [])
-    check(y, [])
-    with pytest.raises(kerchunk_module.Inexpressible, match="field x is an array"):
-        check(y, [kerchunk_module.ArrayPlan(x, (1,))])
-    for name in ("a//b", "../x", ".zarray", "a/.zgroup", "x/"):
-        with pytest.raises(kerchunk_module.Inexpressible):
-            check(Field(name, F4), [])
-
-
 def test_filters_left_out_of_some_chunks(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         x = file.create_dataset("x", (4, 4), "f4", chunks=(2, 4), compression=1)
@@ -337,22 +325,6 @@ def test_dali_has_no_index_of_other_formats_and_unknown_kinds_are_named(tmp_path
 
 
 # --- files -----------------------------------------------------------------------------------
-
-
-def test_exports_in_a_directory_are_no_part_of_its_dataset(tmp_path):
-    directory = tmp_path / "train"
-    directory.mkdir()
-    schema = Schema((Field.opaque("x"),))
-    for n in (3, 4):
-        write(directory, "tfrecord", schema, random_batch(schema, n), f"{n}")
-    with described(directory) as made:
-        for kind in KINDS:
-            if kind != "kerchunk":  # bytes are ragged
-                export(made, kind)
-    assert len(list(directory.iterdir())) == 2 + 2
-    with described(directory) as again:
-        again.check()
-        assert len(again) == 7
 
 
 def test_nothing_is_overwritten_unless_asked_for(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
-import os
 import pickle
 import re
 import tarfile
@@ -23,7 +22,7 @@ from dsprep import FieldSpec, OpenOptions
 from dsprep.errors import FormatError, LocatedWarning, SchemaError, UsageError
 from dsprep.formats.protobuf import varint
 from dsprep.reader import data
-from dsprep.sidecar.sidecar import MissingError, Sidecar, StaleError
+from dsprep.sidecar.sidecar import MissingError, StaleError
 from dsprep.verbs.cache import verify_copies
 
 EACH = 10
@@ -187,13 +186,6 @@ def test_other_apis_take_lists_and_the_same_subset(folder, tmp_path):
     assert values(loader) == want
 
 
-def test_jax_takes_lists_and_a_subset(folder, tmp_path):
-    pytest.importorskip("jax")
-    dsprep.provenance(tmp_path / "d")
-    got = values(dsprep.jax.batches(folder[:2], 4, subset="x > 14", shuffle="none"))
-    assert got == [15, 16, 17, 18, 19]
-
-
 # --- caches and states -----------------------------------------------------------------------
 
 
@@ -314,23 +306,6 @@ def test_data_that_change_after_they_were_located_are_refused(folder):
     assert len(dsprep.Reader(folder[:2], 4)) == 6
 
 
-def test_a_companion_of_others_is_never_replaced(folder, tmp_path, monkeypatch):
-    there = tmp_path / "d.dsprep.json"
-    found = data._find
-
-    def late(*arguments):  # another process writes a sidecar of other files meanwhile
-        opened = found(*arguments)
-        if not there.exists():
-            dsprep.provenance(folder[:1], out=there)
-        return opened
-
-    monkeypatch.setattr(data, "_find", late)
-    with pytest.warns(LocatedWarning, match=r"d\.dsprep\.json or its companion is of others"):
-        reader = dsprep.Reader(tmp_path / "d", 4, **PLAIN)
-    assert values(reader) == expected(0, 1, 2, 3)
-    assert len(Sidecar.open(there, tmp_path / "d/f0.h5", check=False)) == EACH
-
-
 def _rank(rank, path, barrier, queue):
     warnings.simplefilter("always")
     with warnings.catch_warnings(record=True) as noted:
@@ -361,27 +336,7 @@ def test_two_ranks_have_one_sidecar(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if ".tmp" in p.name] == []
 
 
-def test_readers_of_a_node_without_a_sidecar(folder):
-    with dsprep.Reader(
-        folder[1:3],
-        4,
-        rank=0,
-        world_size=1,
-        readers_per_node=1,
-        node_key=f"n{os.getpid()}",
-        **PLAIN,
-    ) as reader:
-        assert values(reader) == expected(1, 2)
-
-
 # --- the command line ------------------------------------------------------------------------
-
-
-def test_commands_note_that_they_wrote_a_sidecar(folder, tmp_path):
-    done = run("audit", tmp_path / "d", "-P", 2, "-M", 4)
-    assert "note: " in done.err
-    assert "there was no sidecar; wrote d.dsprep.json" in done.err
-    assert run("audit", tmp_path / "d", "-P", 2, "-M", 4).err == ""
 
 
 # --- loops that are left early ---------------------------------------------------------------
@@ -481,29 +436,6 @@ def test_what_is_not_a_path(path):
 
 
 NAMES = ("input:0", "a@b", "label=y", "x:int32@c", "plain")
-
-
-@pytest.mark.parametrize("name", ["a.h5", "a.zarr", "a.tfrecord", "a.lmdb", "a.npz", "a.parquet"])
-def test_names_that_look_like_more(tmp_path, name):
-    path, values = tmp_path / name, {n: np.arange(5) + 10 * i for i, n in enumerate(NAMES)}
-    if path.suffix == ".npz":
-        np.savez(path, **values)
-    elif path.suffix == ".parquet":
-        parquet.write_table(pyarrow.table(values), path)
-    else:
-        samples = ({n: v[i] for n, v in values.items()} for i in range(5))
-        dsprep.write(path, samples, length=5)
-    for _ in range(2 if path.suffix != ".lmdb" else 1):  # through the sidecar, and without
-        for n in NAMES:
-            fields = tuple(map(FieldSpec.parse, (n, f"new={n}", "other=plain")))
-            with dsprep.open(path, OpenOptions(fields=fields)) as source:
-                assert source.schema.names == (n, "new", "other")
-                for found in (n, "new"):
-                    np.testing.assert_array_equal(source[:][found], values[n])
-        for text in ("input:1", "plain:flot", "nosuch@b", "a@c"):
-            with pytest.raises(SchemaError, match="there is no field"):
-                dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(text),)))
-        path.with_name(f"{name}.dsprep.json").unlink(missing_ok=True)
 
 
 def npy(array):

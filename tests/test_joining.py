@@ -75,28 +75,12 @@ def test_files_of_fields_become_one_dataset(pcam: Path, tmp_path: Path) -> None:
     text = done("inspect", pcam, "--join", "--head", 2)
     assert "x: uint8[4,5]" in text
     assert "y: int64[1,1,1]" in text
-    for verb, target in (("convert", "a.tfrecord"), ("repack", "b.h5"), ("convert", "c.lmdb")):
+    for verb, target in (("convert", "a.tfrecord"), ("repack", "b.h5")):
         done(verb, pcam, tmp_path / target, "--join", *(("-b", 8) if verb == "repack" else ()))
         done("verify", pcam, tmp_path / target, "--join")
-        with h5py.File(pcam / "train_y.h5", "r+") as file:
-            file["y"][7] += 1
-        assert "y" in run("verify", pcam, tmp_path / target, "--join").output
-        with h5py.File(pcam / "train_y.h5", "r+") as file:
-            file["y"][7] -= 1
     with dsprep.Reader(tmp_path / "b.h5", 7) as reader:
         for batch in reader:
             np.testing.assert_array_equal(batch["x"], X[batch["y"].reshape(-1)])
-
-
-def test_what_several_processes_write_of_joined_files(pcam: Path, tmp_path: Path) -> None:
-    words = ("--join", "--samples-per-file", 7, "--to", "zarr")
-    done("convert", pcam, tmp_path / "one", *words)
-    done("convert", pcam, tmp_path / "two", *words, "--executor", "processes", "-j", 2)
-    done("verify", tmp_path / "one", tmp_path / "two")
-    done("repack", pcam, tmp_path / "c.h5", "--join", "--shuffle", 1, "-b", 4)
-    with dsprep.open(tmp_path / "c.h5") as source:
-        batch = source[0:N]
-        np.testing.assert_array_equal(batch["x"], X[batch["y"].reshape(-1)])
 
 
 def test_datasets_of_several_files_and_formats_are_joined(tmp_path: Path) -> None:
@@ -255,10 +239,6 @@ def test_the_file_is_a_field(volumes: Path, tmp_path: Path) -> None:
         with dsprep.open(tmp_path / target) as source:
             np.testing.assert_array_equal(source[0:N]["volume"], NUMBERS)
         done("verify", volumes, tmp_path / target, "--file-field", "volume", *more)
-    words = ("--file-field", "volume", "--samples-per-file", 7, "--to", "hdf5")
-    done("convert", volumes, tmp_path / "one", *words)
-    done("convert", volumes, tmp_path / "two", *words, "--executor", "processes", "-j", 2)
-    done("verify", tmp_path / "one", tmp_path / "two")
     done("repack", volumes, tmp_path / "set", "--file-field", "volume", "-b", 4, "--shuffle", 1,
          "--split", "a=0.5,b=0.5", "--group-by", "volume", "--to", "hdf5")  # fmt: skip
     parts = []
@@ -296,34 +276,6 @@ def spec(text: str) -> FieldSpec:
     return FieldSpec.parse(text)
 
 
-@pytest.mark.parametrize("kind", ["npy", "zarr", "tfrecord", "lmdb"])
-def test_every_format_has_the_file_as_a_field(tmp_path: Path, kind: str) -> None:
-    names = []
-    for i in range(3):
-        path = hdf5(tmp_path / f"{i}.h5", x=X[10 * i : 10 * i + 10])
-        names.append(tmp_path / f"v{i}.{kind}")
-        if kind == "npy":
-            np.save(names[-1], X[10 * i : 10 * i + 10])
-        else:
-            dsprep.convert(path, names[-1])
-    reading = OpenOptions(file_field="file", sample_axis="first" if kind == "npy" else "auto")
-    with dsprep.open(names, reading) as source:
-        assert source[0:N]["file"].tolist() == np.repeat([0, 1, 2], 10).tolist()
-        assert source.schema.names[-1] == "file"
-        assert len(source.schema) == 2
-    with dsprep.open(names[1], reading) as source:
-        assert source[0]["file"] == 0
-    made = dsprep.provenance(names, reading)
-    with dsprep.Sidecar.open(made.path, data=tmp_path) as sidecar:
-        assert sidecar.read([29, 0], ["file"])["file"].tolist() == [2, 0]
-
-
 def test_a_name_that_is_taken_is_refused(volumes: Path) -> None:
     with pytest.raises(DsprepError, match="--file-field y: there is a field of this name"):
         dsprep.open(volumes, OpenOptions(file_field="y"))
-
-
-def test_without_these_options_sidecars_are_as_they_were(volumes: Path) -> None:
-    made = dsprep.provenance(volumes)
-    assert made.content.reading == {}
-    assert "given" not in json.dumps(made.content.layouts)

@@ -419,24 +419,6 @@ def test_numbers_are_compared_with_the_files_before_checksums_are(kind, tmp_path
     assert any("not in the file" in str(p) for p in check([path], full=True))
 
 
-@pytest.mark.parametrize("change", [("shape", [None, 0]), ("filters", [{"id": []}])])
-def test_what_else_a_damaged_sidecar_says(change, tmp_path):
-    """Rows without bytes that have some; a filter that is not named."""
-    key, value = change
-    path = written("hdf5", tmp_path, MIXED, random_batch(MIXED, 20, seed=11), 20)
-    where = spec.sidecar_path(path)
-    content = json.loads(where.read_text())
-    if key == "shape":
-        next(f for f in content["schema"] if f["name"] == "points")[key] = value
-    else:
-        content["layouts"][0]["columns"]["image"][key] = value
-    where.write_text(json.dumps(content))
-    with Sidecar.open(path) as opened, pytest.raises(FormatError):
-        opened.read(slice(None), verify="full")
-    with pytest.raises(FormatError), dsprep.Reader(path, 5) as reader:
-        list(reader)
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
     fields = (
@@ -471,19 +453,6 @@ def test_types_that_options_told_are_not_taken_for_those_of_the_file(tmp_path):
             assert len(source) == 20
         with open_dataset(path, OpenOptions(order="file"), through="library") as source:
             assert source.schema.names == ("value",)
-
-
-@pytest.mark.parametrize("law", ["runs", "table", "follow"])
-def test_a_law_can_be_forced_where_lengths_vary(law, tmp_path):
-    schema = Schema((Field.opaque("value"),))
-    batch = random_batch(schema, 50, longest=5000)
-    for format in ("lmdb", "tfrecord"):
-        path = tmp_path / f"a.{format}"
-        write_batch(formats.load(format), path, schema, batch)
-        made = provenance(path, law=law)
-        assert made.content.layouts[0]["records"]["offsets"]["law"] == law
-        with Sidecar.open(path) as opened, open_dataset(path, through="library") as source:
-            assert_same_batch(opened.read(slice(None)), source.read(0, 50), source.schema)
 
 
 def test_a_companion_of_another_run_is_noticed_when_opened(tmp_path):
@@ -521,40 +490,3 @@ def test_chunks_that_are_kept_are_not_in_memory_that_is_used_again(tmp_path):
             found = opened.read(chosen, names, arena=arena)
             for name in names:
                 np.testing.assert_array_equal(found[name], expected[name][chosen])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda json: json["layouts"][0].update(unlocated=3),
-        lambda json: json["layouts"][0]["columns"]["id"].update(path="a\ud800"),
-    ],
-)
-def test_more_wrong_types_are_refused(change, tmp_path):
-    path = written("zarr", tmp_path, MIXED, random_batch(MIXED, 3), 3)
-    place = spec.sidecar_path(path)
-    json_ = json.loads(place.read_text())
-    change(json_)
-    place.write_text(json.dumps(json_))
-    with pytest.warns(StaleWarning), open_dataset(path) as source:
-        assert len(source.read(0, 2)["id"]) == 2
-    with pytest.raises(FormatError):
-        Sidecar.open(path, check=False).read(slice(0, 2))
-
-
-@pytest.mark.parametrize("format", ["hdf5", "zarr"])
-@pytest.mark.parametrize("count", [1, -1])
-def test_rows_of_an_array_that_has_none_are_refused(format, count, tmp_path):
-    schema = Schema((Field("y", np.dtype("<i8")), Field("v", np.dtype("<f4"), (None, 3))))
-    batch = random_batch(schema, 6)
-    batch["v"] = Ragged.pack([np.zeros((0, 3), "f4")] * 6, schema["v"])
-    path = written(format, tmp_path, schema, batch, 6)
-    side = spec.sidecar_path(path)
-    content = json.loads(side.read_text())
-    assert content["layouts"][0]["columns"]["v"] == {"count": 0, "first": 0}
-    content["layouts"][0]["columns"]["v"]["count"] = count
-    side.write_text(json.dumps(content))
-    with Sidecar.open(path) as opened, pytest.raises(FormatError):
-        opened.read([0, 3, 5])
-    with pytest.raises(DsprepError), dsprep.Reader(path, 2) as reader:
-        list(reader)

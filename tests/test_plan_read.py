@@ -19,7 +19,7 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.planning.published import parse_storage, preset, published
 from dsprep.planning.queues import Shares, Simulation, Targets
 from dsprep.planning.storage_figures import ReadSeconds, StorageFigures
-from dsprep.planning.waiting import HAND_OVER, Job, Load, enough, excess, readers_per_node, ways
+from dsprep.planning.waiting import HAND_OVER, Job, Load, enough, excess, ways
 from dsprep.reader.order import Assignment, Start
 from dsprep.verbs.plan_read import plan_read
 
@@ -111,20 +111,6 @@ def test_the_double_buffer_is_the_recursion():
         assert found == pytest.approx(waited + 100 * HAND_OVER)
 
 
-def test_what_limits():
-    job = Job(nodes=100, ranks_per_node=8, batch_size=10, compute=1e-3)
-    load = load_of(job, 10_000, 10, 2e4)
-    for figures, limit in (
-        (storage(0.1, 1e12), "latency"),
-        (storage(0.0, 1e6), "stream"),
-        (storage(0.0, 1e9, 1e9), "aggregate"),
-        (storage(0.0, 1e7, None, 50.0, spread_nbytes=1 << 40), "spread"),
-        (storage(0.0, 1e12, opens_per_second=1.0), "compute"),  # once, in the first epoch
-    ):
-        assert ways(job, load, figures)["group"].limit == limit, limit
-    assert ways(replace(job, compute=100.0), load, storage())["group"].limit == "compute"
-
-
 @given(JOBS, FIGURES)
 def test_a_group_that_is_enough_is_hidden(job, figures):
     samples = enough(job, load_of(job), figures)
@@ -134,17 +120,6 @@ def test_a_group_that_is_enough_is_hidden(job, figures):
     else:
         read = figures.call_seconds + samples * 20_000 / w
         assert read <= samples / job.batch_size * job.compute * (1 + 1e-6)
-
-
-def test_readers():
-    """As few of a node as get what training needs."""
-    job = Job(nodes=10, ranks_per_node=8, batch_size=1, compute=1.0)
-    figures = storage(0.0, 1e9, 1e11)
-    for needed in (1e8, 1e10, 2e10, 5e10, 1e12):
-        readers = readers_per_node(job, needed, figures)
-        rates = [k * 10 * figures.bytes_per_second(k * 10) for k in range(1, 9)]
-        enough_ones = [k for k, rate in enumerate(rates, 1) if rate >= needed]
-        assert readers == (enough_ones or [8])[0]
 
 
 def test_measured_streams_are_interpolated():
@@ -293,22 +268,13 @@ def test_figures_are_kept_as_json(figures):
     ("change", "words"),
     [
         ({"call_seconds": None}, "call_seconds is None"),
-        ({"nodes": None}, "nodes is None"),
         ({"call_seconds": -1}, "call_seconds is -1"),
         ({"call_seconds": math.nan}, "call_seconds is nan"),
-        ({"call_seconds": True}, "call_seconds is True"),
         ({"stream_bytes_per_second": 0}, "stream_bytes_per_second is 0"),
-        ({"total_bytes_per_second": math.inf}, "total_bytes_per_second is inf"),
-        ({"streams_measured": [[1, 0]]}, "streams_measured is 0"),
         ({"streams_measured": [1]}, "not understood"),
-        ({"streams_measured": [[1, 1e9], [2, None]]}, "streams_measured is None"),
         ({"transfers_measured": [[4096, 2**64, 1e-4]]}, "transfers_measured is 1844"),
-        ({"transfers_measured": [[10**400, 1, 1]]}, "transfers_measured is 1000"),
-        ({"opens_per_second": 1e-320}, "opens_per_second is 1e-320"),
         ({"read_seconds": {"p50": 2, "p99": 1, "p999": 3}}, "do not rise"),
-        ({"read_seconds": {"p50": 1e-9, "p99": 2, "p999": 3}}, "do not rise"),
         ({"read_seconds": {"p50": 2}}, "not understood"),
-        ({"read_seconds": None}, "belong together"),
         ({"latency": 1}, "no field 'latency'"),
         ({"name": 3}, "name is not a text"),
         ({"kind": "read"}, "not of dsprep bench storage"),
@@ -321,18 +287,6 @@ def test_impossible_figures(change, words, tmp_path):
         parse_storage(str(path))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_field_and_damage(tmp_path):
-    path = tmp_path / "storage.json"
-    content = storage().to_json()
-    del content["call_seconds"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(FormatError, match="call_seconds is missing"):
-        parse_storage(str(path))
-    path.write_text("{")
-    with pytest.raises(FormatError, match="not JSON"):
-        parse_storage(str(path))
 
 
 def test_figures_by_hand():

@@ -184,23 +184,6 @@ def test_selected(name, which, join, monkeypatch):
     assert (selected.sizes(0, len(indices)) is None) == (schema.ragged and len(indices) > 0)
 
 
-def test_long_selections_are_read_in_bounded_spans(monkeypatch):
-    monkeypatch.setattr(derived, "SPAN_NBYTES", 800)
-    calls = []
-    source = numbered(10_000)
-    read = source.read
-    source.read = lambda i, j, arena=None: calls.append(j - i) or read(i, j)
-    found = SelectedSource(source, np.arange(0, 10_000, 3)).read(0, 3334)
-    assert np.array_equal(found["y"], np.arange(0, 10_000, 3))
-    assert max(calls) <= 100
-
-
-def test_selected_numbers_are_checked():
-    for bad in ([-1], [10], [0, 99]):
-        with pytest.raises(UsageError):
-            SelectedSource(numbered(10), np.array(bad))
-
-
 @pytest.mark.parametrize("name", ["mixed", "fixed-<f4"])
 def test_duplicated(name):
     schema = SCHEMAS[name]

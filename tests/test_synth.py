@@ -345,39 +345,3 @@ def test_cosmic_tagger(tmp_path):
                 assert ids.max() < 205 * 128
         np.testing.assert_array_equal(wire["voxels"]["id"], labels["voxels"]["id"])
         assert set(np.unique(labels["voxels"]["value"])) == {0, 1, 2}
-
-
-def test_ffn_coords(tmp_path):
-    synth("ffn-coords", tmp_path / "x", samples=1030)
-    synth("ffn-coords", tmp_path / "y", samples=5)
-    data = gzip.decompress((tmp_path / "x").read_bytes())
-    found = [features(payload) for payload in records(data)]
-    assert len(found) == 1030
-    assert len({f["label_volume_name"] for f in found}) > 1
-    centers = np.array([f["center"] for f in found])
-    assert centers.shape == (1030, 3)
-    assert (centers.min(), centers.max()) >= (24, 400)
-    few = list(records(gzip.decompress((tmp_path / "y").read_bytes())))
-    assert few == list(records(data))[:5]
-
-
-def test_nova(tmp_path):
-    synth("nova", tmp_path / "x", samples=1100)
-    synth("nova", tmp_path / "y", samples=900)
-    with h5py.File(tmp_path / "x") as many, h5py.File(tmp_path / "y") as few:
-        assert set(many) == {"neutrino", "rec.me.trkkalman", "rec.training.cvnmaps", "spill"}
-        rows = {}
-        for name, group in many.items():
-            lengths = {len(column) for column in group.values()}
-            assert len(lengths) == 1
-            rows[name] = lengths.pop()
-            for key, column in group.items():
-                width = 16 if key == "cvnmap" else 1
-                assert column.shape[1:] == (width,)
-                assert column.chunks == (128, width)
-                assert (column.compression, column.compression_opts) == ("gzip", 6)
-                shorter = few[name][key]
-                np.testing.assert_array_equal(column[: len(shorter)], shorter[:])
-            assert set(group["evt"][:, 0]) <= set(many["spill/evt"][:, 0])
-        assert (rows["neutrino"], rows["spill"]) == (0, 1100)
-        assert len(set(rows.values())) == 4

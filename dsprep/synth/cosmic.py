@@ -11,6 +11,8 @@ those with a signal are kept, as ragged rows reached through two index tables:
     The charge in each pixel; also ``image_meta``, one row per plane.
 ``/Data/sparse2d_sbnd_cosmicseg_group``
     The label of the same pixels: 0 background, 1 cosmic, 2 neutrino.
+``/Data/particle_sbndneutrino_group``
+    The true particles, ``extents`` -> ``particles``, a compound of some of larcv3's members.
 
 Everything is chunked and compressed with gzip level 1, dtypes with larcv3's own padding. About
 57,000 voxels per event at full size. gzip ratio of the voxels 2.4 (charge) and 5.8 (labels) in the
@@ -30,6 +32,7 @@ from dsprep.synth.job import Opening, SynthJob, recipe
 
 PLANES = 3
 WIDTH, HEIGHT = 2048, 1280
+PARTICLES = "particle_sbndneutrino_group"
 WIRE, LABELS = "sparse2d_sbndwire_group", "sparse2d_sbnd_cosmicseg_group"
 
 EVENT_ID = np.dtype([("run", "<i8"), ("subrun", "<i8"), ("event", "<i8")])
@@ -43,6 +46,14 @@ IMAGE_META = np.dtype(
         "offsets": [0, 8, 16, 32, 48],
         "itemsize": 72,
     }
+)
+
+
+PARTICLE = np.dtype(
+    [(name, "<i4") for name in ("id", "shape", "current_type", "trackid", "pdg")]
+    + [(name, "<f8") for name in ("px", "py", "pz", "dist_travel", "energy_init")]
+    + [("vtx", [(axis, "<f8") for axis in "xyzt"]), ("process", "S64")],
+    align=True,
 )
 
 
@@ -80,6 +91,19 @@ def _plane(rng: np.random.Generator, width: int, height: int) -> tuple[Array, Ar
     charge["value"] = 5 + rng.gamma(1.0, np.where(label == 0, 2.5, 40.0))
     segment["value"] = label
     return charge, segment
+
+
+def _particles(rng: np.random.Generator) -> Array:
+    """Return the particles of one neutrino interaction, `PARTICLE` (n,) with n from 2 to 13."""
+    n = int(rng.integers(2, 14))
+    out = np.zeros(n, PARTICLE)
+    out["id"], out["trackid"], out["shape"] = np.arange(n), np.arange(n) * 2, 2
+    out["pdg"] = rng.choice([13, 14, 211, 2112, 2212, 2000000101], n)
+    for axis in "xyz":
+        out[f"p{axis}"] = rng.normal(0, 0.4, n)
+        out["vtx"][axis] = rng.uniform(-200, 500)
+    out["energy_init"], out["process"] = rng.exponential(0.8, n), b"primary"
+    return out
 
 
 def _extent(first: int, count: int) -> Array:
@@ -144,12 +168,17 @@ def _write(job: SynthJob) -> Opening:
     width, height = job.edge(WIDTH), job.edge(HEIGHT)
     with hdf5_file(job.path) as file:
         events = _dataset(file, "Events/event_id", EVENT_ID, 100)
+        extents = _dataset(file, f"Data/{PARTICLES}/extents", EXTENTS, 100)
+        particles = _dataset(file, f"Data/{PARTICLES}/particles", PARTICLE, 500)
         wire, labels = _Sparse(file, WIRE), _Sparse(file, LABELS)
         for i in range(job.samples):
             rng = job.rng("cosmic-tagger", i)
             planes = [_plane(rng, width, height) for _ in range(PLANES)]
             wire.append([p[0] for p in planes], width, height)
             labels.append([p[1] for p in planes], width, height)
+            event = _particles(rng)
+            append(extents, _extent(particles.shape[0], len(event)))
+            append(particles, event)
             append(events, np.array([(1, i // 100, i)], EVENT_ID))
             job.done(i + 1)
     return ()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from dsprep.source.derived import SelectedSource
 from dsprep.source.static import with_static
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.verbs.verify import Verdict, verify
-from dsprep.writing.job import Job, Progress, Report, RunOptions, count_workers
+from dsprep.writing.job import Job, Progress, Report, RunArguments, RunOptions, count_workers
 from dsprep.writing.plan import (
     Cut,
     Shard,
@@ -182,13 +182,8 @@ def convert(
     shard_size: str | int | None = None,
     open_options: OpenOptions | None = None,
     write_options: WriteOptions | None = None,
-    workers: int | None = None,
-    memory: str | int | None = None,
-    overwrite: bool = False,
-    restart: bool = False,
-    durable: bool = True,
     progress: Progress | None = None,
-    executor: Executor | None = None,
+    **how: Unpack[RunArguments],
 ) -> Report:
     """Convert a dataset to another format, or to another layout of the same format.
 
@@ -220,21 +215,10 @@ def convert(
     open_options, write_options
         Everything else about reading and writing; `fields`, `compress` and `chunk` take
         precedence.
-    workers
-        Threads; by default one per core, at most 8.
-    memory
-        Bytes (or text) that buffers may take; by default a quarter of what is free.
-    overwrite
-        Replace an existing target once the new one is complete.
-    restart
-        Discard what an interrupted run left, instead of continuing it.
-    durable
-        Wait for the disk before names appear and positions are recorded. Without, a crash of
-        the machine (not of the process) can lose data, and interrupted runs start over.
     progress
         Called with (samples, payload bytes) done so far.
-    executor
-        Who writes the files, or parts of a large one (see `dsprep.executors`); None: threads here.
+    workers, memory, overwrite, restart, durable, executor
+        How the output is made: see `dsprep.writing.job.RunOptions`. `memory` may be text.
 
     Returns
     -------
@@ -254,16 +238,9 @@ def convert(
         samples=samples,
         cut=Cut.of(samples_per_file, shard_size),
     )
-    run = RunOptions.of(
-        workers=workers,
-        memory=memory,
-        overwrite=overwrite,
-        restart=restart,
-        durable=durable,
-        executor=executor,
-    )
-    how = replace(reading(open_options, fields, run.memory), stop=stop_of(samples))
-    with open_dataset(source, how, marked=True) as opened:
+    run = RunOptions.of(**how)
+    options_to_read = replace(reading(open_options, fields, run.memory), stop=stop_of(samples))
+    with open_dataset(source, options_to_read, marked=True) as opened:
         return run_job(plan_job(opened, as_path(target), options), opened, run, progress)
 
 

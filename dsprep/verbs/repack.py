@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -191,6 +191,42 @@ class RepackOptions:
     ranks: int | None = None
     epochs: int | None = None
     check_order: bool = True
+
+
+class WriteArguments(TypedDict, total=False):
+    """What `repack` and `write` make, and how, where that is given by name: for `typing.Unpack`."""
+
+    to: str | None
+    buffer_size: str | int
+    stripe_size: str | int | None
+    compress: str | None
+    shuffle: int | None
+    samples_per_file: int | None
+    shard_size: str | int | None
+    write_options: WriteOptions | None
+    workers: int | None
+    memory: str | int | None
+    overwrite: bool
+    durable: bool
+
+
+RUNNING = ("workers", "memory", "overwrite", "durable")
+
+
+def as_options(given: Mapping[str, Any]) -> tuple[RepackOptions, RunOptions]:
+    """Return `WriteArguments` as options; others are left out."""
+    stripe = given.get("stripe_size")
+    options = RepackOptions(
+        buffer_size=str(given.get("buffer_size", "auto")),
+        stripe_size=f"{stripe}B" if isinstance(stripe, int) else stripe,
+        to=given.get("to"),
+        write=writing(given.get("write_options"), compress=given.get("compress")),
+        shuffle=given.get("shuffle"),
+        cut=Cut.of(given.get("samples_per_file"), given.get("shard_size")),
+        check_order=False,
+    )
+    run = {name: given[name] for name in RUNNING if name in given}
+    return options, RunOptions.of(**run)
 
 
 def plan_repack(
@@ -635,27 +671,16 @@ def repack(
     source: str | Path | Sequence[str | Path],
     target: str | Path,
     *,
-    buffer_size: str | int = "auto",
-    stripe_size: str | int | None = None,
-    to: str | None = None,
     fields: Sequence[str] = (),
-    compress: str | None = None,
-    shuffle: int | None = None,
     split: str | None = None,
     group_by: str | None = None,
     subset: Any = None,
     duplicate: int = 1,
-    samples_per_file: int | None = None,
-    shard_size: str | int | None = None,
     open_options: OpenOptions | None = None,
-    write_options: WriteOptions | None = None,
-    workers: int | None = None,
-    memory: str | int | None = None,
-    overwrite: bool = False,
     restart: bool = False,
-    durable: bool = True,
     measure: bool = False,
     executor: Executor | None = None,
+    **how: Unpack[WriteArguments],
 ) -> RepackReport:
     """Rewrite a dataset so that one read fetches a whole group of samples, all fields together.
 
@@ -708,26 +733,10 @@ def repack(
     DsprepError, OSError
         If anything is wrong; nothing half-written is left under the name `target`.
     """
-    options = RepackOptions(
-        buffer_size=str(buffer_size),
-        stripe_size=f"{stripe_size}B" if isinstance(stripe_size, int) else stripe_size,
-        to=to,
-        write=writing(write_options, compress=compress),
-        shuffle=shuffle,
-        split=split,
-        group_by=group_by,
-        subset=subset,
-        duplicate=duplicate,
-        cut=Cut.of(samples_per_file, shard_size),
-        check_order=False,
-    )
-    run = RunOptions.of(
-        workers=workers,
-        memory=memory,
-        overwrite=overwrite,
-        restart=restart,
-        durable=durable,
-        executor=executor,
-    )
+    if unknown := how.keys() - WriteArguments.__optional_keys__:
+        raise TypeError(f"{min(unknown)!r} is not an option of dsprep.repack")
+    options, run = as_options(how)
+    options = replace(options, split=split, group_by=group_by, subset=subset, duplicate=duplicate)
+    run = replace(run, restart=restart, executor=executor)
     with open_dataset(source, reading(open_options, fields, run.memory), marked=True) as opened:
         return run_repack(plan_repack(opened, as_path(target), options, run), run, measure=measure)

@@ -13,23 +13,22 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import LARGEST, Batch, Schema, batch_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.executors import THREADS
-from dsprep.formats.options import WriteOptions
 from dsprep.reader.options import at_least
 from dsprep.source.files import check_replaceable
 from dsprep.storage.paths import as_path
-from dsprep.verbs.convert import named_target, writing
-from dsprep.verbs.repack import RepackOptions, plan_repack
+from dsprep.verbs.convert import named_target
+from dsprep.verbs.repack import WriteArguments, as_options, plan_repack
 from dsprep.verbs.write_items import ItemsOptions, write_items
 from dsprep.writing.items.calls import ProgressCallback
 from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
-from dsprep.writing.plan import PIECE_NBYTES, Cut
+from dsprep.writing.plan import PIECE_NBYTES
 from dsprep.writing.run import making, run_job
 from dsprep.writing.samples.assemble import Assembler, checked_batch
 from dsprep.writing.samples.feed import Abandoned, FedSource
@@ -45,23 +44,11 @@ SHARE, KEPT_NBYTES = 4, 1 << 30
 to a file."""
 
 
-class Options(TypedDict, total=False):
+class Options(WriteArguments, total=False):
     """The options of `Writer`, all of them by name."""
 
     schema: Declared | None
     length: int | None
-    to: str | None
-    buffer_size: str | int
-    stripe_size: str | int | None
-    compress: str | None
-    shuffle: int | None
-    samples_per_file: int | None
-    shard_size: str | int | None
-    write_options: WriteOptions | None
-    workers: int | None
-    memory: str | int | None
-    overwrite: bool
-    durable: bool
     progress: Progress | ProgressCallback | None
 
 
@@ -109,7 +96,7 @@ class Writer:
     report: Report
 
     def __init__(self, target: str | Path, **options: Unpack[Options]) -> None:
-        unknown = options.keys() - Options.__annotations__.keys()
+        unknown = options.keys() - (Options.__required_keys__ | Options.__optional_keys__)
         if unknown:
             raise TypeError(f"{min(unknown)!r} is not an option of dsprep.write")
         self._target = named_target(as_path(target))
@@ -120,7 +107,7 @@ class Writer:
         self._progress = cast("Progress | None", options.get("progress"))
         if (self._length or 0) > LARGEST:
             raise UsageError(f"length={self._length} is too many")
-        self._options, self._run = _repacking(options), _running(options)
+        self._options, self._run = as_options(options)
         check_target(self._target, self._run.overwrite)
         if self._run.overwrite:
             check_replaceable(self._target)
@@ -357,28 +344,6 @@ class _Stream:
         self._thread.join()
 
 
-def _repacking(options: Options) -> RepackOptions:
-    stripe = options.get("stripe_size")
-    return RepackOptions(
-        buffer_size=str(options.get("buffer_size", "auto")),
-        stripe_size=f"{stripe}B" if isinstance(stripe, int) else stripe,
-        to=options.get("to"),
-        write=writing(options.get("write_options"), compress=options.get("compress")),
-        shuffle=options.get("shuffle"),
-        cut=Cut.of(options.get("samples_per_file"), options.get("shard_size")),
-        check_order=False,
-    )
-
-
-def _running(options: Options) -> RunOptions:
-    return RunOptions.of(
-        workers=options.get("workers"),
-        memory=options.get("memory"),
-        overwrite=options.get("overwrite", False),
-        durable=options.get("durable", True),
-    )
-
-
 def write(
     target: str | Path,
     samples: Iterable[Any],
@@ -454,9 +419,10 @@ def write(
     if function is not None:
         if batched or options.get("length") is not None:
             raise UsageError("length= and batched= are of samples, not of the items of a function")
+        repacking, run = as_options(options)
         how = ItemsOptions(
-            repack=_repacking(options),
-            run=replace(_running(options), restart=restart),
+            repack=repacking,
+            run=replace(run, restart=restart),
             schema=declared(options.get("schema")),
             executor=executor,
             errors=errors,

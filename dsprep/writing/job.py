@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import dsprep
 from dsprep.core.groups import Grouping
@@ -184,9 +184,23 @@ class RunOptions:
     executor: Executor | None = None
 
     @classmethod
-    def of(cls, *, memory: str | int | None, **options: Any) -> RunOptions:
+    def of(cls, **options: Unpack[RunArguments]) -> RunOptions:
         """Return the options that a user means; `memory`: bytes, or text such as ``"4GiB"``."""
-        return cls(memory=None if memory is None else as_nbytes(memory), **options)
+        given: dict[str, Any] = {**options}
+        if given.get("memory") is not None:
+            given["memory"] = as_nbytes(given["memory"])
+        return cls(**given)
+
+
+class RunArguments(TypedDict, total=False):
+    """The attributes of `RunOptions`, where they are given by name: for `typing.Unpack`."""
+
+    workers: int | None
+    memory: str | int | None
+    overwrite: bool
+    restart: bool
+    durable: bool
+    executor: Executor | None
 
 
 def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> int:
