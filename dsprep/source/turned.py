@@ -17,7 +17,7 @@ from dsprep.formats.base import Source
 from dsprep.formats.fields import wanted
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions, not_enough
-from dsprep.formats.samples import Beside, Sized, ambiguous, groups_named, listed
+from dsprep.formats.samples import Sized, ambiguous, groups_named, listed
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
 
@@ -88,7 +88,8 @@ class TurnedSource(Source):
         self._count, self._pattern = len(only.groups), only.pattern
         if only.odd and not options.fields:
             self._notes.append(f"{only.odd} holds other arrays, too")
-        self._keys = [key.strip("/") for key in _behind_common(only)]
+        common = len(only.pattern.partition("*")[0].rpartition("/")[0])
+        self._keys = [group[common:].strip("/") for group in only.groups]
         counting = len({re.sub("[0-9]+", "#", key) for key in self._keys}) == 1
         if self._alone and self._keys_as is None and not counting:
             kept = "are left out (--keys-as key keeps them)"
@@ -195,12 +196,6 @@ class TurnedSource(Source):
     @override
     def close(self) -> None:
         self.base.close()
-
-
-def _behind_common(beside: Beside) -> list[str]:
-    """Return the names of groups behind what all have in common by their pattern."""
-    begin = len(beside.pattern.partition("*")[0].rpartition("/")[0])
-    return [group[begin:] for group in beside.groups]
 
 
 def is_turned(options: OpenOptions) -> bool:

@@ -321,20 +321,6 @@ def test_every_schema_survives_in_groups(tmp_path, schema, options):
                 assert column.count.span(0, 8).tolist() == values.lengths.tolist()
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
-@pytest.mark.parametrize("per_group", [1, 3])
-@pytest.mark.parametrize("options", [PLAIN, GZIP], ids=["plain", "gzip"])
-def test_few_samples_in_groups(tmp_path, count, per_group, options):
-    for name in ("mixed", "empty-axis", "five-d", "scalar-|u1", "ragged-bfloat16", "str"):
-        for align in (1, 4096):
-            schema = SCHEMAS[name]
-            batch = random_batch(schema, count)
-            grouping = grouped(batch, per_group, align)
-            groups = write(tmp_path / name, schema, batch, grouping, options)
-            check(tmp_path / name, groups, grouping, align)
-            assert_same_batch(read_all(tmp_path / name), batch, schema)
-
-
 def test_ragged_values_come_last_and_unused_space_is_not_read(tmp_path):
     schema = Schema((Field.opaque("jpeg"), Field("y", I8)))
     items = [b"a" * n for n in (5000, 1, 2, 3, 10, 0, 7)]

@@ -107,13 +107,6 @@ class TestCdf5(Written):
 # --- values ------------------------------------------------------------------------------------
 
 
-def test_nan_payloads_are_kept(tmp_path):
-    bits = np.array([[0x7FA00001, 0xFFC12345], [0x80000000, 1]], ">u4")
-    path = Classic({"x": Var(bits.view(">f4"), ["records", "x"])}).write(tmp_path / "a.nc")
-    with dsprep.open(path) as source:
-        assert raw(source[:]["x"]) == bits.tobytes()
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("version", MODELS)
 def test_random_files_of_the_library(version, seed, tmp_path):

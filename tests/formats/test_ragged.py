@@ -119,18 +119,6 @@ def test_lists_in_lists(written):
         assert [source[i]["x"].tolist() for i in range(3)] == [[0, 1, 2, 3, 4], [], [5]]
 
 
-def test_more_tables_than_lead_to_each_other(written):
-    """Every table is used, however many there are."""
-    arrays = {}
-    for k in range(9):
-        arrays[f"x{k}_index"], arrays[f"x{k}"] = bounds(COUNTS)[1:], np.arange(8) + k
-    with dsprep.open(written(arrays), dsprep.OpenOptions(sample_axis="first")) as source:
-        assert len(source) == 5
-        assert [source[2][f"x{k}"].tolist() for k in range(9)] == [
-            [*range(2 + k, 7 + k)] for k in range(9)
-        ]
-
-
 MATRIX = {"data": np.arange(8.0), "indices": np.arange(8) % 3, "indptr": bounds(COUNTS)}
 
 

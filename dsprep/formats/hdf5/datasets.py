@@ -147,8 +147,6 @@ class Contents:
     ----------
     attributed
         The datasets that have attributes.
-    unnoted
-        What is left out and holds no values.
     scales
         Those that have the attributes of a dimension scale.
     elsewhere
@@ -163,7 +161,6 @@ class Contents:
     scales: set[str] = field(default_factory=set)
     elsewhere: dict[str, None] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    unnoted: set[str] = field(default_factory=set)
 
     def open(self, path: str) -> Any:
         """Return the h5py object at `path`."""
@@ -181,12 +178,10 @@ class Contents:
         """Return the paths of the datasets directly in the group called `group`."""
         return self._inside.get(group, [])
 
-    def leave_out(self, path: str, reason: str, *, noted: bool = True) -> None:
-        """Leave out a dataset that was found; without `noted`, nobody misses it."""
+    def leave_out(self, path: str, reason: str) -> None:
+        """Leave out a dataset that was found."""
         del self.datasets[path]
         self.left_out[path] = reason
-        if not noted:
-            self.unnoted.add(path)
         self.__dict__.pop("_inside", None)
 
 

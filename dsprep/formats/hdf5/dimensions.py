@@ -14,6 +14,9 @@ from dsprep.core.schema import Attrs
 from dsprep.formats.conventions import Attributes, text_of
 from dsprep.formats.hdf5.datasets import Contents
 
+NOTHING = "it is a netCDF dimension, not a variable"
+"""Why a dataset is left out that holds no values."""
+
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 _LIST = "REFERENCE_LIST"
 
@@ -62,5 +65,5 @@ def read_dimensions(contents: Contents, attributes: Attributes) -> dict[str, lis
                 names[axis] = scale
     for path in sorted(contents.scales):
         if text_of(attributes(path).get("NAME")).startswith(NO_VARIABLE):
-            contents.leave_out(path, "it is a netCDF dimension, not a variable", noted=False)
+            contents.leave_out(path, NOTHING)
     return axes

@@ -32,7 +32,7 @@ from dsprep.formats.hdf5.attributes import (
 from dsprep.formats.hdf5.columns import Indexed, OnDemand, Sequences
 from dsprep.formats.hdf5.conventions import stated
 from dsprep.formats.hdf5.datasets import walk
-from dsprep.formats.hdf5.dimensions import bookkeeping, read_dimensions
+from dsprep.formats.hdf5.dimensions import NOTHING, bookkeeping, read_dimensions
 from dsprep.formats.hdf5.guard import hdf5_errors
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.rows import FieldColumn, Rows
@@ -106,8 +106,8 @@ class Fields:
             raise self._nothing()
         self.columns = {field.name: (columns[path], field) for path, field in chosen}
         if not specs:
-            quiet = self._contents.unnoted
-            self.notes += [f"left out {each}" for p, each in left_out.items() if p not in quiet]
+            lost = (each for each in left_out.values() if not each.endswith(NOTHING))
+            self.notes += [f"left out {each}" for each in lost]
             self.notes += samples.unapplied({n: f.attrs for n, (_, f) in self.columns.items()})
             self._note_losses()
         self.attrs = self._attributes("the file", file)

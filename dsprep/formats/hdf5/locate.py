@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -271,8 +271,7 @@ def locate_grid(
     if layout_class == h5d.CONTIGUOUS:
         return _contiguous(dataset, shape, itemsize, file, where, raw=raw is not None)
     if layout_class == h5d.CHUNKED:
-        fill = _no_items if raw is not None else _fill
-        return _chunked(dataset, shape, itemsize, file, where, fill)
+        return _chunked(dataset, shape, itemsize, file, where, raw=raw is not None)
     raise Unlocated("its layout is unknown")
 
 
@@ -294,7 +293,7 @@ def _contiguous(
     if offset is None:
         if not raw or stored:
             raise Unlocated("nothing was ever written to it")
-        fill = _no_items(dataset, 0, itemsize)
+        fill = _no_items(dataset, itemsize)
         return Grid(Blocks(Affine(1, -1), Affine(1, 0)), shape, itemsize, shape, fill=fill)
     if not 0 < offset <= file.nbytes - nbytes:
         raise Outside(
@@ -307,12 +306,7 @@ def _contiguous(
 
 
 def _chunked(
-    dataset: Any,
-    shape: tuple[int, ...],
-    itemsize: int,
-    file: Handle,
-    where: str,
-    fill: Callable[[Any, int, int], bytes],
+    dataset: Any, shape: tuple[int, ...], itemsize: int, file: Handle, where: str, *, raw: bool
 ) -> Grid:
     plist = dataset.id.get_create_plist()
     filters = filters_of(plist)
@@ -335,7 +329,12 @@ def _chunked(
     )
     mask = table["mask"] & np.uint32((1 << len(filters)) - 1)
     masks = Explicit(mask.astype(np.int64)) if bool(mask.any()) else None
-    missing = None if bool(stored.all()) else fill(dataset, int(stored.argmin()), itemsize)
+    missing = None
+    if not stored.all() and raw:
+        missing = _no_items(dataset, itemsize)
+    elif not stored.all():  # the element that the library gives
+        corner = _corner(dataset, int(stored.argmin()))
+        missing = _by_library(dataset, corner, (1,) * len(chunk))
     return Grid(blocks, shape, itemsize, chunk, None, filters, masks, missing)
 
 
@@ -390,11 +389,6 @@ def _believed(dataset: Any, table: NDArray[Any], file: Handle) -> bool:
     return file.pread(int(entry["nbytes"]), int(entry["address"])) == bytes(data)
 
 
-def _fill(dataset: Any, missing: int, itemsize: int) -> bytes:
-    """Return the element that the library gives for a chunk that is not stored; or else zeros."""
-    return _by_library(dataset, _corner(dataset, missing), (1,) * len(dataset.chunks))
-
-
 def _by_library(dataset: Any, corner: tuple[int, ...], shape: tuple[int, ...]) -> bytes:
     """Return elements as the library reads them, zeros where it reads none."""
     from h5py import h5s, h5t
@@ -407,11 +401,10 @@ def _by_library(dataset: Any, corner: tuple[int, ...], shape: tuple[int, ...]) -
     return values.tobytes()
 
 
-def _no_items(dataset: Any, missing: int, itemsize: int) -> bytes:
+def _no_items(dataset: Any, itemsize: int) -> bytes:
     """Return a descriptor of no items: that is what chunks hold that were never written."""
     from h5py import h5d
 
-    del missing
     plist = dataset.id.get_create_plist()
     if plist.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED:
         raise Unlocated("it has a fill value of variable length")
