@@ -16,6 +16,7 @@ A name is a hint only: a table counts if it partitions an array of its group, ro
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 from dsprep.core.schema import DType, FieldSpec
 from dsprep.errors import UsageError
 from dsprep.formats.index_tables import IndexTable, Numbers, Route
-from dsprep.formats.samples import listed
+from dsprep.formats.samples import listed, show_reading
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
 _COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
@@ -109,6 +110,24 @@ def find_tables(tree: Tree, groups: Iterable[str], open_rows: Open) -> RaggedRow
     for group in groups:
         _find_in(tree.inside(group), tree, open_rows, ragged_rows)
     return ragged_rows
+
+
+def indexed(tree: Tree, open_rows: Open) -> list[tuple[str, str]]:
+    """Return the readings of rows by an array that divides them, whatever their names are."""
+    readings = []
+    for name in tree.datasets:
+        counts = table_of([name], tree, open_rows)
+        forms = () if counts is None else (counts, replace(counts, form="pairs"))
+        for table in forms if counts is None or counts.form == "counts" else forms[:1]:
+            total, lengths = table.total(), {n: a.shape[:1] for n, a in tree.datasets.items()}
+            rows = [n for n in lengths if lengths[n] == (total,) and n != name]
+            if not total or total == table.rows or not rows or not table.partitions(total):
+                continue
+            beside = [n for n in lengths if lengths[n] == (table.rows,) and n != name]
+            fields = [*(f"{n}={n}@{name}" for n in rows), *beside]
+            option = " ".join(f"--field {shlex.quote(spec)}" for spec in fields)
+            readings.append((option, show_reading(table.rows, [*rows, *beside])))
+    return readings
 
 
 def table_of(

@@ -12,10 +12,10 @@ import os
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,6 +33,9 @@ SPACE = (
 
 CONVENTIONS = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 """Attributes by which other programs change values when they read them."""
+
+Readings: TypeAlias = Sequence[tuple[str, str]]
+"""Options that choose a reading, and what each gives: see `AmbiguousError`."""
 
 ONE_SAMPLE = "the file is taken as one sample (--sample-axis first counts the first axis instead)"
 
@@ -80,6 +83,7 @@ def choose(
     *,
     named: bool = False,
     grouped: bool = True,
+    more: Callable[[], Readings] = list,
 ) -> SampleAxis:
     """Return which arrays are fields, and how many samples they hold.
 
@@ -97,6 +101,8 @@ def choose(
         Whether the user named the arrays: then they belong together if they are as long.
     grouped
         Whether groups that are alike may be samples.
+    more
+        Returns the readings that what the arrays hold adds to those of their shapes.
 
     Raises
     ------
@@ -108,7 +114,7 @@ def choose(
     if mode == "auto":
         reason = _doubt(arrays, named, grouped)
         if reason:
-            raise ambiguous(reason, arrays, where)
+            raise ambiguous(reason, arrays, where, more=more())
     by_axis: dict[tuple[int, str], list[str]] = defaultdict(list)
     for name, array in arrays.items():
         if array.shape:
@@ -273,10 +279,15 @@ _GROUPS = re.compile(r".*\*[^/]*")
 
 
 def ambiguous(
-    reason: str, arrays: Mapping[str, Sized], where: object, *, groups_only: bool = False
+    reason: str,
+    arrays: Mapping[str, Sized],
+    where: object,
+    *,
+    groups_only: bool = False,
+    more: Readings = (),
 ) -> AmbiguousError:
     """Return the error for a file that can be read in several ways, with all of these."""
-    readings: list[tuple[str, str]] = []
+    readings = [*more]
     beside = side_by_side(arrays)
     alone = beside[0].pattern if len(beside) == 1 else ""
     for each in [*beside]:
@@ -288,17 +299,19 @@ def ambiguous(
         if alike:
             fields = each._replace(members=alike).options()
             option = "--sample-axis groups" if each.pattern == alone else fields
-            readings.append((option, _words(len(each.groups), [m or "values" for m in alike])))
+            readings.append(
+                (option, show_reading(len(each.groups), [m or "values" for m in alike]))
+            )
     del readings[MOST_READINGS:]
     shapes = {n: array.shape for n, array in arrays.items() if array.shape}
     if shapes and not groups_only:
         last = {shape[-1] for shape in shapes.values()}
         if len(last) == 1 and any(len(shape) > 1 for shape in shapes.values()):
-            readings.append(("--sample-axis last", _words(last.pop(), [*shapes])))
+            readings.append(("--sample-axis last", show_reading(last.pop(), [*shapes])))
         first = choose(arrays, "first")
-        readings.append(("--sample-axis first", _words(first.count, first.names)))
+        readings.append(("--sample-axis first", show_reading(first.count, first.names)))
     if not groups_only:
-        readings.append(("--sample-axis none", _words(1, [*arrays])))
+        readings.append(("--sample-axis none", show_reading(1, [*arrays])))
     return AmbiguousError(reason, readings, where=where, fix=WAY_OUT)
 
 
@@ -310,7 +323,8 @@ def _alike(beside: Beside, member: str, arrays: Mapping[str, Sized]) -> bool:
     )
 
 
-def _words(count: int, names: Sequence[str]) -> str:
+def show_reading(count: int, names: Sequence[str]) -> str:
+    """Return what a reading gives."""
     return f"{count} sample{'s' * (count != 1)} with {listed([*names])}"
 
 

@@ -146,8 +146,9 @@ def parts(folder, kind):
     return FILES[kind](folder / f"a.{kind}", train__x=x, test__x=y), {"x": x}
 
 
-def counted_rows(folder, table):
+def counted_rows(folder, kind):
     """Hold rows of every sample one after another, and a table of where they are."""
+    kind, table = kind.split(" ", 1)
     counts = np.array([2, 0, 3, 1, 4, 2])
     ends = np.cumsum(counts)
     x, label = numbers(int(ends[-1]), 3), numbers(N)
@@ -156,7 +157,7 @@ def counted_rows(folder, table):
         "first and count": np.stack([ends - counts, counts], 1),
         "begin and end": np.stack([ends - counts, ends], 1),
     }[table]
-    path = h5(folder / "a.h5", x=x, **{table.replace(" ", "_"): index}, label=label)
+    path = FILES[kind](folder / f"a.{kind}", x=x, where=index, label=label)
     return path, {"x": np.split(x, ends[:-1]), "label": label}
 
 
@@ -297,6 +298,11 @@ LAYOUTS = [
     *[(resolutions, kind, "--sample-axis groups") for kind in ("h5", "zarr")],
     *[(parts, kind, "--sample-axis first") for kind in ("h5", "zarr")],
     *[(shapes_that_differ, kind, WRITE) for kind in FILES],
+    *[
+        (counted_rows, f"{kind} {table}", "--field x=x@where --field label")
+        for kind in ("h5", "npz")
+        for table in ("offsets", "first and count", "begin and end")
+    ],
     (days, None, READ),
     (one_grid, None, "--sample-axis none"),
     (array_of_numpy, None, READ),

@@ -38,7 +38,7 @@ from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.rows import FieldColumn, Rows
 from dsprep.formats.index_tables import Route
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import RaggedRows, route_of, table_paths
+from dsprep.formats.ragged import RaggedRows, indexed, route_of, table_paths
 from dsprep.formats.splits import check_arrays
 from dsprep.storage.base import Handle
 
@@ -158,6 +158,7 @@ class Fields:
             self._path,
             named=bool(self._specs),
             grouped=self._stated.grouped,
+            more=partial(indexed, self._contents, self._open),
         )
         for name, array in arrays.items() if self._specs else ():
             if name not in axis.names:

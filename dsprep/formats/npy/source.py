@@ -194,4 +194,4 @@ def _axis(tables: Tables, inside: Arrays, options: OpenOptions, path: Path) -> S
             (f"{files} --sample-axis first", f"{rows} samples, one in each row of each file"),
         ]
         raise AmbiguousError(error.reason, [*ways, *error.readings], where=path, fix=error.fix)
-    return choose(shapes, mode, path, named=bool(options.fields))
+    return choose(shapes, mode, path, named=bool(options.fields), more=tables.more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dsprep.formats.index_tables import Route, locate
 from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import SCIPY, Arrays, StoredArray
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import ArrayTree, find_tables, route_of, table_paths
+from dsprep.formats.ragged import ArrayTree, find_tables, indexed, route_of, table_paths
 from dsprep.formats.samples import Sized, listed
 from dsprep.layout.laws import Explicit
 from dsprep.reading.columns import ColumnReader, fetch
@@ -70,6 +71,7 @@ class Tables:
             if spec.index:
                 self._paths[spec.spelled] = spec.path
                 self.routes[spec.spelled] = route_of(spec, tree, self._rows, path)
+        self.more = partial(indexed, tree, self._rows)
         self._leave_out(arrays, {spec.spelled for spec in specs}, requested)
         skip = ragged.used | ragged.left_out if not specs else arrays.keys() - requested
         self.sized = {
