@@ -86,8 +86,10 @@ def assert_recovered(path, n, commit, append, named, compact):
 QUICK = {8: 3000, 100: 1500, 784: 500, 2022: 400, 2023: 700, 3072: 1000, 4081: 400, 12288: 400}
 
 
-@pytest.mark.parametrize("append", [True, False])
-@pytest.mark.parametrize("commit", [None, 1000, 100, 10, 1])
+@pytest.mark.parametrize(
+    ("commit", "append"),
+    [(None, True), (None, False), (1000, True), (100, True), (100, False), (10, False), (1, True)],
+)
 @pytest.mark.parametrize("size", QUICK)
 def test_matrix(tmp_path, size, commit, append):
     n = QUICK[size] if commit != 1 else QUICK[size] // 2
