@@ -37,7 +37,6 @@ MIXED = dict(schemas())["mixed"]
 @pytest.fixture(autouse=True)
 def limits(monkeypatch):
     monkeypatch.setattr(node_client, "WAIT_SECONDS", 600)
-    monkeypatch.setattr(node_root, "BIND_SECONDS", 0.3)
     before = set(threading.enumerate())
     yield
     gc.collect()
@@ -48,8 +47,9 @@ def limits(monkeypatch):
 
 @pytest.fixture
 def impatient(limits, monkeypatch):
-    """Who is not read for says so at once."""
+    """Who is not read for says so at once, and who cannot read for others."""
     monkeypatch.setattr(node_client, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(node_root, "BIND_SECONDS", 0.1)
 
 
 def names_in_use() -> list[str]:
@@ -354,7 +354,7 @@ def test_another_order_is_refused(ranks, impatient):
         next(iter(node_ranks.make(1)))
 
 
-def test_one_name_is_one_process(ranks, data):
+def test_one_name_is_one_process(ranks, impatient):
     node_ranks = ranks(size=2)
     address = node.wire.address("node", node.job_key(node_ranks.key), 0)
     with contextlib.closing(node.wire.new_socket()) as sock:

@@ -27,7 +27,6 @@ SCHEMA = Schema((Field("x", np.dtype("<i2"), (3,)), Field("r", np.dtype("<u4"), 
 STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 3
 
 CASES = [
-    ("set.tfrecord", {}, True),
     ("set.lmdb", {}, True),
     ("set.zarr", {}, False),
     ("set", {"to": "lmdb", "samples_per_file": 8}, False),

@@ -95,7 +95,7 @@ def test_at_most_n_at_a_time(readers, count, key):
 def test_neighbours_read_one_after_another(key):
     these = Readers(key, 2)
     for rank in range(6):
-        these.start(rank, 5, 0.005)
+        these.start(rank, 5, 0.02)
     these.join()
     for label in (0, 1):
         order = [r for _, _, r in sorted(these.held) if r % 2 == label]
