@@ -1,4 +1,4 @@
-"""The trials of tests/lab/adversarial run: one of each, so that they do not rot."""
+"""The trials of tests/lab/adversarial run, one of each kind of data, so that they do not rot."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ TRIALS = Path(__file__).parent / "lab" / "adversarial"
 
 
 def test_one_of_each(tmp_path):
-    words = "all", "--count", "1", "--minutes", "1", "--keep", tmp_path / "work"
+    words = "--count", "8", "--keep", tmp_path / "work"
     done = subprocess.run(
         [sys.executable, TRIALS, *words], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("caches", "mutants"):
-        assert f"{name}: 1 trials, 0 findings" in done.stdout
+    assert "8 trials, 0 findings" in done.stdout

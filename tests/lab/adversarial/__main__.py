@@ -1,4 +1,4 @@
-"""Run one of the trials: ``python tests/lab/adversarial caches --count 300``."""
+"""Read damaged files: ``python tests/lab/adversarial --count 300``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]  # in place of this folder
-
-NAMES = ("caches", "mutants")
 
 
 def numbers(options: argparse.Namespace, job: int) -> Iterator[int]:
@@ -43,11 +41,11 @@ def preload() -> None:
             import_module(name)
 
 
-def run(name: str, options: argparse.Namespace, folder: Path) -> int:
+def run(options: argparse.Namespace, folder: Path) -> int:
     """Do the trials in as many processes as asked; return the number of findings."""
     from lab.adversarial.judging import Tally
+    from lab.adversarial.mutants import trials
 
-    trials = import_module(f"lab.adversarial.{name}").trials
     began = time.monotonic()
     pids = []
     for job in range(options.jobs):
@@ -85,16 +83,15 @@ def run(name: str, options: argparse.Namespace, folder: Path) -> int:
     for line in tally.show(options.show):
         print(line)
     done = sum(tally.counts.values())
-    print(f"\n{name}: {done:,} trials, {len(tally.findings)} findings, ", end="")
+    print(f"\n{done:,} trials, {len(tally.findings)} findings, ", end="")
     print(f"{time.monotonic() - began:,.0f} s, seed {options.seed}")
     if any(codes):
-        print(f"{name}: a job of the harness itself failed", file=sys.stderr)
+        print("a job of the harness itself failed", file=sys.stderr)
     return len(tally.findings) + sum(map(bool, codes))
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser("python tests/lab/adversarial", description=__doc__)
-    found.add_argument("name", choices=(*NAMES, "all"))
     found.add_argument("--count", type=int, default=100, help="how many trials")
     found.add_argument("--start", type=int, default=0, help="number of the first")
     found.add_argument("--only", type=int, nargs="+", help="these trials alone")
@@ -112,13 +109,8 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="adversarial-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        names = NAMES if options.name == "all" else (options.name,)
-        findings = 0
         preload()
-        for name in names:
-            (folder / name).mkdir()
-            findings += run(name, options, folder / name)
-        return min(1, findings)
+        return min(1, run(options, folder))
     finally:
         if options.keep is None:
             shutil.rmtree(folder, ignore_errors=True)

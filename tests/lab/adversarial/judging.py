@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import resource
-import select
-import signal
-import sys
-import time
-import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,13 +15,6 @@ import numpy as np
 from support import raw
 
 from dsprep.core.schema import Batch, Ragged
-
-SECONDS = 60.0
-"""What a command on a few kilobytes may take, on a machine that does other work besides."""
-
-RSS = 1 << 30
-"""Bytes that it may take more than the process that it was forked from."""
-
 
 # --- what came out ---------------------------------------------------------------------------
 
@@ -96,93 +83,6 @@ def read(path: Path, **options: object) -> Values:
             return values(source[:])
 
 
-# --- processes -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a child came to its end.
-
-    Attributes
-    ----------
-    code
-        Its exit status; negative: the signal that ended it.
-    hung
-        Whether it was killed since it took too long.
-    seconds, grown
-        What it took, and bytes of memory more than its parent had.
-    """
-
-    code: int
-    hung: bool
-    seconds: float
-    grown: int
-    out: str
-    err: str
-
-
-def forked(work: Callable[[], object], folder: Path, *, seconds: float = SECONDS) -> Ended:
-    """Do `work` in a child, with a time limit."""
-    return Child(work, folder).wait(seconds)
-
-
-class Child:
-    """A forked process that does `work` and is the leader of a group of its own."""
-
-    def __init__(self, work: Callable[[], object], folder: Path) -> None:
-        self._streams = [folder / "stdout", folder / "stderr"]
-        self._began = time.monotonic()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._run(work)
-        with suppress(PermissionError, ProcessLookupError):
-            os.setpgid(self.pid, self.pid)
-
-    def _run(self, work: Callable[[], object]) -> None:
-        code = 1
-        try:
-            os.setpgid(0, 0)
-            for fd, path in enumerate(self._streams, 1):
-                opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-                os.dup2(opened, fd)
-                os.close(opened)
-            sys.stdout, sys.stderr = (os.fdopen(fd, "w", 1, closefd=False) for fd in (1, 2))
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            work()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with suppress(BaseException):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
-
-    def wait(self, seconds: float = SECONDS) -> Ended:
-        """Wait for its end; kill it, and all of its group, when the time is over."""
-        watched = os.pidfd_open(self.pid)
-        try:
-            left = max(0.0, self._began + seconds - time.monotonic())
-            hung = not select.select([watched], [], [], left)[0]
-        finally:
-            os.close(watched)
-        if hung:
-            os.killpg(self.pid, signal.SIGKILL)
-        _, status, usage = os.wait4(self.pid, 0)
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        out, err = (p.read_text(errors="replace") if p.exists() else "" for p in self._streams)
-        took = time.monotonic() - self._began
-        grown = max(0, usage.ru_maxrss - own) << 10
-        return Ended(os.waitstatus_to_exitcode(status), hung, took, grown, out, err)
-
-
-# --- what is left ----------------------------------------------------------------------------
-
-
 @contextmanager
 def limited(nbytes: int) -> Iterator[None]:
     """Let this process, and those that it forks, have so many bytes of addresses more."""
@@ -194,9 +94,3 @@ def limited(nbytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, old)
-
-
-def alive(pid: int) -> bool:
-    """Return whether a child still runs."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
