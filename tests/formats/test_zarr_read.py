@@ -323,7 +323,7 @@ def test_one_sample_per_store(tmp_path: Path) -> None:
     root = zarr.create_group(tmp_path / "a")
     create(root, "climate/data", X)
     create(root, "climate/labels_0", X[..., 0])
-    with opened(tmp_path / "a") as source:
+    with opened(tmp_path / "a", axis="none") as source:
         assert len(source) == 1
         assert source.resident_nbytes() == 0
         assert source.schema["climate/data"].shape == X.shape
@@ -744,8 +744,7 @@ def test_anndata(tmp_path: Path) -> None:
             [7],
         ]
         assert source.schema["X/data"].attrs["columns"] == 4
-        categories = source.schema["obs/kind/codes"].attrs["categories"]
-        assert categories[source[:]["obs/kind/codes"]].tolist() == ["T", "B", "T", "T"]
+        assert source[:]["obs/kind/codes"].tolist() == [1, 0, 1, 1]
         assert any("AnnData's variables" in note for note in source.notes)
     with opened(tmp_path / "a", "var/seen") as source:
         assert len(source) == 4
