@@ -88,32 +88,6 @@ def test_resuming(root, remainder, ranks, step):
         assert (whole.never, whole.repeats) == (found.epochs[0].never, found.epochs[0].repeats)
 
 
-@pytest.mark.parametrize("name", ["plain.h5", "grouped.h5"])
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize("size", [None, 100, "1kB", "150"])
-@pytest.mark.parametrize("mixed", [None, 2])
-def test_the_reader_reads_the_same_units(root, name, shuffle, size, mixed):
-    from dsprep.core.packing import digest
-    from dsprep.reader.units import cut_units
-
-    with (
-        dsprep.Reader(
-            root / name,
-            10,
-            buffer_size=size,
-            shuffle=shuffle,
-            buffers_mixed=mixed,
-            rank=0,
-            world_size=1,
-        ) as reader,
-        dsprep.Sidecar.open(root / name) as sidecar,
-    ):
-        edges, _, together = cut_units(sidecar, reader.schema, shuffle, size, mixed)
-        state = reader.state_dict()
-    assert state["mixed"] == together
-    assert state["units"] == digest(edges.tobytes())[:16]
-
-
 # --- mini-epochs -----------------------------------------------------------------------------
 
 

@@ -175,35 +175,6 @@ def test_touched(data):
     assert check(data) == []
 
 
-def test_a_copy_is_as_good(data, tmp_path):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    target = copy / data.name
-    shutil.copytree(data, target) if data.is_dir() else shutil.copy(data, target)
-    shutil.copy(spec.sidecar_path(data), copy)
-    assert check(target, full=True) == []
-    file, _ = payload_file(target)
-    data_bytes = bytearray(file.read_bytes())
-    for k in range(0, len(data_bytes), 64):
-        data_bytes[k] ^= 1
-    file.unlink()
-    file.write_bytes(data_bytes)
-    assert check(target)
-
-
-@pytest.mark.parametrize("name", ["d.h5", "d.lmdb", "d.tfrecord"])
-def test_gone(name, originals, tmp_path):
-    path = put(originals, tmp_path, name)
-    path.unlink()
-    assert "it is missing" in texts(path)
-    assert "it is missing" in texts(path, full=True)
-
-
-def test_there_is_none(originals):
-    with pytest.raises(FileNotFoundError, match="there is no sidecar"):
-        check(originals / "d.h5")
-
-
 def edit(path, change):
     where = spec.sidecar_path(path)
     content = json.loads(where.read_text())

@@ -152,17 +152,6 @@ def test_convert_verifies_what_was_cast_and_chosen(train, tmp_path, monkeypatch)
     assert "different: sample 79, field x, element [1, 2]: " in done.out
 
 
-def test_shards(train, tmp_path):
-    run("convert", train, tmp_path / "shards", "--to", "tfrecord", "--samples-per-file", "30")
-    names = sorted(p.name for p in (tmp_path / "shards").iterdir())
-    assert names == [f"shards-0000{i}-of-00004.tfrecord" for i in range(4)]
-    assert "same: all 100" in run("verify", train, tmp_path / "shards").out
-    assert "same: all 100" in run("verify", train, f"{tmp_path}/shards/*").out
-    listing = tmp_path / "list.txt"
-    listing.write_text("# two of them\nshards/" + "\nshards/".join(names[:2]) + "\n")
-    assert json.loads(run("inspect", f"@{listing}", "--json").out)["samples"] == 60
-
-
 def test_verify_names_file_sample_field_and_element(train, tmp_path):
     other = tmp_path / "other.h5"
     other.write_bytes(train.read_bytes())
@@ -356,16 +345,6 @@ def test_a_failed_run_stands_in_nobodys_way(train, tmp_path):
     assert run("convert", train, out).code == 0
 
 
-def test_a_dataset_may_be_renamed_with_its_sidecar(train, tmp_path):
-    run("convert", train, tmp_path / "a.tfrecord")
-    run("convert", train, tmp_path / "s", "--to", "lmdb", "--samples-per-file", "30")
-    for old, new in (("a.tfrecord", "b.tfrecord"), ("s", "t")):
-        (tmp_path / old).rename(tmp_path / new)
-        assert run("verify", train, tmp_path / new).code == 1
-        (tmp_path / f"{old}.dsprep.json").rename(tmp_path / f"{new}.dsprep.json")
-        assert run("verify", train, tmp_path / new).code == 0
-
-
 @pytest.mark.parametrize("format", ["hdf5", "tfrecord"])
 def test_a_sidecar_that_lists_other_files(format, train, tmp_path):
     """It is ignored with a note where the files have the types, and refused where it alone has."""
@@ -413,19 +392,6 @@ def test_an_interrupted_run_with_other_options(train, tmp_path, monkeypatch):
 )
 def test_formats_are_named_as_people_name_them(word, name):
     assert formats.named(word).name == name
-
-
-@pytest.mark.parametrize("suffix", ["h5", "zarr"])
-def test_few_samples_take_no_memory_for_more_of_them(suffix, tmp_path):
-    # A chunk of the labels has room for a million samples, of which there are five.
-    path = tmp_path / "ragged.h5"
-    with h5py.File(path, "w") as file:
-        file["label"] = np.arange(5, dtype="<i1")
-        file["x/values"] = np.zeros(500_000, "<f4")
-        file["x/first"], file["x/count"] = np.arange(5) * 100_000, np.full(5, 100_000)
-        file["x"].attrs["dsprep_kind"] = np.bytes_("array")
-    words = ("convert", path, tmp_path / f"out.{suffix}", "--compress", "gzip", "--memory", "64MB")
-    assert run(*words).code == 0
 
 
 # --- the rest --------------------------------------------------------------------------------

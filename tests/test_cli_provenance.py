@@ -18,7 +18,6 @@ from test_cli import fails, run
 
 import dsprep
 from dsprep.sidecar import spec
-from dsprep.sidecar.sidecar import Sidecar
 
 FORMATS = sorted(SUFFIX)
 N = 100
@@ -285,15 +284,3 @@ def test_one_file_of_many(made, tmp_path):
     assert json.loads(alone.out)[0]["offset"] == 4448 + 40
     assert run("provenance", root / "2.h5", "--check", "full").code == 0
     assert not spec.sidecar_path(root / "2.h5").exists()
-
-
-def test_many_places_come_as_a_stream(tmp_path):
-    with h5py.File(tmp_path / "n.h5", "w") as file:
-        file.create_dataset("x", (200_000,), dtype="u1")
-        file["x"][:] = 1
-    run("provenance", tmp_path / "n.h5")
-    rows = json.loads(run("provenance", tmp_path / "n.h5", "--locate", ":", "--json").out)
-    assert len(rows) == 200_000
-    assert rows[-1]["offset"] - rows[0]["offset"] == 199_999
-    with Sidecar.open(tmp_path / "n.h5") as opened:
-        assert [e.to_json() for e in opened.extents([7])] == [rows[7]]

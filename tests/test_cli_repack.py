@@ -59,6 +59,11 @@ def test_zip_is_for_zarr(train, tmp_path):
         assert (tmp_path / made).is_file()
 
 
+def test_options_without_effect_are_told(train, tmp_path):
+    words = (train, tmp_path / "o.h5", "--dry-run", "--shuffle", 1, "--duplicate", 2, "--split")
+    assert "without effect: --shuffle, --duplicate" in notes(*words, "a=.5,b=.5")[0]
+
+
 def test_outputs_are_compared_with_their_samples(train, tmp_path):
     words = ("--shuffle", "1", "--split", "train=.7,test=.3", "--verify")
     done = run(train, tmp_path / "out.h5", "-b", "8", *words)

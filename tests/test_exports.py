@@ -337,22 +337,6 @@ def test_nothing_is_overwritten_unless_asked_for(tmp_path):
     assert np.array_equal(group(found)["x"][...], np.zeros((3, 2)))
 
 
-def test_files_go_where_they_are_wanted(tmp_path):
-    schema, directory = Schema((Field("x", F4, (3,)),)), tmp_path / "train"
-    directory.mkdir()
-    for n in (3, 4):
-        write(directory, "tfrecord", schema, random_batch(schema, n), f"{n}")
-    (tmp_path / "out").mkdir()
-    made = described(directory)
-    found = export(made, "dali-idx", tmp_path / "out")
-    assert len({p.parent for p in found if (tmp_path / "out") in p.parents}) == 1
-    with pytest.raises(UsageError, match="2 files"):
-        export(made, "dali-idx", tmp_path / "there")
-    (only,) = export(made, "kerchunk", tmp_path / "refs.json")
-    assert only == tmp_path / "refs.json"
-    assert group(only)["x"].shape == (7, 3)
-
-
 def test_a_dataset_without_samples(tmp_path):
     schema = Schema((Field("x", F4, (3,)),))
     path = write(tmp_path, "tfrecord", schema, random_batch(schema, 0))

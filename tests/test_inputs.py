@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
-from test_cli import fails, run
+from test_cli import run
 
 import dsprep
 from dsprep import FieldSpec, OpenOptions
@@ -108,17 +108,6 @@ def test_files_with_sidecars_of_their_own_are_joined(tmp_path, suffix):
     assert len(rows) == 1400
 
 
-def test_companions_are_joined(tmp_path):
-    rng, files, rows = np.random.default_rng(1), [], []
-    for i in range(2):
-        rows.append([rng.bytes(int(n)) for n in rng.integers(1, 99, 30_000)])
-        files.append(tmp_path / f"part{i}.tfrecord")
-        dsprep.write(files[-1], ({"r": row} for row in rows[-1]))
-    assert len([*tmp_path.glob("*.dsprep.bin")]) == 2
-    with dsprep.Reader(files[::-1], 1000, shuffle="none") as reader:
-        assert [row for batch in reader for row in batch["r"]] == rows[1] + rows[0]
-
-
 def test_files_that_do_not_go_together(tmp_path):
     a, b = (numbered(tmp_path / f"{i}.h5", i) for i in range(2))
     with h5py.File(tmp_path / "c.h5", "w") as file:
@@ -141,16 +130,6 @@ def test_files_that_do_not_go_together(tmp_path):
         dsprep.Reader(f"{tmp_path}/*.none", 4)
     with pytest.raises(MissingError, match="no such dataset"):
         dsprep.Reader(tmp_path / "none.h5", 4)
-
-
-def test_types_that_only_a_sidecar_knows_are_not_lost(tmp_path):
-    (tmp_path / "d").mkdir()
-    files = [numbered(tmp_path / f"d/f{i}.tfrecord", i) for i in range(3)]
-    dsprep.provenance(files[:2])  # of the types that those of each have
-    for file in files:
-        file.with_name(f"{file.name}.dsprep.json").unlink()
-    with pytest.raises(FormatError, match="it does not list this file"):
-        dsprep.Reader(files[1:], 4)
 
 
 def test_a_sidecar_elsewhere_and_a_list(folder, tmp_path):
@@ -213,15 +192,6 @@ def test_copies_and_states_of_other_lists_are_never_taken(folder, tmp_path):
     verdicts = [verdict.problem for verdict in verify_copies(cache)]
     assert sum(problem is None for problem in verdicts) == 1
     assert sum("no sidecar of their own" in (problem or "") for problem in verdicts) == 4
-
-
-def test_a_condition_is_computed_for_each_list(folder, tmp_path):
-    dsprep.provenance(tmp_path / "d")
-    for _ in range(2):
-        for given, files in (("d", (0, 1, 2, 3)), (["d/f1.h5", "d/f0.h5"], (1, 0))):
-            given = [tmp_path / path for path in ([given] if isinstance(given, str) else given)]
-            reader = dsprep.Reader(given, 4, subset="x % 5 == 0", shuffle="none")
-            assert values(reader) == [v for v in expected(*files) if v % 5 == 0]
 
 
 # --- no sidecar ------------------------------------------------------------------------------
@@ -288,14 +258,6 @@ def _read(reader):
     monkey = pytest.MonkeyPatch()
     monkey.setattr(data, "locate", None)  # a fork has what its parent located
     assert values(reader) == expected(0, 1, 2, 3)
-
-
-def test_what_is_not_quick_names_the_command(folder, monkeypatch):
-    monkeypatch.setattr(data, "QUICK_FILES", 3)
-    assert len(dsprep.Reader(folder[:3], 4)) == 8
-    with pytest.raises(MissingError, match=r"in 4 files are not located .*dsprep provenance .*f0"):
-        dsprep.Reader(folder, 4)
-    assert "not located unasked" in fails("audit", *folder, "-P", 1, "-M", 4)
 
 
 def test_data_that_change_after_they_were_located_are_refused(folder):
@@ -372,50 +334,6 @@ def test_on_break(folder):
         assert left_early(reader, 3) + values(reader) == orders[0]
     with pytest.raises(UsageError, match="on_break is 'stop'"):
         dsprep.Reader(folder, 4, on_break="stop")
-
-
-def test_on_break_of_adapters(folder):
-    pytest.importorskip("jax")
-    with dsprep.Reader(folder, 4, epochs=None) as reader:
-        orders = [values(reader) for _ in range(2)]
-    for how, second in (("restart", orders[1]), ("continue", orders[0][8:])):
-        batches = dsprep.jax.batches(folder, 4, epochs=None, on_break=how)
-        assert left_early(batches, 2) == orders[0][:8]
-        assert values(batches) == second
-
-
-def test_lightning_takes_some_steps_of_each_epoch(folder):
-    lightning, torch = pytest.importorskip("lightning"), pytest.importorskip("torch")
-    from dsprep.torch import Batches
-
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.seen = torch.nn.Linear(3, 1), []
-
-        def training_step(self, batch, _):
-            self.seen += batch["x"].tolist()
-            return self.layer(batch["y"]).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    with dsprep.Reader(folder, 4, epochs=None) as reader:
-        orders = [values(reader) for _ in range(2)]
-    for how, seen in (
-        ("restart", orders[0][:8] + orders[1][:8]),
-        ("continue", orders[0][:16]),
-    ):
-        model = Model()
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            limit_train_batches=2,
-            accelerator="cpu",
-            logger=False,
-            barebones=True,
-        )
-        trainer.fit(model, Batches(folder, 4, epochs=None, on_break=how))
-        assert model.seen == seen
 
 
 def test_a_file_named_twice_odd_links_and_lists_with_a_mark(folder, tmp_path):

@@ -16,9 +16,9 @@ from support import assert_same_batch, flip, random_batch, some_schemas, write_b
 
 import dsprep
 from dsprep import formats
-from dsprep.core.schema import Arena, Field, FieldSpec, Ragged, Schema
-from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
-from dsprep.formats.options import Compression, OpenOptions, WriteOptions
+from dsprep.core.schema import Arena, Field, Ragged, Schema
+from dsprep.errors import DsprepError, FormatError, UnsupportedError
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import Sidecar, StaleError, StaleWarning
 from dsprep.source.dataset import open_dataset
@@ -160,28 +160,6 @@ def test_encoded_chunks(format, codec, tmp_path):
             assert source.resident_nbytes() > 0
 
 
-def test_fields_and_options(tmp_path):
-    batch = random_batch(MIXED, 20, seed=5)
-    path = written("zarr", tmp_path, MIXED, batch, 20)
-    with dsprep.open(path, dsprep.OpenOptions(fields=(dsprep.FieldSpec.parse("y=label"),))) as s:
-        assert isinstance(s, SidecarSource)
-        assert s.schema.names == ("y",)
-        assert (s[3:7]["y"] == batch["label"][3:7]).all()
-        assert s.storage().keys() == {"y"}
-    with dsprep.open(path, dsprep.OpenOptions(sample_axis="first")) as s:
-        assert not isinstance(s, SidecarSource)
-    with pytest.raises(UsageError, match="these options"):
-        open_dataset(path, dsprep.OpenOptions(sample_axis="first"), through="strict")
-    with Sidecar.open(path) as opened:
-        with pytest.raises(DsprepError, match="no field"):
-            opened.read([0], ["nothing"])
-        for wrong in ([20], [-21], [0, 1 << 62], np.array([2**64 - 1], np.uint64)):
-            with pytest.raises(IndexError):
-                opened.read(wrong)
-        with pytest.raises(UsageError, match="integers"):
-            opened.read([0.5])
-
-
 def test_how_it_was_read_is_remembered(tmp_path):
     """A sidecar made with options serves those who open the dataset without them."""
     import lmdb
@@ -262,37 +240,6 @@ def test_any_change_is_noticed(format, tmp_path, monkeypatch):
         assert change is remove or "dsprep provenance" in str(caught.value)
         with pytest.raises(DsprepError if change is not remove else Exception):
             open_dataset(path, through="strict")
-
-
-def test_a_copy_is_the_same_dataset(tmp_path):
-    batch = random_batch(MIXED, 10, seed=8)
-    path = written("hdf5", tmp_path, MIXED, batch, 10)
-    (tmp_path / "elsewhere").mkdir()
-    copy = tmp_path / "elsewhere" / path.name
-    shutil.copyfile(path, copy)  # with a new time stamp
-    shutil.copyfile(spec.sidecar_path(path), spec.sidecar_path(copy))
-    with open_dataset(copy, through="strict") as source:
-        assert_same_batch(source[:], batch, MIXED)
-
-
-def test_stale_falls_back_with_a_warning(tmp_path):
-    batch = random_batch(MIXED, 10, seed=9)
-    path = written("hdf5", tmp_path, MIXED, batch, 10)
-    with h5py.File(path, "a") as file:
-        file.attrs["more"] = np.arange(100)
-    with pytest.warns(StaleWarning, match="dsprep provenance"):
-        source = dsprep.open(path)
-    with source:
-        assert not isinstance(source, SidecarSource)
-        assert any("sidecar ignored" in note for note in source.notes)
-        assert_same_batch(source[:], batch, MIXED)
-    with pytest.raises(StaleError, match="data changed"):
-        open_dataset(path, through="strict")
-    with h5py.File(path, "a") as file:
-        del file.attrs["more"]
-    provenance(path)
-    with open_dataset(path, through="strict") as source:
-        assert_same_batch(source[:], batch, MIXED)
 
 
 def test_records_prove_themselves(tmp_path):
@@ -438,21 +385,6 @@ def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
         assert [f.attrs for f in made.content.schema] == [f.attrs for f in schema]
         assert made.content.layouts == before.layouts
         assert made.content.lineage["source"] == before.lineage["source"]
-
-
-def test_types_that_options_told_are_not_taken_for_those_of_the_file(tmp_path):
-    path = tmp_path / "a.lmdb"
-    schema = Schema((Field.opaque("value"),))
-    batch = random_batch(schema, 20)
-    write_batch(formats.load("lmdb"), path, schema, batch)
-    renamed = OpenOptions(keys_as="k", fields=(FieldSpec("v", "value"), FieldSpec("k", "k")))
-    for options in (OpenOptions(keys_as="k"), renamed):
-        provenance(path, options)
-        with open_dataset(path, through="library") as source:  # as the sidecar says
-            assert "k" in source.schema.names
-            assert len(source) == 20
-        with open_dataset(path, OpenOptions(order="file"), through="library") as source:
-            assert source.schema.names == ("value",)
 
 
 def test_a_companion_of_another_run_is_noticed_when_opened(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import MemorySource
 
 from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.core.units import parse_nbytes, show_binary_nbytes, show_nbytes
+from dsprep.core.units import parse_nbytes, show_binary_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.reader.units import even_edges
@@ -101,18 +101,6 @@ def test_pieces_of_fixed_samples(count, unit, target):
     assert [i for a, b in found for i in range(a, b)] == list(range(count))
     assert all(a % unit == 0 for a, _ in found)
     assert all((b - a) * 12 <= max(target, 12 * unit) for a, b in found)
-
-
-def test_pieces_span_blocks_of_sizes():
-    count = (1 << 18) * 2 + 5
-    source = Sized(np.ones(count, np.int64))
-    found = list(pieces(source, Shard("x", 3, count), 7, 100_000))
-    assert found[0][0] == 3
-    assert found[-1][1] == count
-    assert all(b == c for (_, b), (c, _) in itertools.pairwise(found))
-    assert all((b - a) % 7 == 0 for a, b in found[:-1])
-    assert max(b - a for a, b in found) <= 100_000
-    assert len(found) == -(-(count - 3) // (100_000 // 7 * 7))
 
 
 def test_shards_by_samples():
@@ -228,11 +216,6 @@ def test_sizes(text, nbytes):
 def test_bad_sizes(text):
     with pytest.raises(UsageError):
         parse_nbytes(text)
-
-
-@given(st.integers(0, 1 << 70))
-def test_sizes_are_shown_short(nbytes):
-    assert len(show_nbytes(nbytes)) < 14
 
 
 @pytest.mark.parametrize("text", ["1 MiB", "64 MiB", "256 KiB", "2 GiB", "1536 MiB"])

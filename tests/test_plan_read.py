@@ -375,21 +375,3 @@ def test_what_cannot_be_planned(grouped, tmp_path):
     assert "there is no sidecar" in fails("plan", huge, *JOB.split(), "--storage", HAND)
     with pytest.raises(UsageError, match="compute"):
         plan_read(grouped, Job(nodes=1, ranks_per_node=1, batch_size=1, compute=0.0), storage())
-
-
-@pytest.mark.parametrize(
-    ("compute", "figures", "said"),
-    [
-        ("10s", HAND, "keeps up, even sample by sample"),
-        ("15ms", "latency=20ms,stream=5GB/s,total=90GB/s", "keeps up with reads of groups"),
-        ("1us", HAND, "too slow"),
-        ("1ms", "latency=200ms,stream=9GB/s,total=900GB/s", "fast enough but for its latency"),
-    ],
-)
-def test_the_plan_begins_with_a_verdict(grouped, compute, figures, said):
-    job = ("--nodes", 4, "--ranks-per-node", 2, "-M", 4, "--compute", compute)
-    first, *rest = run("plan", grouped, *job, "--storage", figures).out.splitlines()
-    assert first.startswith("verdict")
-    assert said in first
-    assert ("--tier" in first) == ("too slow" in said or "but for" in said)
-    assert not [row for row in rest if row.startswith("repack")]  # its groups are there

@@ -106,17 +106,6 @@ def test_found_beside_a_file_and_beside_its_directory(tmp_path):
     assert sidecar.changes(found, where) == []
 
 
-def test_a_single_file_and_its_sidecar_may_be_renamed(tmp_path):
-    (one,) = make(tmp_path, "one")
-    made = described([(one, 3)], one)
-    assert [f.path for f in made.files] == ["."]
-    spec.write(made, spec.sidecar_path(tmp_path / "new"))
-    one.rename(tmp_path / "new")
-    where = spec.sidecar_path(tmp_path / "new")
-    assert spec.find([tmp_path / "new"]) == (made, tmp_path / "new", where)
-    assert sidecar.changes(made, tmp_path / "new") == []
-
-
 def test_changes_are_noticed(tmp_path):
     one, two = make(tmp_path, "one", "two")
     made = described([(one, 3), (two, 4)], tmp_path)

@@ -15,7 +15,6 @@ from dsprep.source import derived
 from dsprep.source.derived import DuplicatedSource, SelectedSource
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing import split
-from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
 
 SCHEMAS = dict(schemas())
@@ -98,16 +97,6 @@ def test_nothing_leaks(name):
     assert [len(v) for v in found.values()] == [800, 100, 100]  # 40 keys of 25 samples each
 
 
-@pytest.mark.parametrize("kind", ["bytes", "str"])
-def test_keys_of_any_length(kind):
-    words = ["", "a", "a\0", "ab" * 50] if kind == "str" else [b"", b"a", b"a\0", b"ab" * 50]
-    source, values = keyed([words[i * i % 4] for i in range(50)] + words, kind)
-    labels = group_labels(source, source.schema["k"])
-    pairs = set(zip(values, labels.tolist(), strict=True))
-    assert len(pairs) == 4
-    assert {n for _, n in pairs} == {0, 1, 2, 3}
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_keys_of_every_dtype(dtype):
     schema = Schema((Field("k", dtype),))
@@ -120,14 +109,6 @@ def test_keys_of_every_dtype(dtype):
     bits = [raw(batch["k"][i]) for i in rows.tolist()]
     assert len(set(zip(bits, labels.tolist(), strict=True))) == len(set(bits))
     assert len(set(labels.tolist())) == len(set(bits))
-
-
-def test_labels_do_not_depend_on_slices(monkeypatch):
-    source, _ = keyed(range(100))
-    whole = group_labels(source, source.schema["k"])
-    one = split.pieces
-    monkeypatch.setattr(split, "pieces", lambda s, shard, unit: one(s, shard, unit, 50))
-    assert np.array_equal(group_labels(source, source.schema["k"]), whole)
 
 
 def test_padding_of_structures_is_no_part_of_the_key():
@@ -197,16 +178,6 @@ def test_duplicated(name):
     with pytest.raises(UsageError):
         DuplicatedSource(source, 0)
     assert len(DuplicatedSource(MemorySource(schema, random_batch(schema, 0)), 3)) == 0
-
-
-def test_a_split_repeated_and_shuffled(tmp_path):
-    source = numbered(1000)
-    train = SelectedSource(source, assign(len(source), THIRDS, 1)["train"])
-    with ShuffledSource(DuplicatedSource(train, 2), 1, 4000, tmp_path / "s") as shuffled:
-        assert shuffled.how == "buckets"
-        found = shuffled.read(0, 1600)["y"]
-    assert np.array_equal(np.sort(found), np.repeat(train.indices, 2))
-    assert not np.array_equal(found[:800], np.sort(found[:800]))
 
 
 @pytest.mark.parametrize(

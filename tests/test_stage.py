@@ -20,7 +20,6 @@ import dsprep
 from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
-from dsprep.reader import loader
 from dsprep.reader.mini_epochs import MiniEpochs
 from dsprep.reader.order import REMAINDERS, Assignment, Start
 from dsprep.verbs.stage.needs import groups_needed, ranks_of
@@ -176,19 +175,6 @@ def test_data_that_changed_since_are_refused(root, tmp_path):
         dsprep.Reader(path, BATCH, **options)
 
 
-def test_whether_samples_are_sorted_is_said_by_staging(tmp_path, monkeypatch):
-    """And not looked at by Readers: they would open the data for it."""
-    schema, path = Schema((Field("y", np.dtype("<i8")),)), tmp_path / "out.h5"
-    written(tmp_path / "in.h5", schema, {"y": np.repeat(np.arange(2), 300)})
-    dsprep.repack(tmp_path / "in.h5", path, **GROUPED)
-    words = ["-P", 1, "--ranks-per-node", 1, "-M", 5, "--to", tmp_path / "cache"]
-    assert "samples are sorted by y" in run("stage", path, *words).err
-    monkeypatch.setattr(loader, "_looked_at", set())
-    monkeypatch.setattr(loader, "sorting_field", lambda opened: pytest.fail("it is looked at"))
-    with dsprep.Reader(path, BATCH, cache=tmp_path / "cache") as reader:
-        assert len(list(reader)) == 120
-
-
 def test_a_mini_epoch_is_staged_whole(root, tmp_path):
     path = made(root, "out.h5")
     found = staged(path, tmp_path, ranks_per_node=4, node=0, epochs=1, mini_epochs=3)
@@ -340,16 +326,6 @@ def test_a_manifest_replaces_nothing_else(root, tmp_path):
     for _ in range(2):
         assert run(*words(made(root, "out.h5"), "--all", "--manifest", file)).code == 0
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
-
-
-def test_a_manifest_of_all_nodes(root, tmp_path):
-    path, file = made(root, "files"), tmp_path / "m.jsonl"
-    run(*words(path, "--all", "--manifest", file))
-    _, *lines = map(json.loads, file.read_text().splitlines())
-    assert {line["group"] for line in lines} == set(range(13))
-    assert [line["node"] for line in lines] == sorted(line["node"] for line in lines)
-    for line in lines:
-        assert line["offset"] + line["length"] <= (path.parent / line["file"]).stat().st_size
 
 
 def test_the_command_says_what_it_did(root, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from dsprep.cli.report import (
     print_json,
     print_rows,
     progress_bar,
+    report_rows,
     say,
     scratch_rows,
 )
@@ -28,7 +29,7 @@ from dsprep.storage.paths import as_path
 if TYPE_CHECKING:
     from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
-    from dsprep.writing.job import Job, Report, RunOptions
+    from dsprep.writing.job import Job, RunOptions
 
 EPILOG = """
 dsprep convert train.h5 train.tfrecord
@@ -122,14 +123,14 @@ def convert(
         if not json:
             for line in report.notes[len(announced) :]:
                 note(line)
-            _print_report(report)
+            print_done(report_rows(report))
         verdict = None
         if check:
             with progress_bar("verify", job.samples, job.payload, not json) as update:
                 verdict = verify_job(job, source, run, update)
         if json:
             proof = {} if verdict is None else {"verify": verdict_json(verdict)}
-            print_json({**vars(report), "rate": _rate(report), **proof})
+            print_json({**vars(report), "rate": report.copied / max(report.seconds, 1e-9), **proof})
         elif verdict is not None and (not verdict.same or current_verbosity() > Verbosity.quiet):
             report_verdict(verdict)
         if verdict is not None and not verdict.same:
@@ -209,25 +210,3 @@ def _files(job: Job) -> str:
     return (
         f"{len(job.shards)}: {first.name} ({len(first):,} samples) ... {last.name} ({len(last):,})"
     )
-
-
-def _rate(report: Report) -> float:
-    return report.copied / max(report.seconds, 1e-9)
-
-
-def _print_report(report: Report) -> None:
-    from dsprep.core.units import show_nbytes
-
-    more = report.bytes_out - report.payload
-    share = f" ({more / report.payload:+.1%} of the values)" if report.payload > abs(more) else ""
-    rows = [
-        ("wrote", f"{report.target} ({report.files:,} file{'s' * (report.files != 1)})"),
-        ("samples", f"{report.samples:,}"),
-        ("read", show_nbytes(report.bytes_in)),
-        ("written", f"{show_nbytes(report.bytes_out)}{share}"),
-        ("time", f"{report.seconds:.2f} s, {show_nbytes(_rate(report))}/s of values"),
-        ("sidecar", str(report.sidecar)),
-    ]
-    if report.resumed:
-        rows.insert(2, ("continued", f"after {report.resumed:,} samples of an interrupted run"))
-    print_done(rows)

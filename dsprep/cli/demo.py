@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from dsprep.bench.report.model import BenchReport
     from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
+    from dsprep.writing.job import Report
 
 EPILOG = """
 dsprep demo
@@ -25,18 +25,8 @@ dsprep demo --keep demo-data
 """
 
 
-@dataclass(frozen=True)
-class Step:
-    """One line of the result: a conversion and its proof."""
-
-    dataset: str
-    source: str
-    target: str
-    samples: int
-    payload: int
-    bytes_out: int
-    seconds: float
-    same: bool
+Step: TypeAlias = dict[str, Any]
+"""One line of the result: a conversion and its proof."""
 
 
 ROUND = (".lmdb", ".tfrecord", ".zarr", ".h5")
@@ -101,11 +91,11 @@ def _run(directory: Path, json: bool) -> None:
         steps += made
         if not json:
             _show_round(words, made)
-    same = all(step.same for step in steps)
+    same = all(step["same"] for step in steps)
     read = _read(directory)
     right = same and not any(row.problems for row in read.rows)
     if json:
-        print_json({"same": same, "steps": [vars(s) for s in steps], "read": read.to_json()})
+        print_json({"same": same, "steps": steps, "read": read.to_json()})
     else:
         _show_reading(read)
         say("Next: dsprep inspect DATA, dsprep repack DATA OUT, dsprep --help")
@@ -118,10 +108,11 @@ def _show_round(words: str, steps: Sequence[Step]) -> None:
     from dsprep.core.units import show_nbytes
 
     first = steps[0]
-    different = [step.target for step in steps if not step.same]
+    different = [step["target"] for step in steps if not step["same"]]
+    size = f"{first['samples']:,} samples, {show_nbytes(first['payload'])}"
     say(
-        f"{first.dataset}: {first.samples:,} samples, {show_nbytes(first.payload)}, {words}",
-        f"  {' > '.join([first.source, *(step.target for step in steps)])}: "
+        f"{first['dataset']}: {size}, {words}",
+        f"  {' > '.join([first['source'], *(step['target'] for step in steps)])}: "
         + (f"DIFFERENT: {', '.join(different)}" if different else "the same bit for bit"),
     )
 
@@ -185,18 +176,8 @@ def _around(name: str, directory: Path) -> list[Step]:
             report = convert(last, target, open_options=options, durable=False)
             with open_dataset(target) as result:
                 same = verify(original, result).same
-            steps.append(
-                Step(
-                    name,
-                    last.suffix.lstrip(".") or "original",
-                    suffix.lstrip("."),
-                    report.samples,
-                    report.payload,
-                    report.bytes_out,
-                    report.seconds,
-                    same,
-                )
-            )
+            before = last.suffix.lstrip(".") or "original"
+            steps.append(_step(name, before, suffix.lstrip("."), report, same))
             last, options = target, replace(reading, values="opaque")
         steps.append(_repacked(name, last, directory, original))
     return steps
@@ -213,6 +194,10 @@ def _repacked(name: str, last: Path, directory: Path, original: Source) -> Step:
     ((_, report),) = made.parts
     with open_dataset(target, through="strict") as result:  # by its sidecar alone
         same = verify(original, result).same
-    return Step(
-        name, "h5", "groups", report.samples, report.payload, report.bytes_out, report.seconds, same
-    )
+    return _step(name, "h5", "groups", report, same)
+
+
+def _step(name: str, source: str, target: str, report: Report, same: bool) -> Step:
+    kept = ("samples", "payload", "bytes_out", "seconds")
+    facts = {"dataset": name, "source": source, "target": target}
+    return {**facts, **{key: getattr(report, key) for key in kept}, "same": same}

@@ -232,12 +232,12 @@ def _existing(paths: list[str], reading: OpenOptions, out: Path | None, json: bo
     from dsprep.verbs.find import find_or_make
 
     with count_bar("provenance", not json) as update:
-        result = find_or_make(paths, reading, out, update)
-    if result.refused is not None:
-        note(f"there is no sidecar; it is made in memory each time: {result.refused}")
-    elif result.written is not None:
-        remark(f"there was no sidecar; wrote {result.written}")
-    return result.sidecar
+        opened, written = find_or_make(paths, reading, out, update)
+    if isinstance(written, Exception):
+        note(f"there is no sidecar; it is made in memory each time: {written}")
+    elif written is not None:
+        remark(f"there was no sidecar; wrote {written}")
+    return opened
 
 
 def _fields(opened: Sidecar, reading: OpenOptions) -> list[str]:

@@ -19,6 +19,7 @@ from dsprep.cli.report import (
     print_json,
     print_rows,
     progress_bar,
+    report_rows,
     say,
     scratch_rows,
 )
@@ -69,11 +70,8 @@ def repack(
     zipped: bool = opt.switch(
         "Target: one ZIP store of Zarr, one read per group.", "--zip", panel=HDF5_ZARR
     ),
-    shuffle: str = opt.value(
-        "SEED",
-        "Shuffle all samples by this seed, or none.",
-        default="none",
-        panel=ORDER,
+    shuffle: int | None = opt.value(
+        "SEED", "Shuffle all samples by this seed.", panel=ORDER, min=0
     ),
     split: str | None = opt.value(
         "SHARES",
@@ -124,7 +122,7 @@ def repack(
     options = RepackOptions(
         buffer_size=buffer_size,
         stripe_size=stripe_size,
-        shuffle=_seed(shuffle),
+        shuffle=shuffle,
         split=split,
         group_by=group_by,
         subset=subset,
@@ -274,14 +272,6 @@ def _lacking(plan: RepackPlan) -> list[str]:
     return [f"{at}: there may not be enough space: at most {expected} needed, {available} free"]
 
 
-def _seed(text: str) -> int | None:
-    if text == "none":
-        return None
-    if not text.isdecimal() or len(text) > 18:
-        fail(f"--shuffle {text!r} is not understood (expected a number, the seed, or none)", 2)
-    return int(text)
-
-
 def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
     from dsprep.core.units import show_nbytes
     from dsprep.verbs.repack import inodes
@@ -378,21 +368,10 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
 
 def _print_report(report: RepackReport) -> None:
     from dsprep.bench.report.tables import show_seconds
-    from dsprep.core.units import show_nbytes
 
     rows = []
     for part, done in report.parts:
-        more = f", {done.bytes_out - done.bytes_in:+,} bytes against the source"
-        rate = show_nbytes(done.copied / max(done.seconds, 1e-9))
-        name = f" {part.name}" if part.name else ""
-        rows += [
-            (f"wrote{name}", f"{done.target} ({done.files:,} file{'s' * (done.files != 1)})"),
-            ("time", f"{done.seconds:.2f} s, {rate}/s of values"),
-            ("written", show_nbytes(done.bytes_out) + more * (not part.name)),
-            ("sidecar", str(done.sidecar)),
-        ]
-        if done.resumed:
-            rows.append(("continued", f"after {done.resumed:,} samples of an interrupted run"))
+        rows += report_rows(done, part.name)
     break_even = report.break_even
     if break_even is not None:
         each, together = map(show_seconds, (break_even.sample_seconds, break_even.group_seconds))

@@ -23,7 +23,7 @@ from dsprep.core.units import show_time
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from dsprep.writing.job import Job
+    from dsprep.writing.job import Job, Report
 
 SECONDS = 30.0
 """Between two lines of progress where stderr is not a terminal."""
@@ -123,6 +123,29 @@ def files_written(job: Job) -> None:
     for shard in job.shards:
         path = job.target / shard.name if job.sharded else job.target
         detail(f"wrote {path}: {len(shard):,} samples, {show_nbytes(tree_nbytes(path))}")
+
+
+def report_rows(report: Report, name: str = "") -> list[tuple[str, str]]:
+    """Return what was written, for a person; `name`: of the split."""
+    from dsprep.core.units import show_nbytes
+
+    more = report.bytes_out - report.payload
+    share = f" ({more / report.payload:+.1%} of the values)" if report.payload > abs(more) else ""
+    rate = show_nbytes(report.copied / max(report.seconds, 1e-9))
+    rows = [
+        (
+            f"wrote {name}".rstrip(),
+            f"{report.target} ({report.files:,} file{'s' * (report.files != 1)})",
+        ),
+        ("samples", f"{report.samples:,}"),
+        ("read", show_nbytes(report.bytes_in)),
+        ("written", f"{show_nbytes(report.bytes_out)}{share}"),
+        ("time", f"{report.seconds:.2f} s, {rate}/s of values"),
+        ("sidecar", str(report.sidecar)),
+    ]
+    if report.resumed:
+        rows.insert(2, ("continued", f"after {report.resumed:,} samples of an interrupted run"))
+    return rows
 
 
 def scratch_rows(jobs: Sequence[Job]) -> list[tuple[str, str]]:

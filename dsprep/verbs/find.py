@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from dsprep.errors import UsageError
 from dsprep.formats.options import OpenOptions
@@ -67,23 +66,15 @@ def find(
     return Sidecar(content, dataset, path, follow_external=options.follow_external)
 
 
-class Found(NamedTuple):
-    """A sidecar; where it was written, if there was none; or why it could not be written."""
-
-    sidecar: Sidecar
-    written: Path | None = None
-    refused: ReadOnlyError | None = None
-
-
 def find_or_make(
     paths: Sequence[str | Path],
     options: OpenOptions,
     at: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Found:
-    """Return the valid sidecar of a dataset, which is written if there is none.
+) -> tuple[Sidecar, Path | ReadOnlyError | None]:
+    """Return the valid sidecar of a dataset, which is written if there is none, and where.
 
-    Where it cannot be written it is only made.
+    Where it cannot be written it is only made; then the error comes in place of the path.
 
     Parameters
     ----------
@@ -99,7 +90,7 @@ def find_or_make(
     """
     existing = find(paths, options, at)
     if existing is not None:
-        return Found(existing)
+        return existing, None
     unchanged = all(s.name == s.path and s.dtype is None and not s.index for s in options.fields)
     options = replace(options, fields=()) if unchanged else options
     made = provenance(paths, options, out=at, write=False, progress=progress)
@@ -107,8 +98,8 @@ def find_or_make(
     try:
         made.save()
     except ReadOnlyError as error:
-        return Found(opened, refused=error)
-    return Found(opened, written=made.path)
+        return opened, error
+    return opened, made.path
 
 
 def unlocated(opened: Sidecar) -> dict[str, str]:
