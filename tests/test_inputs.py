@@ -6,21 +6,16 @@ import io
 import json
 import multiprocessing
 import pickle
-import re
-import tarfile
 import warnings
 
 import h5py
 import numpy as np
-import pyarrow
 import pytest
-from pyarrow import parquet
 from test_cli import run
 
 import dsprep
 from dsprep import FieldSpec, OpenOptions
 from dsprep.errors import FormatError, LocatedWarning, SchemaError, UsageError
-from dsprep.formats.protobuf import varint
 from dsprep.reader import data
 from dsprep.sidecar.sidecar import MissingError, StaleError
 from dsprep.verbs.cache import verify_copies
@@ -356,62 +351,17 @@ def test_what_is_not_a_path(path):
 NAMES = ("input:0", "a@b", "label=y", "x:int32@c", "plain")
 
 
-def npy(array):
-    data = io.BytesIO()
-    np.save(data, array)
-    return data.getvalue()
-
-
-def npz(array):
-    data = io.BytesIO()
-    np.savez(data, a=array)
-    return data.getvalue()
-
-
-def tensor_proto(array):
-    sizes = [b"\x12" + varint(len(n) + 1) + b"\x08" + n for n in map(varint, array.shape)]
-    shape = b"\x12" + varint(len(b"".join(sizes))) + b"".join(sizes)
-    return b"\x08\x01" + shape + b"\x22" + varint(array.nbytes) + array.tobytes()
-
-
-def safetensors(array):
-    tensor = {"dtype": "F32", "shape": array.shape, "data_offsets": [0, array.nbytes]}
-    header = json.dumps({"a": tensor}).encode()
-    return len(header).to_bytes(8, "little") + header + array.tobytes()
-
-
-PAYLOADS = {
-    npy: r"\.npy, float32\[300,5\] behind 128 bytes",
-    npz: "a ZIP file such as .npz",
-    tensor_proto: r"a serialised TensorProto, float32\[300,5\]",
-    safetensors: "safetensors",
-}
-
-
-@pytest.mark.parametrize("name", ["a.h5", "a.zarr", "a.tfrecord", "a.lmdb", "a.tar", "a.parquet"])
-@pytest.mark.parametrize("encode", PAYLOADS)
-def test_bytes_that_state_their_own_type_are_recognised(tmp_path, name, encode):
-    path, arrays = tmp_path / name, np.arange(3 * 1500, dtype="<f4").reshape(3, 300, 5)
-    values = [*map(encode, arrays)]
-    field = "value" if path.suffix == ".lmdb" else "x"
-    if path.suffix == ".tar":
-        with tarfile.open(path, "w") as archive:
-            for i, data in enumerate(values):
-                member = tarfile.TarInfo(f"{i}.x")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    elif path.suffix == ".parquet":
-        parquet.write_table(pyarrow.table({"x": values}), path)
-    else:
-        dsprep.write(path, ({field: data} for data in values), length=3)
-        path.with_name(f"{name}.dsprep.json").unlink()
-    with pytest.raises((FormatError, UsageError), match=PAYLOADS[encode]) as caught:
-        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("x:float32[300,4]"),)))
-    if encode in (npy, npz):
-        line = re.search(r"dsprep\.write\(.*\)$", str(caught.value))[0]
-        exec(line, {"dsprep": dsprep, "numpy": np, "io": io, "OUT": tmp_path / "out.h5"})
-        with dsprep.open(tmp_path / "out.h5") as source:
-            found = source[:][field if encode is npy else "a"]
-        np.testing.assert_array_equal(found, arrays)
-    with pytest.raises(SchemaError, match=PAYLOADS[encode]):
+@pytest.mark.parametrize("name", ["a.h5", "a.zarr", "a.tfrecord", "a.lmdb"])
+def test_bytes_with_a_header_are_not_taken_for_values(tmp_path, name):
+    path, field = tmp_path / name, "value" if name == "a.lmdb" else "x"
+    values = []
+    for i in range(3):
+        data = io.BytesIO()
+        np.save(data, np.full((300, 5), i, "<f4"))
+        values.append(data.getvalue())
+    dsprep.write(path, ({field: data} for data in values), length=3)
+    path.with_name(f"{name}.dsprep.json").unlink()
+    with pytest.raises((FormatError, UsageError), match="decoded in a transform="):
+        dsprep.open(path, OpenOptions(fields=(FieldSpec.parse("x:float32[300,5]"),)))
+    with pytest.raises(SchemaError, match="decoded in a transform="):
         dsprep.convert(path, tmp_path / "cast.h5", cast={field: "float32"})

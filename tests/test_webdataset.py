@@ -494,7 +494,7 @@ def test_npy_members_of_one_shape_are_arrays(tmp_path, typed):
         np.asfortranarray(arrays[-1]),
     ):
         if typed:
-            with pytest.raises(FormatError, match=r"\.npy, >i2\[4,3\] behind 128 bytes"):
+            with pytest.raises(FormatError, match="decoded in a transform="):
                 found([*others, member(other)])
         else:
             assert found([*others, member(other)])[0].kind == "bytes"

@@ -19,7 +19,6 @@ from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.base import Format, Opening, Source
 from dsprep.formats.fields import MissingField, wanted
 from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
-from dsprep.formats.payloads import describe_payload
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.identity import FileComparison
 from dsprep.source.files import find_dataset, find_files
@@ -40,6 +39,13 @@ from dsprep.storage.paths import as_path
 
 Progress: TypeAlias = Callable[[int, int], None]
 Through: TypeAlias = Literal["sidecar", "library", "strict"]
+
+
+ENCODED = (
+    "bytes with a header, such as .npy files and serialised tensors, are decoded in a transform=, "
+    "or by a program of your own that calls dsprep.write"
+)
+"""What to do about bytes that are not of the type that a field was given."""
 
 
 def open_dataset(
@@ -100,32 +106,13 @@ def open_dataset(
             paths, replace(options, fields=fields), progress, through=through, at=at, marked=marked
         )
     except (FormatError, UsageError) as error:
-        raise (_payload_error(named, options, error) if options else None) or error from error
+        typed = options is not None and any(s.dtype is not None for s in options.fields)
+        if not typed or type(error) not in (FormatError, UsageError):
+            raise
+        facts = {"where": error.where, "expected": error.expected, "found": error.found}
+        fix = "; ".join(filter(None, (error.fix, ENCODED)))
+        raise type(error)(error.what, **facts, fix=fix) from error
     return source
-
-
-def _payload_error(
-    named: Sequence[str | Path], options: OpenOptions, cause: DsprepError
-) -> DsprepError | None:
-    """Return the error for a field given a type whose bytes state one of their own, if they do."""
-    typed = [s for s in options.fields if s.dtype is not None]
-    untyped = tuple(replace(s, dtype=None, shape=(), kind="array") for s in typed)
-    for fields in (untyped, ()) if typed else ():  # of LMDB only types give names
-        with suppress(DsprepError, OSError, LookupError):
-            with open_dataset(named, replace(options, fields=fields)) as source:
-                sample = source[0]
-            for name, value in sample.items():
-                found = describe_payload(value, f"s[{name!r}]")
-                if found is not None:
-                    kind, _, decoded = found.partition(": ")
-                    entry = f"{name!r}: {decoded}" if ", " in kind else f"**{decoded}"
-                    return type(cause)(
-                        f"the bytes of field {name} are not its values alone, but {kind}",
-                        where=cause.where,
-                        fix="decode them in a transform=, or write the arrays: dsprep.write(OUT, "
-                        f"({{**s, {entry}}} for s in dsprep.open({str(named[0])!r})))",
-                    )
-    return None
 
 
 def _open(

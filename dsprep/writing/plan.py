@@ -19,7 +19,6 @@ from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema,
 from dsprep.core.units import as_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
-from dsprep.formats.payloads import describe_payload
 from dsprep.source.derived import probe_nbytes
 
 PIECE_NBYTES = 8 << 20
@@ -299,12 +298,11 @@ class Cast:
             try:
                 out[i] = kind(texts[i])
             except (ValueError, OverflowError) as error:
-                payload = describe_payload(texts[i], "b")
                 raise SchemaError(
                     f"{str(texts[i])[:40]} is not a number that fits {show_dtype(self.dtype)}",
                     where=f"sample {start + i}, field {self.field.name}",
-                    fix="leave the field out of --cast"
-                    + (f"; its bytes b are {payload}, for dsprep.write" if payload else ""),
+                    fix="leave the field out of --cast; bytes with a header are decoded in a "
+                    "transform=, or by a program of your own that calls dsprep.write",
                 ) from error
         return out
 
