@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import sys
 from functools import cache, partial
 from pathlib import Path
 
@@ -201,3 +203,8 @@ def read_back(path, offsets, named=False, sample=None):
             count += 1
     env.close()
     return wrong + abs(count - len(offsets))
+
+
+if __name__ == "__main__":  # builds in a process of their own, for another page size
+    for job in json.load(sys.stdin):
+        build(**job)

@@ -57,6 +57,7 @@ class TestHdf5(Read):
 
 class TestLmdb(Read):
     format = "lmdb"
+    parted = (False, False)
 
 
 class TestTFRecord(Read):

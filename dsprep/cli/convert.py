@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -71,12 +71,6 @@ def convert(
     zarr_shard: int | None = opt.value(
         "N", "Target: samples per shard file; 0: one file per chunk.", panel=HDF5_ZARR, min=0
     ),
-    zarr_strings: Literal["group", "vlen"] = opt.value(
-        "group|vlen",
-        "Target: text as a group of values and tables, at offsets, or as Zarr's own strings.",
-        default="group",
-        panel=HDF5_ZARR,
-    ),
     dry_run: opt.DryRun = False,
     check: bool = opt.switch("Compare the result with the source, as cast.", "--verify"),
     json: opt.Json = False,
@@ -100,7 +94,6 @@ def convert(
             chunk=chunk,
             zarr_format=zarr_format,
             zarr_shard=zarr_shard,
-            zarr_strings=zarr_strings,
             features=_features(feature),
             **({} if key_format is None else {"key_format": key_format}),
         ),

@@ -89,7 +89,7 @@ def retype(column: Column, field: Field, where: object, start: int) -> Column:
     field
         The field as asked for.
     where, start
-        The file, and the number of the first sample, for messages.
+        The file, and the number of the first sample, for messages; or what names a sample.
 
     Raises
     ------
@@ -108,7 +108,8 @@ def retype(column: Column, field: Field, where: object, start: int) -> Column:
         unit = f"a multiple of {nbytes} bytes" if field.ragged else f"{nbytes} bytes"
         raise FormatError(
             f"the bytes do not fit {field}",
-            where=f"{where}, sample {start + i}, field {field.name}",
+            where=f"{where(i) if callable(where) else f'{where}, sample {start + i}'}, "
+            f"field {field.name}",
             expected=unit,
             found=f"{lengths[i]} bytes",
         )

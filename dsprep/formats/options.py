@@ -245,9 +245,6 @@ class WriteOptions:
     zarr_shard
         zarr: samples per shard file, a multiple of `chunk`; None lets the format choose, 0 means
         one file per chunk.
-    zarr_strings
-        zarr: text as a group of values and tables, which have offsets (``"group"``), or as Zarr's
-        own strings of varying length (``"vlen"``), which other programs show as text.
     key_format
         lmdb: a format string for the keys with the one field ``index``.
     features
@@ -258,7 +255,6 @@ class WriteOptions:
     chunk: int | None = None
     zarr_format: int = 3
     zarr_shard: int | None = None
-    zarr_strings: Literal["group", "vlen"] = "group"
     key_format: str = "{index:08d}"
     features: Mapping[str, FeatureType] = field(default_factory=dict)
 

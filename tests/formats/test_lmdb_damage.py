@@ -57,19 +57,6 @@ def test_the_good_file_is_good(tmp_path, good):
     assert read_all(path, database="named") == 600
 
 
-def test_truncated_anywhere(tmp_path, good):
-    path = tmp_path / "a.mdb"
-    lengths = [0, 1, 15, 16, 20, 31, 100, 151, 152, 4095, 4096, 4097, 4200, 8191, 8192, 8193]
-    lengths += list(range(12288, len(good), 4096 * 5 + 57))
-    for length in lengths:
-        path.write_bytes(good[:length])
-        if length < 8192:
-            with pytest.raises(FormatError):
-                read_all(path)
-        only_known_errors(path)
-        only_known_errors(path, database="named")
-
-
 def test_flipped_bytes(tmp_path, good):
     path = tmp_path / "a.mdb"
     rng = np.random.default_rng(1)

@@ -101,18 +101,6 @@ def test_unknown_fields_and_selection(tmp_path):
         LMDB.open(tmp_path / "a", options, None)
 
 
-def test_a_datum_is_noticed(tmp_path):
-    put(tmp_path / "a", keyed([datum((1, 2, 2), bytes(4), i) for i in range(5)]))
-    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
-        assert any("--values datum" in note for note in source.notes)
-
-
-def test_no_messages(tmp_path):
-    with LMDB.open(put(tmp_path / "a", []), DATUM, None) as source:
-        assert len(source) == 0
-        assert len(source.read(0, 0)["label"]) == 0
-
-
 def test_one_message_of_another_shape(tmp_path):
     values = [datum((1, 4, 9), bytes(36), i % 100) for i in range(500)]
     values[321] = datum((1, 9, 4), bytes(36), 21)

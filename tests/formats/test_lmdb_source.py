@@ -7,14 +7,13 @@ import pickle
 import numpy as np
 import pytest
 from lmdb_builds import assert_same_records, put
-from support import assert_same_batch, random_batch, write_batch
+from support import random_batch, write_batch
 
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions
 from dsprep.storage.identity import ChangedError
-from dsprep.storage.paths import Candidate
 
 LMDB = Lmdb()
 
@@ -27,14 +26,6 @@ def test_many_small_records_and_long_keys(tmp_path):
     put(tmp_path / "b", ((b"%0300d" % i, b"v" * (i % 90)) for i in range(2000)), per_commit=99)
     assert_same_records(tmp_path / "a")
     assert_same_records(tmp_path / "b")
-
-
-def test_single_file(tmp_path):
-    put(tmp_path / "a", [(b"k", b"v")])
-    assert LMDB.recognises(Candidate(tmp_path / "a"))
-    assert LMDB.recognises(Candidate(tmp_path / "a" / "data.mdb"))
-    with LMDB.open(tmp_path / "a" / "data.mdb", OpenOptions(), None) as source:
-        assert source[0]["value"] == b"v"
 
 
 @pytest.mark.parametrize("nbytes", [8, 5000])
@@ -92,20 +83,10 @@ def test_skipped_keys_and_numeric_order(tmp_path):
         kept = [r for r in sorted(records) if r[0] != b"30"]
         assert [(s["k"], s["value"]) for s in source] == kept
         assert "left out the keys 30, length" in source.notes
-        assert "there are no keys absent to leave out" in source.notes
     options = OpenOptions(order="numeric", skip_keys=(b"length",), keys_as="k")
     with LMDB.open(path, options, None) as source:
         assert [(s["k"], s["value"]) for s in source] == records
         assert not any("10 comes before 2" in note for note in source.notes)
-
-
-def test_numbers_with_leading_zeros_and_too_long(tmp_path):
-    put(tmp_path / "a", [(b"%030d" % 5, b"5"), (b"0007", b"7"), (b"9" * 18, b"x"), (b"12", b"y")])
-    with LMDB.open(tmp_path / "a", OpenOptions(order="numeric"), None) as source:
-        assert [s["value"] for s in source] == [b"5", b"7", b"y", b"x"]
-    put(tmp_path / "b", [(b"1" + b"0" * 18, b"5")])
-    with pytest.raises(UsageError, match="not a decimal number"):
-        LMDB.open(tmp_path / "b", OpenOptions(order="numeric"), None)
 
 
 def test_pickles_stay_closed(tmp_path):
@@ -155,19 +136,6 @@ def test_changed_since_opened(tmp_path):
             source.read(0, 500)
 
 
-def test_storage_in_order_and_not(tmp_path):
-    records = [(b"%05d" % i, bytes(9000)) for i in range(200)]
-    put(tmp_path / "a", records)
-    put(tmp_path / "b", records, order=RNG.permutation(200), per_commit=10)
-    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
-        layout = source.storage()["value"]
-        assert layout.storage == "values of 9,000 bytes in overflow pages"
-        assert layout.stored_nbytes == 200 * 9000
-        assert "neighbours in the file" in layout.access
-    with LMDB.open(tmp_path / "b", OpenOptions(), None) as source:
-        assert "--order file" in source.storage()["value"].access
-
-
 def test_selecting_and_renaming_fields(tmp_path):
     schema = Schema(
         (Field("x", np.dtype("<f4"), (3,)), Field("y", np.dtype("<i8")), Field.opaque("b"))
@@ -183,18 +151,3 @@ def test_selecting_and_renaming_fields(tmp_path):
     with LMDB.open(tmp_path / "o.lmdb", options, schema) as source:
         assert source.schema.names == ("x", "y", "b", "key")
         assert source[3]["key"] == b"00000003"
-
-
-def test_fields_with_dtypes(tmp_path):
-    schema = Schema(
-        (
-            Field("x", np.dtype("<f4"), (3,)),
-            Field("y", np.dtype("<i8")),
-            Field("p", np.dtype("<f4"), (None, 2)),
-        )
-    )
-    batch = random_batch(schema, 20)
-    write_batch(LMDB, tmp_path / "o.lmdb", schema, batch)
-    specs = tuple(map(FieldSpec.parse, ("x:float32[3]", "y:int64", "p:float32[None,2]")))
-    with LMDB.open(tmp_path / "o.lmdb", OpenOptions(fields=specs), None) as source:
-        assert_same_batch(source.read(0, 20), batch, schema)

@@ -199,9 +199,9 @@ def test_plan_and_losses():
         {"made": "by hand"},
     )
     assert LMDB.plan(schema, WriteOptions()).stored == {
-        "a": "from byte 24 in the value, its length in bytes 0 to 8",
+        "a": "in the value from byte 24, behind ragged ones before, its length in bytes 0 to 8",
         "x": "bytes 16 to 24 of the value",
-        "s": "after a in the value, its length in bytes 8 to 16",
+        "s": "in the value from byte 24, behind ragged ones before, its length in bytes 8 to 16",
     }
     assert len(LMDB.plan(schema, WriteOptions()).notes) == 2
     assert LMDB.plan(Schema((Field.opaque("a"),)), WriteOptions()).notes == ()

@@ -28,13 +28,11 @@ __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 ALIGN = 4096
 CASES = {
     "directory": ("a.zarr", WriteOptions()),
-    "shards": ("a.zarr", WriteOptions(zarr_shard=10)),
-    "files": ("a.zarr", WriteOptions(zarr_shard=0)),
     "v2": ("a.zarr", WriteOptions(zarr_format=2)),
     "zip": ("a.zarr.zip", WriteOptions()),
     "zip-v2": ("a.zarr.zip", WriteOptions(zarr_format=2)),
 }
-PACKED = ("directory", "files", "v2")
+PACKED = ("directory", "v2")
 FIXED = Schema(
     (
         Field("g/x", np.dtype("<f4"), (50, 7)),
@@ -164,44 +162,6 @@ def test_groups_of_any_size(tmp_path: Path, file: str, edges: list[int]) -> None
         assert all(each == made[0] for each in made)
 
 
-@pytest.mark.parametrize("done", [0, 3, 5, 8, 10, 14, 16])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("codec", [None, "zstd:1"])
-def test_what_is_behind_a_checkpoint_leaves_no_trace(
-    tmp_path: Path, case: str, done: int, codec: str | None
-) -> None:
-    """Samples of other sizes, written behind it, and garbage."""
-    (file, options), schema = CASES[case], FIXED if codec else SCHEMAS["mixed"]
-    options = replace(options, compress=codec and Compression.parse(codec))
-    if codec and (done % 5 or case not in PACKED):
-        return  # pieces are whole groups
-    batch, other = random_batch(schema, 16), random_batch(schema, 16, seed=9, longest=0)
-    grouping = grouped(batch, [0, 5, 10, 15, 16])
-    expected = write(tmp_path / "whole" / file, schema, batch, grouping, options)
-    (tmp_path / "part").mkdir()
-    path = tmp_path / "part" / file
-    todo = list(itertools.pairwise(sorted({0, done, *grouping.edges.tolist()})))
-    writer = ZARR.create(path, schema, grouping, options, None)
-    state = feed(writer, batch, [(a, b) for a, b in todo if b <= done])
-    for a, b in todo:
-        if b > done and a in grouping.edges and not codec:
-            piece = writer.encode(take(other, a, b), a, Arena())
-            group, rooms = grouping.of(a), {n: int(grouping.rows[n].max()) for n in piece.counts}
-            piece.first_row = {n: group * room for n, room in rooms.items()}  # as `reserve` does
-            if all(piece.counts[n].sum() <= room for n, room in rooms.items()):
-                writer.write(piece)
-    writer.close()
-    for stored in data_files(path):
-        if case in ("directory", "zip", "zip-v2") and not codec:  # else files are complete
-            stored.write_bytes(stored.read_bytes() + b"garbage" * 3000)
-    writer = ZARR.create(path, schema, grouping, options, state)
-    feed(writer, batch, [(a, b) for a, b in todo if b > done])
-    found = end(writer)
-    assert contents(path) == contents(tmp_path / "whole" / file)
-    assert found.crc32c.span(0, 4).tolist() == expected.crc32c.span(0, 4).tolist()
-    assert [p.name for p in path.parent.iterdir()] == [file]
-
-
 @pytest.mark.parametrize("codec", ["zstd:1", "gzip:1", "blosc:1"])
 @pytest.mark.parametrize("case", PACKED)
 def test_compressed_groups(tmp_path: Path, case: str, codec: str) -> None:
@@ -225,10 +185,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     grouping = Grouping(np.array([0, 2, 4]), 1, {"x": np.array([3, 4])})
     with pytest.raises(UnsupportedError, match="HDF5"):
         ZARR.plan(ragged, WriteOptions(compress=Compression("zstd")), grouping)
-    for more in ({}, {"zarr_shard": 4}):
-        options, name = WriteOptions(compress=Compression("zstd"), **more), "" if more else "a.zip"
-        with pytest.raises(UnsupportedError, match="HDF5"):
-            ZARR.plan(schema, options, Grouping(np.array([0, 2, 4])), name=name)
+    options = WriteOptions(compress=Compression("zstd"))
+    with pytest.raises(UnsupportedError, match="HDF5"):
+        ZARR.plan(schema, options, Grouping(np.array([0, 2, 4])), name="a.zip")
 
 
 def test_padding_is_small_and_told(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import struct
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +44,6 @@ from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.zarr import parse
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.fields import Elements
-from dsprep.storage.identity import ChangedError
 from dsprep.storage.paths import Candidate
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
@@ -84,32 +80,25 @@ def test_missing_chunks_are_counted(tmp_path: Path, separator: str, zipped: bool
         assert source.notes == ()
 
 
-SPELLINGS: dict[str, Any] = {
-    f"{name}{separator}": {"name": name, "configuration": {"separator": separator}}
-    for name in ("default", "v2")
-    for separator in "./"
-}
-
-
-@pytest.mark.parametrize("written", [*SPELLINGS, "other", "none"])
-@pytest.mark.parametrize("stated", SPELLINGS)
+@pytest.mark.parametrize("stated", ["c/", "c.", "/", "."])
+@pytest.mark.parametrize("written", ["c/", ".", "none"])
 def test_chunks_of_another_spelling_are_not_missing(
     tmp_path: Path, written: str, stated: str
 ) -> None:
-    root = new_store(tmp_path / "a")
-    keys = SPELLINGS.get(written, SPELLINGS["v2/"])
+    def spelling(keys: str) -> dict[str, Any]:
+        name = "default" if keys[0] == "c" else "v2"
+        return {"name": name, "configuration": {"separator": keys[-1]}}
+
+    root, keys = new_store(tmp_path / "a"), spelling("/" if written == "none" else written)
     array = root.create_array("x", shape=(4, 4), dtype=F4, chunks=(2, 2), chunk_key_encoding=keys)
     if written != "none":
         array[2:] = 1  # and the others are not stored
-    if written == "other":
-        (tmp_path / "a" / "x" / "1").rename(tmp_path / "a" / "x" / "part1")
-    edit(tmp_path / "a" / "x" / "zarr.json", chunk_key_encoding=SPELLINGS[stated])
-    if written == "none" or written == stated:
+    edit(tmp_path / "a" / "x" / "zarr.json", chunk_key_encoding=spelling(stated))
+    if written in ("none", stated):
         with opened(tmp_path / "a", axis="first") as source:
             assert source[3]["x"].tolist() == [float(written != "none")] * 4
         return
-    fix = "part1" if written == "other" else re.escape(json.dumps(SPELLINGS[written]))
-    with pytest.raises(FormatError, match=fix):
+    with pytest.raises(FormatError, match=r"other names.*chunk_key_encoding"):
         opened(tmp_path / "a", axis="first")
 
 
@@ -124,7 +113,7 @@ def test_folders_of_chunks_that_version_2_does_not_state(
     keys = {"name": "v2", "separator": "/"}
     create(root, "x", np.ones((8, 6), F4), chunks=(4, 3), chunk_key_encoding=keys)
     edit(path / "x" / ".zarray", dimension_separator=".")
-    with pytest.raises(FormatError, match='"dimension_separator": "/"'):
+    with pytest.raises(FormatError, match="dimension_separator"):
         opened(path)
 
 
@@ -194,21 +183,6 @@ def test_a_large_chunk_is_decoded_once(tmp_path: Path, monkeypatch, kind: str) -
             assert same(source.read(0, 7)["x"], 0, 7)
             assert source.resident_nbytes() == (7 * 2400 if kind == "split" else 2 * 9600)
             assert same(source.read(50, 230)["x"], 50, 230)
-    monkeypatch.setattr(owner, name, real)
-    inside = tmp_path / "a" / "x"
-    file = next(p for p in sorted(inside.rglob("*")) if p.is_file() and p.name[0] in "0123456789")
-    whole = file.read_bytes()
-    if kind != "split":
-        file.write_bytes(whole[:-9])
-        with opened(tmp_path / "a") as source:
-            for _ in range(2):
-                with pytest.raises(FormatError):
-                    [source.read(i, i + 7) for i in range(0, 210, 7)]
-            file.write_bytes(whole)
-            with pytest.raises(ChangedError):
-                source.read(3, 90)
-    with opened(tmp_path / "a") as source:
-        assert same(source.read(3, 90)["x"], 3, 90)
 
 
 WORDS = ["", "a", "naïve", "日本", "nul\0inside"]
@@ -231,47 +205,11 @@ def test_strings_and_byte_strings(tmp_path: Path) -> None:
             assert list(source[:]["n"]) == WORDS
 
 
-def vlen_array(path: Path, **changes) -> list[np.ndarray]:
-    """A v2 store as zarr-python 2 wrote it; zarr-python 3 reads no such arrays."""
-    items = [np.arange(i, dtype=F4) for i in (0, 3, 1, 5, 2)]
-    codec, squeeze = numcodecs.VLenArray("<f4"), numcodecs.Zstd(1)
-    path.mkdir()
-    document = {
-        "zarr_format": 2,
-        "shape": [5],
-        "chunks": [3],
-        "dtype": "|O",
-        "compressor": squeeze.get_config(),
-        "filters": [{"id": "vlen-array", "dtype": "<f4"}],
-        "fill_value": 0,
-        "order": "C",
-    }
-    (path / ".zarray").write_text(json.dumps({**document, **changes}))
-    for k in range(2):
-        chunk = np.empty(3, object)
-        chunk[:] = [*items, np.zeros(0, F4)][3 * k : 3 * k + 3]
-        (path / str(k)).write_bytes(squeeze.encode(codec.encode(chunk)))
-    return items
-
-
-def test_arrays_of_arrays(tmp_path: Path) -> None:
-    items = vlen_array(tmp_path / "a")
-    with opened(tmp_path / "a") as source:
-        assert source.schema["data"] == Field("data", F4, (None,))
-        for start, stop in ((0, 5), (2, 4), (4, 5), (1, 1)):
-            found = source.read(start, stop)["data"]
-            assert [v.tolist() for v in found] == [v.tolist() for v in items[start:stop]]
-    (tmp_path / "a" / "1").unlink()
-    with opened(tmp_path / "a") as source:
-        assert [len(v) for v in source[:]["data"]] == [0, 3, 1, 0, 0]
-    (tmp_path / "a" / "0").write_bytes(b"nonsense")
-    with opened(tmp_path / "a") as source, pytest.raises(FormatError):
-        source.read(0, 3)
-
-
-@pytest.mark.parametrize("name", ["pickle", "msgpack2", "json2"])
+@pytest.mark.parametrize("name", ["pickle", "msgpack2", "vlen-array"])
 def test_python_objects_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    vlen_array(tmp_path / "a", filters=[{"id": name}])
+    root = zarr.create_group(tmp_path / "a", zarr_format=2)
+    root.create_array("s", shape=(5,), dtype=str)
+    edit(tmp_path / "a/s/.zarray", filters=[{"id": name}])
     with pytest.raises(FormatError, match=name):
         opened(tmp_path / "a")
 
@@ -299,51 +237,16 @@ def test_which_arrays_are_fields(tmp_path: Path) -> None:
         assert len(source) == 8
         assert any("mean" in note for note in source.notes)
         assert any("version" in note for note in source.notes)
-    with opened(tmp_path / "a", "m=mean") as source:
-        assert (len(source), source.schema.names) == (3, ("m",))
     with opened(tmp_path / "a", axis="none") as source:
         assert len(source) == 1
-        assert source.schema["x"].shape == (8, 3)
         assert source[0]["version"] == 1
         assert source.read(0, 1)["y"].shape == (1, 8)
-        assert source.read(1, 1)["y"].shape == (0, 8)
     with pytest.raises(SchemaError):
         opened(tmp_path / "a", "x", "y", "mean")
     with pytest.raises(SchemaError, match="no field z"):
         opened(tmp_path / "a", "z")
-    with pytest.raises(UsageError):
-        opened(tmp_path / "a", "x:float64[3]")
-    with pytest.raises(SchemaError, match="no field index"):
-        opened(tmp_path / "a", "x@index")
     with pytest.raises(UsageError, match="y is not an index table"):
         opened(tmp_path / "a", "x@y")
-
-
-def test_one_sample_per_store(tmp_path: Path) -> None:
-    root = zarr.create_group(tmp_path / "a")
-    create(root, "climate/data", X)
-    create(root, "climate/labels_0", X[..., 0])
-    with opened(tmp_path / "a", axis="none") as source:
-        assert len(source) == 1
-        assert source.resident_nbytes() == 0
-        assert source.schema["climate/data"].shape == X.shape
-        assert source[0]["climate/data"].tobytes() == X.tobytes()
-    schema = Schema((Field("climate/data", F4, (4, 6)), Field("climate/labels_0", F4, (4,))))
-    write_batch(ZARR, tmp_path / "b", schema, {"climate/data": X, "climate/labels_0": X[..., 0]})
-    with opened(tmp_path / "b") as source:  # dsprep knows what it wrote
-        assert len(source) == 23
-
-
-def test_consolidated_metadata_and_prefixed_zip(tmp_path: Path) -> None:
-    for version in (2, 3):
-        path = tmp_path / f"v{version}"
-        create(zarr.create_group(path, zarr_format=version), "x", X, chunks=(5, 4, 6))
-        with pytest.warns(UserWarning, match="Consolidated") if version == 3 else nullcontext():
-            zarr.consolidate_metadata(path)
-        zip_up(path, tmp_path / f"{version}.zip", "folder", zipfile.ZIP_DEFLATED)
-        for store in (path, tmp_path / f"{version}.zip"):
-            with opened(store) as source:
-                assert source[:]["x"].tobytes() == X.tobytes()
 
 
 # --- damage --------------------------------------------------------------------------------------
@@ -469,10 +372,6 @@ def test_unknown_codecs_are_named(tmp_path: Path) -> None:
     codecs = [{"name": "bytes"}, {"name": "imagecodecs_jpegxl"}]
     edit(tmp_path / "a" / "x" / "zarr.json", codecs=codecs)
     with opened(tmp_path / "a") as source, pytest.raises(MissingExtra, match="imagecodecs_jpegxl"):
-        source.read(0, 1)
-    create(zarr.create_group(tmp_path / "b", zarr_format=2), "x", X)
-    edit(tmp_path / "b" / "x" / ".zarray", compressor={"id": "imagecodecs_jpegxl"})
-    with opened(tmp_path / "b") as source, pytest.raises(MissingExtra, match="imagecodecs_jpegxl"):
         source.read(0, 1)
 
 
@@ -625,12 +524,6 @@ def test_one_array_that_cannot_be_a_field_leaves_the_others(tmp_path: Path) -> N
             opened(tmp_path / "a", name)
     with opened(tmp_path / "a", "x") as source:
         assert not source.notes
-    (tmp_path / "a/x/zarr.json").unlink()
-    with pytest.raises(FormatError, match=r"no arrays that can be fields .*int7, names: strings"):
-        opened(tmp_path / "a")
-    root.create_array("more", shape=(3,), dtype="str")[...] = "a"
-    with pytest.raises(FormatError, match=r"no array can be a field .*more: a single sample"):
-        opened(tmp_path / "a", axis="none")
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -645,48 +538,30 @@ def test_a_zip_that_has_lost_its_root_is_not_its_first_array(version: int, tmp_p
         opened(path)
 
 
-def write_pyramid(group: zarr.Group, shape: tuple[int, ...], axes: str, **extra) -> None:
+def write_pyramid(group: zarr.Group, shape: tuple[int, ...], axes: str) -> None:
     """Write an image as OME-NGFF 0.4 and 0.5 keep it."""
     for level in range(3):
         some = tuple(n >> level if name in "yx" else n for n, name in zip(shape, axes, strict=True))
         create(group, str(level), random_array(F4, some))
-    stated = {
-        "multiscales": [
-            {
-                "axes": [{"name": name} for name in axes],
-                "datasets": [{"path": str(level)} for level in range(3)],
-            }
-        ],
-        **extra,
-    }
+    levels = [{"path": str(level)} for level in range(3)]
+    stated = {"multiscales": [{"axes": [{"name": n} for n in axes], "datasets": levels}]}
     group.attrs.update(stated if group.metadata.zarr_format == 2 else {"ome": stated})
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_pyramids_are_one_image(tmp_path: Path, version: int) -> None:
+def test_images_and_plates_are_asked_about(tmp_path: Path, version: int) -> None:
+    """What the message says to name is read: a level, or an image for each sample."""
     write_pyramid(zarr.create_group(tmp_path / "t", zarr_format=version), (6, 2, 16, 16), "tcyx")
-    write_pyramid(zarr.create_group(tmp_path / "c", zarr_format=version), (3, 16, 16), "cyx")
-    with opened(tmp_path / "t") as source:
-        assert (len(source), source.schema.names) == (6, ("0",))
-        assert any("left out 1, 2: smaller levels of 0" in note for note in source.notes)
-    with opened(tmp_path / "t", "1") as source:
-        assert source.schema["1"].shape == (2, 8, 8)
-    with pytest.raises(SchemaError, match="c usually is part of a sample"):
-        opened(tmp_path / "c")
-    with opened(tmp_path / "c", "0", axis="none") as source:
-        assert (len(source), source.schema["0"].shape) == (1, (3, 16, 16))
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_plate_names_its_images(tmp_path: Path, version: int) -> None:
-    """What the message says to name is read: an image for each sample."""
     root = zarr.create_group(tmp_path / "p", zarr_format=version)
-    wells = {"plate": {"wells": [{"path": "A/1"}, {"path": "B/2"}]}}
-    root.attrs.update(wells if version == 2 else {"ome": wells})
     for image in ("A/1/0", "A/1/1", "B/2/0"):
         write_pyramid(root.create_group(image), (1, 16, 16), "cyx")
-    with pytest.raises(SchemaError, match=r"plate of 2 wells.*'PLATE/\*/\*/\*/0'.*none"):
-        opened(tmp_path / "p")
+    for name in "tp":
+        with pytest.raises(SchemaError, match=r"--field 0.*'PLATE/\*/\*/\*/0' --sample-axis none"):
+            opened(tmp_path / name)
+    with opened(tmp_path / "t", "1", axis="first") as source:
+        assert (len(source), source.schema["1"].shape) == (6, (2, 8, 8))
+    with opened(tmp_path / "t", "0", axis="none") as source:
+        assert (len(source), source.schema["0"].shape) == (1, (6, 2, 16, 16))
     with dsprep.open(f"{tmp_path}/p/*/*/*/0", OpenOptions(sample_axis="none")) as source:
         assert len(source) == 3
         assert raw(source[2][source.schema.names[0]]) == raw(root["B/2/0/0"][...])
@@ -711,43 +586,18 @@ def test_dimensions_say_what_belongs_together(tmp_path: Path, version: int) -> N
 
 
 def test_anndata(tmp_path: Path) -> None:
-    """As many variables as observations; texts by numcodecs, as version 2 keeps them."""
+    """As many variables as observations."""
     root = zarr.create_group(tmp_path / "a", zarr_format=2)
-    values = np.arange(8, dtype=F4)
     for name, array in {
-        "X/data": values,
+        "X/data": np.arange(8, dtype=F4),
         "X/indices": np.arange(8) % 3,
         "X/indptr": np.array([0, 2, 2, 7, 8]),
-        "obs/kind/codes": np.array([1, 0, 1, 1], "i1"),
         "obs/score": np.arange(4.0),
-        "obsm/pca": np.zeros((4, 2)),
         "var/seen": np.zeros(4),
-        "varm/loading": np.zeros((4, 3)),
-        "uns/k": np.zeros(4),
     }.items():
         create(root, name, array)
-    for name, texts in {"obs/_index": list("abcd"), "obs/kind/categories": ["B", "T"]}.items():
-        filters = [numcodecs.VLenUTF8()]
-        array = root.create_array(name, shape=(len(texts),), dtype=str, filters=filters)
-        array[...] = np.array(texts, object)
     root.attrs["encoding-type"] = "anndata"
     root["X"].attrs.update({"encoding-type": "csr_matrix", "shape": [4, 4]})
-    root["obs/kind"].attrs["encoding-type"] = "categorical"
     with opened(tmp_path / "a") as source:
-        assert set(source.schema.names) == {
-            *("X/data", "X/indices", "obs/_index", "obs/kind/codes", "obs/score", "obsm/pca")
-        }
-        assert [source[i]["X/data"].tolist() for i in range(4)] == [
-            [0, 1],
-            [],
-            [2, 3, 4, 5, 6],
-            [7],
-        ]
-        assert source.schema["X/data"].attrs["columns"] == 4
-        assert source[:]["obs/kind/codes"].tolist() == [1, 0, 1, 1]
-        assert any("AnnData's variables" in note for note in source.notes)
-    with opened(tmp_path / "a", "var/seen") as source:
-        assert len(source) == 4
-    root["X"].attrs["encoding-type"] = "csc_matrix"
-    with pytest.raises(SchemaError, match=r"X is csc_matrix, stored by columns.*tocsr"):
-        opened(tmp_path / "a")
+        assert set(source.schema.names) == {"X/data", "X/indices", "obs/score"}
+        assert source[2]["X/data"].tolist() == [2, 3, 4, 5, 6]

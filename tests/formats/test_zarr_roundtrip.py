@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from pathlib import Path
 
@@ -25,7 +23,6 @@ from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.plan import plan_arrays
-from dsprep.storage.paths import Candidate
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 
@@ -174,46 +171,6 @@ def test_the_cut_into_pieces_leaves_no_trace(tmp_path: Path, options: WriteOptio
 # --- interruption ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", ["zarr", "zarr.zip"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_what_is_behind_a_checkpoint_leaves_no_trace(
-    tmp_path: Path, options: WriteOptions, suffix: str
-) -> None:
-    """Garbage behind what is known, and a run that is killed before it could say it was done."""
-    schema, count = SCHEMAS["mixed"], 40
-    batch = random_batch(schema, count)
-    whole, broken = tmp_path / f"whole.{suffix}", tmp_path / f"broken.{suffix}"
-    write_batch(ZARR, whole, schema, batch, options)
-    unit = plan_arrays(schema, options)[1]
-    half = min(count, unit * -(-16 // unit))
-
-    def run(start, stop, state):
-        writer = ZARR.create(broken, schema, count, options, state)
-        for a in range(start, stop, unit):
-            piece = writer.encode(take(batch, a, min(a + unit, stop)), a, Arena())
-            writer.reserve(piece)
-            writer.write(piece)
-        state = json.loads(json.dumps(writer.checkpoint()))
-        writer.sync()
-        return writer, state
-
-    writer, state = run(0, half, None)
-    writer.close()
-    for path in (p for p in tmp_path.rglob("*") if p.is_file() and whole not in (p, *p.parents)):
-        if path.parent.name not in ("image", "label", "inner"):  # written in order, and complete
-            path.write_bytes(path.read_bytes() + os.urandom(999))
-    assert not ZARR.recognises(Candidate(broken))
-    writer, state = run(half, count, state)
-    for _ in range(2):
-        writer.finish()
-        writer.close()
-        assert contents(broken) == contents(whole)
-        writer = ZARR.create(broken, schema, count, options, state)
-    writer.close()
-    writer.clean()
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([broken.name, whole.name])
-
-
 # --- the rest of the contract --------------------------------------------------------------------
 
 
@@ -225,8 +182,8 @@ def test_attributes(tmp_path: Path) -> None:
     words = Field.opaque("w", "str", {"lang": "de"})
     schema = Schema((field, words), {"title": "t", "text": b"ascii"})
     losses = ZARR.plan(schema, WriteOptions()).notes
-    assert len(losses) == len(lost) + 3
-    assert all(any(f" {name} " in clause for clause in losses) for name in (*lost, "list", "text"))
+    assert len(losses) == len(lost)
+    assert all(any(f" {name} " in clause for clause in losses) for name in lost)
     write_batch(ZARR, tmp_path / "d", schema, random_batch(schema, 2))
     with opened(tmp_path / "d") as source:
         found = source.schema["x"].attrs
@@ -235,33 +192,6 @@ def test_attributes(tmp_path: Path) -> None:
         }
         assert source.schema["w"].attrs == {"lang": "de"}
         assert source.schema.attrs == {"title": "t", "text": "ascii"}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_plans_estimates_and_layouts(tmp_path: Path, options: WriteOptions) -> None:
-    schema = Schema(
-        (Field("x", F4, (30, 30)), Field("y", np.dtype("<i8")), Field("r", F4, (None,)))
-    )
-    batch = random_batch(schema, 50)
-    plan = ZARR.plan(schema, options).stored
-    assert list(plan) == ["x", "y", "r"]
-    assert all("float32" in plan[n] and "chunks of up to" in plan[n] for n in ("x", "r"))
-    write_batch(ZARR, tmp_path / "d", schema, batch, options)
-    payload = sum(c.nbytes for c in batch.values())
-    actual = sum(len(b) for b in contents(tmp_path / "d").values())
-    expected = ZARR.plan(schema, options, 50, payload).nbytes
-    assert actual <= expected
-    if options.compress is None:
-        assert expected - actual < 2048 * (len(schema) + 4)
-    with opened(tmp_path / "d") as source:
-        layouts = source.storage()
-        codec = options.compress.codec if options.compress else None
-        assert layouts["x"].codecs == ((codec,) if codec else ())
-        stored = sum(layout.stored_nbytes or 0 for layout in layouts.values())
-        assert stored <= actual
-        assert source.sizes(3, 9).tolist() == [
-            3600 + 8 + 4 * int(n) for n in batch["r"].lengths[3:9]
-        ]
 
 
 @pytest.mark.parametrize("codec", [None, Compression("zstd", 1)], ids=str)
@@ -285,16 +215,6 @@ def test_the_index_of_a_shard_is_as_long_as_its_samples_need(
         assert_same_batch(source.read(3, 17), take(batch, 3, 17), schema)
     root = zarr.open_group(tmp_path / "d", mode="r")
     assert np.array_equal(root["x"][5:9].view("u4"), batch["x"][5:9].view("u4"))
-
-
-def test_small_fields_do_not_make_small_files(tmp_path: Path) -> None:
-    schema = Schema((Field("x", F4, (256, 256)), Field("y", np.dtype("<i8"))))
-    options = WriteOptions(compress=Compression("zstd"))
-    plans, unit = plan_arrays(schema, options)
-    assert unit * schema.fixed_nbytes <= 64 << 20
-    assert [p.whole_files for p in plans] == [True, False]
-    assert plans[0].file == unit
-    assert plans[1].file * 8 == 64 << 20
 
 
 @pytest.mark.parametrize(
@@ -322,8 +242,3 @@ def test_names_that_zarr_cannot_hold_are_refused(names: tuple[str, ...]) -> None
     schema = Schema(tuple(Field(n, F4) for n in names))
     with pytest.raises(UnsupportedError):
         ZARR.plan(schema, WriteOptions())
-
-
-def test_a_subarray_dtype_without_stand_in_is_refused() -> None:
-    with pytest.raises(UnsupportedError):
-        ZARR.plan(Schema((Field("x", np.dtype((F4, (2,)))),)), WriteOptions())

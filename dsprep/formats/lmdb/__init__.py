@@ -8,20 +8,16 @@ cannot crash the process and any number of threads read at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.schema import Ints, Schema
 from dsprep.formats.base import (
-    CommonSchema,
     FileIdentity,
     Source,
     State,
@@ -29,7 +25,7 @@ from dsprep.formats.base import (
     WritePlan,
     Writer,
 )
-from dsprep.formats.lmdb.families import KEY, VALUE
+from dsprep.formats.lmdb.families import KEY
 from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.pages import HEADER, NODE, looks_like, read_meta
 from dsprep.formats.lmdb.tree import NODE_MAX, PSIZE, ROOM, Tree, node_sizes
@@ -56,7 +52,6 @@ class Lmdb(WritableFormat):
     )
     write_options: ClassVar[frozenset[str]] = frozenset({"key_format"})
     key: ClassVar[str | None] = KEY
-    infers: ClassVar[bool] = True
     keeps_types: ClassVar[bool] = False
     uneven_groups: ClassVar[bool] = True
 
@@ -65,22 +60,6 @@ class Lmdb(WritableFormat):
         if candidate.is_directory:
             candidate = Candidate(candidate.path / DATA)
         return looks_like(candidate.head)
-
-    @override
-    def merge_schemas(
-        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> CommonSchema | None:
-        schema = schemas[0]
-        for other in schemas[1:]:
-            more, less = (schema, other) if len(schema) > len(other) else (other, schema)
-            own = tuple(f for f in more if f.name != KEY)
-            if less.fields not in (more.fields, own):
-                return None
-            schema = more
-        keyed_values = {VALUE, "data"} & set(schema.names) and KEY in schema.names
-        if keyed_values and not options.fields and schema[KEY].kind == "bytes":
-            options = replace(options, keys_as=options.keys_as or KEY)
-        return CommonSchema(schema, options, hint)
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""
@@ -163,8 +142,7 @@ def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
         at += f.row_nbytes
     for k, f in enumerate(values.ragged):
         length = f", its length in bytes {8 * k} to {8 * k + 8}" if values.table else ""
-        where = f"from byte {at}" if k == 0 else f"after {values.ragged[k - 1].name}"
-        plan[f.name] = f"{where} in the value{length}"
+        plan[f.name] = f"in the value from byte {at}, behind ragged ones before{length}"
     return {f.name: plan[f.name] for f in schema}
 
 
@@ -197,28 +175,24 @@ def _groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupP
 
     Groups can be longer where values inside leaves and on overflow pages are mixed.
     """
-    count = int(grouping.edges[-1])
-    payloads: Ints = np.diff(grouping.edges) * schema.fixed_nbytes
-    for f in schema:
-        if f.ragged and f.name in grouping.rows:
-            payloads = payloads + grouping.rows[f.name] * f.row_nbytes
-    key = plan_keys(options.key_format, count).nbytes
-    values, counts = Values(schema), np.diff(grouping.edges)
+    count, counts = int(grouping.edges[-1]), np.diff(grouping.edges)
+    rows = {
+        f.name: grouping.rows.get(f.name, 0) * np.int64(f.row_nbytes) for f in schema if f.ragged
+    }
+    payloads: Ints = counts * schema.fixed_nbytes + sum(rows.values())
+    key, values = plan_keys(options.key_format, count).nbytes, Values(schema)
     sizes = payloads + values.table * counts
     padding = 0
     if schema.ragged:
         upper = sizes + counts * (HEADER + PSIZE + NODE + key + 11)  # a page of its own, and a node
         upper += upper // ROOM * (PSIZE - ROOM) + 2 * PSIZE  # and leaves shared with neighbours
-        if int(sizes.sum()) > NODE_MAX * int(counts.sum()):
-            padding = int(counts.sum()) * (PSIZE // 2)
+        padding = count * (PSIZE // 2) * int(int(sizes.sum()) > NODE_MAX * count)
     else:
         nodes, runs = node_sizes(key, np.array([values.head]))
         pages = int(runs[0])
         leaves = counts // (ROOM // (int(nodes[0]) + 2)) + (1 if pages else 2)
-        branches = leaves // (Tree(key).fanout - 1) + 1
-        upper = (counts * pages + leaves + branches) * PSIZE
-        if pages:
-            padding = int(counts.sum()) * (-(HEADER + values.head) % PSIZE)
+        upper = (counts * pages + leaves + leaves // (Tree(key).fanout - 1) + 1) * PSIZE
+        padding = count * (-(HEADER + values.head) % PSIZE) * (pages > 0)
     return GroupPlan(
         nbytes=_estimate(schema, count, int(payloads.sum()), options),
         padding=padding,

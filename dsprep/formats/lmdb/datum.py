@@ -136,26 +136,19 @@ class Datum:
         encoded = any(m.numbers.get(ENCODED) for m in decoded)
         floats = any(m.floats and not m.numbers.get(ENCODED) for m in decoded)
         c, h, w = shape = min(shapes, default=(0, 0, 0))
-        labels_only = 9  # a label takes up to 10 bytes, and at least 1
-        fixed = (
-            len(decoded) > 0
-            and not encoded
-            and len(shapes) == 1
-            and {m.payload for m in decoded} == {c * h * w * (4 if floats else 1)}
-            and spread <= labels_only + 2  # or is not there at all
-        )
+        # A label takes up to 10 bytes and a tag, or is not there at all.
+        alike = len(shapes) == 1 and spread <= 11
+        sizes = {m.payload for m in decoded}
+        fixed = not encoded and alike and sizes == {c * h * w * (4 if floats else 1)}
         notes = []
         if any(m.label is None for m in decoded):
             notes.append("some messages have no label, which is taken as 0")
         if encoded:
             notes.append("the images are encoded; dsprep keeps them as stored")
         elif not fixed:
-            alike = len(shapes) == 1 and spread <= labels_only + 2
             notes.append(
-                "data is not one uint8 for each of channels, height and width; it is kept as bytes "
+                "the images have several shapes, or are not of uint8: data holds their bytes "
                 "(--field data:DTYPE[SHAPE] gives their type)"
-                if alike
-                else "the images have several shapes; data holds their bytes"
             )
         return cls(shape if fixed else None, floats, not fixed and not encoded, notes)
 

@@ -89,14 +89,12 @@ class Counter:
 
     Attributes
     ----------
-    start
-        The number of the first key.
     odd
         A key that is not like those before; empty while there is none.
     """
 
     def __init__(self) -> None:
-        self.start, self.odd = 0, b""
+        self.odd = b""
         self._count = 0
         self._rules: list[tuple[Callable[[Ints], Bytes], int]] | None = None
 
@@ -117,9 +115,7 @@ class Counter:
         new = self._count + np.arange(len(key_at))
         self._rules = [r for r in self._rules if np.array_equal(r[0](r[1] + new), rows)]
         self._count += len(key_at)
-        if self._rules:
-            self.start = self._rules[0][1]
-        else:
+        if not self._rules:
             self.odd = flat[key_at[-1] :][: key_size[-1]].tobytes()
 
 

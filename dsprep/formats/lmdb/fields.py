@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Arena, Batch, Bytes, Column, Field, Ints, Schema
+from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Schema
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.fields import retype
@@ -94,7 +94,7 @@ class Recipe:
         Raises `FormatError` if value i does not fit; ``label(i)`` is its name.
         """
         batch = self._decoder.decode(_together(buffer, starts, lengths), lengths, label)
-        return {f.name: _typed(batch[path], f, label) for path, f in self._fields}
+        return {f.name: retype(batch[path], f, label, 0) for path, f in self._fields}
 
     def one(self, record: Bytes) -> Batch | None:
         """See ``dsprep.reading.records``: values are always judged by `decode`."""
@@ -110,21 +110,3 @@ def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Bytes:
     out = np.empty(int(ends[-1]), np.uint8)
     move_spans(buffer, starts, lengths, out, ends[:-1])
     return out
-
-
-def _typed(column: Column, field: Field, label: Callable[[int], str]) -> Column:
-    """Return a column of bytes as the type of `field`."""
-    try:
-        return retype(column, field, "", 0)
-    except FormatError:
-        for i in range(len(column)):  # which one it is
-            try:
-                retype(column[i : i + 1], field, "", 0)
-            except FormatError as error:
-                raise FormatError(
-                    error.what,
-                    where=f"{label(i)}, field {field.name}",
-                    expected=error.expected,
-                    found=error.found,
-                ) from error
-        raise

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,16 +83,7 @@ class Database:
 
     def pack(self) -> bytes:
         """Return the 48 bytes of the record; `unpack` is the inverse."""
-        return DATABASE.pack(
-            self.pad,
-            self.flags,
-            self.depth,
-            self.branch_pages,
-            self.leaf_pages,
-            self.overflow_pages,
-            self.entries,
-            self.root,
-        )
+        return DATABASE.pack(*astuple(self))
 
     @classmethod
     def unpack(cls, data: bytes) -> Database:
@@ -156,31 +147,21 @@ def is_page_size(nbytes: int) -> bool:
 def _check_kind(head: bytes, where: object) -> None:
     """Raise unless `head` begins a file of 64-bit little-endian LMDB 0.9."""
     little, big = MAGIC.to_bytes(4, "little"), MAGIC.to_bytes(4, "big")
-    if head[16:20] == little and len(head) == META_NBYTES:
-        version = int.from_bytes(head[20:24], "little")
-        if version != VERSION:
-            raise FormatError(
-                "this LMDB data version is not supported",
-                where=where,
-                expected=VERSION,
-                found=version,
-            )
-        return
-    problem = "this is not an LMDB file"
-    if head[24:28] == little:
-        problem = "the file is of LMDB 1.0, whose format is not supported"
-    elif head[12:16] in (little, big):
-        problem = "the file was written by a 32-bit LMDB, whose format is not supported"
-    elif head[16:20] == big:
-        problem = "the file was written on a big-endian machine, which is not supported"
-    elif head[16:20] == little:
-        problem = "the file is truncated within its first page"
-    raise FormatError(
-        problem,
-        where=where,
-        expected="64-bit little-endian LMDB 0.9",
-        fix="copy it with mdb_dump and mdb_load of that LMDB",
-    )
+    kinds = {
+        head[24:28] == little: "the file is of LMDB 1.0",
+        head[12:16] in (little, big): "the file was written by a 32-bit LMDB",
+        head[16:20] == big: "the file was written on a big-endian machine",
+        head[16:20] == little and len(head) < META_NBYTES: "the file ends within its first page",
+    }
+    known = head[16:20] == little and len(head) == META_NBYTES
+    if not known or head[20:24] != VERSION.to_bytes(4, "little"):
+        version = f"it is of data version {int.from_bytes(head[20:24], 'little')}"
+        raise FormatError(
+            version if known else kinds.get(True, "this is not an LMDB file"),
+            where=where,
+            expected="64-bit little-endian LMDB 0.9",
+            fix="copy it with mdb_dump and mdb_load of that LMDB",
+        )
 
 
 def _parse_meta(page: bytes, where: object) -> Meta:

@@ -1,8 +1,7 @@
 """The records of one database of a file: which of them are samples, and where their values are.
 
 A record is one key and its value. All leaf pages are read once, when the file is opened, and every
-node is checked; what stays is where each value is stored, as laws: a run of offsets for each leaf
-page of a database that was written in order, at most 12 bytes per sample of any other. Samples are
+node is checked; what stays is where each value is stored, at most 12 bytes per sample. Samples are
 the records without those that are left out (named databases, keys to skip, facts), in the order
 asked for; an order other than by key costs 8 bytes per sample. Keys are read again where they are
 asked for.
@@ -26,7 +25,7 @@ from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
 from dsprep.layout import model
-from dsprep.layout.laws import Affine, Explicit, Law, Runs, Table, runs
+from dsprep.layout.laws import Affine, Explicit, Law, Table
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.storage.paths import open_file
 
@@ -113,7 +112,7 @@ class Records:
         counts = np.zeros(len(leaves), np.int64)
         none = np.zeros(0, np.int64)
         left_out, ranks = [none], [none]
-        offsets, lengths = list[Law](), list[Law]()
+        offsets, lengths = [none], [none.astype(np.uint32)]
         page = record = 0
         for per_page, nodes in self.pages.every_node(leaves):
             counts[page : page + len(per_page)] = per_page
@@ -124,17 +123,17 @@ class Records:
             record += len(nodes)
             self.keys.add(nodes.pages.reshape(-1), nodes.key_at[kept], nodes.key_size[kept])
             self._count(nodes, kept)
-            offsets.append(_compact(nodes.offset[kept]))
-            lengths.append(_compact(nodes.size[kept]))
+            offsets.append(nodes.offset[kept])
+            lengths.append(nodes.size[kept].astype(np.uint32))
             if options.order == "numeric":
                 ranks.append(self._numbers(nodes, kept))
         self._leaves, self._first = leaves, offsets_of(counts)
         self._out = np.concatenate(left_out)
-        self.offsets = _joined(offsets)
+        self.offsets: Law = Explicit(np.concatenate(offsets))
         self._check(record)
         self.lengths: Law = Affine(len(self), self.largest)
         if self.smallest < self.largest:
-            self.lengths = Table(_joined(lengths).span(0, len(self)))
+            self.lengths = Table(np.concatenate(lengths))
         self.smallest = min(self.smallest, self.largest)
         self.counter = self.keys.counts
         if options.order == "file":
@@ -272,17 +271,12 @@ class Records:
         row = bisect_left(range(len(self)), key, key=lambda i: self.nodes(np.array([i])).key(0))
         return row < len(self) and self.nodes(np.array([row])).key(0) == key
 
-    def head(self, sample: int, nbytes: int) -> bytes:
-        """Return the first bytes of the value of a sample."""
-        row = int(self.rows(sample, sample + 1)[0])
-        return self.file.pread(min(nbytes, self.lengths.one(row)), self.offsets.one(row))
-
     def probe(self, count: int, largest: int) -> list[bytes]:
         """Return up to `count` values of at most `largest` bytes, spread over the samples."""
         spread = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
         rows = spread if self.order is None else self.order[spread]
-        small = spread[self.lengths.at(rows) <= largest]
-        return [self.head(i, largest) for i in small.tolist()]
+        places = zip(self.offsets.at(rows).tolist(), self.lengths.at(rows).tolist(), strict=True)
+        return [self.file.pread(nbytes, at) for at, nbytes in places if nbytes <= largest]
 
     # --- the layout ----------------------------------------------------------------------------
 
@@ -318,29 +312,6 @@ class Records:
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         self.file.close()
-
-
-def _compact(values: Ints) -> Law:
-    """Return numbers as runs, or as they are where that takes less memory."""
-    steps = np.diff(values)
-    breaks = int(np.count_nonzero(steps[1:] != steps[:-1]))
-    return runs.fit(values) if 4 * breaks < len(values) else Explicit(values)
-
-
-def _joined(parts: list[Law]) -> Law:
-    """Return the numbers of all parts as one law: runs if all parts are."""
-    starts = offsets_of(np.array([part.count for part in parts], np.int64))
-    some = [part for part in parts if isinstance(part, Runs)]
-    if len(some) < len(parts) or not parts:
-        columns = [part.span(0, part.count) for part in parts]
-        return Explicit(np.concatenate([np.zeros(0, np.int64), *columns]))
-    first = [part.first + at for part, at in zip(some, starts.tolist(), strict=False)]
-    return Runs(
-        int(starts[-1]),
-        np.concatenate(first),
-        np.concatenate([part.start for part in some]),
-        np.concatenate([part.stride for part in some]),
-    )
 
 
 def _around(nodes: Nodes, before: bytes, after: bytes) -> Ints:

@@ -16,13 +16,12 @@ from dsprep.core.schema import Ints
 from dsprep.layout.laws import Affine, Explicit, Law, is_exact
 from dsprep.layout.laws.lmdb import MOST_SIZES, Shape, overflow
 from dsprep.layout.laws.replay import Plan, Replay, feasible, regular
-from dsprep.layout.laws.tree import Tree, mend
+from dsprep.layout.laws.tree import Tree
 
 _STEP = 1 << 20
 _TRIED = 48
 """Commit intervals that are tried where the file leaves several open."""
 _WIDEST = 1 << 12
-_CHECKED = 200_000  # leaves that are replayed to see what else would give the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +53,7 @@ def recover(values: StoredValues) -> tuple[tuple[Law, ...], dict[str, Any]]:
 
     The facts are for a person and for JSON; empty if there is no law. ``commit interval`` (a number
     of records or ``"one transaction"``), ``append`` and ``copied compactly`` are there only if the
-    file states them; a compact copy does not state the first. The commit interval is the roundest
-    number where several give the same offsets, and ``commit interval range`` is then the smallest
-    and the largest of them.
+    file states them: a compact copy does not state the first, nor do values inside leaves.
     """
     n = len(values)
     if not n or values.key_sizes[0] != values.key_sizes[1]:
@@ -76,19 +73,7 @@ def recover(values: StoredValues) -> tuple[tuple[Law, ...], dict[str, Any]]:
     exact: list[Law] = [tree for tree in trees if is_exact(tree, values.offsets)]
     if not exact and values.transaction > 1:
         exact = [*_replays(values, lengths, trees)]
-    if not exact and low != high and values.transaction == 1:
-        exact = [*_mended(values, lengths, trees)]
     return tuple(exact), _facts(exact, values) if exact else {}
-
-
-def _mended(values: StoredValues, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
-    """Yield the compact copy that the file is but for a few branches, as dsprep writes them."""
-    for tree in trees:
-        if tree.kind == "compact":
-            mended = mend(tree, lengths, values.offsets)
-            if mended is not None and is_exact(mended, values.offsets):
-                yield mended
-                return
 
 
 def _replays(values: StoredValues, lengths: Law, trees: list[Tree]) -> Iterator[Law]:
@@ -152,22 +137,6 @@ def _intervals(tree: Tree, parted: int, times: int) -> list[int]:
     return sorted(some, key=lambda c: (c not in near, c not in like, -_roundness(c), c))[:_TRIED]
 
 
-def _alike(law: Replay, values: StoredValues) -> tuple[int, int]:
-    """Return the smallest and the largest commit interval about that of `law` that is exact too."""
-    n, leaf = len(values), law.shape.leaf
-    ends = []
-    for by in (-1, 1):
-        each, tries = law.plan[0][1], min(leaf, _CHECKED // (n // law.shape.step + 1))
-        while not law.shape.big and tries > 0 and 1 <= each + by < n:
-            plan = regular(n, each + by)
-            other = Replay(law.shape, Affine(n, law.shape.value), plan, law.together)
-            if not other.agrees(values.offsets):
-                break
-            each, tries = each + by, tries - 1
-        ends.append(each)
-    return ends[0], ends[1]
-
-
 def _roundness(number: int) -> int:
     """Return how round a number is: the zeros at its end, decimal or binary, whichever are more."""
     zeros = len(str(number)) - len(str(number).rstrip("0"))
@@ -198,10 +167,8 @@ def _facts(exact: list[Law], values: StoredValues) -> dict[str, Any]:
     if len(kinds) == 1:
         facts["copied compactly"] = kinds == {"compact"}
     if isinstance(law, Replay):
-        facts["commit interval"] = law.plan[0][1]
-        shortest, longest = _alike(law, values)
-        if shortest < longest:
-            facts["commit interval range"] = [shortest, longest]
+        if shape.big:  # else the next intervals may give the same offsets
+            facts["commit interval"] = law.plan[0][1]
     elif kinds == {"one"}:
         facts["commit interval"] = "one transaction"
     return facts

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ class LmdbSource(Source):
         inside = [(path, f) for path, f in self._fields if path != self.key]
         if inside:
             stored = records_of(
-                records.blocks, self._decoder, inside, None, records.order, records.framed
+                records.blocks, self._decoder, inside, records.order, records.framed
             )
             self._add_reader(stored, *(f for _, f in inside))
 
@@ -138,10 +139,10 @@ class LmdbSource(Source):
         """Return the error for samples that are several records, of which some are not there."""
         every, counts = np.unique(np.concatenate([n for n, _ in parts]), return_counts=True)
         wrong = every[counts != len(parts)]
-        rows = [rows[np.isin(n, wrong[:_NAMED])] for n, rows in parts]
-        nodes = self.records.nodes(np.sort(np.concatenate(rows)))
-        keys = [shown([nodes.key(i)]) for i in range(len(nodes))]
-        options = " ".join(f"--skip-key {shlex.quote(key)}" for key in keys)
+        rows = np.concatenate([rows[np.isin(n, wrong[:_NAMED])] for n, rows in parts])
+        nodes = self.records.nodes(np.sort(rows))
+        keys = (shlex.quote(shown([nodes.key(i)])) for i in range(len(nodes)))
+        options = " ".join(f"--skip-key {key}" for key in keys)
         return SchemaError(
             f"{len(wrong)} of {len(every)} samples lack records that are fields of the others",
             where=self.path,
@@ -165,13 +166,13 @@ class LmdbSource(Source):
         if isinstance(decoder, Datum):
             return
         n = min(len(self), 1) if isinstance(lengths, Affine) else len(self)  # all the same, or not
-        for start in range(0, n, _AT_ONCE):
 
-            def label(i: int, start: int = start) -> str:
-                row = start + i
-                return self.label(row if order is None else int((order == row).argmax()))
+        def label(row: int) -> str:
+            return self.label(row if order is None else int((order == row).argmax()))
 
-            decoder.check_lengths(lengths.span(start, min(start + _AT_ONCE, n)), label)
+        for at in range(0, n, _AT_ONCE):
+            own = partial(lambda at, i: label(at + i), at)
+            decoder.check_lengths(lengths.span(at, min(at + _AT_ONCE, n)), own)
 
     def label(self, sample: int) -> str:
         """Return the name of a sample, with its key."""
@@ -228,9 +229,6 @@ class LmdbSource(Source):
             notes.append(f"left out the named databases {shown(records.databases)}")
         if records.skipped:
             notes.append(f"left out the keys {shown(sorted(records.skipped))}")
-        missing = [key for key in options.skip_keys if key not in records.skipped]
-        if missing:
-            notes.append(f"there are no keys {shown(missing)} to leave out")
         if records.facts:
             notes.append(f"left out the keys {shown(records.facts)}: facts about the dataset")
         if self.apart:
@@ -240,10 +238,6 @@ class LmdbSource(Source):
             notes.append(f"the keys are not a counter{such}: field {KEY} has them")
         elif self.key is None and not records.counter:
             notes.append("the keys are not a counter, and are left out (--keys-as key keeps them)")
-        elif self.key is None and options.order == "file" and records.order is not None:
-            notes.append("samples are numbered by offset; --keys-as key keeps their keys")
-        elif self.key is None and options.order == "key" and records.keys.start not in (0, 1):
-            notes.append("the keys do not count from 0 or 1 (--keys-as key keeps them)")
         if not len(self):
             return notes
         first = records.nodes(np.arange(min(_KEYS, len(records))))
@@ -306,11 +300,11 @@ class LmdbSource(Source):
         if isinstance(self._decoder, Datum):
             return None
         chosen = {path for path, _ in self._fields}
-        ragged = {f.name for f in self._decoder.ragged}
-        if chosen & ragged and not chosen >= ragged:
-            return None  # how a value divides between them is in the value
         out += sum(f.row_nbytes for f in self._decoder.fixed if f.name in chosen)
-        if chosen & ragged:
+        ragged = [f.name in chosen for f in self._decoder.ragged]
+        if any(ragged) and not all(ragged):
+            return None  # how a value divides between them is in the value
+        if any(ragged):
             out += lengths.at(self.records.rows(start, stop)) - self._decoder.head
         for at in range(start, stop if self.key is not None else start, _AT_ONCE):
             end = min(at + _AT_ONCE, stop)
@@ -339,21 +333,16 @@ class LmdbSource(Source):
         where = " in overflow pages" if index.big else " inside the leaf pages"
         if index.big and index.big < n:
             where += f" ({index.big:,} of {n:,}; the others in leaf pages)"
-        by_key = index.big > 0 and index.order is None
+        backward = index.backward / index.big if index.big and index.order is None else None
         described = of_record(
             Sizes(index.smallest, index.largest, index.payload, n),
             kind="values",
             where=where,
             alone=len(self._decoder.schema) == 1,
-            backward=index.backward / index.big if by_key else None,
+            backward=backward,
         )
-        access = described.access
-        if not index.big:
-            access += "; samples share their pages"
-        elif by_key and index.backward >= 0.01 * index.big:
-            access += "; --order file reads them as stored"
-        if self.key:
-            access += "; keys are in the leaf pages"
+        access = described.access + "; samples share their pages" * (not index.big)
+        access += "; --order file reads them as stored" * ((backward or 0) >= 0.01)
         key = FieldStorage(storage="keys in the leaf pages", access=access)
         described = replace(described, access=access)
         return {f.name: key if p == self.key else described for p, f in self._fields}

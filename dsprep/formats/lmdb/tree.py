@@ -15,7 +15,7 @@ same, this one page is later than in a copy by LMDB.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
@@ -33,6 +33,9 @@ NODE_MAX = ((ROOM // 2) & ~1) - 2
 
 Child = tuple[int, int]
 """A page, and the number of the first sample below it."""
+
+Branch = tuple[int, list[Child]]
+"""A branch page to write, and its children."""
 
 
 def node_sizes(key: int, sizes: Ints) -> tuple[Ints, Ints]:
@@ -63,15 +66,6 @@ def cut(sizes: Ints, used: int) -> Ints:
         ends.append(end)
         end = full[end]
     return np.array(ends, np.int64)
-
-
-@dataclass
-class Branch:
-    """A branch page to write, behind a leaf of the piece."""
-
-    after: int
-    page: int
-    children: list[Child]
 
 
 @dataclass
@@ -120,9 +114,9 @@ class Tree:
             open_ += zip(leaves[j:stop].tolist(), firsts[j:stop].tolist(), strict=True)
             j = stop
             self.next_page = int(leaves[j - 1]) + 1
-            self._settle(0, j - 1, k - j + to_come, branches)
+            self._settle(0, k - j + to_come, branches)
         if last and k:
-            self._settle_last(k - 1, branches)
+            self._settle_last(branches)
         extra[k] = len(branches)
         self.next_page = base + int(before[-1]) + k + len(branches)
         self.leaf_pages += k
@@ -131,7 +125,7 @@ class Tree:
         leaf_of = np.searchsorted(ends, np.arange(len(runs)), "right")
         return base + before[:-1] + leaf_of + extra[leaf_of], leaves, branches
 
-    def _settle(self, level: int, after: int, to_come: int, branches: list[Branch]) -> None:
+    def _settle(self, level: int, to_come: int, branches: list[Branch]) -> None:
         """Close the branches that are complete, from those above `level` upwards."""
         for at in count(level):
             if at == len(self.levels):
@@ -140,24 +134,24 @@ class Tree:
             sure = to_come >= self._leaves_of(at, 2)
             if not (size == full and sure) and size != self.fanout + 1:
                 return
-            self._close(at, full, after, branches)
+            self._close(at, full, branches)
 
-    def _settle_last(self, after: int, branches: list[Branch]) -> None:
+    def _settle_last(self, branches: list[Branch]) -> None:
         """Close all branches, up to the root."""
         for at in count():
             if at == len(self.levels) - 1 and len(self.levels[at]) == 1:
                 return
-            self._close(at, len(self.levels[at]), after, branches)
-            self._settle(at + 1, after, 0, branches)
+            self._close(at, len(self.levels[at]), branches)
+            self._settle(at + 1, 0, branches)
 
-    def _close(self, level: int, size: int, after: int, branches: list[Branch]) -> None:
+    def _close(self, level: int, size: int, branches: list[Branch]) -> None:
         """Put a branch above the first `size` pages of `level`."""
         children = self.levels[level][:size]
         self.levels[level] = self.levels[level][size:]
         if level + 1 == len(self.levels):
             self.levels.append([])
         self.levels[level + 1].append((self.next_page, children[0][1]))
-        branches.append(Branch(after, self.next_page, children))
+        branches.append((self.next_page, children))
         self.next_page += 1
 
     def _leaves_of(self, level: int, pages: int) -> int:
@@ -183,14 +177,7 @@ class Tree:
 
     def to_json(self) -> dict[str, Any]:
         """Return the tree as it is now, as JSON; `from_json` is the inverse."""
-        return {
-            "key": self.key,
-            "next_page": self.next_page,
-            "levels": [[list(child) for child in level] for level in self.levels],
-            "leaf_pages": self.leaf_pages,
-            "branch_pages": self.branch_pages,
-            "overflow_pages": self.overflow_pages,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, json: dict[str, Any]) -> Tree:

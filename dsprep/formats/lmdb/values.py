@@ -117,15 +117,13 @@ class Values:
         if not self.table:
             return [left] if self.ragged else []
         counts = self._heads(data, offsets)[:, : self.table].view("<u8")
-        beyond = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
-        self._refuse(np.asarray(beyond), lengths, "lengths of fields within the value", label)
+        bad = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
         sizes = list(counts.astype(np.int64).T)
-        uneven = np.stack(sizes).sum(axis=0) != left
-        self._refuse(
-            np.asarray(uneven), lengths, "lengths of fields that add up to the value's", label
-        )
+        bad |= np.stack(sizes).sum(axis=0) != left
         for f, size in zip(self.ragged, sizes, strict=True):
-            self._refuse(size % f.row_nbytes != 0, size, f"whole rows of {f}", label)
+            bad |= size % f.row_nbytes != 0
+        expected = "lengths of fields, of whole rows, that add up to the value's"
+        self._refuse(bad, lengths, expected, label)
         return sizes
 
     def check_lengths(self, lengths: Ints, label: Callable[[int], str]) -> None:
@@ -133,13 +131,11 @@ class Values:
 
         Without a table of lengths in the values, that is all there is to check.
         """
-        left = lengths - self.head
-        prefix = "at least " if self.ragged else ""
+        left, expected = lengths - self.head, f"{self.head} bytes"
         bad = (left < 0) | ((left > 0) & (not self.ragged))
-        self._refuse(bad, lengths, f"{prefix}{self.head} bytes", label)
-        if self.ragged and not self.table:
-            f = self.ragged[0]
-            self._refuse(left % f.row_nbytes != 0, left, f"whole rows of {f}", label)
+        for f in self.ragged if not self.table else ():
+            bad, expected = bad | (left % f.row_nbytes != 0), f"{expected}, and whole rows of {f}"
+        self._refuse(bad, lengths, expected, label)
 
     def _refuse(self, bad: Array, sizes: Ints, expected: str, label: Callable[[int], str]) -> None:
         """Raise `FormatError` for the first value whose `bad` is set."""

@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.groups import Grouping, seam
+from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Batch, Bytes, Ints, Schema
 from dsprep.core.spans import move_spans, offsets_of, ranges
 from dsprep.errors import UnsupportedError
@@ -41,7 +41,7 @@ from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.overflow import overflow_spans
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
 from dsprep.formats.lmdb.parse import Records
-from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Tree, cut, node_sizes
+from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Child, Tree, cut, node_sizes
 from dsprep.formats.lmdb.values import (
     MAX_VALUE,
     ValuePart,
@@ -210,31 +210,6 @@ class LmdbWriter(RecordWriter):
         else:
             self._open, self._open_sizes = self._open + tail, self._open_sizes + sizes
 
-    def skip(self, stop: int) -> int | None:
-        """See `Writer.skip`: the tree follows from the sizes of the values.
-
-        Of values inside leaves, whole leaves are skipped; of others the nodes of the open leaf are
-        made, with the pages that the values will have.
-        """
-        if not self._even:
-            return None
-        key, step = self._keys.nbytes, self._nodes_per_leaf << 8
-        inside = not node_sizes(key, np.full(1, self._values.head))[1].all()
-        if inside or self.grouping is None:
-            stop = seam(stop, self._count, [], self._nodes_per_leaf if inside else 1)
-        else:
-            stop = seam(stop, self.grouping, [])
-        while self._done < stop:
-            start, end = self._done, min(stop, self._done + step)
-            some = np.full(end - start, self._values.head)
-            widths, runs = node_sizes(key, some)
-            arena = Arena()
-            nodes = np.zeros(0, np.uint8)
-            if not inside:
-                nodes = self._build_nodes([], some, widths, runs, start, arena)
-            self.reserve(Piece(start, end, arena, [], some, widths, runs, nodes))
-        return stop
-
     def _fill_in_pages(self, piece: Piece, offsets: Ints) -> None:
         """Put the page numbers of the values into their nodes."""
         big = piece.runs > 0
@@ -246,10 +221,10 @@ class LmdbWriter(RecordWriter):
     def write(self, piece: Piece) -> None:
         """Write the piece's pages, which are one range of the file, from where their bytes are."""
         leaves = self._build_leaves(piece)
-        pages = [self._branch_page(branch) for branch in piece.branches]
+        pages = [self._branch_page(*branch) for branch in piece.branches]
         branches = np.frombuffer(b"".join(pages), np.uint8)
         heads, spans = overflow_spans(piece.parts, piece.sizes, piece.runs, piece.value_pages)
-        after = np.array([branch.page for branch in piece.branches], np.int64)
+        after = np.array([page for page, _ in piece.branches], np.int64)
         for rows, numbers in ((leaves, piece.leaf_pages), (branches, after)):
             at = rows.ctypes.data + np.arange(len(numbers)) * PSIZE
             spans.append((numbers * PSIZE, at, np.full(len(numbers), PSIZE)))
@@ -312,10 +287,9 @@ class LmdbWriter(RecordWriter):
         move_spans(piece.nodes, starts, sizes[carried:], flat, at[carried:])
         return pages
 
-    def _branch_page(self, branch: Branch) -> bytes:
+    def _branch_page(self, number: int, below: list[Child]) -> bytes:
         """Return a branch page; the key of a child is that of the first sample below it."""
-        n, key = len(branch.children), self._keys.nbytes
-        children = np.array(branch.children, np.int64)
+        n, key, children = len(below), self._keys.nbytes, np.array(below, np.int64)
         nodes = np.zeros((n, (NODE + key + 1) & ~1), np.uint8)
         nodes[:, :8] = children[:, 0].astype("<u8").view(np.uint8).reshape(n, 8)
         nodes.view(_U16)[:, 3] = key
@@ -325,7 +299,7 @@ class LmdbWriter(RecordWriter):
         words, upper = page.view(_U16), PSIZE - NODE - (n - 1) * nodes.shape[1]
         page[PSIZE - NODE :] = nodes[0, :NODE]
         page[upper : PSIZE - NODE] = nodes[:0:-1].reshape(-1)
-        page[:8] = np.array([branch.page], "<u8").view(np.uint8)
+        page[:8] = np.array([number], "<u8").view(np.uint8)
         words[5:8] = P_BRANCH, HEADER + 2 * n, upper
         words[HEADER >> 1 :][:n] = PSIZE - NODE - np.arange(n) * nodes.shape[1]
         return page.tobytes()

@@ -12,7 +12,6 @@ Specifications: https://zarr-specs.readthedocs.io
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -41,6 +40,7 @@ DOCUMENTS = 2048
 CODEC_OVERHEAD = 32
 """Bytes by which a chunk that cannot be compressed grows at most, besides 1 % of it."""
 
+RESERVED = ("__", ".z", ".dsprep")
 MAX_NAME = 255
 """Bytes of the longest file name."""
 
@@ -52,7 +52,7 @@ class Zarr(WritableFormat):
     suffixes = (".zarr", ".zarr.zip")
     archive = ".zip"
     open_options = frozenset({"fields", "follow_external", "sample_axis"})
-    write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard", "zarr_strings"})
+    write_options = frozenset({"compress", "chunk", "zarr_format", "zarr_shard"})
 
     @override
     def recognises(self, candidate: Candidate) -> bool:
@@ -89,7 +89,7 @@ class Zarr(WritableFormat):
         payload: int = 0,
         name: str = "",
     ) -> WritePlan:
-        """See `base.Format.plan`; strings, and what is compressed, are collected until the end."""
+        """See `base.Format.plan`; what is compressed is collected until the end."""
         from dsprep.formats.zarr.grid import GroupGrid
 
         check_options(options, self.write_options, self.name)
@@ -115,9 +115,7 @@ class Zarr(WritableFormat):
             if options.compress is not None and stored:
                 stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
             total += stored + DOCUMENTS
-            if plan.role == "strings":
-                scratch += rows + 4 * samples  # lengths are collected as i64
-            elif options.compress is not None and not plan.whole_files:
+            if options.compress is not None and not plan.whole_files:
                 scratch += rows * plan.row_nbytes
         return replace(planned, nbytes=total, scratch=scratch)
 
@@ -154,18 +152,9 @@ def _members(path: Path) -> Members | None:
 
 def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
     """Return how each field will be stored."""
-    texts: dict[str, str] = {}
-    for plan in plan_arrays(schema, options)[0]:
-        dtype = plan.field.dtype
-        if plan.role == "samples":
-            texts[plan.field.name] = show(plan, dtype)
-        elif plan.role == "strings":
-            texts[plan.field.name] = f"vlen-utf8, chunks of up to {plan.chunk:,} samples"
-        elif plan.role == "values":
-            texts[plan.field.name] = f"group of first, count and values: {show(plan, dtype)}"
-    if options.compress is not None:
-        texts = {name: f"{text}, {options.compress}" for name, text in texts.items()}
-    return texts
+    plans = (p for p in plan_arrays(schema, options)[0] if p.role in ("samples", "values"))
+    codec = "" if options.compress is None else f", {options.compress}"
+    return {plan.field.name: show(plan) + codec for plan in plans}
 
 
 def _lost(schema: Schema) -> tuple[str, ...]:
@@ -185,8 +174,6 @@ def _with_rows(
         rows = count
         if plan.role == "values":
             rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
-        elif plan.role == "strings":  # their bytes, and a u32 for each of them
-            rows, rest = 4 * count + rest, 0
         yield plan, rows
 
 
@@ -194,8 +181,12 @@ def check_names(schema: Schema) -> None:
     """Raise `UnsupportedError` if a field name is no path that Zarr can hold."""
     for name in (*schema.names, *(s.field.name for s in schema.static)):
         for part in name.split("/"):
-            reserved = part in ("", ".", "..") or part.startswith(("__", ".z", ".dsprep"))
-            if reserved or part == "zarr.json" or "\\" in part or unwritable(part):
+            reserved = part in ("", ".", "..", "zarr.json") or part.startswith(RESERVED)
+            try:
+                reserved |= "\\" in part or len(part.encode("utf-8")) > MAX_NAME
+            except UnicodeEncodeError:
+                reserved = True
+            if reserved:
                 raise UnsupportedError(
                     f"zarr holds no array called {name!r}", fix=f"rename it: {renamed(name)}"
                 )
@@ -207,11 +198,3 @@ def check_names(schema: Schema) -> None:
                 f"field {f.name} would be inside another field",
                 fix=f"rename it: {renamed(f.name)}",
             )
-
-
-def unwritable(part: str) -> bool:
-    """Whether no file can be called `part`."""
-    try:
-        return len(os.fsencode(part)) > MAX_NAME or len(part.encode("utf-8")) > MAX_NAME
-    except UnicodeEncodeError:
-        return True

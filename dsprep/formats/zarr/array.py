@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
-from dsprep.formats.zarr.locate import Step, Unlocated, locate
+from dsprep.formats.zarr.locate import Unlocated, locate
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout
@@ -30,27 +30,6 @@ from dsprep.reading.layout_reader import LayoutReader
 
 LARGE = 256 << 20
 """Bytes of rows above which a read first looks whether they fit into memory."""
-
-T = TypeVar("T")
-
-
-class LastBlock(Generic[T]):
-    """The block that was decoded last, kept for the reads that follow it.
-
-    Reads are smaller than the chunks of many a store; without this, a chunk of 64 MB would be
-    decoded once for every 8 MB that are read of it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._latest: tuple[int, T] | None = None
-
-    def get(self, number: int, decode: Callable[[], T]) -> T:
-        """Return block `number`, which `decode` makes if it is not the one that is held."""
-        with self._lock:
-            if self._latest is None or self._latest[0] != number:
-                self._latest = number, decode()
-            return self._latest[1]
 
 
 class StoredArray:
@@ -66,19 +45,19 @@ class StoredArray:
         self.where = f"{store.path}, array {meta.path or '/'}"
         self.complete = False
         self._array: Any = None
-        self._opening, self._lock = threading.Lock(), threading.Lock()
+        self._opening, self._lock, self._decoding = (threading.Lock() for _ in range(3))
         self._located: Column | None = None
         self._rows: LayoutReader | None = None
         self._unlocated = False
-        self._block: LastBlock[Array] = LastBlock()
+        self._block: tuple[int, Any] = (-1, None)
 
     # --- rows ----------------------------------------------------------------------------------
 
-    def column(self, step: Step, lines: int = 1) -> Column:
+    def column(self, lines: int = 1) -> Column:
         """Return where the rows are stored, `lines` of them a sample; raise as `locate` does."""
         if 0 in self.meta.shape:
             return Column(None, lines)
-        return Column(locate(self, step), lines)
+        return Column(locate(self), lines)
 
     def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> PendingRead:
         """Return what reading ranges of rows needs; see `ColumnReader.begin_rows`.
@@ -118,7 +97,7 @@ class StoredArray:
         with self._lock:
             if self._rows is None and not self._unlocated:
                 try:
-                    located = self._located = self._located or self.column(lambda _: None)
+                    located = self._located = self._located or self.column()
                 except Unlocated:
                     self._unlocated = True
                     return None
@@ -165,9 +144,19 @@ class StoredArray:
         for start, count in ranges:
             for i in range(start // rows, -(-(start + count) // rows)):
                 low, high = i * rows, min((i + 1) * rows, self.count)
-                block = self._block.get(i, partial(self._decode, low, high))
+                block = self.kept(i, partial(self._decode, low, high))
                 parts.append(block[max(start, low) - low : min(start + count, high) - low])
         return np.concatenate(parts).reshape(-1).view(np.uint8)
+
+    def kept(self, number: int, decode: Callable[[], Any]) -> Any:
+        """Return block `number`, which `decode` makes if it is not the one that was decoded last.
+
+        Reads are smaller than the chunks of many a store.
+        """
+        with self._decoding:
+            if self._block[0] != number:
+                self._block = number, decode()
+            return self._block[1]
 
     def _decode(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``: C-contiguous, as stored."""

@@ -86,11 +86,6 @@ def to_json(attrs: Attrs, owner: str) -> tuple[dict[str, Any], list[str]]:
             kept[name] = _plain(value)
         except ValueError:
             lost.append(f"attribute {name} of {owner}: JSON has no {type(value).__name__} of it")
-            continue
-        if isinstance(value, np.ndarray):
-            lost.append(f"attribute {name} of {owner} becomes a list, without its dtype")
-        elif isinstance(value, bytes):
-            lost.append(f"attribute {name} of {owner} becomes text")
     return kept, lost
 
 

@@ -71,7 +71,7 @@ def check_chunks(store: Store, meta: ArrayMeta, keys: Iterable[str]) -> None:
     if meta.vlen:  # `fields.Elements` does so
         return
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
-    codec = meta.outer.removeprefix(NUMCODECS)
+    codec = meta.codecs[-1].removeprefix(NUMCODECS) if meta.codecs else ""
     packed = set(meta.codecs) & {"blosc", "zstd"}
     if "sharding_indexed" in meta.codecs:  # of one that is encoded as a whole, or of its chunks
         expected, codec = math.prod(meta.grid) * meta.dtype.itemsize, codec if meta.wrapped else ""
@@ -84,14 +84,10 @@ def check_chunks(store: Store, meta: ArrayMeta, keys: Iterable[str]) -> None:
     for key in keys:
         where = f"{store.path}, {key}"
         with store.chunk(key) as chunk:
-            nbytes = chunk.nbytes if chunk else 0
-        if expected > MAX_CHUNK and (codec not in ("", "bytes") or nbytes != expected):
-            raise FormatError(
-                "the chunks are too large to decode",
-                where=where,
-                expected=f"at most {MAX_CHUNK} bytes",
-                found=expected,
-            )
+            wrong = codec not in ("", "bytes") or chunk is None or chunk.nbytes != expected
+        if expected > MAX_CHUNK and wrong:
+            what, limit = "the chunks are too large to decode", f"at most {MAX_CHUNK} bytes"
+            raise FormatError(what, where=where, expected=limit, found=expected)
         if codec in COMPRESSORS and (data := store.document(key, MAX_CHUNK)):
             unpack(data, {"id": codec}, 2 * expected + SLACK, where)
 
@@ -108,24 +104,18 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
         If the index is cut off or damaged, or an entry has no bytes or leaves the file; without
         filters, if it has another size than a chunk.
     """
-    if meta.sharding is None:
-        raise FormatError("the array has no shards", where=shard.where)
+    assert meta.sharding is not None
+    at_start, crc = meta.sharding
     chunks = math.prod(g // c for g, c in zip(meta.grid, meta.chunk, strict=True))
-    nbytes = index_nbytes(chunks, meta.sharding.crc)
-    if nbytes > shard.nbytes:
-        raise FormatError(
-            "the shard is shorter than its index",
-            where=shard.where,
-            expected=f"more than {nbytes} bytes",
-            found=f"{shard.nbytes}",
-            fix="the file is truncated or still being written",
-        )
-    at = 0 if meta.sharding.at_start else shard.nbytes - nbytes
-    data = shard.file.pread_blocks(nbytes, [shard.offset + at])[0]  # no more than that of objects
+    nbytes = index_nbytes(chunks, crc)
+    at = 0 if at_start else max(0, shard.nbytes - nbytes)
+    data = b""
+    if nbytes <= shard.nbytes:  # no more than that of objects
+        data = shard.file.pread_blocks(nbytes, [shard.offset + at])[0]
     if len(data) < nbytes:
         raise ends_early(shard.where, shard.offset + at, nbytes, len(data))
     body = data[: ENTRY * chunks]
-    if meta.sharding.crc and data != body + _crc(body):
+    if crc and data != body + _crc(body):
         raise FormatError("the CRC of the shard index is wrong", where=shard.where)
     index = np.frombuffer(body, "<u8").reshape(-1, 2)
     missing = (index == MISSING).all(axis=1)
@@ -133,16 +123,17 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
     limit = np.uint64(shard.nbytes)
     # Compared so that no sum of two large numbers is needed.
     bad = (sizes == 0) | (sizes > limit) | (offsets > limit - np.minimum(sizes, limit))
-    full = None if meta.filters or meta.unlocated else math.prod(meta.chunk) * meta.dtype.itemsize
-    if full is not None:
-        bad |= sizes != full
+    full = "some"
+    if not (meta.filters or meta.unlocated):
+        full = str(math.prod(meta.chunk) * meta.dtype.itemsize)
+        bad |= sizes != int(full)
     bad &= ~missing
     if bad.any():
         i = int(bad.argmax())
         raise FormatError(
             f"entry {i} of the shard index is wrong",
             where=shard.where,
-            expected=f"{'some' if full is None else full} bytes within {shard.nbytes}",
+            expected=f"{full} bytes within {shard.nbytes}",
             found=f"{sizes[i]} bytes at {offsets[i]}",
         )
     signed = index.view(np.int64)

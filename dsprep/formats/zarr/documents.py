@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Bytes, Ints, Schema, StaticArray, encode_dtype, name_axes
-from dsprep.core.spans import move_spans, offsets_of
+from dsprep.core.schema import Array, Schema, StaticArray, encode_dtype, name_axes
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.attributes import DTYPE, FIELDS, KIND, STATIC, name_axes_in, to_json
 from dsprep.formats.zarr.plan import ArrayPlan
@@ -62,9 +61,8 @@ def documents(
     )
     if schema.static:
         root.attrs[STATIC] = [s.field.name for s in schema.static]
-    strings = {plan.path for plan, _ in arrays if plan.role == "strings"}
     for field in schema:
-        if field.ragged and field.name not in strings:
+        if field.ragged:
             attrs, _ = to_json(field.attrs, "")
             root.create_group(
                 field.name, attributes={**attrs, KIND: field.kind, **own.get(field.name, {})}
@@ -112,15 +110,14 @@ def _create(
     from zarr.codecs import BytesCodec
 
     attrs: dict[str, Any] = {}
-    if plan.role in ("samples", "strings"):
+    if plan.role == "samples":
         attrs, _ = to_json(plan.field.attrs, "")
     if plan.carrier.stands_in:
         attrs[DTYPE] = encode_dtype(plan.field.dtype)
     attrs.update(own)
     axes = tuple(max(1, n) for n in plan.inner)
     dtype, compress = plan.carrier.dtype, options.compress
-    element: Any = str if plan.role == "strings" else dtype
-    more: dict[str, Any] = {"fill_value": np.zeros((), element)[()]}
+    more: dict[str, Any] = {"fill_value": np.zeros((), dtype)[()], "filters": None}
     if names:
         names = [*names, *(f"{plan.path}_{k}" for k in range(len(names), 1 + len(plan.inner)))]
         more |= name_axes_in(options.zarr_format, names, plan.field.dtype, attrs)
@@ -134,12 +131,10 @@ def _create(
         big = dtype.itemsize > 1 and dtype.str[0] == ">"
         if dtype.itemsize > 1:
             more["serializer"] = BytesCodec(endian="big" if big else "little")
-    if plan.role != "strings":
-        more["filters"] = None
     root.create_array(
         plan.path,
         shape=(rows, *plan.inner),
-        dtype=element,
+        dtype=dtype,
         chunks=(plan.chunk, *axes),
         shards=(plan.file, *axes) if plan.sharded else None,
         attributes=attrs,
@@ -165,24 +160,21 @@ def v3(compression: Compression, plan: ArrayPlan) -> Any:
     """Return the codec for zarr-python's v3 arrays."""
     from zarr import codecs
 
-    if compression.codec == "gzip":
-        return codecs.GzipCodec(level=level(compression))
-    if compression.codec == "zstd":
-        return codecs.ZstdCodec(level=level(compression))
-    return codecs.BloscCodec(
-        cname="lz4", clevel=level(compression), shuffle="shuffle", typesize=typesize(plan)
-    )
+    if compression.codec == "blosc":
+        how = {"clevel": level(compression), "typesize": typesize(plan)}
+        return codecs.BloscCodec(cname="lz4", shuffle="shuffle", **how)
+    kind = codecs.GzipCodec if compression.codec == "gzip" else codecs.ZstdCodec
+    return kind(level=level(compression))
 
 
 def numcodec(compression: Compression, **more: int) -> Any:
     """Return the codec of numcodecs, whose formats those of Zarr are."""
     import numcodecs
 
-    if compression.codec == "gzip":
-        return numcodecs.GZip(level(compression))
-    if compression.codec == "zstd":
-        return numcodecs.Zstd(level(compression))
-    return numcodecs.Blosc("lz4", level(compression), numcodecs.Blosc.SHUFFLE, **more)
+    if compression.codec == "blosc":
+        return numcodecs.Blosc("lz4", level(compression), numcodecs.Blosc.SHUFFLE, **more)
+    kind = numcodecs.GZip if compression.codec == "gzip" else numcodecs.Zstd
+    return kind(level(compression))
 
 
 def encoder(compression: Compression | None, plan: ArrayPlan) -> Callable[[Array], Any]:
@@ -206,23 +198,6 @@ def encode_file(rows: Array, plan: ArrayPlan, encode: Callable[[Array], Any]) ->
     for start in range(0, len(rows), plan.chunk):
         part = rows[start : start + plan.chunk]
         if len(part) < plan.chunk:
-            part = np.concatenate(
-                [part, np.zeros((plan.chunk - len(part), part.shape[1]), np.uint8)]
-            )
+            part = np.pad(part, ((0, plan.chunk - len(part)), (0, 0)))
         chunks.append(encode(part))
     return chunks
-
-
-def encode_strings(text: Bytes, lengths: Ints) -> Bytes:
-    """Return a chunk of strings, given back to back.
-
-    It has their number, then each of them behind its bytes, as u32 little-endian (numcodecs,
-    "VLenUTF8").
-    """
-    offsets, count = offsets_of(lengths), len(lengths)
-    heads = 4 * np.arange(1, count + 1) + offsets[:-1]
-    out = np.empty(4 * (count + 1) + int(offsets[-1]), np.uint8)
-    out[:4] = np.array([count], "<u4").view(np.uint8)
-    out[heads[:, None] + np.arange(4)] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
-    move_spans(text, offsets[:-1], lengths, out, heads + 4)
-    return out

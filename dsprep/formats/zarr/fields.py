@@ -6,7 +6,7 @@
     An array of values and the index tables that say whose rows are whose: what dsprep writes as a
     group of ``values``, ``first`` and ``count``, or what `dsprep.formats.ragged` finds.
 `Elements`
-    One array whose elements vary in length: strings, byte strings, or arrays.
+    One array whose elements vary in length: strings or byte strings.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from dsprep.core.memory import free_memory
 from dsprep.core.schema import DIMENSIONS, Arena, Array, Column, Field, Ints, Kind, Ragged
 from dsprep.errors import FormatError
 from dsprep.formats.index_tables import Route, locate
-from dsprep.formats.zarr.array import LastBlock, StoredArray
+from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
 from dsprep.formats.zarr.chunks import MAX_CHUNK
-from dsprep.formats.zarr.locate import Step, Unlocated
+from dsprep.formats.zarr.locate import Unlocated
 from dsprep.formats.zarr.metadata import MAX_ROW, NoField
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Column as Located
-from dsprep.layout.model import Grid
 from dsprep.reading.columns import PendingRead
 
-VLEN = {"str": "vlen-utf8", "bytes": "vlen-bytes", "array": "vlen-array"}
+VLEN = {"str": "vlen-utf8", "bytes": "vlen-bytes"}
 """The codecs of elements that vary in length, by kind of field."""
 
 MIN_ELEMENTS_NBYTES = 64 << 20
@@ -101,14 +100,14 @@ class Reading:
         shape = (stop - start, *field.inner)
         return replace(rows, done=lambda stored: view(rows.done(stored), field.dtype, shape))
 
-    def located(self, field: Field, count: int, step: Step) -> Located:
+    def located(self, field: Field, count: int) -> Located:
         """Return where all samples are stored; see `base.Source.extents` and `locate.locate`.
 
         `field` is as the user asked for it, perhaps with a type for what is kept as bytes.
         """
         if not count or not field.row_nbytes:
             return Located(None)
-        return self.arrays[0].column(step, self._lines)
+        return self.arrays[0].column(self._lines)
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample, or None where that takes reading them."""
@@ -152,12 +151,13 @@ class Parts(Reading):
         tables = dict.fromkeys(array for array in numbers if isinstance(array, StoredArray))
         self.arrays = (values, *tables)
         kind: Kind = attrs.get(KIND, "array")
-        dtype, shape = declared(self._values)
-        good = kind == "array" or (dtype == np.uint8 and len(shape) == 1)
-        if kind not in ("array", "bytes", "str") or not good:
+        dtype, shape = declared(values)
+        if kind != "array" and not (
+            kind in ("bytes", "str") and (dtype, len(shape)) == (np.uint8, 1)
+        ):
             raise FormatError(
                 f"attribute {KIND} does not fit the values",
-                where=self._values.where,
+                where=values.where,
                 expected="array, or bytes or str of uint8 values",
                 found=f"{kind!r} of {dtype}{list(shape)}",
             )
@@ -207,24 +207,16 @@ class Parts(Reading):
         return replace(rows, done=column)
 
     @override
-    def located(self, field: Field, count: int, step: Step) -> Located:
-        # Rows of values, which may become samples of another type.
+    def located(self, field: Field, count: int) -> Located:
         for array in self.arrays:
             array.invalidate()
         firsts, counts = np.zeros((2, self.count), np.int64)
         for start in range(0, self.count, _STEP):
             some = slice(start, min(start + _STEP, self.count))
             firsts[some], counts[some] = self.rows(some.start, some.stop)
-        grid = self._values.column(step).grid if self.nbytes else None
-        own, nbytes = self.field, field.row_nbytes
-        if (field.dtype, field.shape) != (own.dtype, own.shape):
-            _check_type(field, counts, self._values.where)
-            if not field.ragged and bool((firsts == np.arange(self.count) * nbytes).all()):
-                return Located(grid, max(1, nbytes))
-            if not field.ragged or (nbytes and (firsts % nbytes).any()):
-                raise Unlocated(f"only zarr reads values of {nbytes} bytes across gaps")
-            firsts, counts = firsts // max(1, nbytes), counts // max(1, nbytes)
-            grid = grid and _regrouped(grid, nbytes)
+        grid = self._values.column().grid if self.nbytes else None
+        if (field.dtype, field.shape) != (self.field.dtype, self.field.shape):
+            raise Unlocated("only after a convert have bytes of a type that was asked for offsets")
         return Located(grid, 1, Explicit(firsts), Explicit(counts))
 
     @override
@@ -247,21 +239,20 @@ class Elements(Reading):
             )
         self.field = Field(name, meta.dtype, (None,), meta.kind, from_json(meta.attrs))
         self.count, self.nbytes, self.arrays = meta.shape[0], 0, (array,)
-        self._block: LastBlock[list[Any]] = LastBlock()
 
     @override
     def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
         return PendingRead(0, [], lambda _: self._read(start, stop))
 
     @override
-    def located(self, field: Field, count: int, step: Step) -> Located:
+    def located(self, field: Field, count: int) -> Located:
         raise Unlocated("only zarr reads elements of varying length")
 
     def _read(self, start: int, stop: int) -> Column:
         rows = self.arrays[0].meta.grid[0]
         items: list[Any] = []
         for i in range(start // rows, -(-stop // rows) if stop > start else 0):
-            chunk = self._block.get(i, partial(self.chunk, i))
+            chunk = self.arrays[0].kept(i, partial(self.chunk, i))
             items += chunk[max(0, start - i * rows) : stop - i * rows]
         return Ragged.pack(items, self.field)
 
@@ -271,18 +262,16 @@ class Elements(Reading):
         The number of elements that it claims to hold is compared with the metadata first: the
         codec takes memory for as many.
         """
-        array, meta, kind = self.arrays[0], self.arrays[0].meta, self.field.kind
+        array, meta, text = self.arrays[0], self.arrays[0].meta, self.field.kind == "str"
+        empty: Any = "" if text else b""
         rows, where = meta.grid[0], f"{array.where}, chunk {i}"
         import numcodecs
 
         with array.reading(i * rows, min((i + 1) * rows, self.count)):
             data: Any = array.store.document(meta.key(i), MAX_CHUNK)
             if data is None:
-                missing: Any = np.empty(0, meta.dtype)
-                if kind != "array":
-                    missing = array.element((i * rows,)).item()
-                kinds = {"str": str, "bytes": bytes, "array": np.ndarray}
-                return [missing if isinstance(missing, kinds[kind]) else kinds[kind]()] * rows
+                missing = array.element((i * rows,)).item()
+                return [missing if isinstance(missing, type(empty)) else empty] * rows
             if len(meta.codecs) > 1:
                 limit = max(MIN_ELEMENTS_NBYTES, free_memory() // 4)
                 data = unpack(data, {"id": meta.codecs[1]}, limit, where)
@@ -291,40 +280,9 @@ class Elements(Reading):
             if count != rows:
                 what = "the chunk holds another number of elements"
                 raise FormatError(what, where=where, expected=rows, found=count)
-            codec = {
-                "str": numcodecs.VLenUTF8,
-                "bytes": numcodecs.VLenBytes,
-                "array": lambda: numcodecs.VLenArray(meta.dtype),
-            }[kind]()
-            empty: Any = "" if kind == "str" else b""
-            elements: list[Any] = list(codec.decode(encoded))
-            return [empty if item is None else item for item in elements]
+            codec = numcodecs.VLenUTF8() if text else numcodecs.VLenBytes()
+            return [empty if item is None else item for item in codec.decode(encoded)]
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return None: reading the elements is the only way to tell."""
         return None
-
-
-def _check_type(field: Field, lengths: Ints, where: str) -> None:
-    """Raise `FormatError` if the bytes of a sample do not fit the type that was asked for."""
-    nbytes = field.row_nbytes
-    bad = lengths % nbytes != 0 if field.ragged and nbytes else lengths != nbytes
-    if bad.any():
-        i = int(bad.argmax())
-        raise FormatError(
-            f"the bytes do not fit {field}",
-            where=f"{where}, sample {i}",
-            expected=f"{'a multiple of ' * field.ragged}{nbytes} bytes",
-            found=f"{lengths[i]} bytes",
-        )
-
-
-def _regrouped(grid: Grid, nbytes: int) -> Grid:
-    """Return an array of bytes as one of elements of `nbytes`, of which it holds whole ones."""
-    total, chunk = grid.shape[0], grid.chunk[0]
-    if chunk % nbytes:
-        raise Unlocated(f"only zarr reads values of {nbytes} bytes across chunks of {chunk}")
-    fill = None if grid.fill is None else grid.fill * nbytes
-    return replace(
-        grid, shape=(total // nbytes,), itemsize=nbytes, chunk=(chunk // nbytes,), fill=fill
-    )

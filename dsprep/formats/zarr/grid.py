@@ -100,8 +100,8 @@ class GroupGrid:
         count, inner = int(grouping.edges[-1]), grouping.edges[1:-1]
         self._chunk = int(np.gcd.reduce(inner)) if len(inner) else count
         self._single = bool((np.diff(grouping.edges) <= self._chunk).all())  # a chunk per group
-        sharded = not (zipped or self._packed) and self._format == 3 and options.zarr_shard != 0
-        self.per = self._groups_per_file(options.zarr_shard, sharded)
+        sharded = not (zipped or self._packed) and self._format == 3
+        self.per = self._groups_per_file(sharded)
         bare = replace(options, compress=None, zarr_shard=None if sharded else 0)
         self.arrays, self.rows = plan_arrays(schema, bare)[0], list[int]()
         for number, plan in enumerate(self.arrays):
@@ -130,64 +130,39 @@ class GroupGrid:
     # --- what there may be ---------------------------------------------------------------------
 
     def _check(self, schema: Schema, options: WriteOptions) -> None:
-        if options.chunk is not None:
-            raise UsageError("zarr: a chunk is a group", fix="leave --chunk out")
-        if self.zipped and options.zarr_shard:
-            raise UsageError("zarr-shard: a ZIP file has no shards", fix="leave it out")
-        arrays, _ = plan_arrays(schema, replace(options, zarr_shard=None))  # or refuses options
-        if any(plan.role == "strings" for plan in arrays):
+        if options.chunk is not None or options.zarr_shard is not None:
+            raise UsageError("zarr: groups decide chunks and shards", fix="leave --chunk out")
+        plan_arrays(schema, options)  # refuses options
+        if self._packed and (schema.ragged or self.zipped):
             raise UnsupportedError(
-                "zarr: groups hold no strings of varying length", fix="leave --zarr-strings out"
-            )
-        if self._packed and (schema.ragged or self.zipped or options.zarr_shard):
-            raise UnsupportedError(
-                "zarr: groups of ragged fields, in ZIP files and in shards of a given size are "
-                "written without compression",
+                "zarr: groups of ragged fields and in ZIP files are written without compression",
                 fix="leave it out, or write HDF5",
             )
 
-    def _groups_per_file(self, shard: int | None, sharded: bool) -> int:
+    def _groups_per_file(self, sharded: bool) -> int:
         count = max(1, self.grouping.count)
-        if not sharded and not self.zipped:
-            if not self._single:
-                raise UnsupportedError(
-                    "zarr: groups of different numbers of samples cannot be chunk files",
-                    fix="write Zarr v3 with shards, a ZIP store, or HDF5",
-                )
-            return 1
-        if self.zipped or not self._single:
-            if self.grouping.edges[-1] > MAX_MEMBERS * self._chunk:
-                raise UnsupportedError(
-                    f"zarr: chunks of {self._chunk} samples, the largest that all groups are "
-                    "multiples of, are too many",
-                    fix="choose groups of equally many samples, or HDF5",
-                )
-            return count
-        if not shard:
-            return min(count, MAX_CHUNKS)
-        if shard % self._chunk and count > 1:
-            raise UsageError(
-                f"zarr: {shard} samples per shard",
-                expected=f"a multiple of the {self._chunk} samples of a group",
+        if self._single and not self.zipped:
+            return min(count, MAX_CHUNKS) if sharded else 1
+        few = self.grouping.edges[-1] <= MAX_MEMBERS * self._chunk
+        if not (few and (sharded or self.zipped)):
+            raise UnsupportedError(
+                f"zarr: chunks of {self._chunk} samples, the largest that all groups are "
+                "multiples of, are too many, or would be files",
+                fix="choose groups of equally many samples, Zarr v3 without compression, or HDF5",
             )
-        return min(count, max(1, shard // self._chunk))
+        return count
 
     def _check_chunk(self, number: int) -> None:
         """Raise `UnsupportedError` if a chunk of an array is too large."""
         plan, nbytes = self.arrays[number], self.chunk_nbytes(number)
-        reason = fix = ""
-        if self._packed and nbytes > MAX_PACKED:
-            reason = "2 GiB are the most that codecs compress at once"
-            fix = "choose smaller groups, or leave compression out"
-        elif self.zipped and nbytes > LARGEST:
-            reason = "4 GiB are the most that a member of a ZIP file holds here"
-            fix = "choose smaller groups, or a directory store"
-        if reason and self.rows[number]:
+        limit = MAX_PACKED if self._packed else LARGEST if self.zipped else nbytes
+        if nbytes > limit and self.rows[number]:
             raise UnsupportedError(
-                f"zarr: {reason}",
+                "zarr: a chunk is too large to be compressed, or for a member of a ZIP file",
                 where=f"field {plan.field.name}",
+                expected=f"at most {limit} bytes",
                 found=f"{nbytes} bytes in a group",
-                fix=fix,
+                fix="choose smaller groups, or a directory store without compression",
             )
 
     # --- which array goes where ----------------------------------------------------------------
@@ -219,8 +194,7 @@ class GroupGrid:
                 total = int(np.sum(self.grouping.rows[plan.field.name]))
                 own[plan.field.name] = {CAPACITY: plan.chunk, ROWS: total}
         raw = frozenset(self.arrays[n].path for n in self.ordinary)
-        arrays = list(zip(self.arrays, self.rows, strict=True))
-        return documents(schema, arrays, options, own, raw)
+        return documents(schema, [*zip(self.arrays, self.rows, strict=True)], options, own, raw)
 
     def _place_front(self) -> int:
         """Place the ordinary arrays of a ZIP file behind its metadata; return where they end."""
@@ -323,13 +297,8 @@ class GroupGrid:
         return GroupPlan(nbytes, padding, largest, aligned, reads, how)
 
     def _how(self, reads: int) -> str:
-        if not self.tracks:
-            return "there are no bytes in groups"
         if self.zipped:
             return "one ZIP store; a group's chunks follow one another, with a small header between"
-        where = ", compressed, and a file" if self._packed else " and a file"
-        if self.arrays[self.tracks[0].numbers[0]].sharded:
-            where = f" in shards of {self.per:,} groups"
-            where = " in one shard" if self.per >= self.grouping.count else where
-        text = f"a group is a chunk of the largest field{where}"
+        text = "a group is a chunk of the largest field"
+        text += ", compressed, and a file" if self._packed else f", {self.per:,} in a file"
         return text + (f"; dsprep makes a read per field, {reads} per group" * (reads > 1))

@@ -11,9 +11,7 @@ neither is a store.
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.groups import Grouping, seam
-from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
+from dsprep.core.schema import Arena, Array, Batch, Schema
 from dsprep.errors import TargetError
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
@@ -49,7 +47,6 @@ from dsprep.storage.ranges import (
 )
 from dsprep.storage.trees import remove
 
-BLOCK = 8 << 20
 UNKNOWN = -1
 
 Sum = tuple[int, int, int, int]
@@ -61,13 +58,10 @@ class GroupWriter(StoreWriter):
 
     Attributes
     ----------
-    chunks
-        By number of an array in a track, of each of its chunks: offset in the file, bytes, and
-        ZIP's checksum if it is a member; int64, shape ``(3, chunks)``.
-    starts, used, ends
-        By track; see `Track`.
-    crcs
-        CRC-32C of each group, or `UNKNOWN`.
+    crc32
+        By number of an array in a track: ZIP's checksum of each of its chunks, int64.
+    crcs, nbytes
+        CRC-32C of each group, or `UNKNOWN`; and its bytes in the first track.
     samples, shared
         Samples that have been reserved; whether others write some of them, so that what is there
         stays.
@@ -84,17 +78,16 @@ class GroupWriter(StoreWriter):
         grid = self.grid = GroupGrid(schema, options, grouping, is_zip(path))
         super().__init__(path, schema, options, grid.arrays)
         self.grouping, self.offsets = grouping, grid.offsets
-        self.starts = [t.starts for t in grid.tracks]
-        self.used, self.ends = [t.used for t in grid.tracks], [t.ends for t in grid.tracks]
-        self.chunks: dict[int, Ints] = {}
-        for n in (n for t in grid.tracks for n in t.numbers):
-            nbytes = np.full(len(grid.offsets[n]), grid.chunk_nbytes(n))
-            self.chunks[n] = np.stack([grid.offsets[n], nbytes, np.zeros_like(nbytes)])
+        tracked = [n for t in grid.tracks for n in t.numbers]
+        self.crc32 = {n: np.zeros(len(grid.offsets[n]), np.int64) for n in tracked}
+        self.nbytes = np.zeros(grouping.count, np.int64)
+        for track in grid.tracks[:1]:
+            self.nbytes[:] = track.used - track.starts
         self.crcs = np.full(grouping.count, UNKNOWN, np.int64)
         self.whole = options.compress is not None
         self._encode = [encoder(options.compress, plan) for plan in self.arrays]
         self._rows = {f.name: 0 for f in schema if f.ragged}
-        self._lock, self._sums = threading.Lock(), dict[int, list[Sum]]()
+        self._sums = dict[int, list[Sum]]()
         self.samples, self.shared = 0, False
         if state is None:
             remove(path)
@@ -106,12 +99,6 @@ class GroupWriter(StoreWriter):
         if not grid.zipped:
             (path / root_key(options.zarr_format)).unlink(missing_ok=True)
             self.make_folders()
-        else:
-            with self.files.opened(path, int(self.ends[0][-1]) if self.ends else 0) as fd:
-                beside = [span for n in grid.ordinary for span in self._known(n)]
-                erase(fd, beside, 0, min(grid.front, fstat(fd).st_size))
-        for track in grid.tracks if state is not None and not self.whole else ():
-            self._erase_after_checkpoint(track)
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -119,53 +106,13 @@ class GroupWriter(StoreWriter):
     def path(self, number: int, file: int) -> Path:
         return self.root if self.grid.zipped else super().path(number, file)
 
-    def cut(self, track: Track, group: int, end: int) -> None:
-        """Let the file of a group end at `end`, and remove the files of later ones."""
-        files = itertools.count(group // track.groups)
-        with self.files.opened(self.path(track.numbers[0], next(files))) as fd:
-            truncate(fd, end)
-        while not self.grid.zipped and (path := self.path(track.numbers[0], next(files))).exists():
-            path.unlink()
-
-    def _known(self, number: int, first: int = 0, last: int | None = None) -> list[tuple[int, int]]:
-        """Return where rows that have been reserved are, chunk by chunk: begins and ends."""
-        plan, chunk_rows = self.arrays[number], self.grid.rows_in_chunks(number)
-        chunks = np.arange(len(chunk_rows))
-        if plan.role == "values":
-            group = self.grouping.of(self.samples)
-            inside = self.samples > self.grouping.edges[group]
-            rows = self._rows[plan.field.name] if inside else 0
-            known = np.where(chunks < group, chunk_rows, np.where(chunks == group, rows, 0))
-        else:
-            known = np.clip(self.samples - plan.chunk * chunks, 0, plan.chunk)
-        some = np.flatnonzero(known[first:last]) + first
-        begins = self.offsets[number][some]
-        ends = begins + known[some] * plan.row_nbytes
-        return list(zip(begins.tolist(), ends.tolist(), strict=True))
-
-    def _erase_after_checkpoint(self, track: Track) -> None:
-        """Cut off all behind the last value of the checkpoint, and write zeros between its values.
-
-        A killed run may have written anything there.
-        """
-        group = self.grouping.of(self.samples)
-        at = group if self.samples > self.grouping.edges[group] else max(0, group - 1)
-        known: list[tuple[int, int]] = []
-        for n in track.numbers:
-            edges = self.grid.first_chunks(n)
-            known += self._known(n, int(edges[at - at % track.groups]), int(edges[at + 1]))
-        begin, end = int(track.starts[at]), max((b for _, b in known), default=self.grid.front)
-        self.cut(track, at, end)
-        with self.files.opened(self.path(track.numbers[0], at // track.groups)) as fd:
-            erase(fd, [span for span in known if span[0] >= begin], begin, end)
-
     # --- pieces --------------------------------------------------------------------------------
 
     @override
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         # Of compressed arrays the rows are the chunk.
         piece = super().encode(batch, start, arena)
-        for n in self.chunks if self.whole and piece.count else ():
+        for n in self.crc32 if self.whole and piece.count else ():
             (chunk,) = encode_file(piece.rows[n], self.arrays[n], self._encode[n])
             piece.rows[n] = bytes(chunk)
         return piece
@@ -197,15 +144,15 @@ class GroupWriter(StoreWriter):
         group = self.grouping.of(piece.start)
         for number in self.grid.ordinary:
             self.write_rows(number, *piece.column(number, self.arrays[number]))
-        for n in self.chunks if self.whole else ():
-            self.files.replace(self.path(n, group), [piece.rows[n]])
+        for n in self.crc32 if self.whole else ():
+            self.replace(self.path(n, group), [piece.rows[n]])
             if n in self.grid.tracks[0].numbers:
                 self._note(group, piece.rows[n])
-        for track, ends in zip(self.grid.tracks, self.ends, strict=True) if not self.whole else ():
+        for track in self.grid.tracks if not self.whole else ():
             file = group // track.groups
-            end = int(ends[min((file + 1) * track.groups, len(ends)) - 1])
+            end = int(track.ends[min((file + 1) * track.groups, len(track.ends)) - 1])
             sums: list[Sum] = []
-            with self.files.opened(self.path(track.numbers[0], file), end) as fd:
+            with self.opened(self.path(track.numbers[0], file), end) as fd:
                 for n in track.numbers:
                     first, rows = piece.column(n, self.arrays[n])
                     for _, offset, part in self.spans(n, first, rows):
@@ -256,7 +203,7 @@ class GroupWriter(StoreWriter):
             size = self.grid.chunk_nbytes(n)
             inside = sums[bisect_left(sums, (at,)) : bisect_left(sums, (at + size,))]
             crc32 = CRC32.joined([(s[0] - at, s[1], s[3]) for s in inside], size)
-            self.chunks[n][2, k] = crc32
+            self.crc32[n][k] = crc32
             header = local_header(self._key(n, k), size, crc32)
             pwrite_all(fd, [header], at - len(header))
             parts.append((at - begin - len(header), len(header), CRC32C.of(header)))
@@ -265,7 +212,7 @@ class GroupWriter(StoreWriter):
 
     def _note(self, group: int, data: bytes) -> None:
         """Note the size and the sum of a compressed group."""
-        self.used[0][group], self.crcs[group] = len(data), CRC32C.of(data)
+        self.nbytes[group], self.crcs[group] = len(data), CRC32C.of(data)
 
     def _read_back(self, group: int) -> None:
         """Take the sums of a group from its file, and complete it."""
@@ -274,7 +221,7 @@ class GroupWriter(StoreWriter):
         if self.whole:
             self._note(group, path.read_bytes())
             return
-        with self.files.opened(path, access=os.O_RDWR) as fd:
+        with self.opened(path, access=os.O_RDWR) as fd:
             truncate(fd, max(fstat(fd).st_size, int(track.ends[group])))
             sums = []
             with closing(open_file(path)) as file:
@@ -288,21 +235,19 @@ class GroupWriter(StoreWriter):
         # The sums of groups, and of members of a ZIP file.
         groups = np.flatnonzero(self.crcs != UNKNOWN).tolist()
         members = [
-            (n, k, int(self.chunks[n][2, k]))
+            (n, k, int(self.crc32[n][k]))
             for group in (groups if self.grid.zipped else ())
             for n, k, *_ in self._used(group)
         ]
-        used = self.used[0][groups].tolist() if groups else []
-        return {"sums": [groups, self.crcs[groups].tolist(), used], "members": members}
+        sums = [groups, self.crcs[groups].tolist(), self.nbytes[groups].tolist()]
+        return {"sums": sums, "members": members}
 
     @override
     def adopt(self, report: State) -> None:
-        groups, crcs, used = np.array(report["sums"], np.int64)
-        self.crcs[groups] = crcs
-        for known in self.used[:1]:
-            known[groups] = used
+        groups, crcs, nbytes = np.array(report["sums"], np.int64)
+        self.crcs[groups], self.nbytes[groups] = crcs, nbytes
         for number, chunk, crc32 in report["members"]:
-            self.chunks[number][2, chunk] = crc32
+            self.crc32[number][chunk] = crc32
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -324,33 +269,35 @@ class GroupWriter(StoreWriter):
         if self.grid.zipped:
             self._finish_zip()
             return
-        for track, ends in zip(self.grid.tracks, self.ends, strict=True) if not self.whole else ():
-            self._finish_track(track, ends)
+        for track in self.grid.tracks if not self.whole else ():
+            self._finish_track(track)
         for number in self.grid.ordinary:
             self.finish_rows(number, self.grid.rows[number])
         self.finish_documents(self.grid.documents)
 
-    def _finish_track(self, track: Track, ends: Ints) -> None:
+    def _finish_track(self, track: Track) -> None:
         """Give each file of a track its length, and its index if it is a shard."""
         (number,) = track.numbers
         plan, edges = self.arrays[number], self.grid.first_chunks(number)
-        for i, first in enumerate(range(0, len(ends), track.groups)):
-            last = min(first + track.groups, len(ends))
-            with self.files.opened(self.path(number, i)) as fd:
-                end = int(ends[last - 1])
+        for i, first in enumerate(range(0, len(track.ends), track.groups)):
+            last = min(first + track.groups, len(track.ends))
+            with self.opened(self.path(number, i)) as fd:
+                end = int(track.ends[last - 1])
                 truncate(fd, end)
                 if plan.sharded:
-                    offsets, sizes, _ = self.chunks[number][:, edges[first] : edges[last]]
+                    offsets = self.offsets[number][edges[first] : edges[last]]
+                    sizes = np.full(len(offsets), self.grid.chunk_nbytes(number))
                     pwrite_all(fd, [build_index(sizes, plan.file // plan.chunk, offsets)], end)
 
     def _finish_zip(self) -> None:
-        with self.files.opened(self.root, access=os.O_RDWR) as fd:
-            end = int(self.ends[0][-1]) if self.grid.tracks else self.grid.front
+        with self.opened(self.root, access=os.O_RDWR) as fd:
+            end = int(self.grid.tracks[0].ends[-1]) if self.grid.tracks else self.grid.front
             truncate(fd, end)
             members = [*self._write_front(fd)]
-            for n, table in self.chunks.items():
-                rows = enumerate(table.T.tolist())
-                members += [(self._key(n, k), size, crc, at) for k, (at, size, crc) in rows]
+            for n, crcs in self.crc32.items():
+                chunks = enumerate(zip(crcs.tolist(), self.offsets[n].tolist(), strict=True))
+                size = self.grid.chunk_nbytes(n)
+                members += [(self._key(n, k), size, crc, at) for k, (crc, at) in chunks]
             if self.durable:
                 sync(fd, data=True)
             truncate(fd, end + pwrite_all(fd, [directory(members, end)], end))
@@ -380,26 +327,13 @@ class GroupWriter(StoreWriter):
     @override
     def groups(self) -> Groups:
         # Track 0.
-        path, files = "", None
-        starts = lengths = np.zeros(self.grouping.count, np.int64)
-        if self.grid.tracks:
-            starts, lengths = self.starts[0], self.used[0] - self.starts[0]
-        if self.grid.tracks and not self.grid.zipped:
-            track = self.grid.tracks[0]
-            path = self._key(track.numbers[0], 0)
-            if track.groups < self.grouping.count:
-                files = track.groups
-                head, _, name = path.rpartition("/")
-                path = f"{head}/{name.replace('0', '{0}', 1)}"
+        path, files, starts = "", None, np.zeros(self.grouping.count, np.int64)
+        for track in self.grid.tracks[:1]:
+            starts, key = track.starts, self._key(track.numbers[0], 0)
+            path = "" if self.grid.zipped else key
+            if path and track.groups < self.grouping.count:
+                head, _, name = key.rpartition("/")
+                path, files = f"{head}/{name.replace('0', '{0}', 1)}", track.groups
         first = None if self.grouping.even else Explicit(self.grouping.edges[:-1])
-        blocks = Blocks(Explicit(starts), Explicit(lengths), path)
+        blocks = Blocks(Explicit(starts), Explicit(self.nbytes), path)
         return Groups(max(1, self.grouping.samples), blocks, Explicit(self.crcs), first, files)
-
-
-def erase(fd: int, keep: list[tuple[int, int]], start: int, stop: int) -> None:
-    """Write zeros to all bytes ``start <= i < stop`` of a file that do not lie in `keep`."""
-    edges = [(start, start), *sorted(keep), (stop, stop)]
-    zeros = np.zeros(min(BLOCK, max(1, stop - start)), np.uint8)
-    for (_, a), (b, _) in itertools.pairwise(edges):
-        for at in range(a, b, BLOCK):
-            pwrite_all(fd, [zeros[: min(BLOCK, b - at)]], at)

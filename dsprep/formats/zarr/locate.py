@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.zarr.chunks import shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
-from dsprep.formats.zarr.store import Zip, is_number, join
+from dsprep.formats.zarr.store import Store, Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
 from dsprep.layout.laws import LARGEST, Explicit, Law, affine
 from dsprep.layout.model import Blocks, Grid
@@ -38,28 +37,16 @@ FEW_BLOCKS = 1 << 20
 SPARSE = 256
 """An array of more than `FEW_BLOCKS` chunks has files for at least one in `SPARSE`."""
 
-AT_ONCE = 8
-"""Shard indexes that a thread reads between two reports of progress."""
-
-Step = Callable[[int], None]
-
-COMPRESSED = "only zarr reads chunks that the ZIP file has compressed"
-
 
 class Unlocated(Exception):
     """Only zarr reads this; the text is the reason, a clause."""
 
 
-def locate(array: StoredArray, step: Step) -> Grid:
+def locate(array: StoredArray) -> Grid:
     """Return the chunks of an array, none of whose axes is 0: all of its files are looked for.
 
     Chunks beyond the array's edge belong to no sample and may have any offset: they get the one
     that leaves the laws of the others simple.
-
-    Parameters
-    ----------
-    step
-        Called with a number of files, as they are done.
 
     Raises
     ------
@@ -70,9 +57,14 @@ def locate(array: StoredArray, step: Step) -> Grid:
     """
     frame = Frame(array.meta)
     grid = _grid(array, frame)
-    files = _files(array, frame)
+    files = stored_files(array.store, array.meta)
+    if (files[2] < 0).any():
+        if isinstance(array.store, Zip):
+            raise Unlocated("only zarr reads chunks that the ZIP file has compressed")
+        key = _key(array.meta, frame, int(files[0][files[2].argmin()]))
+        raise FormatError("this is not a regular file", where=f"{array.store.path}/{key}")
     _check_count(array, frame, files[0])
-    offsets, lengths, fill = _chunks(array, frame, files, step)
+    offsets, lengths, fill = _chunks(array, frame, files)
     if grid.files is None:
         offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
     else:
@@ -178,27 +170,23 @@ class Frame:
 # --- files -----------------------------------------------------------------------------------
 
 
-def _files(array: StoredArray, frame: Frame) -> Ints:
-    """Return number, offset and bytes of each file that is there: shape ``(3, n)``, by number."""
-    start, separator = array.meta.keys
-    folder, axes = array.meta.path, len(array.meta.shape)
+def stored_files(store: Store, meta: ArrayMeta) -> Ints:
+    """Return number, offset and bytes of each file that is there: shape ``(3, n)``, by number.
+
+    The bytes are -1 where they are no plain bytes of a regular file.
+    """
+    start, separator = meta.keys
+    folder, axes = meta.path, len(meta.shape)
+    along = tuple(-(-n // g) for n, g in zip(meta.shape, meta.grid, strict=True))
     if separator == "/" and axes:
         folder, start = join(folder, start.rstrip("/")), ""
-    single = "" if axes else start.rstrip("./") or "0"
     entries: list[tuple[int, int, int]] = []
-    for name, at, nbytes in array.store.listed(folder, max(0, axes - 1) * (separator == "/")):
-        if single:
-            number = 0 if name == single else None
-        else:
-            number = _number(name, start, separator, frame.along)
-        if number is None:
-            continue
-        if nbytes < 0 and isinstance(array.store, Zip):
-            raise Unlocated(COMPRESSED)
-        if nbytes < 0:
-            where = f"{array.store.path}/{join(folder, name)}"
-            raise FormatError("this is not a regular file", where=where)
-        entries.append((number, at, nbytes))
+    for name, at, nbytes in store.listed(folder, max(0, axes - 1) * (separator == "/")):
+        number = _number(name, start, separator, along)
+        if not axes:
+            number = 0 if name == (start.rstrip("./") or "0") else None
+        if number is not None:
+            entries.append((number, at, nbytes))
     table = np.array(entries, np.int64).reshape(-1, 3)
     return table[np.argsort(table[:, 0])].T
 
@@ -234,19 +222,17 @@ def _check_count(array: StoredArray, frame: Frame, numbers: Ints) -> None:
         raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
 
 
-def _chunks(
-    array: StoredArray, frame: Frame, files: Ints, step: Step
-) -> tuple[Ints, Ints, bytes | None]:
+def _chunks(array: StoredArray, frame: Frame, files: Ints) -> tuple[Ints, Ints, bytes | None]:
     """Return offset and bytes of each chunk, -1 and 0 where it is missing, and the fill value.
 
-    `files` are as from `_files`. The numbers have the shape ``(files, inside)``.
+    `files` are as from `stored_files`. The numbers have the shape ``(files, inside)``.
     """
     numbers, starts, sizes = files
     encoded = bool(array.meta.filters)
     offsets = np.full((frame.files, frame.inside), -1, np.int64)
     lengths = np.zeros((frame.files, frame.inside), np.int64)
     if array.meta.sharding is not None:
-        _read_shards(array, frame, files, (offsets, lengths), step)
+        _read_shards(array, frame, files, (offsets, lengths))
     else:
         wrong = sizes == 0 if encoded else sizes != frame.chunk_nbytes
         if wrong.any():
@@ -259,7 +245,6 @@ def _chunks(
                 fix="the file is truncated, still being written, or not of this array",
             )
         offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
-        step(frame.files)
     missing = frame.missing(offsets)
     fill = None if missing is None else array.element(missing).tobytes()
     return offsets, lengths, fill
@@ -269,34 +254,21 @@ def _key(meta: ArrayMeta, frame: Frame, number: int) -> str:
     return file_path(template(meta), [int(n) for n in np.unravel_index(number, frame.along)])
 
 
-def _read_shards(
-    array: StoredArray, frame: Frame, files: Ints, out: tuple[Ints, Ints], step: Step
-) -> None:
+def _read_shards(array: StoredArray, frame: Frame, files: Ints, out: tuple[Ints, Ints]) -> None:
     """Put what the indexes of shards give into offsets and bytes of chunks."""
-    numbers, starts, _ = files
-    threads, count = min(8, 2 * len(os.sched_getaffinity(0))), AT_ONCE
-    if isinstance(array.store.path, StorePath):  # they wait for answers
-        threads, count = 64, 1
 
-    def read(first: int) -> int:
-        some = slice(first, first + count)
-        for number, start in zip(numbers[some].tolist(), starts[some].tolist(), strict=True):
-            key = _key(array.meta, frame, number)
-            with array.store.chunk(key) as shard:
-                if shard is None:
-                    raise FormatError("a shard has vanished", where=f"{array.where}, {key}")
-                at, nbytes = shard_index(shard, array.meta)
-            out[0][number], out[1][number] = np.where(at < 0, -1, at + start), nbytes
-        return len(numbers[some])
+    def read(entry: tuple[int, int]) -> None:
+        number, start = entry
+        key = _key(array.meta, frame, number)
+        with array.store.chunk(key) as shard:
+            if shard is None:
+                raise FormatError("a shard has vanished", where=f"{array.where}, {key}")
+            at, nbytes = shard_index(shard, array.meta)
+        out[0][number], out[1][number] = np.where(at < 0, -1, at + start), nbytes
 
-    firsts = range(0, len(numbers), count)
-    if len(firsts) < 2:
-        for first in firsts:
-            step(read(first))
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        for done in pool.map(read, firsts):
-            step(done)
+    waits = isinstance(array.store.path, StorePath)  # for answers
+    with ThreadPoolExecutor(64 if waits else min(8, len(os.sched_getaffinity(0)))) as pool:
+        list(pool.map(read, files[:2].T.tolist()))
 
 
 # --- laws ------------------------------------------------------------------------------------

@@ -29,13 +29,12 @@ from dsprep.core.schema import (
     Kind,
     check_dtype,
     extension,
-    is_extension,
     known_axes,
 )
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.attributes import FILL, decode_fill
 from dsprep.formats.zarr.chunks import NUMCODECS
-from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, Directory, Store, join
+from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, ZATTRS, Directory, Store, join
 from dsprep.storage.paths import open_file
 
 MAX_ROW = 2**40
@@ -73,7 +72,6 @@ VLEN_KINDS: Mapping[str, Kind] = {
     "bytes": "bytes",
     "vlen-utf8": "str",
     "vlen-bytes": "bytes",
-    "vlen-array": "array",
 }
 """Data types of v3, and object codecs of v2, whose elements vary in length."""
 
@@ -81,15 +79,11 @@ Codec = tuple[str, Mapping[str, Any]]
 """A name and a configuration."""
 
 
+Sharding = tuple[bool, bool]
+"""Whether the index of a shard is at its start, and whether it ends in a CRC-32C."""
+
+
 @dataclass(frozen=True)
-class Sharding:
-    """Where the index of a shard is, and whether it ends in a CRC-32C."""
-
-    at_start: bool
-    crc: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class ArrayMeta:
     """One array, in the same terms for both versions.
 
@@ -104,7 +98,7 @@ class ArrayMeta:
     chunk
         Of a chunk; the same as `grid` unless there are shards.
     dtype
-        As stored, byte order included; of an element's elements for ``vlen-array``.
+        As stored, byte order included.
     kind
         ``bytes`` and ``str`` for elements of varying length.
     vlen
@@ -145,11 +139,6 @@ class ArrayMeta:
     axes: tuple[str, ...] = ()
 
     @property
-    def outer(self) -> str:
-        """The codec that made what is stored of a chunk, the last one; ``""``: there is none."""
-        return self.codecs[-1] if self.codecs else ""
-
-    @property
     def raw(self) -> bool:
         """Whether the bytes of a file are rows one after another."""
         rows = tuple(max(1, n) for n in self.shape[1:])
@@ -171,15 +160,11 @@ class ArrayMeta:
         """Return the number of files that hold the array when none is missing."""
         return math.prod(-(-n // g) for n, g in zip(self.shape, self.grid, strict=True))
 
-    def file_numbers(self, start: int, stop: int) -> Iterator[tuple[int, ...]]:
-        """Yield the grid positions of the files that hold the rows ``start <= i < stop``."""
-        rows = range(start // self.grid[0], -(-stop // self.grid[0]))
-        others = (range(-(-n // g)) for n, g in zip(self.shape[1:], self.grid[1:], strict=True))
-        return itertools.product(rows, *others)
-
     def file_keys(self, start: int, stop: int) -> Iterator[str]:
         """Yield the keys of the files that hold the rows ``start <= i < stop``."""
-        return (self.key(*numbers) for numbers in self.file_numbers(start, stop))
+        rows = range(start // self.grid[0], -(-stop // self.grid[0]))
+        others = (range(-(-n // g)) for n, g in zip(self.shape[1:], self.grid[1:], strict=True))
+        return (self.key(*numbers) for numbers in itertools.product(rows, *others))
 
 
 def read_document(store: Store, key: str) -> dict[str, Any] | None:
@@ -195,6 +180,28 @@ def read_document(store: Store, key: str) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise FormatError("the metadata is no JSON object", where=where)
     return document
+
+
+def read_node(store: Store, path: str) -> ArrayMeta | dict[str, Any] | None:
+    """Return the array at `path`, or the attributes of the group there, or None.
+
+    Raise `FormatError` if its documents are damaged, or what they say is not known.
+    """
+    for name, kind in (("zarr.json", ""), (".zarray", "array"), (".zgroup", "group")):
+        key = join(path, name)
+        document = read_document(store, key)
+        if document is None:
+            continue
+        attrs = document.get("attributes") if not kind else read_document(store, join(path, ZATTRS))
+        kind, version = kind or document.get("node_type", ""), document.get("zarr_format")
+        if version != (2 if name[0] == "." else 3) or kind not in ("array", "group"):
+            what = "this describes no Zarr v2 or v3 node"
+            raise FormatError(what, where=f"{store.path}, {key}")
+        attrs = attrs if isinstance(attrs, dict) else {}
+        if kind == "group":
+            return attrs
+        return read_array(document, attrs, path, f"{store.path}, {key}")
+    return None
 
 
 def read_array(
@@ -288,39 +295,19 @@ def _read_v2(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
     kind: Kind = "array"
     vlen, unlocated = document["dtype"] == "|O", ""
     if vlen:
-        dtype, kind = _object_v2(document, names)
-        unlocated = VARYING
-    else:
-        dtype = _dtype_v2(document["dtype"])
+        name = names[0] if document.get("filters") else "none"
+        if name not in VLEN_KINDS:
+            raise NoField(f"Python objects by codec {name} are not read")
+        kind, unlocated = VLEN_KINDS[name], VARYING
+    dtype = np.dtype(np.uint8) if vlen else _dtype_v2(document["dtype"])
     check_dtype(dtype)
     grid = _grid(shape, document["chunks"], dtype)
     if document.get("order", "C") != "C" and len(shape) > 1:
         unlocated = unlocated or "only zarr reads chunks in Fortran order"
-    return ArrayMeta(
-        path=path,
-        version=2,
-        shape=shape,
-        grid=grid,
-        chunk=grid,
-        dtype=dtype,
-        kind=kind,
-        vlen=vlen,
-        codecs=names,
-        keys=("", separator),
-        attrs=attrs,
-        axes=_axes(attrs.get(DIMENSIONS)),
-        **_filters(codecs, unlocated),
-    )
-
-
-def _object_v2(document: Mapping[str, Any], names: tuple[str, ...]) -> tuple[DType, Kind]:
-    name = names[0] if document.get("filters") else "none"
-    if name not in VLEN_KINDS:
-        raise NoField(f"Python objects by codec {name} are not read")
-    dtype = np.dtype(np.uint8)
-    if name == "vlen-array":
-        dtype = _dtype_v2(document["filters"][0]["dtype"])
-    return dtype, VLEN_KINDS[name]
+    more: dict[str, Any] = {"kind": kind, "vlen": vlen, "codecs": names, "attrs": attrs}
+    more |= {"keys": ("", separator), "axes": _axes(attrs.get(DIMENSIONS))}
+    more |= _filters(codecs, unlocated)
+    return ArrayMeta(path, 2, shape, grid, grid, dtype, **more)
 
 
 def _dtype_v2(value: Any) -> DType:
@@ -355,28 +342,16 @@ def _read_v3(document: Mapping[str, Any], attrs: Mapping[str, Any], path: str) -
         if any(g % c for g, c in zip(grid, chunk, strict=True)):
             raise FormatError("a shard is not a multiple of its chunks", found=str(chunk))
         sharding = _sharding(configuration)
-    return ArrayMeta(
-        path=path,
-        version=3,
-        shape=shape,
-        grid=grid,
-        chunk=chunk,
-        dtype=dtype,
-        kind=kind,
-        vlen=vlen,
-        codecs=tuple(_names(codecs)),
-        keys=_keys_v3(document.get("chunk_key_encoding", "default")),
-        sharding=sharding,
-        wrapped=first == "sharding_indexed" and len(codecs) > 1,
-        attrs=attrs,
-        axes=_axes(document.get("dimension_names") or attrs.get(DIMENSIONS)),
-        **_decoding_v3(codecs, sharding, VARYING if vlen else "", dtype, type_name),
-    )
+    keys = _keys_v3(document.get("chunk_key_encoding", "default"))
+    more: dict[str, Any] = {"kind": kind, "vlen": vlen, "codecs": tuple(_names(codecs))}
+    more |= {"keys": keys, "sharding": sharding, "attrs": attrs}
+    more["wrapped"] = first == "sharding_indexed" and len(codecs) > 1
+    more["axes"] = _axes(document.get("dimension_names") or attrs.get(DIMENSIONS))
+    more |= _decoding_v3(codecs, sharding, VARYING if vlen else "")
+    return ArrayMeta(path, 3, shape, grid, chunk, dtype, **more)
 
 
-def _decoding_v3(
-    codecs: list[Codec], sharding: Sharding | None, unlocated: str, dtype: DType, type_name: str
-) -> dict[str, Any]:
+def _decoding_v3(codecs: list[Codec], sharding: Sharding | None, unlocated: str) -> dict[str, Any]:
     if codecs[0][0] == "sharding_indexed":
         if len(codecs) > 1:
             unlocated = unlocated or "only zarr reads shards that are encoded as a whole"
@@ -385,10 +360,6 @@ def _decoding_v3(
         codecs = [named(c) for c in codecs[0][1]["codecs"]]
     if codecs[0][0] != "bytes":
         unlocated = unlocated or f"only zarr reads codec {codecs[0][0]}"
-    # Versions of zarr-python pass over the order of bytes of these, but not of ``struct``.
-    composed = type_name == "structured" or is_extension(dtype)
-    if composed and dtype.itemsize > 1 and byte_order(codecs) == ">":
-        unlocated = unlocated or f"only zarr reads big-endian {dtype}"
     return _filters(codecs[1:], unlocated)
 
 
@@ -438,7 +409,7 @@ def _sharding(configuration: Mapping[str, Any]) -> Sharding | None:
     names = [name for name, _ in index]
     if names not in (["bytes"], ["bytes", "crc32c"]) or byte_order(index) != "<":
         return None
-    return Sharding(at_start, len(names) > 1)
+    return at_start, len(names) > 1
 
 
 def _keys_v3(value: Any) -> tuple[str, str]:
@@ -468,16 +439,10 @@ def _dtype_v3(value: Any) -> DType:
         nbytes = int(configuration["length_bytes"])
         return np.dtype(f"{fixed[name]}{nbytes // 4 if name == 'fixed_length_utf32' else nbytes}")
     if name in ("structured", "struct"):
-        members = [_member_v3(m) for m in configuration["fields"]]
-        return np.dtype([(n, _dtype_v3(d)) for n, d in members])
+        members = configuration["fields"]
+        pairs = [(m["name"], m["data_type"]) if isinstance(m, dict) else m for m in members]
+        return np.dtype([(str(n), _dtype_v3(d)) for n, d in pairs])
     raise NoField(f"unknown data type {name}")
-
-
-def _member_v3(value: Any) -> tuple[str, Any]:
-    if isinstance(value, dict):
-        return str(value["name"]), value["data_type"]
-    name, data_type = value
-    return str(name), data_type
 
 
 # --- identity --------------------------------------------------------------------------------
@@ -501,24 +466,18 @@ def _documents(store: Directory) -> list[bytes]:
     digests: list[bytes] = []
     todo, nodes = [""], 0
     while todo and nodes < MAX_NODES:
-        node = todo.pop()
-        nodes += 1
-        there = 0
-        for name in sorted(DOCUMENTS):
-            key = join(node, name)
-            data = store.document(key)
-            if data is not None:
-                there += name in MARKERS
-                digests.append(f"{key}\0{digest(data)}\n".encode("utf-8", "surrogateescape"))
-        if not there and not node:
+        node, nodes = todo.pop(), nodes + 1
+        made = {name: store.document(join(node, name)) for name in sorted(DOCUMENTS)}
+        there = {name: data for name, data in made.items() if data is not None}
+        for name, data in there.items():
+            line = f"{join(node, name)}\0{digest(data)}\n"
+            digests.append(line.encode("utf-8", "surrogateescape"))
+        if not node and there.keys().isdisjoint(MARKERS):
             raise FormatError("there is no Zarr store", where=store.path)
-        if there and _is_group(store, node):
+        group = ".zgroup" in there and ".zarray" not in there
+        if "zarr.json" in there:
+            document = read_document(store, join(node, "zarr.json")) or {}
+            group = document.get("node_type") == "group"
+        if group:
             todo += [join(node, child) for child in reversed(store.children(node))]
     return digests
-
-
-def _is_group(store: Directory, node: str) -> bool:
-    document = read_document(store, join(node, "zarr.json"))
-    if document is not None:
-        return document.get("node_type") == "group"
-    return store.has(join(node, ".zgroup")) and not store.has(join(node, ".zarray"))

@@ -5,8 +5,6 @@ The walk through the groups, the choice of fields, and the source that reads the
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,10 +33,9 @@ from dsprep.formats.ragged import (
 from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, STATIC, from_json
-from dsprep.formats.zarr.conventions import state_images
 from dsprep.formats.zarr.fields import Elements, Parts, Reading
-from dsprep.formats.zarr.locate import Unlocated
-from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_array, read_document
+from dsprep.formats.zarr.locate import Unlocated, stored_files
+from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_node
 from dsprep.formats.zarr.store import DOCUMENTS, Directory, Store, Zip, join
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import Column, FileLayout
@@ -49,16 +46,20 @@ ROOT_NAME = "data"
 
 MAX_DEPTH = 32  # Linux follows 40 symbolic links on one path
 MAX_NODES = 100_000
-MAX_FILES = 100_000
+MAX_FILES = 10_000
 """Files of a store that are looked for when it is opened."""
 
 FEW_FILES = 64
 """Those of an array of more files."""
 
-CHUNK_NAME = re.compile(r"c|(c\.)?\d+(\.\d+)*")
-"""The names of chunks, or of the folders that hold them, in all spellings."""
+PARTS = ("values", "first", "count")
 
-PARTS = {"count", "first", "values"}
+OME = {"multiscales", "plate", "well"}
+OME_FIX = (
+    "name a level, such as --field 0, with --sample-axis none or first; or the images of a plate, "
+    "a sample each: 'PLATE/*/*/*/0' --sample-axis none"
+)
+"""What OME-NGFF 0.4 and 0.5 state of images, and how they are read."""
 
 
 class ZarrSource(Source):
@@ -77,12 +78,12 @@ class ZarrSource(Source):
             raise
 
     def _open(self, options: OpenOptions) -> None:
-        nodes = walk(self._store)
-        root: Attrs = {} if "" in nodes.arrays else nodes.groups.get("", {})
-        self.version = f"Zarr v{nodes.version}, {'ZIP' if self.path.is_file() else 'directory'}"
+        arrays, groups = walk(self._store)
+        root, kind = groups.get("", {}), "ZIP" if self.path.is_file() else "directory"
+        self.version = f"Zarr v{3 if self._store.has('zarr.json') else 2}, {kind}"
         own = root.get(FIELDS)
         listed = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
-        fields = StoreFields(self._store, nodes, listed, options)
+        fields = StoreFields(self._store, arrays, groups, listed, options)
         requested = fields.requested
         mode = options.sample_axis
         if mode == "auto" and listed:
@@ -114,7 +115,7 @@ class ZarrSource(Source):
         fields.add_attributes(readings)
         self._choose(options, readings, from_json(root))
         chosen = [r for _, r in self._columns]
-        notes += unkept(nodes.groups, chosen)
+        notes += unkept(groups, chosen)
         if not requested:
             notes += samples.unapplied({f.name: f.attrs for f in self.schema})
         self.notes = (*notes, *missing(self._store, chosen))
@@ -148,24 +149,15 @@ class ZarrSource(Source):
 
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        total = sum(r.arrays[0].meta.files() for _, r in self._columns)
-        done = 0
-
-        def step(files: int) -> None:
-            nonlocal done
-            done += files
-            if progress is not None:
-                progress(done, total)
-
         columns: dict[str, Column] = {}
         unlocated: dict[str, str] = {}
-        for field, reading in self._columns:
-            upto = done + reading.arrays[0].meta.files()
+        for done, (field, reading) in enumerate(self._columns, 1):
             try:
-                columns[field.name] = reading.located(field, len(self), step)
+                columns[field.name] = reading.located(field, len(self))
             except Unlocated as reason:
                 unlocated[field.name] = str(reason)
-            step(upto - done)
+            if progress is not None:
+                progress(done, len(self._columns))
         return FileLayout(len(self), columns=columns, unlocated=unlocated)
 
     @override
@@ -199,77 +191,43 @@ class ZarrSource(Source):
 # --- finding the fields ----------------------------------------------------------------------
 
 
-class Nodes:
-    """What a walk through a store found, by path.
+Arrays = dict[str, ArrayMeta | DsprepError]
+"""Arrays by path; one that gave an error is that error."""
 
-    An array that gave an error is that error; of a group the attributes are kept; `version` is the
-    root's.
-    """
-
-    def __init__(self) -> None:
-        self.arrays: dict[str, ArrayMeta | DsprepError] = {}
-        self.groups: dict[str, Attrs] = {}
-        self.version = 3
+Groups = dict[str, Attrs]
+"""The attributes of groups by path."""
 
 
-def walk(store: Store) -> Nodes:
+def walk(store: Store) -> tuple[Arrays, Groups]:
     """Return all arrays and groups.
 
-    Raise `FormatError` if the root is neither, a group's metadata is damaged, or there is no end.
+    Raise `FormatError` if the root is neither or damaged, or there is no end.
     """
-    nodes, todo = Nodes(), [""]
+    arrays, groups, todo = Arrays(), Groups(), [""]
     while todo:
         path = todo.pop()
-        is_group = visit(store, path, nodes)
-        if is_group:
+        try:
+            node = read_node(store, path)
+            if node is None and path == "":
+                raise FormatError("there is no zarr.json, .zgroup or .zarray", where=store.path)
+        except DsprepError as error:
+            if path == "":
+                raise
+            arrays[path] = error
+            continue
+        if isinstance(node, ArrayMeta):
+            arrays[path] = node
+        elif node is not None:
+            groups[path] = node
             todo += [join(path, name) for name in reversed(store.children(path))]
-        elif path == "" and not nodes.arrays:
-            raise FormatError("there is no zarr.json, .zgroup or .zarray", where=store.path)
-        if path.count("/") >= MAX_DEPTH or len(nodes.arrays) + len(nodes.groups) > MAX_NODES:
+        if path.count("/") >= MAX_DEPTH or len(arrays) + len(groups) > MAX_NODES:
             raise FormatError(
                 "groups are nested without end",
                 where=f"{store.path}, {path}",
                 expected=f"at most {MAX_DEPTH} levels and {MAX_NODES} arrays",
                 fix="look for symbolic links that lead back",
             )
-    return nodes
-
-
-def visit(store: Store, path: str, nodes: Nodes) -> bool:
-    """Add the node at `path`, if there is one; return whether it is a group."""
-    try:
-        key = join(path, "zarr.json")
-        document = read_document(store, key)
-        if document is not None:
-            attrs = document.get("attributes")
-            kind = document.get("node_type")
-        else:
-            key = join(path, ".zarray")
-            document = read_document(store, key)
-            kind = "array" if document is not None else "group"
-            if document is None:
-                key = join(path, ".zgroup")
-                document = read_document(store, key)
-            if document is None:
-                return False
-            attrs = read_document(store, join(path, ".zattrs"))
-        where = f"{store.path}, {key}"
-        version = document.get("zarr_format")
-        if version != (3 if key.endswith("zarr.json") else 2) or kind not in ("array", "group"):
-            raise FormatError("this describes no Zarr v2 or v3 node", where=where)
-        attrs = attrs if isinstance(attrs, dict) else {}
-        if kind == "array":
-            nodes.arrays[path] = read_array(document, attrs, path, where)
-    except DsprepError as error:
-        if path == "":
-            raise
-        nodes.arrays[path] = error
-        return False
-    if path == "":
-        nodes.version = version
-    if kind == "group":
-        nodes.groups[path] = attrs
-    return bool(kind == "group")
+    return arrays, groups
 
 
 class StoreFields:
@@ -291,31 +249,34 @@ class StoreFields:
         What was left out, one clause each.
     """
 
-    def __init__(self, store: Store, nodes: Nodes, order: list[str], options: OpenOptions) -> None:
+    def __init__(
+        self, store: Store, arrays: Arrays, groups: Groups, order: list[str], options: OpenOptions
+    ) -> None:
         self.requested = {spec.spelled for spec in options.fields}
         self.readings: dict[str, Reading] = {}
         self.problems: dict[str, DsprepError] = {}
         self.stated, self.notes = Stated(), list[str]()
         self._where, self._own = store.path, bool(order)
         opened: dict[str, StoredArray] = {}
-        for path, meta in nodes.arrays.items():
+        for path, meta in arrays.items():
             if isinstance(meta, ArrayMeta):
                 opened[path] = StoredArray(meta, store)
             else:
                 self.problems[path] = meta
         self._opened = dict(opened)
-        self._take_own(nodes, opened)
+        self._take_own(arrays, groups, opened)
         tree = ArrayTree(
             {path: array.meta for path, array in opened.items()},
-            {path: tuple(attrs) for path, attrs in nodes.groups.items()},
+            {path: tuple(attrs) for path, attrs in groups.items()},
         )
         rows = RaggedRows()
         if not order:
-            state_common(tree, partial(_attributes, nodes), self.stated)
-            state_images(tree, nodes.groups, self.stated)
+            state_common(tree, partial(_attributes, arrays, groups), self.stated)
+            if any(OME & attrs.keys() or "ome" in attrs for attrs in groups.values()):
+                self.stated.refused = "this is an OME-Zarr image or plate", OME_FIX
             if options.sample_axis != "none":
                 rows = find_tables(tree, tree.groups, self._array)
-        own = nodes.groups.get("", {}).get(STATIC)
+        own = groups.get("", {}).get(STATIC)
         for name in own if order and isinstance(own, list) else ():
             self.stated.aside[str(name)] = samples.STATIC
         for spec in options.fields:
@@ -349,24 +310,29 @@ class StoreFields:
         except (FormatError, SchemaError) as error:
             self.problems[name] = error
 
-    def _take_own(self, nodes: Nodes, opened: dict[str, StoredArray]) -> None:
+    def _take_own(self, arrays: Arrays, groups: Groups, opened: dict[str, StoredArray]) -> None:
         """Take the groups that are one ragged field in dsprep's own encoding."""
         below: dict[str, set[str]] = defaultdict(set)
-        for path in (*nodes.arrays, *nodes.groups):
+        for path in (*arrays, *groups):
             parent, _, child = path.rpartition("/")
             below[parent].add(child)
-        for group, attrs in nodes.groups.items():
-            parts = ragged_parts(group, opened, below[group])
-            if parts is None:
+        for group, attrs in groups.items():
+            names = [f"{group}/{name}" for name in PARTS]
+            if not group or below[group] != {*PARTS} or not all(n in opened for n in names):
                 continue
-            for part in parts.values():
-                del opened[part.meta.path]
-            first, count, capacity = parts["first"], parts["count"], attrs.get(CAPACITY, 0)
+            values, first, count = (opened[name] for name in names)
+            flat = all(len(a.meta.shape) == 1 and a.dtype.kind in "iu" for a in (first, count))
+            vlen = values.meta.vlen or first.meta.vlen or count.meta.vlen
+            if vlen or not flat or first.count != count.count or not values.meta.shape:
+                continue
+            for name in names:
+                del opened[name]
+            capacity, paths = attrs.get(CAPACITY, 0), (first.meta.path, count.meta.path)
             grouped = isinstance(capacity, int) and capacity > 0
-            paths = first.meta.path, count.meta.path
             table = IndexTable(paths, first, count, capacity=capacity if grouped else 0)
-            route = Route((table,), (",".join(paths),))
-            self._add(group, partial(Parts, group, parts["values"], route, attrs))
+            self._add(
+                group, partial(Parts, group, values, Route((table,), (",".join(paths),)), attrs)
+            )
 
     def _set_aside(self, rows: RaggedRows) -> None:
         """Leave out what is not samples, unless the user names it; and note it."""
@@ -385,21 +351,14 @@ class StoreFields:
 
     def select(self, where: Path) -> dict[str, Reading]:
         """Return the readings of the fields that the user requested, or of all that can be read."""
-        left_out = {
-            n: e
-            for n, e in self.problems.items()
-            if isinstance(e, NoField) and n not in self.requested
-        }
-        damaged = [e for n, e in self.problems.items() if n not in left_out]
-        if damaged and not self.requested:
-            raise damaged[0]
-        for name in self.requested & self.problems.keys():
-            raise self.problems[name]
-        for name in sorted(self.requested - self.readings.keys()):
+        asked = self.requested
+        left_out = {n: e for n, e in self.problems.items() if isinstance(e, NoField) and not asked}
+        for name, error in self.problems.items():
+            if name in asked if asked else name not in left_out:
+                raise error
+        for name in sorted(asked - self.readings.keys()):
             raise missing_field(name, self.readings, where)
-        readings = {
-            n: r for n, r in self.readings.items() if n in self.requested or not self.requested
-        }
+        readings = {n: r for n, r in self.readings.items() if n in asked or not asked}
         if not readings:
             reasons = samples.listed([f"{n or ROOT_NAME}: {e.what}" for n, e in left_out.items()])
             reasons = "; ".join([reasons, *self.notes] if reasons else self.notes)
@@ -426,9 +385,9 @@ class StoreFields:
             reading.field = replace(reading.field, attrs={**reading.field.attrs, **more})
 
 
-def _attributes(nodes: Nodes, path: str) -> Attrs:
-    meta = nodes.arrays.get(path)
-    return from_json(meta.attrs if isinstance(meta, ArrayMeta) else nodes.groups.get(path, {}))
+def _attributes(arrays: Arrays, groups: Groups, path: str) -> Attrs:
+    meta = arrays.get(path)
+    return from_json(meta.attrs if isinstance(meta, ArrayMeta) else groups.get(path, {}))
 
 
 def reading(name: str, array: StoredArray) -> Reading:
@@ -436,20 +395,6 @@ def reading(name: str, array: StoredArray) -> Reading:
     if array.meta.vlen:
         return Elements(name, array)
     return Reading(name, array)
-
-
-def ragged_parts(
-    group: str, opened: Mapping[str, StoredArray], members: set[str]
-) -> dict[str, StoredArray] | None:
-    """Return the arrays of a group that is one ragged field, or None if it is none."""
-    if not group or members != PARTS or not all(f"{group}/{name}" in opened for name in PARTS):
-        return None
-    parts = {name: opened[f"{group}/{name}"] for name in PARTS}
-    values, first, count = (parts[k].meta for k in ("values", "first", "count"))
-    index = all(len(m.shape) == 1 and m.dtype.kind in "iu" and not m.vlen for m in (first, count))
-    if index and first.shape == count.shape and values.shape and not values.vlen:
-        return parts
-    return None
 
 
 def as_single_sample(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Reading]:
@@ -496,44 +441,31 @@ def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
         if files > left:
             lines = range(min(FEW_FILES, -(-meta.shape[0] // meta.grid[0])))
             if not any(store.has(meta.key(line)) for line in lines):
-                check_names(store, meta, every=False)
+                check_names(store, meta)
             continue
         left -= files
-        absent = store.count_missing(meta.file_keys(0, array.count))
+        absent = files - stored_files(store, meta).shape[1]
+        if absent == files:
+            check_names(store, meta)
         if absent:
-            check_names(store, meta, every=absent == files)
-            name = meta.path or "the array"
             consequence = "" if array.complete else " and read as the fill value"
+            name = meta.path or "the array"
             notes.append(f"{absent} of {files} chunk files of {name} are missing{consequence}")
     return notes
 
 
-def check_names(store: Store, meta: ArrayMeta, *, every: bool) -> None:
-    """Raise `FormatError` if files are where chunks of an array belong, but are called otherwise.
-
-    Those are files with the names of chunks in another spelling; if `every` chunk is missing, any.
-    """
-    last = meta.key(*(-(-n // g) - 1 for n, g in zip(meta.shape, meta.grid, strict=True)))
-    first = last.removeprefix(f"{meta.path}/").partition("/")[0]
-    spelling = re.sub(r"\d+", r"\\d+", re.escape(first))
+def check_names(store: Store, meta: ArrayMeta) -> None:
+    """Raise `FormatError` if no chunk of an array is there, but other files are."""
     inside = {*store.children(meta.path), *(name for name, *_ in store.listed(meta.path, 0))}
-    names = sorted(n for n in inside if CHUNK_NAME.fullmatch(n) and not re.fullmatch(spelling, n))
-    fix = "if they are its chunks, rename them"
-    if names:
-        separator, start = "." if "." in names[0] else "/", names[0][0]
-        encoding = {"name": "default" if start == "c" else "v2"}
-        stated = {**encoding, "configuration": {"separator": separator}}
-        if meta.version == 3:
-            fix += f' or state "chunk_key_encoding": {json.dumps(stated)} in zarr.json'
-        elif start != "c":
-            fix += f' or state "dimension_separator": "{separator}" in .zarray'
-    elif every and store.nbytes(meta.path):
-        names = sorted(n for n in inside if n[0] != "." and n not in DOCUMENTS)
-    if names:
+    names = sorted(n for n in inside if n[0] != "." and n not in DOCUMENTS)
+    if names and store.nbytes(meta.path):
+        stated = '"chunk_key_encoding" in zarr.json'
+        if meta.version == 2:
+            stated = '"dimension_separator": "." or "/" in .zarray'
         raise FormatError(
             "files of an array have other names than its metadata give to chunks",
             where=f"{store.path}, array {meta.path or ROOT_NAME}",
-            expected=f"names such as {last}",
+            expected=f"names such as {meta.key()}",
             found=samples.listed([join(meta.path, n) for n in names]),
-            fix=fix,
+            fix=f"if they are its chunks, rename them or state {stated}",
         )

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from dsprep.core.schema import DType, Field, Schema, show_dtype
+from dsprep.core.schema import Field, Schema, show_dtype
 from dsprep.errors import UsageError
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.attributes import Carrier, carrier
@@ -41,10 +41,7 @@ files of its own length, lest every 64 MiB of images made a file of 500 bytes of
 LARGEST = 0xFFFFFFFE
 """Bytes of the largest member of a ZIP file; one more means that ZIP64 has the number."""
 
-STRINGS = 1024
-"""Strings of a chunk, and of a file: a reader decodes all of them for one."""
-
-Role = Literal["samples", "values", "first", "count", "strings"]
+Role = Literal["samples", "values", "first", "count"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,7 @@ class ArrayPlan:
     field
         The field it belongs to.
     role
-        ``samples``: a fixed field; ``values``, ``first`` and ``count``: the parts of a ragged one;
-        ``strings``: one of text, as Zarr's own strings of varying length, whose rows are bytes
-        until they are encoded.
+        ``samples``: a fixed field; ``values``, ``first`` and ``count``: the parts of a ragged one.
     carrier
         How its elements are stored.
     inner
@@ -136,11 +131,6 @@ def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan],
         unit = _unit(schema, options, sharded)
     plans = []
     for f in schema:
-        if f.kind == "str" and options.zarr_strings == "vlen":
-            chunk = options.chunk or STRINGS
-            text = Carrier(np.dtype("u1"), stands_in=False)
-            plans.append(ArrayPlan(f.name, f, "strings", text, (), chunk, chunk, sharded=False))
-            continue
         if f.ragged:
             plans += _ragged(f, options, sharded)
             continue
@@ -202,21 +192,18 @@ def _unit(schema: Schema, options: WriteOptions, sharded: bool) -> int:
 
 
 def _check(options: WriteOptions) -> None:
+    chunk, shard = options.chunk or 1, options.zarr_shard or 0
     if options.zarr_format not in (2, 3):
         raise UsageError(f"there is no Zarr v{options.zarr_format}", expected="2 or 3")
     if options.compress is not None and options.compress.codec == "zlib":
         raise UsageError("zarr: zlib is not a codec of Zarr v3", expected="gzip, zstd or blosc")
-    if options.chunk is not None and options.chunk < 1:
-        raise UsageError(f"zarr: {options.chunk} samples per chunk", expected="1 or more")
-    if not options.zarr_shard:
-        return
-    if options.zarr_format == 2:
-        raise UsageError("zarr-shard: v2 has no shards", fix="write v3, or leave it out")
-    if options.zarr_shard < 0 or options.zarr_shard % (options.chunk or 1):
+    if options.chunk == 0 or chunk < 1 or shard < 0 or shard % chunk:
         raise UsageError(
-            f"zarr: {options.zarr_shard} samples per shard",
-            expected=f"a multiple of the {options.chunk or 1} samples of a chunk",
+            f"zarr: {options.chunk} samples per chunk, {shard} per shard",
+            expected="1 or more per chunk, and a multiple of that per shard",
         )
+    if shard and options.zarr_format == 2:
+        raise UsageError("zarr-shard: v2 has no shards", fix="write v3, or leave it out")
 
 
 def header_nbytes(name: str) -> int:
@@ -229,10 +216,12 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n.bit_length() - 1)
 
 
-def show(plan: ArrayPlan, dtype: DType) -> str:
+def show(plan: ArrayPlan) -> str:
     """Return the plan for a person to read; how many samples there will be is not known yet."""
     stored = plan.carrier.dtype.name if plan.carrier.dtype.isnative else plan.carrier.dtype.str
-    unit = "samples" if plan.role == "samples" else "rows"
-    text = stored if not plan.carrier.stands_in else f"{stored} ({show_dtype(dtype)} bits)"
+    unit, text = "samples", stored
+    if plan.role == "values":
+        unit, text = "rows", f"group of first, count and values: {stored}"
+    text += f" ({show_dtype(plan.field.dtype)} bits)" * plan.carrier.stands_in
     text += f", chunks of up to {plan.chunk:,} {unit}"
     return text + (f", shards of up to {plan.file:,}" if plan.sharded else "")

@@ -1,7 +1,7 @@
 """The keys of a Zarr store: files of a directory, or members of one ZIP file.
 
 A store maps keys (``image/c.0.0``) to bytes. Both kinds answer the same few questions, of which
-`Store.chunk` is the important one: the file descriptor and offset of a key's bytes as stored, so
+``chunk`` is the important one: the file descriptor and offset of a key's bytes as stored, so
 that they can be read straight into their target. Names of ZIP members are keys and nothing else.
 """
 
@@ -11,7 +11,6 @@ import errno
 import stat
 import threading
 import zipfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from typing_extensions import override
 
 from dsprep.errors import FormatError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
@@ -33,7 +31,8 @@ from dsprep.storage.paths import check_local, open_file, scan
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
 
-DOCUMENTS = frozenset({*MARKERS, ".zattrs"})
+ZATTRS = ".zattrs"
+DOCUMENTS = frozenset({*MARKERS, ZATTRS})
 """Names of metadata documents; all other keys are chunks."""
 
 MAX_DOCUMENT = 64 << 20
@@ -56,88 +55,6 @@ class Chunk:
     where: str
 
 
-class Store(ABC):
-    """Read-only access to the keys of a store."""
-
-    path: Path
-
-    @abstractmethod
-    def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
-        """Return the bytes of a key, or None if it is not there.
-
-        Raises
-        ------
-        FormatError
-            If there are more than `limit` bytes.
-        """
-
-    @abstractmethod
-    def children(self, group: str) -> list[str]:
-        """Return the names in `group` (``""`` is the root) that have names below them, sorted."""
-
-    @abstractmethod
-    def nbytes(self, node: str) -> int:
-        """Return the bytes of all chunks under `node`."""
-
-    def has(self, key: str) -> bool:
-        """Return whether there is a key."""
-        return self.extent(key) is not None
-
-    @abstractmethod
-    def extent(self, key: str) -> tuple[int, int] | None:
-        """Return offset and bytes of a key as `listed` does; None if it is not there.
-
-        Raises
-        ------
-        FormatError
-            If what is there is not a regular file, or leaves the ZIP file.
-        """
-
-    @abstractmethod
-    def count_missing(self, keys: Iterable[str]) -> int:
-        """Return how many of `keys` are not there, without a look at each of them."""
-
-    @abstractmethod
-    def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
-        """Yield ``(name, offset, nbytes)`` of all that is `depth` folders below `folder`.
-
-        The name is what follows `folder` in the key. Its bytes begin at ``offset`` of a file of
-        their own, or of the ZIP file; ``nbytes`` is -1 where they are compressed or encrypted.
-        """
-
-    @abstractmethod
-    def chunk(self, key: str) -> Any:
-        """Return a context: the `Chunk` of `key`, or None if its bytes cannot be read as stored."""
-
-    @abstractmethod
-    def recognise(self, keys: Iterable[str]) -> None:
-        """Raise `ChangedError` if one of these is not what it was when it was first looked at."""
-
-    @abstractmethod
-    def open(self, path: str) -> Handle:
-        """Return an open file by its path in the layout: ``""`` is a ZIP file itself."""
-
-    def verify_crc(self, keys: Iterable[str]) -> None:
-        """Compare the bytes of these keys with checksums that the store keeps of them, once.
-
-        Those that are not there are passed over.
-
-        Raises
-        ------
-        FormatError
-            If they differ.
-        """
-        return
-
-    @abstractmethod
-    def library(self) -> tuple[Any, str]:
-        """Return the store for zarr-python, and the prefix of all paths in it."""
-
-    def close(self) -> None:
-        """Release files."""
-        return
-
-
 def is_number(name: str) -> bool:
     """Whether `name` is a number as the keys of chunks have it: no sign, no leading zeros."""
     plain = name.isascii() and name.isdecimal() and len(name) < 20
@@ -149,7 +66,7 @@ def join(*parts: str) -> str:
     return "/".join(filter(None, parts))
 
 
-class Directory(Store):
+class Directory:
     """Every key is a file under `path`; links out of its directory only if `follow` allows it."""
 
     def __init__(self, path: Path, follow: bool = False) -> None:
@@ -157,20 +74,26 @@ class Directory(Store):
         self._inside = DirectoryGuard(path, follow)
         self._files = Files(self._inside, kept_open=KEPT)
 
-    @override
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
+        """Return the bytes of a key, or None if it is not there.
+
+        Raises
+        ------
+        FormatError
+            If there are more than `limit` bytes.
+        """
         with self.chunk(key) as chunk:
             if chunk is None:
                 return None
             check_nbytes(chunk.nbytes, limit, chunk.where)
             return chunk.file.pread_exact(chunk.nbytes, 0)
 
-    @override
     def children(self, group: str) -> list[str]:
+        """Return the names in `group` (``""`` is the root) that have names below them, sorted."""
         return sorted(e.name for e in scan(self.path / group) if e.is_dir())
 
-    @override
     def nbytes(self, node: str) -> int:
+        """Return the bytes of all chunks under `node`."""
         total, todo = 0, [str(self.path / node)]
         while todo:
             for entry in scan(todo.pop()):
@@ -180,40 +103,25 @@ class Directory(Store):
                     total += entry.stat().st_size
         return total
 
-    @override
-    def extent(self, key: str) -> tuple[int, int] | None:
-        try:
-            facts = (self.path / key).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        if not stat.S_ISREG(facts.st_mode):
-            raise FormatError("this is not a regular file", where=f"{self.path}/{key}")
-        self._files.recognise(0, key, self.path / key, status(facts))
-        return 0, facts.st_size
+    def has(self, key: str) -> bool:
+        """Return whether there is a key."""
+        return (self.path / key).is_file()
 
-    @override
     def recognise(self, keys: Iterable[str]) -> None:
+        """Raise `ChangedError` if one of these is not what it was when it was first looked at."""
         for key in keys:
-            self.extent(key)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                facts = (self.path / key).stat()
+                if not stat.S_ISREG(facts.st_mode):
+                    raise FormatError("this is not a regular file", where=f"{self.path}/{key}")
+                self._files.recognise(0, key, self.path / key, status(facts))
 
-    @override
-    def count_missing(self, keys: Iterable[str]) -> int:
-        # Every directory is listed once.
-        listed: dict[str, set[str]] = {}
-        missing = 0
-        for key in keys:
-            folder, _, name = key.rpartition("/")
-            if folder not in listed:
-                try:
-                    listed[folder] = {entry.name for entry in scan(self.path / folder)}
-                except (FileNotFoundError, NotADirectoryError):
-                    listed[folder] = set()
-            missing += name not in listed[folder]
-        return missing
-
-    @override
     def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
-        # Every directory is listed once, and no other looked into.
+        """Yield ``(name, offset, nbytes)`` of all that is `depth` folders below `folder`.
+
+        The name is what follows `folder` in the key. Its bytes begin at ``offset`` of a file of
+        their own, or of the ZIP file; ``nbytes`` is -1 where they are no plain bytes.
+        """
         try:
             for entry in scan(self.path / folder):
                 if not depth:
@@ -229,8 +137,8 @@ class Directory(Store):
             return
 
     @contextmanager
-    @override
     def chunk(self, key: str) -> Iterator[Chunk | None]:
+        """Enter the `Chunk` of `key`, or None if its bytes cannot be read as stored."""
         path = f"{self.path}/{key}"
         try:
             file = open_file(path)
@@ -247,20 +155,23 @@ class Directory(Store):
             yield Chunk(file, 0, file.nbytes, path)
             self._files.recognise(0, key, self.path / key, file.identify())
 
-    @override
     def open(self, path: str) -> Handle:
+        """Return an open file by its path in the layout: ``""`` is a ZIP file itself."""
         return self._files.get(0, path, lambda _: self.path)
 
-    @override
+    def verify_crc(self, keys: Iterable[str]) -> None:
+        """Compare the bytes of these keys with checksums of the store: it has none."""
+
     def library(self) -> tuple[Any, str]:
+        """Return the store for zarr-python, and the prefix of all paths in it."""
         from zarr.storage import LocalStore
 
         check_local(self.path)
         self._inside.check_tree(self.path)
         return LocalStore(self.path, read_only=True), ""
 
-    @override
     def close(self) -> None:
+        """Release files."""
         self._files.close()
 
 
@@ -268,8 +179,11 @@ HEAD_NBYTES = 512
 """Bytes of a local header that are read of each member of an object: few names are longer."""
 
 
-class Zip(Store):
-    """Every key is a member of the ZIP file `path`, below the folder that holds the root."""
+class Zip:
+    """Every key is a member of the ZIP file `path`, below the folder that holds the root.
+
+    The methods are those of `Directory`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -292,23 +206,19 @@ class Zip(Store):
 
     def _check_members(self) -> None:
         for info in self._zip.infolist():
-            if not 0 <= info.header_offset < self._size:
+            outside = not 0 <= info.header_offset < self._size
+            packed = info.compress_type != zipfile.ZIP_STORED
+            if outside or (packed and info.file_size > MAX_INFLATED):
                 self.close()
                 raise FormatError(
-                    "a ZIP member leaves the file", where=f"{self.path}, {info.filename}"
-                )
-            if info.compress_type != zipfile.ZIP_STORED and info.file_size > MAX_INFLATED:
-                self.close()
-                raise FormatError(
-                    "a compressed ZIP member is too large",
+                    f"a ZIP member {'leaves the file' if outside else 'is too large, compressed'}",
                     where=f"{self.path}, {info.filename}",
-                    expected=f"at most {MAX_INFLATED} bytes",
-                    found=f"{info.file_size}",
+                    found=f"{info.file_size} bytes",
                     fix="unpack the ZIP file",
                 )
 
-    @override
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
+        """See `Directory`."""
         info = self._zip.NameToInfo.get(join(self._root, key))
         if info is None:
             return None
@@ -319,28 +229,26 @@ class Zip(Store):
         except ZIP_ERRORS as error:
             raise FormatError(f"the ZIP member is damaged: {error}", where=where) from error
 
-    @override
+    def _below(self, folder: str) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+        """Yield what follows `folder` in the names of its members, and these."""
+        prefix = join(self._root, folder)
+        prefix = prefix and prefix + "/"
+        for name, info in self._zip.NameToInfo.items():
+            if name.startswith(prefix):
+                yield name[len(prefix) :], info
+
     def children(self, group: str) -> list[str]:
-        prefix = join(self._root, group)
-        prefix = prefix and prefix + "/"
-        below = (n[len(prefix) :] for n in self._zip.NameToInfo if n.startswith(prefix))
-        return sorted({n.partition("/")[0] for n in below if "/" in n} - {""})
+        """See `Directory`."""
+        return sorted({n.partition("/")[0] for n, _ in self._below(group) if "/" in n} - {""})
 
-    @override
     def nbytes(self, node: str) -> int:
-        prefix = join(self._root, node)
-        prefix = prefix and prefix + "/"
-        return sum(
-            info.compress_size
-            for info in self._zip.infolist()
-            if info.filename.startswith(prefix)
-            and info.filename.rpartition("/")[2] not in DOCUMENTS
-        )
+        """See `Directory`."""
+        chunks = (i for n, i in self._below(node) if n.rpartition("/")[2] not in DOCUMENTS)
+        return sum(info.compress_size for info in chunks)
 
-    @override
-    def extent(self, key: str) -> tuple[int, int] | None:
-        info = self._zip.NameToInfo.get(join(self._root, key))
-        return None if info is None else self._extent(info)
+    def has(self, key: str) -> bool:
+        """See `Directory`."""
+        return join(self._root, key) in self._zip.NameToInfo
 
     def _extent(self, info: zipfile.ZipInfo) -> tuple[int, int]:
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
@@ -355,28 +263,15 @@ class Zip(Store):
             )
         return start, info.file_size
 
-    @override
-    def count_missing(self, keys: Iterable[str]) -> int:
-        return sum(not self.has(key) for key in keys)
-
     def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
-        """See `Store.listed`.
-
-        Raises
-        ------
-        FormatError
-            If a member leaves the file, or its two sizes differ.
-        """
-        prefix = join(self._root, folder)
-        prefix = prefix and prefix + "/"
-        for name, info in self._zip.NameToInfo.items():
-            if not name.startswith(prefix) or name.count("/", len(prefix)) != depth:
-                continue
-            yield name[len(prefix) :], *self._extent(info)
+        """See `Directory`; raise `FormatError` if a member leaves the file."""
+        for name, info in self._below(folder):
+            if name.count("/") == depth:
+                yield name, *self._extent(info)
 
     @contextmanager
-    @override
     def chunk(self, key: str) -> Iterator[Chunk | None]:
+        """See `Directory`."""
         info = self._zip.NameToInfo.get(join(self._root, key))
         if info is None or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             yield None
@@ -386,17 +281,16 @@ class Zip(Store):
         nbytes = max(0, min(info.file_size, self._size - start))
         yield Chunk(self._file, start, nbytes, where)
 
-    @override
     def recognise(self, keys: Iterable[str]) -> None:
+        """See `Directory`."""
         self._file.check_same()
 
-    @override
     def open(self, path: str) -> Handle:
+        """See `Directory`."""
         return self._file
 
-    @override
     def verify_crc(self, keys: Iterable[str]) -> None:
-        # The CRC-32 of the member.
+        """See `Directory`; the checksum is the CRC-32 of the member."""
         for key in keys:
             name = join(self._root, key)
             info = self._zip.NameToInfo.get(name)
@@ -439,8 +333,8 @@ class Zip(Store):
         start = self._starts[info.filename] = begin(self._file, info, where, known)
         return start
 
-    @override
     def library(self) -> tuple[Any, str]:
+        """See `Directory`."""
         from zarr.storage import ZipStore
 
         if self._library is None:
@@ -448,12 +342,15 @@ class Zip(Store):
             self._library = ZipStore(self.path, mode="r")
         return self._library, self._root
 
-    @override
     def close(self) -> None:
+        """See `Directory`."""
         if self._library is not None and self._library._is_open:
             self._library.close()
         self._zip.close()
         self._file.close()
+
+
+Store = Directory | Zip
 
 
 def zip_root(names: list[str], where: object) -> str:

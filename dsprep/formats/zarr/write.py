@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from dsprep.errors import TargetError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.chunks import build_index
-from dsprep.formats.zarr.documents import documents, encode_file, encode_strings, encoder, root_key
+from dsprep.formats.zarr.documents import documents, encode_file, encoder, root_key
 from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays
 from dsprep.formats.zarr.zip_file import is_zip, pack
 from dsprep.storage.durable import close, preallocate, start_sync, sync, sync_directory
@@ -49,61 +49,6 @@ from dsprep.storage.trees import remove
 
 SPOOL = ".dsprep-spool"
 """The directory, inside the output, of what `ZarrWriter.finish` is going to encode."""
-
-
-class OutputFiles:
-    """The files of an output; safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._dirty: set[Path] = set()
-        self._written: set[Path] = set()  # since the last `start_sync`
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def opened(self, path: Path, nbytes: int = 0, access: int = os.O_WRONLY) -> Iterator[int]:
-        """Open a file for writing, to be made durable by the next `sync`.
-
-        If it is empty, space is reserved for `nbytes`; the caller truncates it in the end.
-        """
-        fd = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            if nbytes > CALL_NBYTES and not fstat(fd).st_size:
-                preallocate(fd, 0, nbytes)
-            yield fd
-        finally:
-            close(fd)
-            with self._lock:
-                self._dirty.add(path)
-                self._written.add(path)
-
-    def replace(self, path: Path, parts: Sequence[Buffer]) -> None:
-        """Write a whole file."""
-        with self.opened(path) as fd:
-            nbytes = pwrite_all(fd, parts, 0)
-            if fstat(fd).st_size > nbytes:
-                truncate(fd, nbytes)
-
-    def start_sync(self) -> None:
-        """See `base.Writer.start_sync`."""
-        with self._lock:
-            written, self._written = self._written, set()
-        for path in written:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            start_sync(fd)
-            close_quietly(fd)
-
-    def sync(self) -> None:
-        """Make all that has been written durable."""
-        with self._lock:
-            dirty, self._dirty = self._dirty, set()
-        for path in sorted(dirty):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                sync(fd, data=True)
-            finally:
-                os.close(fd)
-        for folder in sorted({p.parent for p in dirty}):
-            sync_directory(folder)
 
 
 def stored_rows(values: Array, plan: ArrayPlan, arena: Arena) -> Array:
@@ -144,7 +89,7 @@ class Piece:
         name = plan.field.name
         if plan.role == "samples":
             return self.start, self.rows[number]
-        if plan.role in ("values", "strings"):
+        if plan.role == "values":
             return self.first_row[name], self.rows[number]
         column = counts = self.counts[name]
         if plan.role == "first":
@@ -168,7 +113,58 @@ class StoreWriter(Writer):
         self, root: Path, schema: Schema, options: WriteOptions, arrays: Sequence[ArrayPlan]
     ) -> None:
         self.root, self.schema, self.options = root, schema, options
-        self.arrays, self.files = list(arrays), OutputFiles()
+        self.arrays = list(arrays)
+        self._dirty: set[Path] = set()
+        self._written: set[Path] = set()  # since the last `start_sync`
+        self._lock = threading.Lock()
+
+    # --- files ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def opened(self, path: Path, nbytes: int = 0, access: int = os.O_WRONLY) -> Iterator[int]:
+        """Open a file for writing, to be made durable by the next `sync`.
+
+        If it is empty, space is reserved for `nbytes`; the caller truncates it in the end.
+        """
+        fd = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if nbytes > CALL_NBYTES and not fstat(fd).st_size:
+                preallocate(fd, 0, nbytes)
+            yield fd
+        finally:
+            close(fd)
+            with self._lock:
+                self._dirty.add(path)
+                self._written.add(path)
+
+    def replace(self, path: Path, parts: Sequence[Buffer]) -> None:
+        """Write a whole file."""
+        with self.opened(path) as fd:
+            nbytes = pwrite_all(fd, parts, 0)
+            if fstat(fd).st_size > nbytes:
+                truncate(fd, nbytes)
+
+    @override
+    def start_sync(self) -> None:
+        with self._lock:
+            written, self._written = self._written, set()
+        for path in written:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            start_sync(fd)
+            close_quietly(fd)
+
+    @override
+    def sync(self) -> None:
+        with self._lock:
+            dirty, self._dirty = self._dirty, set()
+        for path in sorted(dirty):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                sync(fd, data=True)
+            finally:
+                os.close(fd)
+        for folder in sorted({p.parent for p in dirty}):
+            sync_directory(folder)
 
     def make_folders(self, *more: str) -> None:
         """Make the directories of the arrays, and others."""
@@ -222,7 +218,7 @@ class StoreWriter(Writer):
         plan = self.arrays[number]
         for file, offset, part in self.spans(number, first, rows):
             nbytes = plan.file_rows(count, file) * plan.row_nbytes if count else 0
-            with self.files.opened(self.path(number, file), nbytes) as fd:
+            with self.opened(self.path(number, file), nbytes) as fd:
                 pwrite_all(fd, [part], offset)
 
     def finish_rows(self, number: int, rows: int) -> None:
@@ -232,7 +228,7 @@ class StoreWriter(Writer):
         for i in range(plan.files(rows)):
             rows_in_file = plan.file_rows(rows, i)
             chunks = plan.chunks(rows_in_file)
-            with self.files.opened(self.path(number, i)) as fd:
+            with self.opened(self.path(number, i)) as fd:
                 truncate(fd, rows_in_file * plan.row_nbytes)
                 truncate(fd, chunks * chunk_nbytes)
                 if plan.sharded:
@@ -245,9 +241,9 @@ class StoreWriter(Writer):
         last = root_key(self.options.zarr_format)
         for name, data in made.items():
             if name != last:
-                self.files.replace(self.root / name, [data])
+                self.replace(self.root / name, [data])
         temporary = self.root / f"{last}.part"
-        self.files.replace(temporary, [made[last]])
+        self.replace(temporary, [made[last]])
         if self.durable:
             self.sync()
             for folder in {self.root / name for name in self.names}:
@@ -257,14 +253,6 @@ class StoreWriter(Writer):
         temporary.replace(self.root / last)
         if self.durable:
             sync_directory(self.root)
-
-    @override
-    def start_sync(self) -> None:
-        self.files.start_sync()
-
-    @override
-    def sync(self) -> None:
-        self.files.sync()
 
     @override
     def close(self) -> None:
@@ -324,16 +312,10 @@ class ZarrWriter(StoreWriter):
             if plan.whole_files and plan.row_nbytes:
                 for i, chunks in enumerate(rows, first // plan.file):
                     self._write_file(number, i, chunks)
-            elif plan.role == "strings":
-                lengths = np.ascontiguousarray(piece.counts[plan.field.name], "<i8")
-                with self.files.opened(self._spool / str(number)) as fd:
-                    pwrite_all(fd, [rows], first)
-                with self.files.opened(self._spool / f"{number}-lengths") as fd:
-                    pwrite_all(fd, [lengths], piece.start * lengths.itemsize)
             elif self.options.compress is None:
                 self.write_rows(number, first, rows, 0 if plan.role == "values" else self._count)
             elif rows.size:
-                with self.files.opened(self._spool / str(number)) as fd:
+                with self.opened(self._spool / str(number)) as fd:
                     pwrite_all(fd, [rows], first * plan.row_nbytes)
 
     def _write_file(self, number: int, i: int, chunks: Sequence[Any]) -> None:
@@ -342,7 +324,7 @@ class ZarrWriter(StoreWriter):
         if plan.sharded:
             sizes = np.array([len(c) for c in chunks], np.int64)
             parts.append(build_index(sizes, plan.file // plan.chunk))
-        self.files.replace(self.path(number, i), parts)
+        self.replace(self.path(number, i), parts)
 
     @override
     def checkpoint(self) -> State:
@@ -363,9 +345,7 @@ class ZarrWriter(StoreWriter):
             ]
             self.arrays = [p.settled(n) for p, n in zip(self.arrays, rows, strict=True)]
             for number, (plan, count) in enumerate(zip(self.arrays, rows, strict=True)):
-                if plan.role == "strings":
-                    self._encode_strings(number, count)
-                elif self.options.compress is None:
+                if self.options.compress is None:
                     self.finish_rows(number, count)
                 elif not plan.whole_files and count and plan.row_nbytes:
                     self._encode_spool(number, count)
@@ -392,32 +372,6 @@ class ZarrWriter(StoreWriter):
             for i in range(plan.files(rows)):
                 values = np.empty((plan.file_rows(rows, i), plan.row_nbytes), np.uint8)
                 pread_into(spool.fileno(), values, i * plan.file * plan.row_nbytes, path)
-                self._write_file(number, i, _encode_parallel(values, plan, encode, pool))
-
-    def _encode_strings(self, number: int, count: int) -> None:
-        """Encode the strings that were collected, one file at a time; empty ones fill the last."""
-        plan, texts = self.arrays[number], self._spool / str(number)
-        if not count:
-            return
-        lengths_path = texts.with_name(f"{number}-lengths")
-        with texts.open("rb") as text_file, lengths_path.open("rb") as lengths_file:
-            at = 0
-            for i in range(plan.files(count)):
-                lengths = np.zeros(plan.chunk, "<i8")
-                stored = lengths[: plan.file_rows(count, i)]
-                pread_into(
-                    lengths_file.fileno(), stored, i * lengths[: plan.file].nbytes, lengths_path
-                )
-                text = np.empty(int(stored.sum()), np.uint8)
-                pread_into(text_file.fileno(), text, at, texts)
-                at += len(text)
-                self._write_file(number, i, [self._encode[number](encode_strings(text, lengths))])
-
-
-def _encode_parallel(
-    rows: Array, plan: ArrayPlan, encode: Callable[[Array], Any], pool: ThreadPoolExecutor
-) -> list[Any]:
-    """Return the encoded chunks of one file, encoded by a pool of threads."""
-    starts = range(0, len(rows), plan.chunk)
-    parts = pool.map(lambda at: encode_file(rows[at : at + plan.chunk], plan, encode), starts)
-    return [chunk for part in parts for chunk in part]
+                cuts = (values[at : at + plan.chunk] for at in range(0, len(values), plan.chunk))
+                parts = pool.map(lambda rows: encode_file(rows, plan, encode), cuts)
+                self._write_file(number, i, [chunk for part in parts for chunk in part])

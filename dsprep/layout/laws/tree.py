@@ -201,20 +201,3 @@ class Tree(Law):
         how = "written in one transaction" if self.kind == "one" else "copied compactly"
         besides = f", moved at {len(self.moved)} records" if self.moved else ""
         return f"an LMDB tree {how}: {self.shape.words()}{besides}"
-
-
-def mend(tree: Tree, lengths: Law, values: Ints) -> Tree | None:
-    """Return `tree` with what `values` are moved against it; None if that is not a few pages."""
-    n, psize = len(values), tree.shape.psize
-    moved: list[tuple[int, int]] = []
-    now = 0
-    for start in range(0, n, 1 << 20):
-        stop = min(n, start + (1 << 20))
-        by = values[start:stop] - tree.span(start, stop)
-        for at in np.flatnonzero(np.diff(by, prepend=now)).tolist():
-            far = abs(int(by[at])) > _MAX_DISTANCE * psize
-            if far or by[at] % psize or len(moved) == _MAX_MOVES:
-                return None
-            now = int(by[at])
-            moved.append((start + at, now // psize))
-    return Tree(tree.kind, tree.shape, lengths, tuple(moved), tree._before)
