@@ -166,16 +166,6 @@ def test_a_table_of_two_columns(tmp_path, dtype, options):
             source.read(0, 3)
 
 
-def test_an_index_with_gaps_is_not_used(tmp_path):
-    with h5py.File(tmp_path / "a", "w") as file:
-        file["g/first"], file["g/count"] = [0, 3, 5], [2, 2, 3]
-        file["g/values"] = np.arange(8)
-        file["label"] = np.arange(3)
-    with opened(tmp_path / "a") as source:
-        assert set(source.schema.names) == {"g/first", "g/count", "label"}
-        assert any("g/values" in n and "gaps" in n for n in source.notes)
-
-
 def test_own_files_guess_nothing(tmp_path):
     """Fields that look like an index, or like one snapshot per file, are what they were."""
     i8 = np.dtype("<i8")

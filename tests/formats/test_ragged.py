@@ -163,12 +163,3 @@ def test_tables_of_nwb_are_apart(tmp_path):
             assert {*source.others} == {"trials/id", "trials/start"}
         with dsprep.open(tmp_path / name, options("trials/start", "trials/id")) as source:
             assert len(source) == 4
-
-
-def test_sequences_that_are_counted_are_named(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["tags"], file["tags_index"] = ["a", "b", "c"], [2, 3]
-        file["id"], file["x"] = np.arange(2), np.zeros((2, 9))
-    with dsprep.open(tmp_path / "a.h5") as source:
-        assert set(source.schema.names) == {"id", "x"}
-        assert any("left out tags, tags_index: tags_index counts values" in n for n in source.notes)
