@@ -337,7 +337,7 @@ def test_the_table_is_true():
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_fields_that_cannot_be_located_are_read_from_a_copy(tmp_path, beside):
+def test_fields_that_cannot_be_located_are_not_read_so(tmp_path, beside):
     path = tmp_path / "part.h5"
     with h5py.File(path, "w") as file:
         file["y"] = np.arange(20, dtype=np.int64)
@@ -346,9 +346,7 @@ def test_fields_that_cannot_be_located_are_read_from_a_copy(tmp_path, beside):
             ragged[i] = np.zeros(1 if i < 19 else 5000, np.float32)
     if beside:
         provenance([path])
-    work = plan_read([path], ["provenance"], Settings(**QUICK))
-    assert any("not every field can be located" in n for n in work.notes)
-    plans = tuple(replace(plan, payload=20 * 1000) for plan in work.plans)  # as if it was guessed
-    report = bench_read(replace(work, plans=plans))
-    assert not [r for r in report.rows if r.problems]
+    assert "provenance" not in plan_read([path]).names
+    report = bench_read(plan_read([path], ["provenance", "dsprep"], Settings(**QUICK)))
+    assert {r.name for r in report.rows if r.problems} == {"provenance"}
     assert report.dataset["payload_nbytes"] == 4 * (19 + 5000) + 20 * 8

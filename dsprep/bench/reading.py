@@ -156,7 +156,10 @@ def plan_read(
         )
         plans.append(plan)
     if not requested:
+        impossible = plans[0].impossible
+        notes += [f"not read as {form}: {reason}" for form, reason in impossible.items()]
         excess = _not_today(names, plans[0], baseline)
+        excess |= {name for name in names if find(name).container in impossible}
         names = tuple(name for name in names if name not in excess)
         unused = set(forms) - {find(name).container for name in names}
         plans = [plan.without(unused) for plan in plans]

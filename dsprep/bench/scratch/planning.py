@@ -16,7 +16,7 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, WriteOptions
-from dsprep.sidecar.spec import SUFFIX, Content
+from dsprep.sidecar.spec import SUFFIX
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource, probe_nbytes
 from dsprep.source.files import find_files
@@ -26,7 +26,7 @@ from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
 from dsprep.writing.buffers import InBytes, InSamples, parse_buffer
-from dsprep.writing.create_sidecar import Made, dataset_of
+from dsprep.writing.create_sidecar import dataset_of
 from dsprep.writing.job import RunOptions
 from dsprep.writing.run import run_job
 
@@ -255,36 +255,23 @@ class _Deciding:
         return None if self.whole and readable else self._converted(name)
 
     def _source(self) -> Item | None:
-        """Return the sidecar that has to be made; a copy where there cannot be one."""
-        if isinstance(self.source, SidecarSource) and not self.facts.reading.fields:
-            if not (lost := self._unlocated(self.source.sidecar.content)):
-                return None
+        """Return the sidecar that has to be made; None: the dataset has one."""
+        facts, item = self.facts, None
+        if isinstance(self.source, SidecarSource) and not facts.reading.fields:
+            content = self.source.sidecar.content
         else:
-            facts, made = self.facts, list[Made]()
-            item = self._item(
-                "source",
-                f"data{SUFFIX}",
-                0,
-                lambda _, target: replace(made[0], path=target).save(),
-            )
-            item = replace(item, data=dataset_of(facts.files))
-            try:
-                made.append(provenance(list(facts.data), facts.reading, out=item.path, write=False))
-            except UnsupportedError as error:
-                lost = f"the data cannot be located, so a copy is read: {error}"
-            else:
-                if not (lost := self._unlocated(made[0].content)):
-                    return replace(item, estimate=made[0].nbytes)
-        if self.format.name not in formats.WRITTEN:
-            raise UnsupportedError(lost.replace(", so a copy is read", ""))
-        self.notes.append(lost)
-        return self._converted(self.format.name)
+            path = facts.folder / "source" / f"data{SUFFIX}"
+            made = provenance(list(facts.data), facts.reading, out=path, write=False)
 
-    def _unlocated(self, content: Content) -> str:
-        """Return which fields a sidecar has no extents of, in words; empty: none."""
-        names = {str(n) for layout in content.layouts for n in layout.get("unlocated", ())}
-        some = ", ".join(sorted(names)[:3])
-        return f"not every field can be located, so a copy is read: not {some}" if names else ""
+            def save(source: Source, target: Path) -> None:
+                replace(made, path=target).save()
+
+            content, data = made.content, dataset_of(facts.files)
+            item = Item(name="source", path=path, estimate=made.nbytes, write=save, data=data)
+        if names := {str(n) for layout in content.layouts for n in layout.get("unlocated", ())}:
+            some = ", ".join(sorted(names)[:3])
+            raise UnsupportedError(f"not every field can be located: not {some}")
+        return item
 
     def _groups(self) -> Item | None:
         if self.whole and self.grouped and self.grouped <= self.facts.buffer_nbytes * SLACK:

@@ -86,7 +86,6 @@ STRATEGIES: dict[str, Entry] = {
     "h5py": Entry("samples:open_h5py", "hdf5", "h5py, sample by sample, shuffled"),
     "zarr": Entry("samples:open_zarr", "zarr", "zarr, sample by sample, shuffled"),
     "lmdb-get": Entry("lmdb_samples:open_get", "lmdb", "py-lmdb get by key, shuffled"),
-    "mmap": Entry("mapped:open_mapped", "groups", "samples copied out of a mapping, shuffled"),
     "torch": Entry("torch_loader:open_torch", "hdf5", "torch DataLoader over h5py", ("torch",)),
     "tf": Entry(
         "tensorflow:open_samples", "hdf5", "tf.data, one sample per read, no prefetch (TF)"
@@ -156,7 +155,7 @@ STRATEGIES: dict[str, Entry] = {
 SETS: dict[str, tuple[str, ...]] = {
     "async-io": ("tf", "tf-prefetch", "group", "group-db"),
     "lmdbio": ("lmdb-cursor", *(name for name in STRATEGIES if name.startswith("lmdbio-"))),
-    "samples": ("h5py", "zarr", "lmdb-get", "mmap", "torch", "tf", "tf-prefetch"),
+    "samples": ("h5py", "zarr", "lmdb-get", "torch", "tf", "tf-prefetch"),
     "cache": ("dsprep", "cache-first", "cache-next"),
     "all": tuple(name for name, e in STRATEGIES.items() if not e.tier),
 }
