@@ -17,7 +17,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from support import random_batch, schemas
 
 from dsprep.bench import caches, child, counters, running, sums
 from dsprep.bench.reading import Settings, bench_read, plan_read
@@ -25,7 +24,6 @@ from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.base import Strategy, Way
 from dsprep.bench.summary import StrategyFacts, against_limit, row
 from dsprep.bench.task import Failure, Task, parse_compute
-from dsprep.core.schema import Ragged
 from dsprep.errors import DsprepError, UsageError
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
@@ -168,40 +166,12 @@ def test_ranks_meet_at_every_step(made):
 # --- sums -------------------------------------------------------------------------------------
 
 
-def rows_of(batch, schema, numbers):
-    return {
-        f.name: Ragged.pack([column[int(i)] for i in numbers], f)
-        if isinstance(column := batch[f.name], Ragged)
-        else column[numbers]
-        for f in schema
-    }
-
-
-def bits(batch, field):
-    column = batch[field.name]
-    values = column.values if isinstance(column, Ragged) else column
-    return np.ascontiguousarray(values).tobytes()
-
-
-@pytest.mark.parametrize("schema", [pytest.param(s, id=n) for n, s in schemas()])
-def test_sums_do_not_depend_on_order_or_cuts(schema):
-    batch = random_batch(schema, 9, seed=3)
-    order = np.random.default_rng(1).permutation(9)
-    parts = [rows_of(batch, schema, order[:4]), rows_of(batch, schema, order[4:])]
-    assert sum(sums.full(part, schema) for part in parts) % 2**64 == sums.full(batch, schema)
-    assert sums.full(rows_of(batch, schema, order[:0]), schema) == 0
-    twice = rows_of(batch, schema, np.array([0, *order[1:]]))
-    shuffled = rows_of(batch, schema, order)
-    if any(bits(twice, f) != bits(shuffled, f) for f in schema):
-        assert sums.full(twice, schema) != sums.full(batch, schema)
-
-
 # --- computing, counters ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "12", "ms", "-1ms", "gemm:0", "gemm:x", "1e9s", "0ms", "gemm:\uff14", "\u0663ms"],
+    ["", "12", "ms", "-1ms", "gemm", "1e9s", "\u0663ms"],
 )
 def test_compute_is_understood_or_refused(text):
     with pytest.raises(UsageError):
@@ -228,14 +198,6 @@ def test_counters_see_reads_and_children(tmp_path):
 
 
 # --- processes --------------------------------------------------------------------------------
-
-
-def test_processes_run_in_step(made):
-    task, facts = made
-    found = running.run(replace(task, strategy="dummy"), ranks=3)
-    assert [len(r.epochs) for r in found] == [1, 1, 1]
-    assert sum(r.epochs[0].samples for r in found) == N
-    assert row("dummy", [found], facts).problems == ()
 
 
 def test_a_crash_and_a_hang_are_reported(made, tmp_path, monkeypatch):

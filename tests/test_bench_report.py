@@ -181,36 +181,6 @@ def test_columns_are_those_that_somebody_has():
     assert not {"utilisation_percent", "skew_seconds"} & set(tables.columns(report(step=0)))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("epoch_seconds", 0.0, "0 s"),
-        ("epoch_seconds", 1.5e-7, "150 ns"),
-        ("epoch_seconds", 0.99999, "1.00 s"),
-        ("epoch_seconds", 12_345.0, "12,345 s"),
-        ("peak_rss_bytes", 312e6, "312.0 MB"),
-        ("read_calls", 8192.0, "8,192"),
-        ("read_calls", 2.5e7, "25.0 M"),
-        ("gb_per_second", 0.0123, "0.0123"),
-        ("limit_percent", 2.84, "2.8"),
-        ("limit_percent", 98.6, "99"),
-        ("samples_per_second", float("nan"), "-"),
-    ],
-)
-def test_numbers_are_written_for_people(name, value, words):
-    assert tables.show_value(name, value) == words
-
-
-@pytest.mark.parametrize("room", [60, 100])
-def test_a_table_fits_and_keeps_names_whole(room):
-    lines = [text for text, _ in output.drawn(full(), full().rows, room)]
-    assert max(map(len, lines)) <= room
-    assert "samples/s" in lines[0]
-    for one in full().rows:
-        assert any(line.startswith(one.name) for line in lines)
-    assert any(line.startswith("zarr") and "not cold: 12%" in line for line in lines)
-
-
 # --- the page --------------------------------------------------------------------------------
 
 
@@ -476,18 +446,3 @@ def test_files_of_others_are_kept(tmp_path, option):
     file.write_text("")
     output.emit(full(), **asked)
     assert file.stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        ({"json": "x", "html": "x"}, "same file"),
-        ({"html": "."}, "directory"),
-        ({"html": "no/x.html"}, "no such directory"),
-        ({"json": "-", "html": "-"}, "needs a file"),
-    ],
-)
-def test_targets_that_cannot_be_are_refused(tmp_path, monkeypatch, files, words):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=words):
-        output.check_targets(**{name: Path(path) for name, path in files.items()})

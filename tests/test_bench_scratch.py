@@ -143,17 +143,6 @@ def test_a_subset(data):
     assert plan(data, limit=1).samples == 1
 
 
-def test_plans_of_a_sweep_share_what_is_the_same(data, tmp_path):
-    first = plan(data, ("groups", "lmdb"), folder=tmp_path / "scratch")
-    assert first.folder.parent == tmp_path / "scratch"
-    again = plan(data, ("groups", "lmdb"), into=first.folder, buffer_size=3)
-    with opened(first) as one, opened(again) as two:
-        assert one["lmdb"] == two["lmdb"]
-        assert one["groups"] != two["groups"]
-        same(values(one["groups"].path), values(two["groups"].path))
-    assert not first.folder.exists()
-
-
 def test_no_space(data, monkeypatch):
     monkeypatch.setattr(scratch_folder, "free_nbytes", lambda path: 100)
     planned = plan(data, ["lmdb"])

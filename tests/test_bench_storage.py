@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,15 +55,6 @@ def test_the_fit_finds_the_numbers_that_rates_were_made_of(alone, share, counts)
         assert together == pytest.approx(alone * share, rel=1e-6)
 
 
-@given(RATES, st.lists(st.floats(0.95, 1.05), min_size=4, max_size=4))
-def test_streams_that_do_not_disturb_each_other_have_no_limit(alone, noise):
-    totals = [(1 << k, alone * (1 << k) * factor) for k, factor in enumerate(noise)]
-    found, together = fit(totals)
-    assert together is None
-    assert found == pytest.approx(alone, rel=0.06)
-    assert fit(totals[:1]) == (pytest.approx(totals[0][1]), None)
-
-
 def test_a_tiny_run_writes_a_file_that_is_read_back(place, tmp_path):
     out = tmp_path / "storage.json"
     done = run(place, *TINY, "--out", out, "--json")
@@ -92,24 +79,6 @@ def test_two_processes_each_read_what_the_other_wrote(place):
     assert "workers: 2, nodes: 1, files of 4 MiB" in done.stdout
     assert "streams: 2" in done.stdout
     assert "a thread gets" in done.stdout
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_when_it_is_interrupted(place, number):
-    words = [sys.executable, "-m", "dsprep", "bench", "storage", place, "--size", "64MiB"]
-    child = subprocess.Popen(
-        words, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(2, _default)
-    )
-    while not list(place.glob(".dsprep-bench-*/0/data")):
-        assert child.poll() is None
-        time.sleep(0.01)
-    child.send_signal(number)
-    errors = child.communicate(timeout=30)[1]
-    assert child.returncode == 128 + number
-    assert "Traceback" not in errors
-
-
-_default = signal.default_int_handler
 
 
 def test_what_fails_on_the_way_leaves_nothing(place, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -22,7 +21,6 @@ from dsprep.bench.strategies import MET, THROTTLED, TIERED, find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.summary import StrategyFacts, row
 from dsprep.bench.task import Task
-from dsprep.cache import copier
 from dsprep.cache.copier import Throttle
 from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
@@ -114,24 +112,6 @@ def test_ranks_that_begin_anew_remove_what_they_shared_once_all_have_closed_it(
 
 
 # --- the throttle ----------------------------------------------------------------------------
-
-
-@given(
-    st.floats(1e6, 1e9), st.lists(st.integers(1, 2000), min_size=1, max_size=20), st.floats(0, 1)
-)
-def test_a_throttle_gives_each_its_time_and_loses_none(rate, sizes, work):
-    clock = [5.0]
-
-    def spend(seconds):
-        clock[0] += seconds
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copier, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=spend))
-        throttle = Throttle(rate)
-        for i, nbytes in enumerate(sizes):
-            throttle.take(nbytes)
-            assert clock[0] - 5.0 == pytest.approx(sum(sizes[:i]) / rate, abs=1e-9)
-            spend(work * nbytes / rate)  # what is done with it takes part of its time
 
 
 @pytest.mark.parametrize("name", THROTTLED)

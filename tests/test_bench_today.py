@@ -11,15 +11,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import zarr
 
 from dsprep.bench.reading import Settings, Work, bench_read, plan_read
-from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.strategies.in_place import open_in_place
-from dsprep.bench.task import Task
 from dsprep.core.schema import FieldSpec
 from dsprep.formats.options import OpenOptions
-from dsprep.source.dataset import open_dataset
 
 WARM = Settings(cold=False, warmup=0, repeat=1, batch_size=8)
 
@@ -111,30 +106,6 @@ def test_tar_shards_are_read_one_after_another(tmp_path: Path) -> None:
     measured(plan_read([tmp_path / "shards"], ["in-place"], replace(WARM, ranks=2, batch_size=2)))
     reading = OpenOptions(fields=(FieldSpec("n", "cls"), FieldSpec("key", "key")), keys_as="key")
     measured(plan_read([tmp_path / "shards"], ["in-place"], WARM, reading=reading))
-
-
-@pytest.mark.parametrize("name", ["x.npy", "x.zarr"])
-def test_other_arrays_are_read_by_their_library(name: str, tmp_path: Path) -> None:
-    values = np.arange(120.0).reshape(20, 6)
-    if name == "x.npy":
-        np.save(tmp_path / name, values)
-    else:
-        zarr.open_group(tmp_path / name, mode="w").create_array("x", data=values)
-    with open_dataset(tmp_path / name) as source:
-        task = Task(
-            strategy="in-place",
-            path=tmp_path / name,
-            schema=source.schema,
-            samples=20,
-            files=(tmp_path / name,),
-            batch_size=8,
-        )
-    strategy = Strategy(task, open_in_place)
-    strategy.open()
-    assert strategy.way.epoch.__name__ == "from_arrays"
-    rows = np.concatenate([batch["x"] for batch in strategy.epoch(0)])
-    assert (rows[np.argsort(rows[:, 0])] == values).all()
-    strategy.close()
 
 
 @pytest.fixture

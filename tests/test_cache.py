@@ -15,11 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from support import assert_same_batch, epochs, random_batch, written
 
 import dsprep
@@ -27,7 +24,6 @@ from dsprep.cache.copies import READY, Copy
 from dsprep.cache.folder import CacheFolder
 from dsprep.cache.pieces import Pieces, name_of
 from dsprep.core.schema import Field, Schema
-from dsprep.reader.cached import CacheWarning
 from dsprep.verbs.cache import verify_copies
 
 COUNT = 100
@@ -212,47 +208,6 @@ def test_options_change_nothing(kind, name, datasets, tmp_path):
     assert_kept(path, cache)
 
 
-DRAWN = st.fixed_dictionaries(
-    {
-        "shuffle": st.sampled_from(["group", "global", "none"]),
-        "batch_size": st.sampled_from([1, 5, 8, 33, 200]),
-        "buffer_size": st.sampled_from([8, 20, 64]),
-        "buffers_mixed": st.sampled_from([None, 2]),
-        "seed": st.integers(0, 9),
-        "verify": st.booleans(),
-        "io_threads": st.integers(1, 3),
-        "engine": st.sampled_from(["buffered", "direct", "mapped"]),
-        "cache_size": st.sampled_from([None, 60_000, 200_000, 1]),
-    },
-    optional={"pad": st.just(True), "cache_policy": st.just("epoch")},
-)
-PARTS = st.none() | st.fixed_dictionaries(
-    {
-        "mini_epochs": st.integers(1, 5),
-        "repeats": st.integers(1, 3),
-        "recompose": st.booleans(),
-        "pools": st.integers(1, 2),
-    }
-)
-
-
-@pytest.mark.filterwarnings("ignore:.*there is no room")
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(KINDS), DRAWN, PARTS, st.integers(1, 3))
-def test_any_options_change_nothing(datasets, tmp_path_factory, kind, options, parts, world):
-    path, cache = datasets(kind), tmp_path_factory.mktemp("cache") / "here"
-    if "plain" in kind and "tfrecord" not in kind:
-        options = {**options, "verify": False}  # there is nothing to compare them with
-    if parts is not None and parts["mini_epochs"] > 100 // options["buffer_size"]:
-        parts = {**parts, "mini_epochs": 1}
-    if parts is not None and options["shuffle"] == "global":
-        parts = {**parts, "pools": 1}
-    for rank in range(world):  # those after the first one find copies
-        more = {**options, **(parts or {}), "rank": rank, "world_size": world}
-        compared(path, cache, 3, **more)
-    assert_kept(path, cache)
-
-
 # --- how much it takes -----------------------------------------------------------------------
 
 
@@ -294,17 +249,6 @@ def test_what_fits_is_kept_and_no_more(kind, share, datasets, tmp_path):
         assert (s.cache_units, s.copied_nbytes) == (kept, 0)
         assert 0 < s.cache_nbytes < s.nbytes
     assert stats[0].copied_nbytes <= size
-
-
-def test_mini_epochs_take_two_at_a_time(datasets, tmp_path):
-    """Of six parts, as far as they fit: the one under way, and the next one."""
-    path, cache = datasets("out.h5"), tmp_path / "cache"
-    size = nbytes_of(path) * 2 // 5 + 120_000
-    with watched(cache, "[0-9]*") as seen:  # tables are as large as groups here
-        stats = compared(path, cache, 36, mini_epochs=6, repeats=3, cache_size=size)
-    assert max(seen) <= size
-    assert sum(s.cache_nbytes for s in stats) > 0.9 * sum(s.nbytes for s in stats)
-    assert copied(stats) <= 2.2 * nbytes_of(path)  # two epochs, in each every part once
 
 
 def test_mini_epochs_that_are_over_leave_no_file_open(datasets, tmp_path):
@@ -425,19 +369,6 @@ def test_a_loop_is_continued_with_a_cache_or_without(options, datasets, tmp_path
             cached.load_state_dict(state)
             for a, b in zip(epochs(plain, 3), epochs(cached, 3), strict=True):
                 assert_same_batch(b, a, plain.schema)
-
-
-def test_what_a_copy_cannot_prove_is_not_read_from_it(tmp_path):
-    path, cache = tmp_path / "x.h5", tmp_path / "cache"
-    with h5py.File(path, "w") as file:
-        file["x"] = np.arange(400)
-    dsprep.provenance(path, checksums=True)
-    with pytest.warns(CacheWarning, match="16 MiB block"):
-        reader = dsprep.Reader(path, 8, verify=True, cache=cache, shuffle="none")
-    with reader:
-        assert [x for batch in reader for x in batch["x"]] == list(range(400))
-        assert reader.stats[0].cache_nbytes == 0
-    assert not cache.exists()
 
 
 def test_a_fork_reads_from_the_cache_too(datasets, tmp_path):

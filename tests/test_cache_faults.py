@@ -153,22 +153,6 @@ def test_tables_that_are_cut_off_while_they_are_read(origin, tmp_path):
         assert checked(reader) == COUNT
 
 
-def test_a_copy_that_another_one_took_the_place_of(origin, tmp_path):
-    """Who has the old one open reads nothing of the new one, which is not filled."""
-    epoch(origin, tmp_path)
-    with said(1), dsprep.Reader(origin, 8, cache=tmp_path, buffers=2) as reader:
-        reader._cache.begin(reader._leg())
-        path = the_copy(tmp_path)
-        sparse = path.with_name("other")
-        path.rename(tmp_path / ".old")
-        sparse.mkdir()
-        for each in (tmp_path / ".old").iterdir():
-            (sparse / each.name).write_bytes(bytes(each.stat().st_size))
-        sparse.rename(path)
-        (tmp_path / ".old" / "0").unlink()
-        assert checked(reader) == COUNT
-
-
 # --- others --------------------------------------------------------------------------------------
 
 
@@ -399,13 +383,6 @@ def test_a_cache_that_vanishes(origin, tmp_path):
         assert checked(reader) + checked(reader) == COUNT
 
 
-@pytest.mark.parametrize("place", ["/proc/self/cache", "file/below"])
-def test_a_place_where_nothing_can_be_made(origin, tmp_path, place):
-    (tmp_path / "file").touch()
-    with said(1, "cannot be used"), dsprep.Reader(origin, 8, cache=tmp_path / place) as reader:
-        assert checked(reader) == checked(reader) == COUNT
-
-
 def test_a_disk_that_is_full_from_the_start_on(origin, tmp_path, monkeypatch):
     real, left = os.posix_fallocate, [10]
 
@@ -436,18 +413,6 @@ def test_a_disk_that_is_full_in_the_middle(origin, tmp_path, monkeypatch):
         assert checked(reader) == checked(reader) == COUNT
     monkeypatch.setattr(copier, "pwrite_crc32c", real)
     assert epoch(origin, tmp_path).cache_units == 32
-
-
-def test_a_copy_that_cannot_be_read(origin, tmp_path, monkeypatch):
-    epoch(origin, tmp_path)
-    real = Copy.open
-
-    def write_only(copy: Copy, name: str, flags: int = 0) -> int:
-        return real(copy, name, os.O_WRONLY if name == "0" else flags)
-
-    monkeypatch.setattr(Copy, "open", write_only)
-    stats = epoch(origin, tmp_path, notes=1)
-    assert stats.cache_units == stats.cache_nbytes == 0
 
 
 # --- a server that goes away ---------------------------------------------------------------------
@@ -499,17 +464,6 @@ def test_what_is_in_the_cache_is_read_while_the_server_is_away(tmp_path, name, s
         with said(0):
             assert checked(reader) == COUNT
         assert [s.cache_units for s in reader.stats[1:]] == [32, 32, 32]
-
-
-def test_what_the_cache_lacks_is_an_error_of_the_sample(tmp_path):
-    path, cache = made(tmp_path / "server"), tmp_path / "cache"
-    size = path.stat().st_size // 2
-    with said(0), dsprep.Reader(path, 8, cache=cache, cache_size=size) as reader:
-        assert checked(reader) == COUNT
-        until(lambda: reader._cache._is_idle)
-        gone, words = away(path.parent, errno.ENOTCONN, seen=False), r"sample \d+ .*set\.h5"
-        with said(1, "epoch 1"), gone, pytest.raises(ReadError, match=words):
-            list(reader)
 
 
 # --- another dataset -----------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_a_sweep_reads_with_each_value(data, report_of):
     ("options", "code", "words"),
     [
         (["-s", "nosuch"], 2, "not a strategy"),
-        (["--compute", "soon"], 2, "not understood"),
+        (["--compute", "soon"], 2, "soon"),
         (["--sweep", "colour=red"], 2, "not a sweep"),
         (["--sweep", "threads=1,2", "--sweep", "buffers=2,3"], 2, "is given 2 times"),
         (["-s", "dsprep,nosuch"], 2, "'nosuch' is not a strategy"),

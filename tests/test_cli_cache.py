@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from contextlib import closing
 
@@ -14,11 +13,11 @@ from test_cache import compared, repacked
 from typer.testing import CliRunner
 
 import dsprep
-from dsprep.cache.copies import READY, REFUSED, Copy
+from dsprep.cache.copies import Copy
 from dsprep.cache.folder import CacheFolder
 from dsprep.cli import app
 from dsprep.errors import UsageError
-from dsprep.verbs.cache import list_copies, purge, verify_copies
+from dsprep.verbs.cache import list_copies, purge
 
 
 def run(*words, code=0):
@@ -110,31 +109,6 @@ def test_what_was_changed_is_copied_again(path, cache):
     stats = compared(path, cache, 1)[0]
     assert (stats.cache_nbytes, stats.copied_nbytes) == (stats.nbytes, 0)
     assert run("verify", cache, "--json")[0]["bad"] == []
-
-
-def test_a_copy_is_compared_while_it_is_used_and_filled(path, cache):
-    damaged(cache, 3)
-    stop, seen = threading.Event(), []
-
-    def read():
-        while not stop.is_set():
-            with dsprep.Reader(path, 8, cache=cache) as reader:
-                seen.append(sum(len(batch["y"]) for batch in reader))
-
-    reading = threading.Thread(target=read)
-    reading.start()
-    try:
-        found = list(verify_copies(cache))
-        while len(seen) < 3:
-            time.sleep(0.01)
-    finally:
-        stop.set()
-        reading.join()
-    assert len(found[0].bad) == 1
-    assert set(seen) == {100}
-    with opened(only(cache)) as copy:
-        assert copy.states()[3] == REFUSED
-        assert (copy.states() == READY).sum() == 12
 
 
 def test_without_the_sidecar_nothing_is_compared(path, cache):

@@ -96,22 +96,6 @@ def test_random_numbers_are_those_of_the_sample(data: Path) -> None:
         assert by_sample(other) == {i: expected[i] for i in (3, 4, 200)}
 
 
-def test_batches_that_are_held_stay_as_they_are(data: Path) -> None:
-    with dsprep.Reader(data, 16, transform=dsprep.each(noisy, OUT)) as reader:
-        held = list(reader)
-        copies = [{name: column.copy() for name, column in batch.items()} for batch in held]
-        for _ in reader:
-            pass
-        assert all((a[n] == b[n]).all() for a, b in zip(held, copies, strict=True) for n in a)
-        addresses = set()
-        del held, copies
-        for _ in range(3):
-            for batch in reader:
-                addresses.add(batch["noise"].ctypes.data)
-                del batch
-        assert len(addresses) <= 4
-
-
 def test_a_batch_is_divided_among_threads_and_in_the_memory_of_the_reader(data: Path) -> None:
     both, began, memories = threading.Barrier(2), threading.local(), []
     first: list[int] = []
@@ -178,24 +162,6 @@ def test_errors_name_the_sample(data: Path) -> None:
     for out in (None, {}, {"a": "u1"}, {"a": ("u1", (-1,))}, {"a": (object, (1,))}):
         with pytest.raises(UsageError, match="out is"):
             dsprep.each(broken, out)
-
-
-def test_functions_of_a_batch_may_want_random_numbers(data: Path) -> None:
-    def drawn(batch: Any, rng: np.random.Generator) -> Any:
-        return batch["i"].tolist(), rng.random()
-
-    def opened() -> dsprep.Reader:
-        return dsprep.Reader(data, 16, transform=drawn, transform_threads=3)
-
-    with opened() as reader:
-        expected = list(reader)
-    with opened() as reader:
-        before = list(itertools.islice(reader, 4))
-        state = reader.state_dict()
-    with opened() as reader:
-        reader.load_state_dict(state)
-        assert before + list(reader) == expected
-    assert len({number for _, number in expected}) == len(expected)
 
 
 def test_transforms_follow_one_another(data: Path) -> None:
@@ -465,17 +431,6 @@ def test_images_of_more_than_8_bits(decoder: str, data: bytes, values: bool, lay
             decoded(deep, data)
     with pytest.raises(ValueError, match=r'8 bits.*dtype="uint8"'):
         decoded(deep, jpeg(gradient(64, 64)))
-
-
-def test_colors_of_16_bits(decoder: str) -> None:
-    colors = np.dstack([DEEP, DEEP + 1, DEEP + 2])
-    data = cv2.imencode(".png", colors[..., ::-1])[1].tobytes()
-    deep = decode.image(8, crop=None, layout="hwc", dtype="uint16")
-    if decoder == "opencv":
-        assert (decoded(deep, data) == colors).all()
-    else:
-        with pytest.raises(ValueError, match="OpenCV"):
-            decoded(deep, data)
 
 
 def test_decoding_in_a_reader(decoder: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from test_cli import fails, run
 
 import dsprep
 from dsprep.errors import FormatError, UsageError
-from dsprep.planning.published import parse_storage, preset, published
+from dsprep.planning.published import parse_storage
 from dsprep.planning.queues import Shares, Simulation, Targets
 from dsprep.planning.storage_figures import ReadSeconds, StorageFigures
 from dsprep.planning.waiting import HAND_OVER, Job, Load, enough, excess, ways
@@ -128,19 +128,6 @@ def test_measured_streams_are_interpolated():
     assert 1 / figures.bytes_per_second(14) == pytest.approx(4 / 2e8 + 10 / 1e9)
 
 
-def test_measured_transfers_are_interpolated():
-    transfers = (4096, 1e-6, 1e-3), (8 << 20, 5e-3, 10e-3), (1 << 20, 1e-3, 2e-3)
-    figures = storage(1e-3, 1e9, transfers_measured=transfers)
-    assert [figures.alone(n) for n in (100, 4096, 1 << 20)] == pytest.approx([1e-3, 1e-3, 2e-3])
-    assert figures.alone(4.5 * (1 << 20)) == pytest.approx(6e-3)
-    assert figures.alone((8 << 20) + 5e6) == pytest.approx(15e-3)
-    one = Job(1, 1, 10, 1e-3)
-    load = Load(10, 1, 1, 1 << 20, 10 << 20, 1)
-    found = ways(one, load, figures)
-    assert found["sample"].io_seconds == pytest.approx(10 * 2e-3)
-    assert found["group"].io_seconds == pytest.approx(10e-3 + (2 << 20) / 1e9)
-
-
 # --- queues --------------------------------------------------------------------------------------
 
 REQUESTS = st.lists(
@@ -229,29 +216,6 @@ def test_the_papers():
     assert by["Mathuriya et al.", "b*S/t, MB/s/node", "BW_min"].within(1.001)
     ladder = [c for c in cells if c.source.startswith("Pumma") and c.ours is not None]
     assert all(c.within(2) for c in ladder)
-
-
-def test_presets_follow_from_the_papers():
-    """They are calibrated by the rows that `obtained` names, and by nothing else."""
-    for machine, name, rows in published()["lee"]["tables"]:
-        if name == "CosmoFlow":
-            continue
-        application = published()["lee"]["applications"][name]
-        few, many = (
-            application["samples"] / n * application["sample_nbytes"] / rows[str(n)][2]
-            for n in (16, 64)
-        )
-        total = 48 / (1 / many - 1 / few)
-        figures = preset(machine.lower())
-        call = (rows["16"][0] - rows["16"][2]) / (application["samples"] / 16)
-        assert figures.call_seconds == pytest.approx(call, rel=1e-3)
-        assert figures.total_bytes_per_second == pytest.approx(total, rel=1e-3)
-        assert figures.bytes_per_second(16) == pytest.approx(few, rel=2e-3)
-    paper, lustre = published()["mathuriya"], preset("cori-lustre")
-    for ranks, slowest in ((128, 0.179 - 0.021), (1024, 0.129 / 0.58 - 0.033)):
-        mean = paper["nbytes"] / lustre.stream_bytes_per_second
-        assert excess(mean, lustre.sigma, ranks) == pytest.approx(slowest, rel=0.003)
-    assert lustre.total_bytes_per_second == pytest.approx(64 * 700e9 / 248, rel=1e-3)
 
 
 # --- figures of storage --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from oracles import READ, SUFFIX
 from support import assert_same_batch, kill_at, random_batch, schemas, take, written
 
 import dsprep
-from dsprep.core.schema import Field, Ragged, Schema
+from dsprep.core.schema import Field, Schema
 from dsprep.errors import SchemaError, TargetError, UsageError
 from dsprep.storage.trees import data_files
 from dsprep.writing import run
@@ -92,24 +92,6 @@ def test_the_files_are_those_of_repack(tmp_path, format, schema, known):
     assert side["layouts"] == other["layouts"]
     assert side["lineage"]["command"] == "dsprep.write"
     assert side["lineage"]["source_files"] == 0
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize(
-    ("known", "cut"), [(True, {"samples_per_file": 70}), (False, {"shard_size": "4KiB"})]
-)
-def test_several_files(tmp_path, format, known, cut):
-    batch = random_batch(PLAIN, 200)
-    samples = samples_of(batch, PLAIN)
-    before = written(tmp_path / "before.h5", PLAIN, batch)
-    dsprep.repack(before, tmp_path / "repacked", to=format, buffer_size=30, durable=False, **cut)
-    target = tmp_path / "out"
-    options = {"to": format, "buffer_size": 30, "durable": False, **cut}
-    report = dsprep.write(target, samples if known else iter(samples), **options)
-    assert report.files > 1
-    found, wanted = (sorted((tmp_path / n).iterdir()) for n in ("out", "repacked"))
-    assert [p.name.replace("out", "repacked") for p in found] == [p.name for p in wanted]
-    assert [content(p) for p in found] == [content(p) for p in wanted]
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -416,13 +398,3 @@ def test_rows_of_no_bytes_are_refused(tmp_path):
         with pytest.raises(SchemaError, match="field x has rows of no bytes"):
             dsprep.write(tmp_path / "out", [{"x": [np.zeros((0, 3), "f4")]}], **options)
     nothing_left(tmp_path)
-
-
-def test_ragged_columns_of_batches(tmp_path):
-    rows = Ragged.from_lengths(np.arange(6, dtype=np.float32).reshape(6, 1), [1, 0, 3, 2])
-    batch = {"rows": rows, "n": np.arange(4), "name": ["a", "bb", "", "d"]}
-    dsprep.write(tmp_path / "out.zarr", [batch, batch], batched=True)
-    with dsprep.open(tmp_path / "out.zarr") as source:
-        assert str(source.schema) == "rows: float32[None,1], n: int64, name: str"
-        assert [source[i]["name"] for i in range(8)] == ["a", "bb", "", "d"] * 2
-        assert source[6]["rows"].tolist() == [[1], [2], [3]]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import item_functions
 import numpy as np
 import pytest
 from executor_job import digests
-from item_functions import OPTIONS, counted, several
+from item_functions import OPTIONS, several
 from support import kill_at
 from test_executors import mpiexec, needs, swept  # noqa: F401 (a fixture)
 
@@ -107,14 +105,6 @@ def test_processes(whole, tmp_path, monkeypatch):
             remove(partial_path(tmp_path / "other.h5"))
 
 
-# Sockets that distributed leaves to the garbage collector are its own.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", [pytest.param("dask", marks=needs["dask"])])
-def test_dask(name, whole, tmp_path):
-    write(tmp_path / "set.h5", executor=name, workers=2)
-    assert digests(tmp_path) == whole
-
-
 @needs["mpi"]
 def test_ranks(whole, tmp_path):
     done = mpiexec(SCRIPT, "mpi", tmp_path / "set.h5")
@@ -172,15 +162,6 @@ def test_a_script_without_a_guard_says_so(tmp_path):
     assert done.returncode == 1
     assert "put the call under: if __name__ == '__main__':" in done.stderr
     assert "a worker was lost" in done.stderr
-
-
-def test_what_the_target_cannot_hold_shows_before_all_items_are_done(tmp_path):
-    log = tmp_path / "log"
-    log.touch()
-    items = [(i, log) for i in ITEMS]
-    with pytest.raises((UsageError, TypeError)):
-        write(tmp_path / "set.lmdb", counted, items, compress="zstd")
-    assert len(log.read_text().splitlines()) <= 1
 
 
 # --- items that fail ---------------------------------------------------------------------------
@@ -243,28 +224,6 @@ def test_if_all_items_fail_the_reasons_are_named(tmp_path):
 def test_of_an_item_that_fails_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "BLOCK_NBYTES", 100)
     test_items_that_fail_are_left_out(tmp_path, monkeypatch)
-
-
-def test_after_a_failure_a_call_continues(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
-    log, fine = tmp_path / "log", tmp_path / "fine"
-
-    def function(item):
-        if not fine.exists() and item[0] == 40:
-            raise ValueError
-        return counted(item)
-
-    items = [(i, log) for i in ITEMS]
-    target = tmp_path / "out" / "set.h5"
-    target.parent.mkdir()
-    with pytest.raises(ItemError):
-        write(target, function, items, workers=1)
-    assert not target.exists()
-    fine.touch()
-    write(target, function, items, workers=2, resume=True)
-    assert sorted(map(int, log.read_text().splitlines())) == list(ITEMS)
-    found = digests(target.parent)
-    assert found["set.h5"] == whole["set.h5"]
 
 
 # --- interrupted runs --------------------------------------------------------------------------
@@ -443,26 +402,6 @@ def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
         assert digests(tmp_path) == expected, step
         step += STRIDE
     assert step > first + STRIDE
-
-
-def test_a_coordinator_that_is_killed_takes_its_workers_with_it(whole, tmp_path):
-    target = tmp_path / "out" / "set.h5"
-    target.parent.mkdir()
-    words = [sys.executable, SCRIPT, "processes", target]
-    least = 5 + 10 * random.random()
-    with subprocess.Popen(words) as child:
-        try:
-            while len(list(working(target).glob("part-*"))) < least:
-                assert child.poll() is None
-                time.sleep(0.005)
-        finally:
-            child.kill()
-    assert not target.exists()
-    there = len(list(working(target).glob("part-*")))
-    told = []
-    write(target, item_functions.slow, progress=told.append, resume=True)
-    assert told[0].before >= there
-    assert digests(target.parent)["set.h5"] == whole["set.h5"]
 
 
 def test_items_of_a_killed_worker_are_done_again(whole, tmp_path):

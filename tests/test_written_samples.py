@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-
 import numpy as np
 import pytest
 
@@ -126,16 +124,6 @@ def test_batches_hold_what_was_added():
     assert batch["label"][0] == 0  # memory of its own
 
 
-def test_the_caller_may_change_a_value_after():
-    packed = Assembler(schema_of(x=np.zeros(3), rows=[1.0]))
-    x = np.zeros(3)
-    for i in range(4):
-        x[:] = i
-        packed.add({"x": x, "rows": x}, i)
-    batch = packed.take()
-    assert batch["x"][:, 0].tolist() == [0, 1, 2, 3] == [batch["rows"][i][0] for i in range(4)]
-
-
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
@@ -226,32 +214,6 @@ def test_batches_that_a_program_gives():
     assert [r.tolist() for r in batch["lists"]] == whole["lists"]
 
 
-@pytest.mark.parametrize(
-    ("column", "says"),
-    [
-        ({"x": np.zeros((3, 5), np.float32)}, r"field x: .*found float32\[5\]"),
-        ({"x": np.zeros((3, 4))}, "field x: .*found float64"),
-        ({"x": np.float32(1)}, "field x"),
-        ({"x": np.zeros((2, 4), np.float32)}, "field label: the columns .*expected 2"),
-        ({"label": [1, 2, "a"]}, "sample 12, field label: .*found a str"),
-        ({"rows": np.zeros((3, 2))}, "field rows"),
-        ({"rows": Ragged.from_lengths(np.zeros(3, np.float32), [1, 1, 1])}, "field rows"),
-        ({"rows": Ragged(np.zeros(3), [0, 2, 1, 3])}, "field rows: the offsets"),
-        ({"rows": Ragged(np.zeros(3), [0, 1, 2, 9])}, "field rows: the offsets"),
-        ({"y": 1}, "sample 10: field y is in none"),
-    ],
-)
-def test_wrong_batches_are_named(column, says):
-    whole = {
-        "x": np.zeros((3, 4), np.float32),
-        "label": [1, 2, 3],
-        "rows": Ragged.from_lengths(np.zeros(3), [0, 2, 1]),
-    }
-    schema = infer_batch(whole)
-    with pytest.raises(SchemaError, match=says):
-        checked_batch({**whole, **column}, schema, 10)
-
-
 def test_arrays_of_the_caller_are_filled():
     schema = Schema((Field("x", np.dtype(np.int32), (2,)), Field("y", np.dtype(np.int64))))
     packed = Assembler(schema)
@@ -261,33 +223,6 @@ def test_arrays_of_the_caller_are_filled():
         packed.add({"x": np.full(2, i, np.int32), "y": i}, i)
     assert out["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert out["y"].tolist() == [0, 1, 2]
-
-
-class Folded(dict):
-    """A mapping that has values for keys which it does not list."""
-
-    def __missing__(self, key):
-        return dict.__getitem__(self, key.lower())
-
-
-def counting(sample):
-    return defaultdict(int, sample)
-
-
-@pytest.mark.parametrize("make", [Counter, counting, Folded], ids=lambda f: f.__name__)
-def test_mappings_are_asked_for_their_keys(make):
-    packed = Assembler(infer(make({"a": 1, "b": 2})))
-    packed.add(make({"a": 3, "b": 4}), 1)
-    wrong = make({"a": 5, "c": 6})
-    for sample, says in [
-        (wrong, "sample 2: field b is missing"),
-        (make({"a": 5}), "sample 2: field b is missing"),
-        (make({"a": 5, "B": 6}), "sample 2: field b is missing"),
-    ]:
-        with pytest.raises(SchemaError, match=says):
-            packed.add(sample, 2)
-    assert sorted(wrong) == ["a", "c"]  # looking did not add one
-    assert len(packed) == 1
 
 
 MASKED = np.ma.masked_array([1.0, 2.0], [False, True])

@@ -21,7 +21,7 @@ from typing import Any
 from dsprep.bench import caches, counters, sums
 from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
-from dsprep.bench.task import Epoch, Result, Task, make_compute
+from dsprep.bench.task import Epoch, Result, Task, parse_compute
 from dsprep.errors import DsprepError
 from dsprep.storage.trees import remove
 
@@ -42,8 +42,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
     """
     entry = find(task.strategy)
     try:
-        compute = make_compute(task.compute)
-        compute()  # libraries start their threads
+        seconds = parse_compute(task.compute)
         task.share(0)
         if not task.cold:
             strategy.open()
@@ -53,7 +52,7 @@ def run(task: Task, strategy: Strategy, wait: Callable[[], None]) -> Result:
                 _close(strategy, wait)
                 strategy.open()
             held = _made_cold(task, strategy, wait) if task.cold else None
-            epoch = replace(_epoch(task, strategy, number, wait, compute), held=held)
+            epoch = replace(_epoch(task, strategy, number, wait, seconds), held=held)
             if number >= task.warmup:
                 epochs.append(epoch)
         peak = counters.peak_rss()
@@ -106,9 +105,9 @@ def _epoch(
     strategy: Strategy,
     number: int,
     wait: Callable[[], None],
-    compute: Callable[[], object],
+    seconds: float,
 ) -> Epoch:
-    """Run one epoch, with the clock on."""
+    """Run one epoch of steps that take so many seconds beside reading, with the clock on."""
     way = strategy.way
     steps = range(task.steps if way.steps is None else way.steps(number))
     waits, samples = [], 0
@@ -124,7 +123,8 @@ def _epoch(
         clock = got
         if item is not None:
             samples += way.size(item)
-            compute()
+            if seconds:
+                time.sleep(seconds)
             del item
             clock = now()
             computed += clock - got

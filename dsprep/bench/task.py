@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,42 +136,14 @@ class Failure:
     reason: str
 
 
-# --- what a step does with its batch ----------------------------------------------------------
+def parse_compute(text: str) -> float:
+    """Return the seconds that a step takes beside reading: of ``12ms``; ``none`` is 0.
 
-EDGE = 1024
-"""Rows and columns of the matrices of ``gemm``."""
-
-
-def parse_compute(text: str) -> tuple[str, float]:
-    """Return what ``none``, ``12ms`` or ``gemm:512`` asks for: a kind, and seconds or an edge."""
-    if text == "none":
-        return "none", 0.0
-    with suppress(UsageError):
-        seconds = parse_seconds(text)
-        if seconds <= 3600:
-            return "wait", seconds
-    product = re.fullmatch(r"gemm(?::(\d{1,5}))?", text, re.ASCII)
-    if product and int(product[1] or EDGE) > 0:
-        return "gemm", float(product[1] or EDGE)
-    raise UsageError(
-        f"--compute {text!r} is not understood",
-        expected="none, a time such as 12ms, gemm, or gemm:512 (rows of the matrices)",
-    )
-
-
-def make_compute(text: str) -> Callable[[], object]:
-    """Return the work of one step.
-
-    A time is waited for without using the processor, as for an accelerator; ``gemm`` multiplies
-    float32 matrices by numpy, which takes processors from readers as training on them does.
+    They are waited for without using the processor, as for an accelerator.
     """
-    kind, amount = parse_compute(text)
-    if kind == "none":
-        return lambda: None
-    if kind == "wait":
-        return lambda: time.sleep(amount)
-    edge = int(amount)
-    rng = np.random.default_rng(0)
-    a, b = (rng.random((edge, edge), np.float32) for _ in range(2))
-    out = np.empty((edge, edge), np.float32)
-    return lambda: np.matmul(a, b, out=out)
+    if text == "none":
+        return 0.0
+    seconds = parse_seconds(text)
+    if seconds > 3600:
+        raise UsageError(f"--compute {text} makes no sense", expected="an hour at most")
+    return seconds

@@ -88,11 +88,7 @@ def _need(report: BenchReport, rows: dict[str, Row]) -> str:
     reads = f"Plain reads got {show_nbytes(gives)}/s here ({source})" if gives else ""
     nbytes = number(report.dataset, "sample_nbytes", 0)
     ranks, batch = (max(1, int(number(report.settings, k, 1))) for k in ("ranks", "batch_size"))
-    kind, seconds = parse_compute(str(report.settings.get("compute", "none")))
-    if kind == "gemm":
-        share = -(-number(report.dataset, "samples", 1) // ranks)
-        took = (limit.median("compute_seconds") if limit else None) or 0.0
-        seconds = took / max(1.0, -(-share // batch))
+    seconds = parse_compute(str(report.settings.get("compute", "none")))
     if not seconds or not nbytes:
         return reads and f"{reads}."
     rate = ranks * required_bandwidth(batch, nbytes, seconds)

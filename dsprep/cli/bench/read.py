@@ -64,10 +64,7 @@ class Chosen:
         "N", "Samples per step and rank.", "--batch-size", "-M", default=32, min=1
     )
     compute: str = opt.value(
-        "WORK",
-        "A step's work: none, a time (12ms: on an accelerator), gemm or gemm:512 (matrices "
-        "multiplied here).",
-        default="none",
+        "TIME", "What a step takes on an accelerator, such as 12ms; none.", default="none"
     )
     ranks: int = opt.value(
         "N", "Processes, in step with each other.", "--ranks", "-P", default=1, min=1
