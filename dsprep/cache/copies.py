@@ -169,6 +169,10 @@ class _Table(Descriptor):
             data = np.full(high - low, value, self._dtype).tobytes()
             pwrite_all(self.fd, [data], low * self._dtype.itemsize)
 
+    def refresh(self) -> None:
+        """Read anew what others may have written meanwhile: clients of some servers keep pages."""
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def write(self, values: Array) -> None:
         """Set all elements."""
         pwrite_all(self.fd, [values.astype(self._dtype).tobytes()], 0)
@@ -301,6 +305,11 @@ class Copy:
         positions = np.searchsorted(self.which, pieces)
         inside = np.minimum(positions, len(self.which) - 1)
         return inside if bool((self.which[inside] == pieces).all()) else None
+
+    def refresh(self) -> None:
+        """See what other nodes have written."""
+        for name in ("state", "turn", "sums"):
+            self._table(name).refresh()
 
     def states(self) -> Array:
         """Return the state of each piece: uint8, shape ``(n,)``."""
