@@ -12,7 +12,7 @@ import dsprep
 from dsprep.bench import scratch
 from dsprep.bench.scratch import folder as scratch_folder
 from dsprep.core.schema import FieldSpec
-from dsprep.errors import FormatError, TargetError, UsageError
+from dsprep.errors import TargetError
 from dsprep.formats.options import OpenOptions
 from dsprep.storage.trees import remove
 
@@ -149,24 +149,3 @@ def test_no_space(data, monkeypatch):
     with pytest.raises(TargetError, match=r"not enough space .*100 B free.*--scratch"):
         scratch.prepare(planned)
     assert not planned.folder.exists()
-
-
-def test_wrong_usage(data, tmp_path, monkeypatch):
-    for words, more, error in (
-        ((data, ["parquet"]), {}, "not a form"),
-        ((data, ["groups"]), {"buffer_size": "much"}, "buffer.size"),
-        ((data, ["groups"]), {"folder": data}, "not a folder"),
-        ((data.parent, ["groups"]), {"folder": data.parent / "inside"}, "part of the dataset"),
-    ):
-        with pytest.raises(UsageError, match=error):
-            plan(*words, **more)
-    assert plan(data.parent, ["groups"]).folder.parent == tmp_path
-    empty = tmp_path / "empty.h5"
-    with h5py.File(empty, "w") as file:
-        file["x"] = np.zeros((0, 3))
-    with pytest.raises(FormatError, match="no samples"):
-        plan(empty, ["groups"])
-    monkeypatch.setattr(scratch_folder.os, "access", lambda path, mode: False)
-    for folder in (None, tmp_path / "new"):
-        with pytest.raises(UsageError, match="--scratch"):
-            plan(data, ["groups"], folder=folder)

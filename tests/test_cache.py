@@ -9,7 +9,6 @@ import gc
 import json
 import multiprocessing
 import os
-import threading
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -209,46 +208,6 @@ def test_options_change_nothing(kind, name, datasets, tmp_path):
 
 
 # --- how much it takes -----------------------------------------------------------------------
-
-
-@contextmanager
-def watched(cache: Path, pattern: str = "*"):
-    """Yields what the cache took, sampled while nobody makes or removes copies."""
-    folder, seen, stop = CacheFolder(cache), [0], threading.Event()
-
-    def look():
-        while not stop.wait(0.001):
-            with folder.locked():
-                files = [p.stat() for p in cache.glob(f"*/{pattern}")]
-                seen.append(sum(f.st_blocks for f in files) * 512)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        yield seen
-    finally:
-        stop.set()
-        looking.join()
-
-
-@pytest.mark.parametrize(("kind", "share"), [("out.h5", 0.3), ("out.lmdb files", 0.7)])
-def test_what_fits_is_kept_and_no_more(kind, share, datasets, tmp_path):
-    path, cache = datasets(kind), tmp_path / "cache"
-    whole = nbytes_of(path)
-    size = int(whole * share) + 40_000  # with the tables
-    with watched(cache) as seen:
-        stats = compared(path, cache, 4, cache_size=size)
-    assert max(seen) <= size
-    assert len(seen) > 10
-    kept = assert_kept(path, cache)
-    (info,) = copies(cache)
-    assert info.complete
-    assert kept == info.ready
-    assert 13 * share - 2 <= kept <= 13 * share + 2
-    for s in stats[1:]:
-        assert (s.cache_units, s.copied_nbytes) == (kept, 0)
-        assert 0 < s.cache_nbytes < s.nbytes
-    assert stats[0].copied_nbytes <= size
 
 
 def test_mini_epochs_that_are_over_leave_no_file_open(datasets, tmp_path):

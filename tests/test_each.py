@@ -253,17 +253,6 @@ def test_collate_takes_samples(data: Path) -> None:
         assert begun + [batch["noise"] for batch in reader] == noise[0]
 
 
-def test_collate_is_given_alone(data: Path) -> None:
-    for wrong in ({"collate": 3}, {"collate": len, "transform": len}):
-        with pytest.raises(UsageError, match="collate"):
-            dsprep.Reader(data, 16, **wrong)  # type: ignore[arg-type]
-    a, b = (dsprep.Reader(data, 16, collate=len) for _ in range(2))
-    with pytest.raises(UsageError, match="within=True"):
-        dsprep.Mix({a: 0.5, b: 0.5}, within=True)
-    with dsprep.Mix({a: 0.5, b: 0.5}) as mix:
-        assert {*mix} <= {16, N % 16}
-
-
 @pytest.fixture(params=["opencv", "pillow"])
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(decode, "_decoder", lambda: request.param)
