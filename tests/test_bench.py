@@ -23,8 +23,8 @@ from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.base import Strategy, Way
 from dsprep.bench.summary import StrategyFacts, against_limit, row
-from dsprep.bench.task import Failure, Task, parse_compute
-from dsprep.errors import DsprepError, UsageError
+from dsprep.bench.task import Failure, Task
+from dsprep.errors import DsprepError
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 
@@ -167,15 +167,6 @@ def test_ranks_meet_at_every_step(made):
 
 
 # --- computing, counters ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "12", "ms", "-1ms", "gemm", "1e9s", "\u0663ms"],
-)
-def test_compute_is_understood_or_refused(text):
-    with pytest.raises(UsageError):
-        parse_compute(text)
 
 
 def test_counters_see_reads_and_children(tmp_path):

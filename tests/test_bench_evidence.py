@@ -8,27 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsprep.bench import caches
-from dsprep.bench.evidence import DEVICE, Evidence
 
 NBYTES = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("held", "device", "problem", "words"),
-    [
-        (0.0, 1000, "", DEVICE),
-        (None, 900, "", DEVICE),
-        (0.0, 10, "", f"pages dropped, 1% of the bytes {DEVICE}: a network mount, or warm"),
-        (None, 0, "", f"0% of the bytes {DEVICE}: a network mount, or warm"),
-        (0.5, 500, "not cold: the page cache still held 50% of the files", None),
-        (1.0, 0, "(tmpfs) nothing is cold (--warm)", None),
-    ],
-)
-def test_a_cold_run_has_evidence(held, device, problem, words):
-    found = Evidence(held, device, 1000)
-    assert problem in found.problem
-    assert bool(problem) == bool(found.problem)
-    assert words is None or found.words == words
 
 
 def test_the_page_cache_is_looked_at(tmp_path: Path):

@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 
 import dsprep
-from dsprep.bench.strategies import SETS, find, group, limit
+from dsprep.bench.strategies import SETS, find, group
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.strategies.lmdbio import Assignment
 from dsprep.bench.strategies.lmdbio import records as lmdbio_records
 from dsprep.bench.task import Task
-from dsprep.errors import DsprepError, UsageError
+from dsprep.errors import UsageError
 from dsprep.reader.engines import direct
 
 COUNT = 103
@@ -123,20 +123,6 @@ def test_no_figures_of_another_engine_than_the_one_that_was_asked_for(name, plac
         assert name == "pread-limit", "which opens the files when it reads them"
         list(strategy.epoch(0))
     strategy.close()
-
-
-def sidecar_of(places):
-    return dsprep.Sidecar.open(places["groups"])
-
-
-def test_what_the_limit_cannot_read_is_an_error(places, monkeypatch):
-    longer = [(*rest, nbytes + (1 << 20)) for *rest, nbytes in limit.groups_of(sidecar_of(places))]
-    monkeypatch.setattr(limit, "groups_of", lambda sidecar: longer)  # beyond the end of the file
-    with opened("pread-limit", places) as strategy, pytest.raises(DsprepError):
-        list(strategy.epoch(0))
-    monkeypatch.undo()
-    with pytest.raises(UsageError, match="no groups"):
-        made("pread-limit", {"groups": places["source"]}).open()
 
 
 # --- overlap ---------------------------------------------------------------------------------

@@ -121,14 +121,3 @@ def test_a_loader_of_ones_own(compressed: list[Path], loader: str) -> None:
     row = next(r for r in report.rows if r.name == loader)
     assert row.notes == ("16 of 20 samples came",)
     assert f"as it is today ({loader})" in " ".join(report.answer)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("absent", "no loader"), ("nothing", "wrong samples: 0 of 20"), ("number", "no function")],
-)
-def test_loaders_that_are_none(compressed: list[Path], loader: str, name: str, said: str) -> None:
-    wrong = loader.replace("make_loader", name)
-    report = bench_read(plan_read(compressed[:1], ["dsprep"], replace(WARM, loader=wrong)))
-    row = next(r for r in report.rows if r.name == wrong)
-    assert said in row.problems[0]

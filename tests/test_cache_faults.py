@@ -144,15 +144,6 @@ def test_a_copy_without_one_of_its_tables_is_made_again(origin, tmp_path, name):
     assert len(list(tmp_path.iterdir())) == 2  # the lock, too
 
 
-def test_tables_that_are_cut_off_while_they_are_read(origin, tmp_path):
-    with said(1), dsprep.Reader(origin, 8, cache=tmp_path, cache_bandwidth="1MB/s") as reader:
-        loop = iter(reader)
-        assert checked([next(loop)])
-        os.truncate(the_copy(tmp_path) / "state", 0)
-        assert checked(loop) == COUNT - 8
-        assert checked(reader) == COUNT
-
-
 # --- others --------------------------------------------------------------------------------------
 
 
@@ -467,16 +458,6 @@ def test_what_is_in_the_cache_is_read_while_the_server_is_away(tmp_path, name, s
 
 
 # --- another dataset -----------------------------------------------------------------------------
-
-
-def test_a_dataset_that_was_replaced_has_another_copy(tmp_path):
-    path, cache = made(tmp_path), tmp_path / "cache"
-    epoch(path, cache)
-    made(tmp_path, version=1)
-    with dsprep.Reader(path, 8, cache=cache) as reader:
-        assert checked(reader, version=1) == COUNT
-        assert reader.stats[0].copied_nbytes
-    assert len(CacheFolder(cache).names()) == 2
 
 
 def test_a_dataset_that_is_written_to_while_it_is_copied(tmp_path):

@@ -112,14 +112,6 @@ def test_ranks(whole, tmp_path):
     assert digests(tmp_path) == whole
 
 
-def test_a_shuffle_is_that_of_repack(tmp_path):
-    write(tmp_path / "plain.h5", durable=True)
-    write(tmp_path / "mixed.h5", shuffle=3, workers=2, durable=True)
-    dsprep.repack(tmp_path / "plain.h5", tmp_path / "again.h5", shuffle=3, buffer_size=8)
-    with dsprep.open(tmp_path / "mixed.h5") as one, dsprep.open(tmp_path / "again.h5") as other:
-        assert [int(s["y"]) for s in one] == [int(s["y"]) for s in other]
-
-
 # --- wrong use ---------------------------------------------------------------------------------
 
 
