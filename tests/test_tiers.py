@@ -91,23 +91,6 @@ def test_how_often_samples_are_seen(epochs, parts, repeats):
     assert plan.reader["epochs"] * repeats * parts >= plan.passes
 
 
-def test_warnings():
-    def words(**others):
-        return " ".join(plan_of(edges_of(400_000, 1000), 1e6, **others).warnings)
-
-    assert words(epochs=2 * plan_of(edges_of(400_000, 1000), 1e6).repeats) == ""
-    assert "25% of the samples are never seen" in words(epochs=2, pfs=30 * GB)
-    assert "no multiple of 3 repeats: some samples are seen 6 times, others 3" in words(
-        epochs=5, pfs=30 * GB
-    )
-    assert "never seen" not in words(epochs=3, pfs=30 * GB)
-    assert "100 repeats: beyond 64, models lost 1 to 10 %" in words(pfs=0.86 * GB, epochs=100)
-    assert "S >= N/G" in words(epochs=1000)
-    assert "training waits for them" in words(fast=1 * GB)
-    assert "fewer than a batch" in words(batch_size=10**6)
-    assert "several nodes copy the same groups" in words(nodes=10_000, capacity=64 * 10**8)
-
-
 def test_arguments_of_the_reader(tmp_path):
     """With them it goes through the passes of the plan, on the node's own cache."""
     path = tmp_path / "x.h5"
