@@ -263,15 +263,3 @@ def masked_crc(parts):
     for part in parts:
         crc = google_crc32c.extend(crc, part)
     return framing.mask(np.array([crc], np.uint32)).astype("<u4").tobytes()
-
-
-@pytest.mark.parametrize("dtype", [">u1", "<u1", "|u1", ">u2", "<f4"])
-@pytest.mark.parametrize("codec", [None, "gzip", "bz2"])
-def test_zarr_v2_of_any_byte_order(dtype, codec, tmp_path):
-    values = np.arange(100, dtype=np.dtype(dtype)).reshape(5, 20)
-    pack = {None: bytes, "gzip": gzip.compress, "bz2": bz2.compress}[codec]
-    given = None if codec is None else {"id": codec, "level": 1}
-    zarr_v2(tmp_path / "x.zarr", pack(values.tobytes()), given, dtype=dtype)
-    with dsprep.open(tmp_path / "x.zarr") as source:
-        assert source[:]["x"].tolist() == [*values.tolist(), *values.tolist()]
-        assert source[3:4]["x"].tolist() == values[3:4].tolist()

@@ -52,7 +52,7 @@ ORDER: dict[str, Any] = {"seed": 5, "check_order": False}
 MODES = {
     "calls-missing": (
         "no-odirect", "no-flock", "no-posix-locks", "no-rename2", "no-links", "no-symlinks",
-        "no-fallocate", "no-copy-file-range=EINVAL", "no-xattr", "no-dir-fsync", "blksize",
+        "no-fallocate", "no-copy-file-range=EINVAL", "no-dir-fsync", "blksize",
         "stale=1",
     ),
     "past-the-cache": ("no-mmap", "short", "short-write", "silly=.nfs", "local-locks", "stale=1"),

@@ -423,26 +423,6 @@ def test_zarr_of_other_tools(kind, tmp_path):
         check(tmp_path / "a.zarr", {"x": x}, schema, setting)
 
 
-def test_records_of_caffe(tmp_path):
-    import lmdb
-
-    image = random_batch(Schema((Field("image", np.dtype("u1"), (3, 4, 5)),)), 40)["image"]
-    label = np.arange(40) % 7
-    with lmdb.open(str(tmp_path / "db"), map_size=1 << 24) as env, env.begin(write=True) as txn:
-        for i in range(40):
-            record = b"\x08\x03\x10\x04\x18\x05\x22\x3c" + image[i].tobytes()
-            txn.put(f"{i:08}".encode(), record + bytes([0x28, label[i]]))
-    options = dsprep.OpenOptions(values="datum")
-    schema = provenance(tmp_path / "db", options).content.schema
-    batch: Batch = {}
-    for f in schema:
-        values = np.asarray(image if f.shape else label)
-        batch[f.name] = values.astype(f.dtype).reshape(40, *f.inner)
-    assert len(schema) == 2
-    for setting in settings("datum", 3):
-        check(tmp_path / "db", batch, schema, setting)
-
-
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.parametrize("format", FORMATS)
 def test_hardly_any_samples(format, count, tmp_path):

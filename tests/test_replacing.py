@@ -220,25 +220,6 @@ def test_a_directory_that_cannot_be_renamed_is_named(tmp_path, monkeypatch):
         assert len(source) == 24
 
 
-def test_failing_second_rename_puts_the_old_one_back(tmp_path, monkeypatch):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "inside").write_text(name)
-    monkeypatch.setattr(atomic, "exchange", lambda a, b: False)
-    real = Path.rename
-
-    def rename(self, target):
-        if self.name == "a":
-            raise OSError(5, "Input/output error")
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OSError, match="Input"):
-        atomic.put(tmp_path / "a", tmp_path / "b", tmp_path / "aside")
-    assert (tmp_path / "b" / "inside").read_text() == "b"
-    assert not (tmp_path / "aside").exists()
-
-
 def test_what_cannot_be_put_back_is_named(tmp_path, monkeypatch):
     target = tmp_path / "set.zarr"
     atomic.made_path(target).mkdir(parents=True)

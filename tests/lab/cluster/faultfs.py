@@ -98,7 +98,6 @@ FAULTS: dict[str, tuple[Callable[[str], Any], str]] = {
     "no-rename2": (_errno(errno.ENOSYS), "no RENAME_EXCHANGE, no RENAME_NOREPLACE"),
     "no-links": (_errno(errno.EPERM), "no hard links"),
     "no-symlinks": (_errno(errno.EPERM), "no symbolic links"),
-    "no-xattr": (_errno(errno.EOPNOTSUPP), "no extended attributes"),
     "coarse": (_number(1.0), "times are whole multiples of so many seconds"),
     "clock": (_number(60.0), "the clock that stamps files is so many seconds ahead"),
     "restamp": (
@@ -278,8 +277,7 @@ class FaultFS:
             1: self.lookup, 3: self.getattr, 4: self.setattr, 5: self.readlink, 6: self.symlink,
             8: self.mknod, 9: self.mkdir, 10: self.unlink, 11: self.rmdir, 12: self.rename,
             13: self.link, 14: self.open, 15: self.read, 16: self.write, 17: self.statfs,
-            RELEASE: self.release, 20: self.fsync, 21: self.setxattr, 22: self.getxattr,
-            23: self.listxattr, 24: self.removexattr, 25: self.flush, 26: self.init,
+            RELEASE: self.release, 20: self.fsync, 25: self.flush, 26: self.init,
             27: self.opendir, 28: self.readdir, 29: self.releasedir, 30: self.fsyncdir,
             31: self.getlk, 32: self.setlk, 33: self.setlkw, 35: self.create,
             43: self.fallocate, 45: self.rename2, 46: self.lseek, 47: self.copy_file_range,
@@ -712,35 +710,6 @@ class FaultFS:
 
     def fsyncdir(self, node: Node, body: memoryview, unique: int) -> None:
         self.faults.refuse("no-dir-fsync")
-
-    # Extended attributes
-
-    def setxattr(self, node: Node, body: memoryview, unique: int) -> None:
-        self.faults.refuse("no-xattr")
-        size, flags = struct.unpack_from("<II", body)
-        name, _, rest = bytes(body[8:]).partition(b"\0")
-        os.setxattr(node.path, name, rest[:size], flags)
-
-    def _sized(self, size: int, value: bytes) -> bytes:
-        if not size:
-            return struct.pack("<II", len(value), 0)
-        if len(value) > size:
-            raise OSError(errno.ERANGE, "")
-        return value
-
-    def getxattr(self, node: Node, body: memoryview, unique: int) -> bytes:
-        self.faults.refuse("no-xattr")
-        size = struct.unpack_from("<I", body)[0]
-        return self._sized(size, os.getxattr(node.path, _name(body[8:])))
-
-    def listxattr(self, node: Node, body: memoryview, unique: int) -> bytes:
-        self.faults.refuse("no-xattr")
-        names = b"".join(os.fsencode(name) + b"\0" for name in os.listxattr(node.path))
-        return self._sized(struct.unpack_from("<I", body)[0], names)
-
-    def removexattr(self, node: Node, body: memoryview, unique: int) -> None:
-        self.faults.refuse("no-xattr")
-        os.removexattr(node.path, _name(body))
 
     # Locks, kept by the backing file: seen through every mount of the same directory. Ranges are
     # locked per open file, as a server knows them, not per process.
