@@ -507,7 +507,7 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
         assert not list((root / "data" / "set").iterdir())
 
 
-@pytest.mark.parametrize("to", ["hdf5", "lmdb", "tfrecord", "zarr"])
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "zarr"])
 def test_a_worker_of_an_earlier_run_finds_no_file_to_write_to(to, origin, tmp_path, monkeypatch):
     """Its run was killed, and the same run or another one began at the same place."""
     left = []
