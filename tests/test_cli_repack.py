@@ -40,14 +40,6 @@ def notes(*words):
     return [w.removeprefix("dsprep: note: ") for w in done.stderr.splitlines()]
 
 
-def test_a_suffix_of_no_format(train, tmp_path):
-    done = run(train, tmp_path / "out.tfrecrod", "--dry-run")
-    assert done.exit_code == 2
-    assert "the name out.tfrecrod does not give the format" in done.stderr
-    assert notes(train, tmp_path / "out.x", "--to", "hdf5", "--dry-run") == []
-    assert notes(train, tmp_path / "out", "--dry-run") == []
-
-
 def test_zip_is_for_zarr(train, tmp_path):
     for words in (("o.h5",), ("o.zarr", "--to", "lmdb"), ("o.lmdb",)):
         done = run(train, tmp_path / words[0], *words[1:], "--zip")

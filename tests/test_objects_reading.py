@@ -308,10 +308,8 @@ def test_commands_take_urls(url, local, tmp_path, monkeypatch):
     assert "valid" in run("provenance", url, "--check", "full")
     run("provenance", url, "--checksums", "--out", "x.dsprep.json")
     assert "valid" in run("provenance", url, "--out", "x.dsprep.json", "--check")
-    assert "20 groups" in run(
-        *("plan", "tiers", url, "--capacity", "1MB", "-M", 8, "--compute", "1ms"),
-        *("--pfs", "1GB/s", "-E", 2),
-    )
+    words = ("--tier", "1MB", "-M", 8, "--compute", "1ms", "--storage", "cori", "-E", 2)
+    assert "mini-epochs" in run("plan", url, *words)
     run("audit", url, "-P", 2, "-M", 8, "--sidecar", f"{url}.dsprep.json")
     assert "not a kind of store" in run(
         "audit", url, "-P", 2, "-M", 8, "--sidecar", "ftp://b", code=2
@@ -339,7 +337,7 @@ def test_a_look_at_records_asks_for_few_of_them(server, tmp_path):
 
 def test_a_bench_reads_from_the_store(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    output = run("bench", "read", url, "-r", 1, "--warm", "--csv", "r.csv")
+    output = run("bench", "read", url, "-r", 1, "--warm")
     assert "failed" not in output
     assert "one sample at a time are left out" in output
     asked = re.search(r"an epoch to the store: .*, dsprep (\d+) ", " ".join(output.split()))
@@ -348,8 +346,7 @@ def test_a_bench_reads_from_the_store(url, tmp_path, monkeypatch):
     copied = run("bench", "read", "s3://b/plain.h5", "-r", 1, "--warm", "-s", "dsprep", "-b", 32)
     assert "failed" not in copied
     assert "Requests of an epoch" not in copied  # its groups are made here, and read here
-    names = [line.partition(",")[0] for line in Path("r.csv").read_text().splitlines()[1:]]
-    assert names == ["pread-limit", "group", "group-db", "dsprep"]
+    assert all(name in output for name in ("pread-limit", "group", "group-db", "dsprep"))
 
 
 @pytest.mark.parametrize("habit", ["", "bare-list"])

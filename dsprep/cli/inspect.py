@@ -106,10 +106,16 @@ def _print(inspection: Inspection, stats: Mapping[str, FieldStats]) -> None:
         ("samples", f"{inspection.samples:,}"),
         ("values", show_nbytes(inspection.payload)),
         ("on disk", show_nbytes(inspection.stored_nbytes)),
-        *(("groups", text) for text in _groups(inspection)),
-        *(("an epoch", text) for text in _epoch(inspection)),
-        *((f"attribute {k}", _short(v)) for k, v in inspection.attrs.items()),
     ]
+    if inspection.groups is not None:
+        count, largest = inspection.groups
+        each = inspection.payload / max(1, inspection.samples) * min(largest, inspection.samples)
+        text = f"{count:,} of {largest:,} samples, about {show_nbytes(each)} each"
+        rows.append(("groups", f"{text}, by dsprep repack"))
+    if (requests := inspection.epoch_requests) is not None:
+        text = f"about {requests:,} GET requests, {show_nbytes(inspection.stored_nbytes)}"
+        rows.append(("an epoch", text))
+    rows += [(f"attribute {k}", _short(v)) for k, v in inspection.attrs.items()]
     print_rows(rows)
     for facts in inspection.fields:
         say("", str(facts.field))
@@ -119,28 +125,6 @@ def _print(inspection: Inspection, stats: Mapping[str, FieldStats]) -> None:
         print_rows([(f"  {name}", text) for name, text in rows])
     for line in inspection.notes:
         note(line)
-
-
-def _groups(inspection: Inspection) -> list[str]:
-    """Return how samples are grouped, if they are."""
-    if inspection.groups is None:
-        return []
-    from dsprep.core.units import show_nbytes
-
-    count, largest = inspection.groups
-    each = inspection.payload / max(1, inspection.samples) * min(largest, inspection.samples)
-    return [f"{count:,} of {largest:,} samples, about {show_nbytes(each)} each, by dsprep repack"]
-
-
-def _epoch(inspection: Inspection) -> list[str]:
-    """Return what reading all of it asks of an object store, if it is in one."""
-    if inspection.epoch_requests is None:
-        return []
-    from dsprep.core.units import show_nbytes
-
-    return [
-        f"about {inspection.epoch_requests:,} GET requests, {show_nbytes(inspection.stored_nbytes)}"
-    ]
 
 
 def _facts(facts: FieldFacts) -> list[tuple[str, str]]:

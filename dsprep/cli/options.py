@@ -15,7 +15,7 @@ from importlib import import_module
 from inspect import Parameter, signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
@@ -109,13 +109,6 @@ Workers: TypeAlias = Annotated[
         help="Threads (one per core, at most 8), or processes of --executor.",
     ),
 ]
-
-
-class Options(Protocol):
-    """Options that a parameter of a command stands for."""
-
-    def made(self, given: dict[str, Any], stack: ExitStack) -> Any:
-        """Return the library's value, which may be a context; `given` has all options."""
 
 
 @dataclass
@@ -429,7 +422,7 @@ class Asking:
 DATASETS = frozenset({"paths", "data", "a"})
 """Parameters that name datasets: their commands have the options `Asking`, too."""
 
-SHARED: dict[str, Callable[..., Options]] = {
+SHARED: dict[str, Callable[..., Any]] = {
     "writing": Writing,
     "reading": Reading,
     "memory": Memory,
@@ -437,7 +430,10 @@ SHARED: dict[str, Callable[..., Options]] = {
     "executor": Executing,
     "ordering": Ordering,
 }
-"""Options of several commands, by the parameter that stands for them."""
+"""Options of several commands, by the parameter that stands for them.
+
+`made` of each returns the library's value, which may be a context; it is given all options.
+"""
 
 
 @dataclass(frozen=True)
@@ -447,7 +443,7 @@ class CommandSpec:
     function: Callable[..., None]
     epilog: str
     cls: type[Command]
-    own: dict[str, Callable[..., Options]]
+    own: dict[str, Callable[..., Any]]
 
     def build(self) -> Any:
         """Return the command as the parser has it."""
@@ -458,14 +454,14 @@ class CommandSpec:
 
 
 def command(
-    epilog: str, cls: type[Command] = Command, **own: Callable[..., Options]
+    epilog: str, cls: type[Command] = Command, **own: Callable[..., Any]
 ) -> Callable[[Callable[..., None]], CommandSpec]:
     """Make a function a command; `own` options are as `SHARED` ones."""
     return lambda function: CommandSpec(function, epilog, cls, own)
 
 
 def _runner(
-    command: Callable[..., None], own: dict[str, Callable[..., Options]]
+    command: Callable[..., None], own: dict[str, Callable[..., Any]]
 ) -> Callable[..., None]:
     """Return a function that has all options as parameters, and calls the command."""
     plain = signature(command).parameters

@@ -316,7 +316,7 @@ def _samples(count: int) -> str:
 
 
 def _alignment(stripe: Stripe | None, job: Job) -> str:
-    """Return what groups are aligned to, and whether that matters; or why they are not."""
+    """Return what groups are aligned to, or why they are not."""
     from dsprep.core.units import show_binary_nbytes
 
     if stripe is None and job.options.compress is not None:
@@ -324,13 +324,7 @@ def _alignment(stripe: Stripe | None, job: Job) -> str:
     if stripe is None:
         return "no: the format does not allow it"
     where = "as asked" if stripe.source == "as asked" else f"of {stripe.file_system}"
-    if stripe.matters is None:
-        effect = "may not matter on this file system"
-    elif stripe.matters:
-        effect = "fewer storage targets are asked"
-    else:
-        effect = "on one storage target it hardly matters"
-    return f"to {show_binary_nbytes(stripe.nbytes)} {where}; {effect}"
+    return f"to {show_binary_nbytes(stripe.nbytes)} {where}"
 
 
 def _plan_json(plan: RepackPlan) -> dict[str, Any]:
