@@ -282,19 +282,6 @@ def test_what_dsprep_writes(tmp_path):
         path.unlink()
 
 
-# --- large numbers ------------------------------------------------------------------------------
-
-
-def test_one_transaction_and_its_replay_are_the_same_at_large_numbers():
-    n = 3_000_000
-    some = np.unique(np.random.default_rng(0).integers(0, n, 100_000))
-    for size in (100, 3072):
-        for append in (True, False):
-            shape = Shape(4096, 8, size, append, True)
-            law = Replay(shape, Affine(n, size), ((1, n),))
-            assert np.array_equal(law.at(some), Tree("one", shape, Affine(n, size)).at(some))
-
-
 # --- sidecars that are damaged or made to harm ---------------------------------------------------
 
 TREE = {"law": "tree", "kind": "one", "psize": 4096, "key": 8, "append": True, "named": False}

@@ -75,17 +75,6 @@ def test_shapes_that_vary(tmp_path):
         assert list(sides) == shapes
 
 
-def test_data_of_another_type_than_uint8(tmp_path):
-    values = np.arange(24.0).reshape(4, 6)
-    messages = [datum((6, 1, 1), row.tobytes(), 5) for row in values]
-    path = put(tmp_path / "a", keyed(messages))
-    with LMDB.open(path, DATUM, None) as source:
-        assert any("--field data:DTYPE[SHAPE]" in note for note in source.notes)
-    fields = (FieldSpec.parse("data:float64[6]"),)
-    with LMDB.open(path, OpenOptions(values="datum", fields=fields), None) as source:
-        np.testing.assert_array_equal(source.read(0, 4)["data"], values)
-
-
 def test_unknown_fields_and_selection(tmp_path):
     extra = bytes([9 << 3]) + varint(300) + bytes([10 << 3 | 1]) + bytes(8)
     extra += bytes([11 << 3 | 2, 2]) + b"zz" + bytes([12 << 3 | 5]) + bytes(4)

@@ -17,7 +17,7 @@ from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb import fields as recipe
 from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
-from dsprep.layout.laws import Affine, is_exact
+from dsprep.layout.laws import Affine
 from dsprep.storage import scatter
 from dsprep.storage.identity import ChangedError
 
@@ -244,18 +244,3 @@ def test_random_bytes_never_do_harm():
                 made.decode(data, starts, lengths, str)
             except FormatError:
                 continue
-
-
-@pytest.mark.parametrize("skip", [(), (b"length",)])
-@pytest.mark.parametrize("per_commit", [7, 10**9])
-def test_how_it_was_made_shows(tmp_path, skip, per_commit):
-    """Facts and laws are of the samples; a record beside them, put last, does no harm."""
-    records = [(b"%06d" % i, RNG.bytes(5000)) for i in range(500)]
-    records += [(key, b"500") for key in skip]
-    path = put(tmp_path / "x", records, per_commit=per_commit)
-    with LMDB.open(path, OpenOptions(skip_keys=skip), None) as source:
-        layout = assert_told_right(path, source)
-    offsets = layout.records.blocks.offsets.span(0, layout.count)
-    assert layout.candidates
-    assert all(is_exact(law, offsets) for law in layout.candidates)
-    assert layout.facts["commit interval"] == (7 if per_commit == 7 else "one transaction")

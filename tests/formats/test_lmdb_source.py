@@ -126,16 +126,6 @@ def test_duplicates_are_refused(tmp_path):
         LMDB.open(tmp_path / "a", OpenOptions(database="d"), None)
 
 
-def test_changed_since_opened(tmp_path):
-    put(tmp_path / "a", [(b"%05d" % i, bytes(5000)) for i in range(500)])
-    with LMDB.open(tmp_path / "a", OpenOptions(), None) as source:
-        with (tmp_path / "a" / "data.mdb").open("r+b") as file:
-            file.seek(4096 * 2)
-            file.write(bytes(4096 * 400))
-        with pytest.raises(FormatError):
-            source.read(0, 500)
-
-
 def test_selecting_and_renaming_fields(tmp_path):
     schema = Schema(
         (Field("x", np.dtype("<f4"), (3,)), Field("y", np.dtype("<i8")), Field.opaque("b"))

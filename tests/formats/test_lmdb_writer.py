@@ -145,20 +145,6 @@ def test_pieces_that_end_where_the_last_leaves_are_unknown(tmp_path):
                     assert all(txn.get(b"%08d" % i) == values[i] for i in range(0, len(values), 13))
 
 
-def test_keys_rise():
-    rng = np.random.default_rng(0)
-    for text in ("{index:08d}", "u64be", "a{index:05x}b", "{index:04X}", "é{index:012d}"):
-        count = 60000
-        keys = plan_keys(text, count)
-        some = np.unique(rng.integers(0, count, 500))
-        made = [keys.one(int(i)) for i in some]
-        assert made == sorted(set(made))
-        if text != "u64be":
-            assert made == [text.format(index=int(i)).encode() for i in some]
-        else:
-            assert made == [int(i).to_bytes(8, "big") for i in some]
-
-
 def test_the_default_format_grows():
     keys = plan_keys(WriteOptions().key_format, 10**12 + 1)
     assert keys.one(10**12) == b"1000000000000"

@@ -567,24 +567,6 @@ def test_images_and_plates_are_asked_about(tmp_path: Path, version: int) -> None
         assert raw(source[2][source.schema.names[0]]) == raw(root["B/2/0/0"][...])
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_dimensions_say_what_belongs_together(tmp_path: Path, version: int) -> None:
-    root = zarr.create_group(tmp_path / "a", zarr_format=version)
-    for name, axes in {"v": ("time", "x"), "mask": ("x", "time"), "t": ("time",)}.items():
-        how = {"dimension_names": axes} if version == 3 else {}
-        create(root, name, random_array(F4, (5,) * len(axes)), **how)
-        if version == 2:
-            root[name].attrs["_ARRAY_DIMENSIONS"] = list(axes)
-    with opened(tmp_path / "a") as source:
-        assert source.schema.names == ("t", "v")
-        assert any("samples are counted along time" in note for note in source.notes)
-        assert source.others == ("mask",)
-    with pytest.raises(AmbiguousError):
-        opened(tmp_path / "a", "mask")
-    with opened(tmp_path / "a", "v", "mask", axis="first") as source:
-        assert len(source) == 5
-
-
 def test_anndata(tmp_path: Path) -> None:
     """As many variables as observations."""
     root = zarr.create_group(tmp_path / "a", zarr_format=2)
