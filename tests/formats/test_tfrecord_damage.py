@@ -52,7 +52,7 @@ def test_truncated_anywhere(intact: tuple[Path, Schema, Batch]) -> None:
     path, schema, batch = intact
     data, advised = path.read_bytes(), 0
     for length in sorted(
-        {*range(1, len(data), 37), *range(1, 40), *range(len(data) - 20, len(data))}
+        {*range(1, len(data), 97), *range(1, 40, 3), *range(len(data) - 20, len(data))}
     ):
         path.write_bytes(data[:length])
         TFR.recognises(Candidate(path))
@@ -70,7 +70,7 @@ def test_truncated_anywhere(intact: tuple[Path, Schema, Batch]) -> None:
             continue
         # cut between two records it is a shorter dataset, which nothing in the file contradicts
         assert_same_batch(found, take(batch, 0, len(found["label"])), schema)
-    assert advised > 10
+    assert advised > 5
 
 
 def test_what_is_whole_is_converted(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_is_whole_is_converted(tmp_path: Path) -> None:
 def test_one_flipped_bit(intact: tuple[Path, Schema, Batch]) -> None:
     path, schema, batch = intact
     data = path.read_bytes()
-    for at in range(0, len(data), 7):
+    for at in range(0, len(data), 23):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
         TFR.recognises(Candidate(path))
         try:
@@ -160,12 +160,12 @@ def test_an_empty_file_is_an_empty_dataset(tmp_path: Path) -> None:
 
 
 def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
-    path, big = tmp_path / "a.tfrecord", 200 << 20
+    path, big = tmp_path / "a.tfrecord", 70 << 20
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     chunks = [packer.compress(header(big))]
-    chunks += [packer.compress(bytes(1 << 20)) for _ in range(200)]
+    chunks += [packer.compress(bytes(1 << 20)) for _ in range(70)]
     path.write_bytes(b"".join([*chunks, packer.flush()]))  # the CRC of the payload is missing
-    with pytest.raises(FormatError, match="record 0 unpacks to far more"):
+    with pytest.raises(FormatError, match="unpacks to far more"):
         read(path)
 
 
@@ -189,20 +189,21 @@ def test_any_bytes_as_an_example() -> None:
         data = raw(batch[name][0])
         pieces.append(example.entry_head(name.encode(), 1 + len(pieces) % 3, len(data)) + data)
     message = bytearray(example.example_head(sum(map(len, pieces))) + b"".join(pieces))
-    for _ in range(3000):
+    for _ in range(1000):
         torn = bytearray(message)
         for _ in range(rng.integers(1, 4)):
             torn[rng.integers(len(torn))] = rng.integers(256)
         buffer = np.frombuffer(bytes(torn) * 2 + bytes(16), np.uint8)
         lengths = np.array([len(torn)] * 2)
         starts = np.array([0, len(torn)])
-        each = example.parse_each(buffer, starts, lengths)
         together = parse_together(buffer, starts, lengths)
-        if isinstance(each[0], example.WireError):
+        try:
+            alone = example.parse(buffer.data, 0, len(torn))
+        except example.WireError:
             assert together is None
-        elif together is not None:
-            for name, value in each[0].items():
-                ends = together[name].starts + together[name].lengths
-                assert together[name].type == value.type
-                assert value.ranges in ([(together[name].starts[0], ends[0])], [])
-                assert int(ends[1]) <= 2 * len(torn)
+            continue
+        for name, value in alone.items() if together is not None else ():
+            ends = together[name].starts + together[name].lengths
+            assert together[name].type == value.type
+            assert value.ranges in ([(together[name].starts[0], ends[0])], [])
+            assert int(ends[1]) <= 2 * len(torn)

@@ -87,13 +87,18 @@ class TFRecord(WritableFormat):
                 expected="gzip",
                 fix="use --compress gzip",
             )
+        if codec and isinstance(samples, Grouping):
+            raise UnsupportedError(
+                "GZIP runs over a whole TFRecord file, so its groups have no offsets",
+                fix="leave --compress out, or write files without groups: dsprep convert",
+            )
         types = features.plan(schema, options)
         if features.is_opaque(schema):
             stored = {f.name: "the whole record" for f in schema}
         else:
             stored = {f.name: features.describe(f, types[f.name]) for f in schema}
         groups, grouping = None, samples if isinstance(samples, Grouping) else None
-        arranged = arrange(schema, types, options, grouping)
+        arranged = arrange(schema, types, grouping)
         if isinstance(samples, Grouping):
             groups = plan_groups(schema, types, arranged, samples)
             nbytes = groups.nbytes
@@ -101,9 +106,9 @@ class TFRecord(WritableFormat):
             nbytes = _estimate(schema, types, samples, payload)
             if options.compress is not None:  # what does not compress grows a little
                 nbytes += nbytes // 500 + 1024
-        layout = layout_of(arranged, samples)
-        if layout is None and arranged.level is None:
-            layout = partial(written_layout, schema)
+        layout = None
+        if codec is None:
+            layout = layout_of(arranged, samples) or partial(written_layout, schema)
         return WritePlan(
             stored=stored,
             notes=_lost(schema, types),

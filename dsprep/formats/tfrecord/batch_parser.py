@@ -1,149 +1,125 @@
 """Many messages of ``tf.train.Example`` taken apart at once, in as many steps as one of them has.
 
 Records of one dataset nearly always have the same features in the same order and differ in lengths
-alone. All are walked side by side, with one numpy operation per step. Only what is certain is
-accepted: anything else ends the walk, and ``example.parse`` judges the records one by one.
+alone. All are walked side by side, with one numpy operation per step, in the order that the first
+one has. Only what is certain is accepted: of anything else `example.parse` judges each record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, PADDING_TAG, TYPES, FeatureSpans
+from dsprep.core.schema import Bytes, Ints
+from dsprep.formats.protobuf import WireError, varint
+from dsprep.formats.tfrecord.example import (
+    BYTES,
+    FLOAT,
+    PADDING_TAG,
+    FeatureSpans,
+    Value,
+    entry_head,
+    parse,
+)
 
 
-class Lockstep:
-    """One position in each of n messages, all moved by the same rules.
-
-    `Disagree` is raised as soon as the messages differ in anything but lengths.
-    """
-
-    class Disagree(Exception):
-        """The messages differ; a signal, not an error."""
-
-    def __init__(self, buffer: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
-        self.buffer, self.pos = buffer, starts.copy()
-        self.limit = len(buffer)
-
-    def peek(self, count: int) -> NDArray[np.uint8]:
-        """Return the next `count` bytes of each, shape ``(n, count)``."""
-        if int(self.pos.max()) + count > self.limit:
-            raise self.Disagree
-        window: NDArray[np.uint8] = self.buffer[self.pos[:, None] + np.arange(count)]
-        return window
-
-    def same(self, count: int) -> bytes:
-        """Return the next `count` bytes, which all share."""
-        bytes_ = self.peek(count)
-        if not (bytes_ == bytes_[0]).all():
-            raise self.Disagree
-        self.pos += count
-        return bytes(bytes_[0])
-
-    def length(self) -> NDArray[np.int64]:
-        """Return the varint of at most 5 bytes that each has next."""
-        value = np.zeros(len(self.pos), np.int64)
-        more = np.ones(len(self.pos), bool)
-        for shift in range(0, 35, 7):
-            byte = self.peek(1)[:, 0].astype(np.int64)
-            value += np.where(more, (byte & 127) << shift, 0)
-            self.pos += more
-            more &= byte > 127
-            if not more.any():
-                return value
-        raise self.Disagree
-
-    def expect(self, condition: bool | np.bool_) -> None:
-        """Go on only if `condition`."""
-        if not condition:
-            raise self.Disagree
-
-
-def parse_together(
-    buffer: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> dict[str, FeatureSpans] | None:
+def parse_together(buffer: Bytes, starts: Ints, lengths: Ints) -> dict[str, FeatureSpans] | None:
     """Return the features of records that have the same features in the same order, one range each.
 
     The messages are ``buffer[start:start + length]``. None if they differ in more than the lengths
     of their values, or are anything out of the ordinary.
     """
+    begin = int(starts[0])
     try:
-        return _walk(Lockstep(buffer, starts), starts + lengths)
-    except Lockstep.Disagree:
+        first = parse(buffer.data, begin, begin + int(lengths[0]))
+        return _walk(_Positions(buffer, starts), starts + lengths, first)
+    except WireError:
         return None
 
 
-def _walk(at: Lockstep, ends: NDArray[np.int64]) -> dict[str, FeatureSpans]:
-    features: dict[str, FeatureSpans] = {}
-    at.expect(at.same(1) == b"\x0a")
-    ends = _before_padding(at, ends)
-    while (at.pos < ends).any():
-        at.expect((at.pos < ends).all() and at.same(1) == b"\x0a")
-        entry = at.length() + at.pos
-        at.expect((entry <= ends).all() and at.same(1) == b"\x0a")
-        size = at.length()
-        at.expect((size == size[0]).all() and size[0] < 1 << 12)
-        key = at.same(int(size[0])).decode("utf-8", "replace")
-        at.expect(key not in features and "\ufffd" not in key and at.same(1) == b"\x12")
-        at.expect((at.length() + at.pos == entry).all())
-        tag = at.same(1)[0]
-        number = tag >> 3
-        at.expect(tag & 7 == 2 and number in TYPES)
-        stop = at.length() + at.pos
-        at.expect((stop == entry).all())
-        full = at.pos < stop  # an empty list has no values at all
-        if full.any():
-            value_at, values = _packed(at, full)
+class _Positions:
+    """A position in each of n messages; `WireError` as soon as one is not as the others."""
+
+    def __init__(self, buffer: Bytes, starts: Ints) -> None:
+        self.buffer, self.at = buffer, starts.copy()
+
+    def peek(self, count: int) -> Bytes:
+        """Return the next `count` bytes of each, shape ``(n, count)``; anything behind the end."""
+        places = self.at[:, None] + np.arange(count)
+        if int(self.at.max()) + count > len(self.buffer):
+            places = np.minimum(places, len(self.buffer) - 1)
+        window: Bytes = self.buffer[places]
+        return window
+
+    def are_at(self, data: bytes) -> bool:
+        """Whether all have these bytes next."""
+        return bool((self.peek(len(data)) == np.frombuffer(data, np.uint8)).all())
+
+    def take(self, data: bytes) -> None:
+        """Go behind these bytes, which all have next."""
+        expect(self.are_at(data))
+        self.at += len(data)
+
+    def length(self) -> Ints:
+        """Return the varint of at most 5 bytes that each has next."""
+        value = np.zeros(len(self.at), np.int64)
+        more = np.ones(len(self.at), bool)
+        for shift in range(0, 35, 7):
+            byte = self.peek(1)[:, 0].astype(np.int64)
+            value += np.where(more, (byte & 127) << shift, 0)
+            self.at += more
+            more &= byte > 127
+            if not more.any():
+                return value
+        raise WireError("a length of more than 5 bytes")
+
+
+def expect(condition: bool | np.bool_) -> None:
+    """Go on only if `condition`."""
+    if not condition:
+        raise WireError("the records are not alike")
+
+
+def _walk(at: _Positions, ends: Ints, first: Mapping[str, Value]) -> dict[str, FeatureSpans]:
+    at.take(b"\x0a")
+    stop = at.length() + at.at
+    padded = stop != ends
+    if padded.any():  # behind the features there may be padding, and nothing else
+        padding = _Positions(at.buffer, stop[padded])
+        padding.take(bytes([PADDING_TAG]))
+        expect((padding.length() + padding.at == ends[padded]).all())
+    features = {}
+    for name, value in first.items():
+        expect(len(value.ranges) < 2 and not value.loose)
+        nbytes = sum(b - a for a, b in value.ranges)
+        head = entry_head(name.encode(), value.type, nbytes)
+        if at.are_at(head):
+            at.at += len(head)
+            sizes = np.full(len(ends), nbytes, np.int64)
         else:
-            value_at, values = at.pos.copy(), np.zeros(len(ends), np.int64)
-        at.expect((value_at + values == entry).all())
-        at.expect(number != FLOAT or not (values % 4).any())
-        at.expect(number != BYTES or full.all())
-        features[key] = FeatureSpans(number, value_at, values, values)
-        at.pos = entry.copy()
+            sizes = _entry(at, name.encode(), value.type)
+        features[name] = FeatureSpans(value.type, at.at.copy(), sizes, sizes)
+        at.at += sizes
+    expect((at.at == stop).all())
     return features
 
 
-def _before_padding(at: Lockstep, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the features end, behind which there may be padding, and nothing else."""
-    stop = at.length() + at.pos
-    padded = stop != ends
-    if padded.any():
-        at.expect((stop <= ends).all())
-        _expect_padding(Lockstep(at.buffer, stop[padded]), ends[padded])
-    return stop
-
-
-def _expect_padding(at: Lockstep, ends: NDArray[np.int64]) -> None:
-    """Go on only if all are at a field of padding that ends at `ends`."""
-    at.expect(at.same(1)[0] == PADDING_TAG)
-    at.expect((at.length() + at.pos == ends).all())
-
-
-TAIL = 6
-"""Bytes behind the features that are looked at: the tag and the length of padding."""
-
-
-def is_padding(tails: NDArray[np.uint8], nbytes: NDArray[np.int64]) -> bool:
-    """Whether messages end in padding and nothing else.
-
-    `tails` are the 6 bytes behind the features of each, shape ``(n, 6)``, of which `nbytes` count:
-    at least 1.
-    """
-    starts = np.arange(len(tails), dtype=np.int64) * tails.shape[1]
-    at = Lockstep(np.ascontiguousarray(tails).reshape(-1), starts)
-    try:
-        _expect_padding(at, starts + nbytes)
-    except Lockstep.Disagree:
-        return False
-    return True
-
-
-def _packed(at: Lockstep, full: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the one value of each list begins and how long it is; 0 where not `full`."""
-    before = at.pos.copy()
-    at.expect((at.peek(1)[full] == 0x0A).all())
-    at.pos += 1
-    sizes = at.length()
-    return np.where(full, at.pos, before), np.where(full, sizes, 0)
+def _entry(at: _Positions, name: bytes, type_: int) -> Ints:
+    """Return the lengths of the values of a feature, which each has next, and go to them."""
+    at.take(b"\x0a")
+    stop = at.length() + at.at
+    at.take(b"\x0a" + varint(len(name)) + name + b"\x12")
+    expect((at.length() + at.at == stop).all())
+    at.take(bytes([type_ << 3 | 2]))
+    expect((at.length() + at.at == stop).all())
+    full: NDArray[np.bool_] = at.at < stop  # an empty list has no values at all
+    expect(type_ != BYTES or full.all())
+    before = at.at.copy()
+    expect((at.peek(1)[full] == 0x0A).all())
+    at.at += 1
+    sizes = np.where(full, at.length(), 0)
+    at.at = np.where(full, at.at, before)
+    expect((at.at + sizes == stop).all() and (type_ != FLOAT or not (sizes % 4).any()))
+    return sizes

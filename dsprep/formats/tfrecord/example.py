@@ -10,10 +10,9 @@
     Int64List  { repeated int64 value = 1 [packed]; }
 
 (``tensorflow/core/example/feature.proto``, and Protocol Buffers' "Encoding"). Nothing is copied:
-the result is `FeatureSpans` in the buffer that holds the records. There are three ways to find
-them, and they agree: `parse` takes any one message and judges it; `parse_alike` compares records of
-one length with the first of them; `batch_parser.parse_together` walks records of the same features
-side by side. The last two return None for records that are not so alike.
+the result is `FeatureSpans` in the buffer that holds the records. `parse` takes any one message and
+judges it; `batch_parser.parse_together` walks records of the same features side by side, and
+returns None for others.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.schema import Array
-from dsprep.formats.protobuf import Viewed, WireError, read_fields, read_varint, varint
+from dsprep.formats.protobuf import Viewed, WireError, read_fields, varint
 
 BYTES, FLOAT, INT64 = 1, 2, 3
 TYPES = {BYTES: "bytes", FLOAT: "float", INT64: "int64"}
@@ -59,24 +58,17 @@ class FeatureSpans:
     """One feature of n records.
 
     The ranges ``starts`` and ``lengths`` in the buffer are in the order of the records, of which
-    each has `totals` bytes in `counts` ranges; None: in one. With a `stride` there are n of one
-    length, so far apart.
+    each has `totals` bytes in `counts` ranges; None: in one.
     """
 
     type: int
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     totals: NDArray[np.int64]
-    stride: int = 0
     counts: NDArray[np.int64] | None = None
 
 
 # --- reading ---------------------------------------------------------------------------------
-
-
-def view(buffer: NDArray[np.uint8]) -> memoryview:
-    """Return the bytes of `buffer`, whose items are faster to get than an array's."""
-    return buffer.data
 
 
 def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
@@ -103,26 +95,6 @@ def parse(data: Viewed, start: int, stop: int) -> dict[str, Value]:
             else:
                 values[key] = value
     return values
-
-
-def is_list_with_context(data: Viewed, start: int, stop: int) -> bool:
-    """Whether the message is an ExampleListWithContext: Examples in field 1, and one in field 2."""
-    try:
-        fields = read_fields(data, start, stop)
-        if any(number not in (1, 2) or wire != 2 for number, wire, _, _ in fields):
-            return False
-        messages = [parse(data, a, b) for _, _, a, b in fields]
-    except WireError:
-        return False
-    return any(messages)
-
-
-def features_end(data: memoryview) -> int:
-    """Return where the features end with which an Example begins; `WireError` if it does not."""
-    if not data or data[0] != 0x0A:
-        raise WireError("no features at the beginning")
-    nbytes, at = read_varint(data, 1, len(data))
-    return at + nbytes
 
 
 def _entry(data: Viewed, start: int, stop: int) -> tuple[str, Value | None]:
@@ -172,50 +144,11 @@ def glue(features: Mapping[str, Value], begin: int, end: int) -> list[tuple[int,
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
 
 
-def parse_alike(
-    buffer: NDArray[np.uint8], stride: int, starts: NDArray[np.int64], length: int
-) -> dict[str, FeatureSpans] | None:
-    """Return the features of records of one size that differ only in their values.
-
-    The messages of `length` bytes begin at `starts`, which are `stride` bytes apart; or, if it is
-    0, anywhere. None if any byte outside of the values differs between them, or if the first one
-    is not an Example.
-    """
-    begin, count = int(starts[0]), len(starts)
-    try:
-        first = parse(view(buffer), begin, begin + length)
-    except WireError:
-        return None
-    ranges = glue(first, begin, begin + length)
-    if ranges is None:
-        return None
-    steps = starts - begin
-
-    def rows(a: int, b: int) -> NDArray[np.uint8]:
-        if stride:
-            shape, strides = (count, b - a), (stride, 1)
-            return np.lib.stride_tricks.as_strided(buffer[a:], shape, strides, writeable=False)
-        taken: NDArray[np.uint8] = buffer[(steps + a)[:, None] + np.arange(b - a)]
-        return taken
-
-    if any((rows(a, b) != buffer[a:b]).any() for a, b in ranges):
-        return None
-    loose = [r for value in first.values() if value.loose for r in value.ranges]
-    if any((rows(a, b) ^ buffer[a:b] > 127).any() for a, b in loose):
-        return None  # a number of another size, and what follows it is taken for its end
-    features = {}
-    for name, value in first.items():
-        a, b = value.ranges[0] if value.ranges else (begin, begin)
-        lengths = np.full(count, b - a, np.int64)
-        features[name] = FeatureSpans(value.type, steps + a, lengths, lengths, stride)
-    return features
-
-
 def parse_each(
     buffer: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> list[dict[str, Value] | WireError]:
     """Return what `parse` says of each of the messages ``buffer[start:start + length]``."""
-    data = view(buffer)
+    data = buffer.data
     parsed: list[dict[str, Value] | WireError] = []
     for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True):
         try:

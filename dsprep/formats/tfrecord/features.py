@@ -161,16 +161,6 @@ class FeatureStats:
     longest: int
     records: int
 
-    def covers(self, more: FeatureStats) -> bool:
-        """Whether `more` adds nothing but records."""
-        return (
-            more.types <= self.types
-            and self.fewest <= more.fewest
-            and more.most_values <= self.most_values
-            and self.shortest <= more.shortest
-            and more.longest <= self.longest
-        )
-
     def with_(self, more: FeatureStats) -> FeatureStats:
         """Return what these records and `more` hold."""
         return FeatureStats(
@@ -182,15 +172,10 @@ class FeatureStats:
             self.records + more.records,
         )
 
-    def changed_by(self, more: FeatureStats) -> bool:
-        """Whether the feature is another kind of field with `more` than it was without."""
-        both = self.with_(more)
-        return (
-            both.types != self.types
-            or (self.fewest == self.most_values) != (both.fewest == both.most_values)
-            or (BYTES in both.types and (self.shortest == self.longest))
-            != (BYTES in both.types and (both.shortest == both.longest))
-        )
+    def kind(self, records: int) -> tuple[object, ...]:
+        """Return what decides which kind of field it is, given that there are `records`."""
+        of_bytes = BYTES in self.types and self.shortest == self.longest
+        return self.types, self.fewest == self.most_values, of_bytes, self.records == records
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib.stride_tricks import as_strided
 
 from dsprep.core.schema import (
     Arena,
@@ -36,11 +36,14 @@ from dsprep.formats.tfrecord import example as wire
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, FeatureSpans, Value
 from dsprep.formats.tfrecord.features import FLOAT32, INT, Feature, Form, fits_int64
-from dsprep.formats.tfrecord.framing import FRAME
 from dsprep.reading.records import damaged_recipe
 
-Range: TypeAlias = tuple[int, int]
-"""The first byte of a range, and the one behind its last."""
+Label: TypeAlias = Callable[[int], str]
+"""Returns the name of a record, for messages."""
+
+Like: TypeAlias = tuple[int, list[tuple[int, int, bytes]], list[tuple[int, int]]]
+"""Of a record in which values have been found: its bytes, those between values with their ranges,
+and the range of the values of each feature."""
 
 FEW = 128
 """Bytes of packed integers up to which they are taken one by one."""
@@ -105,7 +108,7 @@ class Recipe:
 
     def __init__(self, features: Sequence[Feature], known: frozenset[str] | None) -> None:
         self._features, self._known = features, known
-        self._like: Template | None = None
+        self._like: Like | None = None
         self._schema = Schema(tuple(f.field for f in features))
 
     def decode(
@@ -113,7 +116,7 @@ class Recipe:
         buffer: Bytes,
         starts: Ints,
         lengths: Ints,
-        label: Callable[[int], str],
+        label: Label,
         arena: Arena | None = None,
     ) -> Batch:
         """Return the samples whose records are ``buffer[starts[i]:starts[i] + lengths[i]]``.
@@ -123,24 +126,23 @@ class Recipe:
         """
         if not len(starts) or not self._features:
             return empty_batch(self._schema)
-        try:
-            spans = locate(buffer, starts, lengths, self._features, self._known)
-            return {f.field.name: column(buffer, spans[f.name], f, arena) for f in self._features}
-        except RecordMismatch as m:
-            raise m.named(label) from m
+        spans = locate(buffer, starts, lengths, self._features, self._known, label)
+        return {
+            f.field.name: column(buffer, spans[f.name], f, label, arena) for f in self._features
+        }
 
     def one(self, record: Bytes) -> Batch | None:
         """Return the fields of one record; None if it is out of the ordinary.
 
         Most are like the one before, in which every value has been found already.
         """
-        data, like = wire.view(record), self._like
-        if like is None or not like.fits(data):
-            like = self._like = Template.of(data, self._features, self._known)
+        data, like = record.data, self._like
+        if like is None or len(data) != like[0] or any(data[a:b] != x for a, b, x in like[1]):
+            like = self._like = self._learn(data)
         if like is None:
             return None
         out: Batch = {}
-        for feature, (a, b) in zip(self._features, like.ranges, strict=True):
+        for feature, (a, b) in zip(self._features, like[2], strict=True):
             field = feature.field
             values = _few_integers(record[a:b], field) if feature.type == INT64 else record[a:b]
             if values is None or len(values) * values.itemsize % field.row_nbytes:
@@ -154,96 +156,56 @@ class Recipe:
                 return None
         return out
 
-
-class Template:
-    """A record in which the values of features have been found.
-
-    Attributes
-    ----------
-    ranges
-        Of each feature: where its values begin in the record and end.
-    """
-
-    def __init__(self, data: memoryview, glue: Sequence[Range], ranges: Sequence[Range]) -> None:
-        self._nbytes, self.ranges = len(data), ranges
-        self._glue = [(a, b, bytes(data[a:b])) for a, b in glue]
-
-    @classmethod
-    def of(
-        cls, data: memoryview, features: Sequence[Feature], known: frozenset[str] | None
-    ) -> Self | None:
-        """Return a record; None unless it is an Example in which every feature has one range."""
-        if any(f.form == "lengths" for f in features):
-            return None
+    def _learn(self, data: memoryview) -> Like | None:
+        """Return what a record says of those like it; None unless each feature has one range."""
         try:
             parsed = wire.parse(data, 0, len(data))
         except WireError:
             return None
         glue = wire.glue(parsed, 0, len(data))
-        if glue is None or any(value.loose for value in parsed.values()):
-            return None
-        if known is not None and not parsed.keys() <= known:
-            return None
-        values = [parsed.get(f.name) for f in features]
+        values = [parsed.get(f.name) for f in self._features if f.form != "lengths"]
         ranges = [
             value.ranges[0]
-            for f, value in zip(features, values, strict=True)
+            for f, value in zip(self._features, values, strict=False)
             if value is not None and value.ranges and value.type == f.type and f.field.row_nbytes
         ]
-        return cls(data, glue, ranges) if len(ranges) == len(features) else None
-
-    def fits(self, data: memoryview) -> bool:
-        """Whether another record differs in nothing but its values."""
-        return len(data) == self._nbytes and all(data[a:b] == same for a, b, same in self._glue)
+        if glue is None or len(ranges) < len(self._features):
+            return None
+        if any(value.loose for value in parsed.values()):
+            return None
+        if self._known is not None and not parsed.keys() <= self._known:
+            return None
+        return len(data), [(a, b, bytes(data[a:b])) for a, b in glue], ranges
 
 
 # --- columns ---
 
 
-class RecordMismatch(Exception):
-    """A record is not like those that were inspected; a `FormatError` once the file is known."""
-
-    def __init__(
-        self,
-        record: int,
-        problem: str,
-        expected: object = None,
-        found: object = None,
-        fix: str = "take the records whole with --raw-records",
-    ) -> None:
-        super().__init__(problem)
-        self.record, self.problem = record, problem
-        self.expected, self.found, self.fix = expected, found, fix
-
-    def named(self, label: Callable[[int], str]) -> FormatError:
-        """Return the error, given the names of the records at hand."""
-        return FormatError(
-            self.problem,
-            where=label(self.record),
-            expected=self.expected,
-            found=self.found,
-            fix=self.fix,
-        )
+def mismatch(
+    where: str,
+    problem: str,
+    expected: object = None,
+    found: object = None,
+    fix: str = "take the records whole with --raw-records",
+) -> FormatError:
+    """Return the error for a record that is not like those that were inspected."""
+    return FormatError(problem, where=where, expected=expected, found=found, fix=fix)
 
 
 def locate(
-    buffer: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    buffer: Bytes,
+    starts: Ints,
+    lengths: Ints,
     features: Sequence[Feature],
-    known: frozenset[str] | None = None,
+    known: frozenset[str] | None,
+    label: Label,
 ) -> Mapping[str, FeatureSpans]:
     """Return where the wanted features are in the payloads ``buffer[start:start + length]``.
 
-    Records may have other features if they are `known`, or if `known` is None. Raises
-    `RecordMismatch` if one is not an Example, lacks a feature, has it in another list, or has one
-    more.
+    Records may have other features if they are `known`, or if `known` is None. Raises `FormatError`
+    if one is not an Example, lacks a feature, has it in another list, or has one more.
     """
-    spans: dict[str, FeatureSpans] | None = None
-    if (lengths == lengths[0]).all():
-        spans = wire.parse_alike(buffer, _stride(starts, lengths), starts, int(lengths[0]))
-    if spans is None:
-        spans = parse_together(buffer, starts, lengths)
+    spans = parse_together(buffer, starts, lengths)
     if spans is not None and (known is None or spans.keys() <= known):
         none = np.zeros(len(starts), np.int64)
         for f in features:
@@ -251,93 +213,84 @@ def locate(
                 spans[f.name] = FeatureSpans(f.type, none, none, none, counts=none)
         if all(f.name in spans and spans[f.name].type == f.type for f in features):
             return spans
-    records = wire.parse_each(buffer, starts, lengths)
-    for i, record in enumerate(records):
-        if isinstance(record, WireError):
-            raise RecordMismatch(i, "the record is not a tf.train.Example", found=record)
-        if known is not None and not record.keys() <= known:
-            raise RecordMismatch(
-                i,
-                f"feature {min(record.keys() - known)} was not known when the file was opened",
+    records = []
+    ends = (starts + lengths).tolist()
+    for i, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
+        try:
+            records.append(wire.parse(buffer.data, start, end))
+        except WireError as error:
+            raise mismatch(label(i), "the record is not a tf.train.Example", found=error) from error
+        if known is not None and not records[-1].keys() <= known:
+            raise mismatch(
+                label(i),
+                f"feature {min(records[-1].keys() - known)} was not known when the file was opened",
                 fix="the file or its sidecar was changed: dsprep provenance writes that again",
             )
-    return {f.name: _join(records, f) for f in features}
+    return {f.name: _join(records, f, label) for f in features}
 
 
-def _stride(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
-    """Return how far apart the payloads are, or 0 if they are not evenly spaced."""
-    steps = np.diff(starts)
-    if not len(steps):
-        return int(lengths[0]) + FRAME
-    even = steps[0] >= lengths[0] and bool((steps == steps[0]).all())
-    return int(steps[0]) if even else 0
-
-
-def _join(records: Sequence[dict[str, Value] | WireError], feature: Feature) -> FeatureSpans:
+def _join(records: Sequence[Mapping[str, Value]], feature: Feature, label: Label) -> FeatureSpans:
     """Return one feature of records that were taken apart one by one."""
-    values = []
-    for i, record in enumerate(records):
-        value = record.get(feature.name) if isinstance(record, dict) else None
+    values = [record.get(feature.name) for record in records]
+    for i, value in enumerate(values):
         if value is not None and value.type != feature.type:
-            raise RecordMismatch(
-                i,
+            raise mismatch(
+                label(i),
                 f"feature {feature.name} is of another type",
                 expected=f"a {TYPES[feature.type]} list",
                 found=f"a {TYPES[value.type]} list",
             )
         one = feature.type == BYTES and feature.form == "value"
         if one and value is not None and len(value.ranges) > 1:
-            raise RecordMismatch(
-                i,
+            raise mismatch(
+                label(i),
                 f"feature {feature.name} has several values",
                 expected="one byte string",
                 found=len(value.ranges),
             )
         absent = value is None or (feature.type == BYTES and not value.ranges)
         if absent and not feature.field.ragged:
-            raise RecordMismatch(
-                i, f"feature {feature.name} is missing", expected=str(feature.field)
-            )
-        values.append(value)
+            problem = f"feature {feature.name} is missing"
+            raise mismatch(label(i), problem, expected=str(feature.field))
     return wire.join(values, feature.type)
 
 
 def column(
-    buffer: NDArray[np.uint8], spans: FeatureSpans, feature: Feature, arena: Arena | None
+    buffer: Bytes, spans: FeatureSpans, feature: Feature, label: Label, arena: Arena | None
 ) -> Column:
-    """Return one field of the records that `spans` are of.
-
-    Raises `RecordMismatch` if values do not fit it.
-    """
+    """Return one field of the records that `spans` are of; `FormatError` if values do not fit."""
     field = feature.field
     if feature.form == "lengths":
         counts = np.ones_like(spans.totals) if spans.counts is None else spans.counts
         return Ragged.from_lengths(spans.lengths.astype(field.dtype), counts)
     if feature.type == INT64:
-        return _integers(buffer, spans, feature)
+        return _integers(buffer, spans, feature, label)
     nbytes, count = field.row_nbytes, len(spans.totals)
-    check_sizes(spans.totals, nbytes, feature, field.dtype.itemsize)
+    check_sizes(spans.totals, feature, label)
     if field.ragged:
         values = gather(buffer, spans, arena, f"read.{field.name}")
         rows = values.view(field.dtype).reshape(-1, *field.inner)
         return Ragged.from_lengths(rows, spans.totals // nbytes, field.kind)
     if not nbytes:
         return np.empty((count, *field.inner), field.dtype)
-    if spans.stride:
-        values = _even(buffer, spans)
+    steps = np.diff(spans.starts)
+    if spans.counts is None and count > 1 and steps[0] >= nbytes and (steps == steps[0]).all():
+        strides = int(steps[0]), 1
+        first = buffer[int(spans.starts[0]) :]
+        values = as_strided(first, (count, nbytes), strides, writeable=False)
     else:
         values = gather(buffer, spans, arena, f"read.{field.name}").reshape(count, nbytes)
     return values.view(field.dtype).reshape(count, *field.inner)
 
 
-def _integers(buffer: NDArray[np.uint8], spans: FeatureSpans, feature: Feature) -> Column:
+def _integers(buffer: Bytes, spans: FeatureSpans, feature: Feature, label: Label) -> Column:
     """Return an int64 feature, as the integer type that was asked for."""
     field, rows = feature.field, math.prod(feature.field.inner)
     try:
         values, counts = wire.decode_varints(gather(buffer, spans, None, ""), spans.totals)
     except WireError as error:
-        raise RecordMismatch(0, f"feature {feature.name} is damaged", found=error) from error
-    check_sizes(counts, rows, feature, 1)
+        raise mismatch(label(0), f"feature {feature.name} is damaged", found=error) from error
+    check_sizes(counts, feature, label)
     cast: Array = values
     if field.dtype != values.dtype:
         cast = values.astype(field.dtype)
@@ -345,9 +298,8 @@ def _integers(buffer: NDArray[np.uint8], spans: FeatureSpans, feature: Feature) 
         if lost.any():
             i = int(lost.argmax())
             record = int(np.searchsorted(np.cumsum(counts), i, side="right"))
-            raise RecordMismatch(
-                record, f"feature {feature.name} does not fit", str(field), int(values[i])
-            )
+            problem = f"feature {feature.name} does not fit"
+            raise mismatch(label(record), problem, str(field), int(values[i]))
     if field.ragged:
         return Ragged.from_lengths(cast.reshape(-1, *field.inner), counts // rows)
     return cast.reshape(len(counts), *field.inner)
@@ -359,9 +311,7 @@ def _few_integers(data: Bytes, field: Field) -> Array | None:
         if len(data) > FEW:
             numbers = wire.decode_varints(data, np.array([len(data)]))[0]
         else:
-            numbers = np.array([*read_varints(wire.view(data), len(data))], np.uint64).view(
-                np.int64
-            )
+            numbers = np.array([*read_varints(data.data, len(data))], np.uint64).view(np.int64)
     except WireError:
         return None
     cast: Array = numbers.astype(field.dtype, copy=False)
@@ -369,24 +319,24 @@ def _few_integers(data: Bytes, field: Field) -> Array | None:
     return cast if same else None
 
 
-def check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int) -> None:
-    """Raise `RecordMismatch` for the first record whose values do not fill the field's shape.
+def check_sizes(have: Ints, feature: Feature, label: Label) -> None:
+    """Raise `FormatError` for the first record whose values do not fill the field's shape.
 
-    `want` is the size of a sample, or of a row of a ragged field; both count `unit` per element.
+    They are counted in numbers of an int64 list, in bytes of others.
     """
-    field = feature.field
+    field, integers = feature.field, feature.type == INT64
+    want = math.prod(field.inner) if integers else field.row_nbytes
+    unit = 1 if integers else field.dtype.itemsize
     bad = have % want != 0 if field.ragged and want else have != want
     if field.ragged and not want:
-        raise RecordMismatch(
-            0, f"feature {feature.name} cannot be {field}", "rows of at least one byte"
-        )
+        raise mismatch(label(0), f"feature {feature.name} cannot be {field}", "rows of >= 1 byte")
     if not bad.any():
         return
     i = int(bad.argmax())
     unit = unit if have[i] % unit == 0 else 1
-    elements = "bytes" if field.dtype.itemsize > unit and feature.type != INT64 else "elements"
-    raise RecordMismatch(
-        i,
+    elements = "bytes" if field.dtype.itemsize > unit and not integers else "elements"
+    raise mismatch(
+        label(i),
         f"feature {feature.name} does not fit {field}",
         f"{'a multiple of ' if field.ragged else ''}{want // unit} {elements}",
         int(have[i]) // unit,
@@ -396,16 +346,7 @@ def check_sizes(have: NDArray[np.int64], want: int, feature: Feature, unit: int)
     )
 
 
-def _even(buffer: NDArray[np.uint8], spans: FeatureSpans) -> NDArray[np.uint8]:
-    """Return ranges of one length at one stride as a view, shape ``(n, length)``."""
-    shape = (len(spans.lengths), int(spans.lengths[0]))
-    first = buffer[int(spans.starts[0]) :]
-    return np.lib.stride_tricks.as_strided(first, shape, (spans.stride, 1), writeable=False)
-
-
-def gather(
-    buffer: NDArray[np.uint8], spans: FeatureSpans, arena: Arena | None, key: str
-) -> NDArray[np.uint8]:
+def gather(buffer: Bytes, spans: FeatureSpans, arena: Arena | None, key: str) -> Bytes:
     """Return the bytes of all ranges, one after another; of one range a view."""
     lengths = spans.lengths
     if len(lengths) == 1:

@@ -17,11 +17,10 @@ from __future__ import annotations
 import itertools
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
-from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +30,7 @@ from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.laws.follow import Follow
 from dsprep.storage.base import Handle
+from dsprep.storage.checksums import crc32c
 
 HEADER = 12
 FOOTER = 4
@@ -46,22 +46,9 @@ MASK = 0xA282EAD8
 SHORT = 128 << 10
 """Mean bytes of a record below which the CRCs are computed by one thread at a time."""
 
-Taken: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
-"""Gets the offsets and the lengths of payloads whose headers were read."""
-
 _one_at_a_time = threading.Lock()
 # A CRC of a few microseconds releases and retakes the GIL. Two threads that do so by turns spend
 # most of their time waiting for each other.
-
-
-@cache
-def _fastest() -> Callable[[memoryview], int] | None:
-    """Return the CRC32C of the ``crc32c`` package, twice as fast on large records, if there."""
-    try:
-        fast: Callable[[memoryview], int] = import_module("crc32c").crc32c
-    except ImportError:
-        return None
-    return fast
 
 
 def mask(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -115,10 +102,6 @@ def payload_crcs(
     ranges = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
     short = len(lengths) > 1 and int(lengths.sum()) < len(lengths) * SHORT
     with _one_at_a_time if short else nullcontext():
-        fast = _fastest()
-        if fast is not None:
-            view = buffer.data
-            return mask(np.array([fast(view[a:b]) for a, b in ranges], np.uint32))
         from google_crc32c import extend
 
         return mask(np.array([extend(0, buffer[a:b]) for a, b in ranges], np.uint32))
@@ -126,13 +109,10 @@ def payload_crcs(
 
 def payload_right(data: Any, start: int, length: int) -> bool:
     """Whether the payload ``data[start:start + length]`` has the CRC that follows it."""
-    from google_crc32c import extend
-
     crc, stop = 0, start + length
     for a in range(start, stop, 1 << 20):
-        crc = extend(crc, bytes(data[a : min(stop, a + (1 << 20))]))
-    stored = np.frombuffer(bytes(data[stop : stop + FOOTER]), "<u4")
-    return bool((mask(np.array([crc], np.uint32)) == stored).all())
+        crc = crc32c(bytes(data[a : min(stop, a + (1 << 20))]), crc)
+    return unmask(int.from_bytes(data[stop : stop + FOOTER], "little")) == crc
 
 
 def is_header(data: bytes) -> bool:
@@ -184,139 +164,112 @@ class Index:
 
 
 class Scan:
-    """Collects the headers of a file from front to back.
+    """Collects the headers of a file of `end` bytes from front to back.
 
-    `position` is where the next header begins, `count` the headers seen so far, `length` the
-    payload bytes of the last. `end` are the bytes of the file, where they are known; `taken` is
-    called with the payloads of each run of records. Nothing is looked at behind record `stop`.
+    `position` is where the next header begins, `count` the whole records seen so far, `length` the
+    payload bytes of the last. Nothing is looked at behind record `stop`.
     """
 
-    def __init__(
-        self,
-        where: object,
-        end: int | None = None,
-        taken: Taken | None = None,
-        stop: int | None = None,
-    ) -> None:
-        self.where, self.end, self._taken = where, end, taken
+    def __init__(self, where: object, end: int, stop: int | None = None) -> None:
+        self.where, self.end = where, end
         self._stop = LONGEST if stop is None else stop
         self.position = self.count = self.length = 0
+        self._is_cut = False
         self._parts: list[Array] = []
         self._first: int | None = None  # the length of all so far, while they are the same
 
     @property
-    def full(self) -> bool:
-        """Whether all records were taken that are wanted."""
-        return self.count >= self._stop
+    def done(self) -> bool:
+        """Whether there are no more headers, or all records were taken that are wanted."""
+        ended = self._is_cut or self.position + HEADER > self.end
+        return ended or self.count >= self._stop
 
-    def take(self, window: NDArray[np.uint8], at: int) -> None:
-        """Take every header that is completely in `window`, the bytes from offset `at` on."""
+    def take(self, window: NDArray[np.uint8], at: int) -> tuple[Ints, Ints]:
+        """Take every header that is completely in `window`, the bytes from offset `at` on.
+
+        Returns the offsets and the lengths of their payloads.
+        """
         last = len(window) - HEADER
         pos = self.position - at
-        if pos > last or self.full:
-            return
+        if pos > last or self.done:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        heads = []
         stride = int(window[pos : pos + 8].view("<u8")[0]) + FRAME
         if stride <= (last - pos) // 8:  # try whether records of this length follow
             rows = (last - pos) // stride + 1
             view = np.lib.stride_tricks.as_strided(window[pos:], (rows, HEADER), (stride, 1))
             same = (view == view[0]).all(axis=1)
             run = rows if same.all() else int(same.argmin())
-            self._accept(view[:run])
+            heads.append(view[:run])
             pos += run * stride
         begins = []
         get = window.data
         while pos <= last:
             begins.append(pos)
             pos += int.from_bytes(get[pos : pos + 8], "little") + FRAME
-        if begins:
-            self._accept(window[np.array(begins)[:, None] + np.arange(HEADER)])
+        heads.append(window[np.array(begins, np.int64)[:, None] + np.arange(HEADER)])
+        return self._accept(np.concatenate(heads))
 
-    def hop(self, file: Handle, limit: int) -> bool:
-        """Take up to `limit` headers of a file, each by a read of its own.
+    def hop(self, file: Handle, limit: int) -> tuple[Ints, Ints]:
+        """Take up to `limit` headers of a file, each by a read of its own; see `take`."""
+        heads, pos = bytearray(), self.position
+        while pos + HEADER <= self.end and len(heads) < limit * HEADER:
+            heads += file.pread_exact(HEADER, pos)
+            pos += int.from_bytes(heads[-HEADER:-4], "little") + FRAME
+        return self._accept(np.frombuffer(heads, np.uint8).reshape(-1, HEADER))
 
-        Returns whether any was taken.
-        """
-        heads, pos, end = bytearray(), self.position, self.end or 0
-        for _ in range(limit):
-            head = file.pread(HEADER, pos) if pos + HEADER <= end else b""
-            if len(head) < HEADER:
-                break
-            heads += head
-            pos += int.from_bytes(head[:8], "little") + FRAME
-        if heads:
-            self._accept(np.frombuffer(heads, np.uint8).reshape(-1, HEADER))
-        return bool(heads)
-
-    def _accept(self, heads: NDArray[np.uint8]) -> None:
-        """Append the records of these headers, shape ``(n, 12)``, once their CRCs are right."""
+    def _accept(self, heads: NDArray[np.uint8]) -> tuple[Ints, Ints]:
+        """Append the whole records of these headers, shape ``(n, 12)``, whose CRCs are right."""
         heads = np.ascontiguousarray(heads[: self._stop - self.count])
         lengths = heads[:, :8].copy().view("<u8").reshape(-1)
         stored = heads[:, 8:].copy().view("<u4").reshape(-1)
         bad = (stored != crc_of_lengths(heads[:, :8])) | (lengths >= LONGEST)
         good = int(bad.argmax()) if bad.any() else len(heads)
-        if good:
-            self._append(lengths[:good])
-        if good < len(heads):
+        sizes = lengths[:good].astype(np.int64)
+        ends = self.position + np.cumsum(sizes + FRAME)
+        whole = int(np.searchsorted(ends, self.end, "right"))
+        self._is_cut = whole < good
+        if whole:
+            self._append(sizes[:whole], int(ends[whole - 1]))
+        if good < len(heads) and not self._is_cut:
             raise FormatError(
                 f"the header of record {self.count} is damaged",
                 where=f"{self.where}, offset {self.position}",
                 expected="a length with its CRC32C",
                 fix="the file is damaged there, or is not a TFRecord file",
-            ).with_fix(self.advice(self.count, self.position))
+            ).with_fix(self.advice())
+        return ends[:whole] - sizes[:whole] - FOOTER, sizes[:whole]
 
-    def _append(self, lengths: NDArray[np.uint64]) -> None:
-        n, first, longest = len(lengths), int(lengths[0]), int(lengths.max())
-        self.length = int(lengths[-1])
-        before = self.position
-        self.position += FRAME * n + int(lengths.sum())
-        if self.end is not None and self.position > self.end:
-            self._outside(before, lengths, self.end)
-        if self._first is None and not self._parts:
+    def _append(self, sizes: Ints, end: int) -> None:
+        first, longest = int(sizes[0]), int(sizes.max())
+        if not self.count:
             self._first = first
-        if self._first is not None and not (first == longest == int(lengths.min()) == self._first):
+        if self._first is not None and not (first == longest == int(sizes.min()) == self._first):
             self._parts.append(np.full(self.count, self._first, _narrow(self._first)))
             self._first = None
         if self._first is None:
-            self._parts.append(lengths.astype(_narrow(longest)))
-        self.count += n
-        if self._taken is not None:
-            sizes = lengths.astype(np.int64)
-            self._taken(before + np.cumsum(sizes + FRAME) - sizes - FOOTER, sizes)
+            self._parts.append(sizes.astype(_narrow(longest)))
+        self.count += len(sizes)
+        self.position, self.length = end, int(sizes[-1])
 
-    def _outside(self, before: int, lengths: NDArray[np.uint64], end: int) -> None:
-        """Raise the error for the first of `lengths` that reaches behind the end of the file."""
-        record, offset = self.count, before
-        for length in map(int, lengths):
-            if offset + length + FRAME > end:
-                break
-            offset += length + FRAME
-            record += 1
-        self.ends_inside(record, offset, end)
-
-    def ends_inside(self, record: int, offset: int, end: int) -> None:
-        """Raise the error for a file of `end` bytes whose `record` at `offset` is not whole."""
-        raise FormatError(
-            f"the file ends inside record {record}",
-            where=f"{self.where}, offset {offset}",
-            expected=f"more than {end} bytes",
-            fix=TRUNCATED,
-        ).with_fix(self.advice(record, offset))
-
-    def advice(self, whole: int, end: int) -> str:
-        """Return what to do with a file of which so many records are whole, up to offset `end`."""
-        if not whole:
+    def advice(self, *, packed: bool = False) -> str:
+        """Return what to do with a file of which the records so far are whole."""
+        if not self.count:
             return ""
-        name = shlex.quote(str(self.where))
-        cut = "" if self.end is None else f", as does truncate -s {end} of a copy"
-        return f"dsprep convert {name} OUT --samples 0:{whole} takes the records before it{cut}"
+        line = f"dsprep convert {shlex.quote(str(self.where))} OUT --samples 0:{self.count}"
+        cut = "" if packed else f", as does truncate -s {self.position} of a copy"
+        return f"{line} takes the records before it{cut}"
 
-    def index(self, end: int) -> Index:
-        """Return the index, given that the file ends at offset `end`."""
-        end = self.position if self.full and self.position < end else end
+    def index(self) -> Index:
+        """Return the index of a file whose headers were taken; `FormatError` if it is cut."""
+        end = self.position if self.count >= self._stop else self.end
         if self.position < end:
-            self.ends_inside(self.count, self.position, end)
-        if self.position > end:
-            self.ends_inside(self.count - 1, self.position - self.length - FRAME, end)
+            raise FormatError(
+                f"the file ends inside record {self.count}",
+                where=f"{self.where}, offset {self.position}",
+                expected=f"more than {end} bytes",
+                fix=TRUNCATED,
+            ).with_fix(self.advice())
         if self._first is not None or not self._parts:
             return Index(Affine(self.count, self._first or 0), end)
         return Index(Table(np.concatenate(self._parts)), end)

@@ -7,11 +7,10 @@ padding goes into records (`example.padding_head`: a field that every parser of 
   records keep one size, if that adds at most `MOST_PADDING` to them;
 - otherwise into the last record of each group but the last, as much as is missing to a stripe.
 
-Compressed, a group is one GZIP member, which a comment in its header fills up. Records that are no
-Examples take no padding: their groups begin anywhere, unless they are compressed.
+Records that are no Examples take no padding: their groups begin anywhere.
 
-A padded record is whole only with its padding, which its length and CRC include, and so is a
-member; so it counts as part of the group.
+A padded record is whole only with its padding, which its length and CRC include; so it counts as
+part of the group.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ import numpy as np
 from dsprep.core.groups import Grouping, GroupPlan, round_up
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.spans import offsets_of
-from dsprep.formats.options import WriteOptions
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Assembly, Template
 from dsprep.formats.tfrecord.example import LARGEST
 from dsprep.formats.tfrecord.framing import FRAME
 
-GZIP_LEVEL = 4
-"""The level unless one is asked for; higher ones cost more time than they save space."""
 MOST_PADDING = 0.02
 """Padding per byte of a record up to which every record gets the same."""
 LEAST_PADDING = 2
@@ -41,25 +37,19 @@ LEAST_PADDING = 2
 class Arrangement:
     """How the groups of one file are laid out.
 
-    `builder` makes the records, of which each has `every` bytes of padding; `level` is that of
-    GZIP, None: not compressed. Groups begin at multiples of `align` because what is before them is
-    filled up: 1 if not; `aligned` is whether they do at multiples of the stripe size.
+    `builder` makes the records, of which each has `every` bytes of padding. Groups begin at
+    multiples of `align` because what is before them is filled up: 1 if not; `aligned` is whether
+    they do at multiples of the stripe size.
     """
 
     builder: Template | Assembly
-    level: int | None
     every: int = 0
     align: int = 1
     aligned: bool = True
 
-    @property
-    def fixed(self) -> bool:
-        """Whether all places are known before anything is written."""
-        return isinstance(self.builder, Template) and self.level is None
-
     def missing(self, end: int) -> int:
         """Return the padding of the last record of a group that would end at `end`."""
-        short = -end % self.align if self.level is None else 0
+        short = -end % self.align
         return short + self.align if 0 < short < LEAST_PADDING else short
 
     def group_offsets(self, edges: Ints) -> Ints:
@@ -73,13 +63,9 @@ class Arrangement:
         return offsets_of(sizes)
 
 
-def arrange(
-    schema: Schema, types: dict[str, int], options: WriteOptions, grouping: Grouping | None
-) -> Arrangement:
+def arrange(schema: Schema, types: dict[str, int], grouping: Grouping | None) -> Arrangement:
     """Return how records are laid out whose fields are carried by lists of these `types`."""
-    level, opaque = None, features.is_opaque(schema)
-    if options.compress is not None:
-        level = GZIP_LEVEL if options.compress.level is None else options.compress.level
+    opaque = features.is_opaque(schema)
     # the first group begins at 0
     align = grouping.align if grouping is not None and grouping.count > 1 else 1
     builder: Template | Assembly
@@ -89,16 +75,13 @@ def arrange(
     else:
         builder = Template(schema, types)
         room = builder.nbytes + align <= LARGEST
-    if align == 1 or level is not None:
-        return Arrangement(builder, level, align=align)
-    if not room:
-        return Arrangement(builder, None, aligned=False)
-    assert grouping is not None  # only groups are aligned
-    if isinstance(builder, Template) and grouping.even:
+    if align > 1 and not room:
+        return Arrangement(builder, aligned=False)
+    if align > 1 and isinstance(builder, Template) and grouping is not None and grouping.even:
         every = _in_every(builder.nbytes, grouping.samples, align)
         if every <= MOST_PADDING * builder.nbytes:
-            return Arrangement(Template(schema, types, every), None, every)
-    return Arrangement(builder, None, align=align)
+            return Arrangement(Template(schema, types, every), every)
+    return Arrangement(builder, align=align)
 
 
 def _in_every(nbytes: int, samples: int, align: int) -> int:
@@ -117,15 +100,12 @@ def plan_groups(
     """Return the plan of `arrangement`: exact for records of one size, else with upper bounds."""
     counts = np.diff(grouping.edges)
     builder, align = arrangement.builder, arrangement.align
-    if arrangement.fixed:
-        assert isinstance(builder, Template)
+    if isinstance(builder, Template):
         offsets = arrangement.group_offsets(grouping.edges)
         sizes, nbytes = np.diff(offsets), int(offsets[-1])
         padding = nbytes - int(grouping.edges[-1]) * (builder.nbytes - arrangement.every)
     else:
         sizes = _largest_records(schema, types, grouping)
-        if arrangement.level is not None:  # what does not compress grows a little
-            sizes += sizes // 500 + 1024
         sizes = -(-sizes // align) * align
         nbytes = int(sizes.sum())
         padding = len(counts) * (align // 2)
@@ -135,7 +115,7 @@ def plan_groups(
         group_nbytes=int(sizes.max(initial=0)),
         aligned=arrangement.aligned,
         reads=1,
-        how=_how(arrangement, grouping),
+        how=_how(arrangement),
     )
 
 
@@ -151,14 +131,13 @@ def _largest_records(schema: Schema, types: dict[str, int], grouping: Grouping) 
     return sizes
 
 
-def _how(arrangement: Arrangement, grouping: Grouping) -> str:
+def _how(arrangement: Arrangement) -> str:
     """Return how groups are laid out, for a person."""
-    if arrangement.level is not None:
-        filled = ", filled up to the stripe" if arrangement.align > 1 else ""
-        return f"a group is one GZIP member of records{filled}"
     if not arrangement.aligned:
         reason = (
-            "a record would get too large" if arrangement.fixed else "raw records take no padding"
+            "a record would get too large"
+            if isinstance(arrangement.builder, Template)
+            else "raw records take no padding"
         )
         return f"a group is a run of records that begins anywhere: {reason}"
     if arrangement.every:

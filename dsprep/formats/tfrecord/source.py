@@ -6,8 +6,7 @@ Every header is checked when the file is opened, every payload's CRC when it is 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +23,10 @@ from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, features, framing
 from dsprep.formats.tfrecord.example import BYTES
 from dsprep.formats.tfrecord.features import RECORD, Feature
-from dsprep.formats.tfrecord.fields import RecordMismatch
 from dsprep.formats.tfrecord.framing import Index
-from dsprep.formats.tfrecord.locate import file_layout, opaque_layout, probe, records_of
-from dsprep.formats.tfrecord.parse import Discovery, FileView
-from dsprep.formats.tfrecord.stream import HEAD, PackedFile, open_stream, read_index
+from dsprep.formats.tfrecord.locate import opaque_parts, parts_of, probe, records_of
+from dsprep.formats.tfrecord.parse import Discovery
+from dsprep.formats.tfrecord.stream import Unpacked, open_stream, read_index
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.laws import Affine, Table
 from dsprep.layout.model import FileLayout, Part
@@ -52,21 +50,21 @@ class TFRecordSource(Source):
     def __init__(
         self, path: Path, options: OpenOptions, hint: Schema | None, index: Index | None = None
     ) -> None:
-        self.path = path
+        self.path, self._is_written = path, index is not None
         self._check_crc, self._stop = options.check_crc, options.stop
         if options.records == "opaque" and hint is not None and not features.is_opaque(hint):
             hint = Schema((), hint.attrs)  # it describes what is inside the records
-        self._stream = open_stream(path, options.limit)
+        self._stream = open_stream(path)
         try:
             opaque = options.records == "opaque" or (hint is not None and features.is_opaque(hint))
             every = not opaque and not hint
             look = Discovery(self._stream, options.check_crc, path)
             # Reading the headers of a file in a store takes reading all of it.
-            through = every or not (opaque or index or self._codec or self._stream.fd >= 0)
+            through = every or not (opaque or index or self._stream.fd >= 0)
             shown = look if through else None
             self._index = index or read_index(self._stream, shown, options.stop)
-            if not opaque and not through:
-                self._sample(look)
+            for i in [] if opaque or through else self._inspected():
+                look.take_on_disk(self._index.offsets.one(i), self._index.lengths.one(i))
             available, notes = (None, []) if opaque else self._find_features(look, options, hint)
             self._opaque = available is None
             if available is None:
@@ -91,17 +89,20 @@ class TFRecordSource(Source):
             f"TFRecord of {'any' if self._opaque else 'tf.train.Example'} records{packed}"
         )
         self.notes = tuple(notes)
-        parts = {f.field.name: Part(0) for f in self._features} if self._opaque else None
-        records = records_of(self._index, self._features, self._known, parts)
-        self._layout = FileLayout(self._index.count, records)
+        parts = {f.field.name: Part(0) for f in self._features} if self._opaque else {}
+        self._layout = self._layout_with(parts)
         self._reader = LayoutReader(
             self._layout, self.schema, lambda _: self._stream, path, decoders, self._label
         )
 
+    def _layout_with(self, parts: Mapping[str, Part]) -> FileLayout:
+        records = records_of(self._index, self._features, self._known, parts)
+        return FileLayout(self._index.count, records)
+
     @property
     def _codec(self) -> str | None:
         """How the file is compressed."""
-        return self._stream.codec if isinstance(self._stream, PackedFile) else None
+        return self._stream.codec if isinstance(self._stream, Unpacked) else None
 
     def _label(self, record: int) -> str:
         return f"{self.path}, record {record}"
@@ -126,7 +127,7 @@ class TFRecordSource(Source):
             )
         try:
             if look.reason is not None or not look.stats:
-                raise self._other_message() or look.reason or WireError("no features")
+                raise look.reason or WireError("no features")
         except WireError as why:
             return None, [f"the records are kept whole, not taken as tf.train.Example: {why}"]
         available, notes = features.discover(look.stats, look.records, look.unlike)
@@ -136,38 +137,16 @@ class TFRecordSource(Source):
                 raise error
         return available, notes
 
-    def _other_message(self) -> WireError | None:
-        """Return what the first record is, if it is known."""
-        start = self._index.offsets.one(0)
-        stop = start + self._index.lengths.one(0)
-        if example.is_list_with_context(FileView(self._stream, stop), start, stop):
-            return WireError(
-                "the first one is an ExampleListWithContext (ELWC), as of TensorFlow Ranking"
-            )
-        return None
-
-    def _sample(self, look: Discovery) -> None:
-        """Look into some records."""
-        for i in self._inspected() if self._index.count else ():
-            look.take_on_disk(self._index.offsets.one(i), self._index.lengths.one(i))
-
     def _inspected(self) -> list[int]:
         """Return the records to look into: spread over the file, shortest and longest included."""
-        index, count = self._index, self._index.count
-        nbytes = index.nbytes
-        if self._codec:  # what is further back takes unpacking all of it
-            near = bisect_right(range(count), HEAD, key=self._record_end)
-            count = max(1, near)
-            nbytes = min(nbytes, HEAD)
-        mean = max(1, nbytes // count)
-        chosen = set(framing.spread(count, max(2, min(INSPECTED, INSPECTED_NBYTES // mean))))
+        index = self._index
+        mean = max(1, index.nbytes // max(1, index.count))
+        limit = max(2, min(INSPECTED, INSPECTED_NBYTES // mean))
+        chosen = set(framing.spread(index.count, limit))
         if not index.constant:
-            lengths = index.lengths.span(0, count)
+            lengths = index.lengths.span(0, index.count)
             chosen |= {int(lengths.argmin()), int(lengths.argmax())}
         return sorted(chosen)
-
-    def _record_end(self, i: int) -> int:
-        return self._index.offsets.one(i) + self._index.lengths.one(i) + framing.FOOTER
 
     # --- reading ---
 
@@ -199,10 +178,7 @@ class TFRecordSource(Source):
         """Look into every record, if types were known when the file was opened."""
         if self._opaque or not self._index.count or self._is_confirmed:
             return
-        if self._look is None:
-            self._look = Discovery(self._stream, self._check_crc, self.path)
-            read_index(self._stream, self._look, self._stop)
-        look = self._look
+        look = self._look_through()
         available, _ = features.discover(look.stats, look.records, look.unlike)
         if look.reason is not None:
             raise FormatError(
@@ -218,6 +194,13 @@ class TFRecordSource(Source):
         known = Schema(tuple(replace(f.field, name=f.key) for f in self._features))
         features.choose(available, (), known, self.path)
 
+    def _look_through(self) -> Discovery:
+        """Return what all records hold."""
+        if self._look is None:
+            self._look = Discovery(self._stream, self._check_crc, self.path)
+            read_index(self._stream, self._look, self._stop)
+        return self._look
+
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         """Return where every record is stored, and the fields with the same offset in all of them.
 
@@ -229,14 +212,15 @@ class TFRecordSource(Source):
                 where=self.path,
                 fix="dsprep convert DATA DST writes the whole dataset without compression",
             )
-        try:
-            if self._opaque:
-                return opaque_layout(self._index, self._features)
-            alike = None if self._look is None else self._look.alike
-            how = self._index, self._features, self._known, alike
-            return file_layout(self._stream, *how, progress)
-        except RecordMismatch as m:
-            raise m.named(self._label) from m
+        self._stream.check_same()
+        if self._opaque:
+            return self._layout_with(opaque_parts(self._index, self._features, self._label))
+        if not self._features or (self._is_written and not self._index.constant):
+            return self._layout_with({})
+        places = self._look_through().places or {}
+        if self._known is not None and not places.keys() <= self._known:
+            places = {}
+        return self._layout_with(parts_of(places, self._features, self._label))
 
     # --- what a person sees ---
 

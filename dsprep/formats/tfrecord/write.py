@@ -1,8 +1,8 @@
 """Writing a TFRecord file: pieces of whole records, one after another, and perhaps in groups.
 
 Without compression the bytes depend on samples and groups alone, whatever the pieces; samples of
-one shape have a constant stride. With GZIP every piece, or every group, is one member, and readers
-see one stream. The CRC of a group is taken while its bytes are in memory.
+one shape have a constant stride. With GZIP, of files without groups, every piece is one member, and
+readers see one stream. The CRC of a group is taken while its bytes are in memory.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.tfrecord import features, framing
-from dsprep.formats.tfrecord.build import Template, check_size
-from dsprep.formats.tfrecord.example import padding_head, view
+from dsprep.formats.tfrecord.build import Assembly, Template, check_size
+from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.plan import arrange
-from dsprep.formats.tfrecord.stream import member, nbytes_at, read_index
+from dsprep.formats.tfrecord.stream import read_index
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import crc32c
 from dsprep.storage.durable import sync
 from dsprep.storage.ranges import pwrite_all, truncate
+
+GZIP_LEVEL = 4
+"""The level unless one is asked for; higher ones cost more time than they save space."""
 
 
 @dataclass
@@ -67,8 +70,11 @@ class TFRecordWriter(RecordWriter):
         grouping = samples if isinstance(samples, Grouping) else None
         super().__init__(path, "", grouping, state)
         self._samples = samples
-        self._arrangement = arrange(schema, features.plan(schema, options), options, grouping)
-        self.whole = grouping is not None and self._arrangement.level is not None
+        self._arrangement = arrange(schema, features.plan(schema, options), grouping)
+        self._level: int | None = None
+        if options.compress is not None:
+            chosen = options.compress.level
+            self._level = GZIP_LEVEL if chosen is None else chosen
         count = 0 if grouping is None else grouping.count
         self._begins, self._ends = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
         self._end = 0 if state is None else int(state["offset"])
@@ -79,7 +85,7 @@ class TFRecordWriter(RecordWriter):
 
         Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
         """
-        builder, level = self._arrangement.builder, self._arrangement.level
+        builder = self._arrangement.builder
         count = len(next(iter(batch.values()), ()))
         blocks: Iterable[NDArray[np.uint8]]
         lengths = np.zeros(0, np.int64)
@@ -90,20 +96,11 @@ class TFRecordWriter(RecordWriter):
             records, lengths = builder.records(batch, start, arena)
             nbytes, blocks = len(records), [records]
             last = int(lengths[-1]) + framing.FRAME if count else 0
-        if level is None or not count:
+        if self._level is None or not count:
             return Piece(start, start + count, nbytes, blocks, last, lengths)
-        parts = self._compressed(level, blocks, start + count)
+        packer = zlib.compressobj(self._level, zlib.DEFLATED, 16 + 15)
+        parts = [*(packer.compress(block.data) for block in blocks), packer.flush()]
         return Piece(start, start + count, sum(map(len, parts)), parts, last)
-
-    def _compressed(
-        self, level: int, blocks: Iterable[NDArray[np.uint8]], stop: int
-    ) -> list[bytes]:
-        """Return samples up to `stop` as one GZIP member, that of a group if there are groups."""
-        if self.grouping is not None:
-            ends_file = stop == self.grouping.edges[-1]
-            return member(level, blocks, 1 if ends_file else self._arrangement.align)
-        packer = zlib.compressobj(level, zlib.DEFLATED, 16 + 15)
-        return [*(packer.compress(view(block)) for block in blocks), packer.flush()]
 
     def reserve(self, piece: Piece) -> None:
         """Give the piece the place behind the one before, and behind its group what is missing."""
@@ -133,9 +130,8 @@ class TFRecordWriter(RecordWriter):
     def skip(self, stop: int) -> int | None:
         # The offsets of records of one size are known.
         arrangement, grouping = self._arrangement, self.grouping
-        if not arrangement.fixed:
+        if isinstance(arrangement.builder, Assembly) or self._level is not None:
             return None
-        assert isinstance(arrangement.builder, Template)
         nbytes = arrangement.builder.nbytes
         stop = seam(stop, self._samples, [nbytes])
         self._end = stop * nbytes
@@ -181,12 +177,9 @@ class TFRecordWriter(RecordWriter):
         # Those of an earlier run are found in the file.
         if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
             return self._begins, self._ends
-        arrangement, edges_at = self._arrangement, np.zeros(len(edges), np.int64)
-        if arrangement.level is not None:
-            for g in range(len(edges) - 1):
-                edges_at[g + 1] = edges_at[g] + nbytes_at(file, int(edges_at[g]))
-        elif arrangement.fixed:
-            edges_at = arrangement.group_offsets(edges)
+        edges_at = np.zeros(len(edges), np.int64)
+        if isinstance(self._arrangement.builder, Template):
+            edges_at = self._arrangement.group_offsets(edges)
         else:
             index = read_index(file)
             edges_at[:-1], edges_at[-1] = (
