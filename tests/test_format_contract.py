@@ -87,7 +87,7 @@ class TestZarrZstd(One, Read):
 
 
 class TestTFRecordGzip(One, Read):
-    is_grouped = True
+    is_grouped = False
     format, options = "tfrecord", WriteOptions(compress=Compression("gzip"))
     located = (False, False)
     parted = (False, False)

@@ -12,7 +12,6 @@ import numpy as np
 
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena
-from dsprep.errors import UsageError
 from dsprep.formats.base import Source
 from dsprep.reader.units import group_edges
 from dsprep.sidecar.sidecar import Sidecar
@@ -58,8 +57,6 @@ def measure(
 ) -> BreakEven | None:
     """Return when the rewrite pays, or None if there is nothing to read.
 
-    None also where groups cannot be read through the sidecar, as those of GZIP TFRecord.
-
     Parameters
     ----------
     source, paths
@@ -82,10 +79,7 @@ def measure(
         return int(edges[g + 1] - edges[g])
 
     sample(0)  # what is opened and imported once does not count
-    try:
-        group(0)
-    except UsageError:
-        return None
+    group(0)
     drop(paths)
     each = _seconds_per_sample(sample, len(source), seed)
     drop([target.dataset / f.path for f in target.content.files])

@@ -652,8 +652,6 @@ def run_repack(
             break_even = _break_even(report)
     except Exception as error:
         return replace(report, unmeasured=str(error) or type(error).__name__)
-    if break_even is None:
-        return replace(report, unmeasured="such groups have no offsets in the sidecar")
     return replace(report, break_even=break_even)
 
 
