@@ -19,8 +19,6 @@ from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.webdataset import headers
-from dsprep.formats.webdataset.samples import Numbers
-from dsprep.layout.laws import Affine
 from dsprep.source.braces import expand
 
 OPAQUE = Schema(tuple(map(Field.opaque, ("cls", "jpg", "seg.png"))))
@@ -181,7 +179,7 @@ def test_a_key_in_two_parts(tmp_path):
 
 def test_chosen_fields(tmp_path):
     path = pack(tmp_path / "a.tar", [*TEXT.items(), ("c.cls", b"9")])
-    with pytest.raises(SchemaError, match=r"sample c: .*expected cls, jpg, found cls\); choose"):
+    with pytest.raises(SchemaError, match=r"sample c: .*expected cls, jpg, found cls\).*choose"):
         values(path)
     assert values(path, fields=(dsprep.FieldSpec.parse("label=cls"),)) == [
         {"label": b"7"},
@@ -351,16 +349,6 @@ def test_small_and_large_members(tmp_path, monkeypatch):
             assert [s["cls"] for s in found] == [d for n, d in members if n.endswith("cls")]
 
 
-def test_numbers_are_kept_as_laws():
-    values, law = np.arange(100) * 7 + 5, Numbers()
-    for begin, end in ((0, 1), (1, 2), (2, 40), (40, 41), (41, 100)):
-        law.add(values[begin:end])
-    assert isinstance(law.law(), Affine)
-    assert (law.law().span(0, 100) == values).all()
-    law.add(np.array([1, 2, 4]))
-    assert law.law().span(0, 103).tolist() == [*values.tolist(), 1, 2, 4]
-
-
 def test_equal_samples_have_a_small_sidecar(tmp_path):
     members = [(f"{i:06d}.{x}", bytes(100)) for i in range(3000) for x in ("bin", "cls")]
     path = pack(tmp_path / "a.tar", members, tarfile.PAX_FORMAT, 0.5)
@@ -450,19 +438,17 @@ def test_shards_by_braces(tmp_path):
     assert values(str(tmp_path / "{a,b}.tar")) == [{"txt": b"1"}]
 
 
-@pytest.mark.parametrize("fields", [(), ("jpg", "cls")], ids=len)
-def test_members_that_are_apart_are_brought_together_as_advised(tmp_path, fields):
+def test_members_that_are_apart_are_brought_together_as_advised(tmp_path):
     path = tmp_path / "by kind.tar"
     members = [
         (f"{i:03}.{kind}", f"{kind}{i}".encode()) for kind in ("jpg", "cls") for i in range(5)
     ]
     pack(path, members)
-    specs = tuple(map(dsprep.FieldSpec.parse, fields))
-    with pytest.raises(SchemaError, match="do not follow one another") as caught:
-        values(path, fields=specs)
-    command = caught.value.fix.partition(": ")[2]
+    with pytest.raises(SchemaError, match="order of names") as caught:
+        values(path)
+    command = caught.value.fix.partition("order of names: ")[2]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-    with dsprep.open(tmp_path / "NEW.tar", OpenOptions(fields=specs)) as source:
+    with dsprep.open(tmp_path / "NEW.tar") as source:
         assert [(s["jpg"], s["cls"]) for s in source] == [
             (f"jpg{i}".encode(), f"cls{i}".encode()) for i in range(5)
         ]

@@ -17,7 +17,7 @@ import io
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -54,30 +54,19 @@ _EIGHTS = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _CHECKSUM = slice(148, 156)
 
 
+Member: TypeAlias = tuple[bytes, int, int, int]
+"""The name of a file, where the archive has it (-1: in two parts), and where its bytes are."""
+
+
 class Members(NamedTuple):
     """Files of an archive, in its order.
 
-    Attributes
-    ----------
-    names
-        Their names.
-    named
-        int64: where the file has the name; -1 if in two parts.
-    offsets, lengths
-        int64: their bytes.
+    `columns` are int64, shape ``(3, n)``: where the archive has the name (-1: in two parts), the
+    offset and the length of the bytes.
     """
 
     names: list[bytes]
-    named: Ints
-    offsets: Ints
-    lengths: Ints
-
-
-class _Member(NamedTuple):
-    name: bytes
-    named: int
-    offset: int
-    length: int
+    columns: Ints
 
 
 class Archive:
@@ -94,42 +83,38 @@ class Archive:
         The offset of the next header.
     skipped
         Members that are not files, by what they are: how many, and the name of the first.
-    ended
-        Whether the blocks of zeros were found with which an archive ends; set by `members`.
-    damage
-        The error at which `members` ended, if it is damaged or cut.
     """
 
     def __init__(self, file: Handle) -> None:
-        self.file, self.at, self.ended = file, 0, False
-        self.damage: FormatError | None = None
+        self.file, self.at, self._ended = file, 0, False
         self.skipped: dict[str, tuple[int, bytes]] = {}
 
     def members(self) -> Iterator[Members]:
-        """Yield the files, many at a time, up to the end or to `damage`.
+        """Yield the files, many at a time.
 
         Raises
         ------
+        FormatError
+            Behind the last whole file, if the archive is damaged or cut.
         UnsupportedError
             If a member is stored in a way that has no single range of bytes.
         """
         buffer, span = np.empty(min(LARGE, self.file.nbytes), np.uint8), 64 << 10
-        while not self.ended and self.at < self.file.nbytes:
+        while not self._ended and self.at < self.file.nbytes:
             begin = self.at
             rest = self.file.nbytes - begin
             if rest < BLOCK:
-                self.damage = self._cut("header", begin, BLOCK, rest)
-                return
+                raise self._cut("header", begin, BLOCK, rest)
             window = buffer[: min(span, rest) // BLOCK * BLOCK]
             self.file.read_into(window, begin)
-            batch, headers = self._window(window.reshape(-1, BLOCK))
-            if batch.names:
-                yield batch
-            if self.damage is not None:
-                return
+            members, headers, damage = self._window(window.reshape(-1, BLOCK))
+            if members.names:
+                yield members
+            if damage is not None:
+                raise damage
             span = LARGE if self.at - begin <= APART * max(1, headers) else SMALL
-        if not self.ended:
-            self.damage = FormatError(
+        if not self._ended:
+            raise FormatError(
                 "the archive has no end, the blocks of zeros behind the last member",
                 where=f"{self.file.path}, offset {self.at}",
                 fix="the file was cut: bring it again from where it came from; if you know that it "
@@ -143,14 +128,15 @@ class Archive:
 
     # --- many headers ------------------------------------------------------------------------
 
-    def _window(self, blocks: Bytes) -> tuple[Members, int]:
-        """Return the files whose headers are in some blocks, and how many headers were read."""
+    def _window(self, blocks: Bytes) -> tuple[Members, int, FormatError | None]:
+        """Return the files whose headers are in some blocks, how many headers, and damage."""
         begin, n = self.at, len(blocks)
         steps = _steps(blocks) if n * BLOCK > SMALL else [0] * n
         simple: list[int] = []
-        others: dict[int, _Member] = {}
+        others: dict[int, Member] = {}
+        damage = None
         i = headers = 0
-        while i < n and not self.ended:
+        while i < n and not self._ended:
             step = steps[i]
             if step:
                 simple.append(i)
@@ -161,22 +147,21 @@ class Archive:
             try:
                 member = self._one(blocks[i].tobytes())
             except FormatError as error:
-                self.damage = error
+                damage = error
                 break
             if member is not None:
                 others[i] = member
             i = (self.at - begin) // BLOCK
-        if not self.ended:
+        if not self._ended:
             self.at = begin + i * BLOCK
-        members = _joined(blocks, begin, simple, others)
-        offset = int(members.offsets[-1]) if members.names else 0
-        filled = -(-int(members.lengths[-1]) // BLOCK) * BLOCK if members.names else 0
-        if offset + filled > self.file.nbytes:
-            self.damage = self._cut(
-                show(members.names[-1]), offset, filled, self.file.nbytes - offset
-            )
-            members = Members(members.names[:-1], *(column[:-1] for column in members[1:]))
-        return members, headers + len(simple)
+        names, columns = members = _joined(blocks, begin, simple, others)
+        if names:
+            offset, length = columns[1:, -1].tolist()
+            filled, rest = -(-length // BLOCK) * BLOCK, self.file.nbytes - offset
+            if filled > rest:
+                damage = self._cut(show(names[-1]), offset, filled, rest)
+                members = Members(names[:-1], columns[:, :-1])
+        return members, headers + len(simple), damage
 
     def _cut(self, subject: str, offset: int, expected: int, available: int) -> FormatError:
         return FormatError(
@@ -189,7 +174,7 @@ class Archive:
 
     # --- one header --------------------------------------------------------------------------
 
-    def _one(self, block: bytes) -> _Member | None:
+    def _one(self, block: bytes) -> Member | None:
         """Return the file whose header is at `at`, which then is behind it; None if it is none."""
         if not any(block):
             self._end()
@@ -215,7 +200,7 @@ class Archive:
         if self.at > self.file.nbytes:
             raise self._cut(show(name), begin, self.at - begin, self.file.nbytes - begin)
         named = data.rfind(name)
-        return _Member(name, at + named if named >= 0 else -1, begin, info.size)
+        return name, at + named if named >= 0 else -1, begin, info.size
 
     def _headers(self, data: bytes) -> bytes:
         """Return the header of a member with those that precede it and say more of it."""
@@ -241,7 +226,7 @@ class Archive:
 
     def _end(self) -> None:
         """Note the end of the archive; whatever follows has to be zeros."""
-        self.ended, at = True, self.at
+        self._ended, at = True, self.at
         buffer = np.empty(min(LARGE, self.file.nbytes - at), np.uint8)
         while at < self.file.nbytes:
             part = buffer[: self.file.nbytes - at]
@@ -283,7 +268,7 @@ def show(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _joined(blocks: Bytes, begin: int, simple: list[int], others: dict[int, _Member]) -> Members:
+def _joined(blocks: Bytes, begin: int, simple: list[int], others: dict[int, Member]) -> Members:
     """Return files by the numbers of the blocks with their headers."""
     rows = np.array(simple, np.int64)
     rows = rows[blocks[rows, 156] != ord("x")]
@@ -291,15 +276,13 @@ def _joined(blocks: Bytes, begin: int, simple: list[int], others: dict[int, _Mem
     names = np.ascontiguousarray(blocks[rows, :100]).view("S100").reshape(-1).tolist()
     if b"\0" in b"".join(names):
         names = list(map(_text, names))
-    offsets, lengths = named + BLOCK, _sizes(blocks[rows, 124:135])
+    columns = np.stack([named, named + BLOCK, (blocks[rows, 124:135] - ord("0")) @ _EIGHTS])
     if not others:
-        return Members(names, named, offsets, lengths)
-    names += [member.name for member in others.values()]
-    columns = [named, offsets, lengths]
-    for k, member in enumerate(zip(*(m[1:] for m in others.values()), strict=True)):
-        columns[k] = np.append(columns[k], np.array(member, np.int64))
+        return Members(names, columns)
+    names += [member[0] for member in others.values()]
+    odd = np.array([member[1:] for member in others.values()], np.int64).T
     order = np.argsort(np.append(rows, np.array(list(others), np.int64)))
-    return Members([names[k] for k in order.tolist()], *(column[order] for column in columns))
+    return Members([names[k] for k in order.tolist()], np.hstack([columns, odd])[:, order])
 
 
 def _steps(blocks: Bytes) -> list[int]:
@@ -332,11 +315,6 @@ def _steps(blocks: Bytes) -> list[int]:
     good[inside[only]] = True
     steps[here[good]] = 1 + -(-size[good] // BLOCK)
     return steps.tolist()
-
-
-def _sizes(digits: Bytes) -> Ints:
-    out: Ints = (digits - ord("0")) @ _EIGHTS
-    return out
 
 
 def _is_directory(names: Bytes) -> Bytes:

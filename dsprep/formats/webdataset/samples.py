@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,41 +33,17 @@ _META = re.compile(rb"\0__[^/\0]*__[/\0]")
 _OUTSIDE = re.compile(rb"\0/|[\0/]\.\.[/\0]")
 
 
-class Numbers:
-    """Numbers that arrive in parts: as few as a law allows are kept."""
-
-    def __init__(self) -> None:
-        self._parts: list[Law] = []
-
-    def add(self, values: Ints) -> None:
-        """Take further ones, at least one."""
-        last = self._parts[-1] if self._parts else None
-        if isinstance(last, Affine):
-            end = last.base + (last.count - 1) * last.stride
-            steps = np.diff(values, prepend=end)
-            stride = last.stride if last.count > 1 else int(steps[0])
-            if bool((steps == stride).all()):
-                self._parts[-1] = Affine(last.count + len(values), last.base, stride)
-                return
-        steps = np.diff(values)
-        stride = int(steps[0]) if len(steps) else 0
-        even = bool((steps == stride).all())
-        self._parts.append(
-            Affine(len(values), int(values[0]), stride) if even else Explicit(values)
-        )
-
-    def law(self) -> Law:
-        """Return all numbers."""
-        if len(self._parts) == 1:
-            return self._parts[0]
-        return Explicit(np.concatenate([part.span(0, part.count) for part in self._parts]))
+Extents: TypeAlias = tuple[Law, Law]
+"""Where a field of every sample is stored: offsets and lengths."""
 
 
-class Extents(NamedTuple):
-    """Where a field of every sample is stored."""
-
-    offsets: Law
-    lengths: Law
+def law_of(parts: Sequence[Ints]) -> Law:
+    """Return the law of numbers that arrived in parts, at least one."""
+    values = np.concatenate(parts)
+    steps = np.diff(values)
+    stride = int(steps[0]) if len(steps) else 0
+    even = bool((steps == stride).all())
+    return Affine(len(values), int(values[0]), stride) if even else Explicit(values)
 
 
 class Samples:
@@ -109,10 +85,9 @@ class Samples:
     ) -> None:
         self._archive, self._where = archive, archive.file.path
         self._requested = frozenset(requested)
-        self._codes = _Codes(())
         self._names: list[str] = []
-        self._columns: list[tuple[Numbers, Numbers]] = []
-        self._keys = (Numbers(), Numbers()) if keys else None
+        self._parts_of: list[list[Ints]] = []  # by field: of shape (2, n), offsets and lengths
+        self._keys: list[Ints] | None = [] if keys else None
         self.count, self._stop = 0, stop
         self._parts: dict[str, str] = {}
         self._go_through()
@@ -125,31 +100,33 @@ class Samples:
                 "sample as a field that states its part: --keys-as key",
             )
         self.fields = {
-            self._names[k]: Extents(a.law(), b.law())
-            for k, (a, b) in sorted(enumerate(self._columns), key=lambda x: self._names[x[0]])
+            name: _extents(parts)
+            for name, parts in sorted(zip(self._names, self._parts_of, strict=True))
         }
-        self.keys = None if self._keys is None else Extents(*(n.law() for n in self._keys))
+        self.keys = None if self._keys is None else _extents(self._keys)
         self.notes = [
             f"left out {count:,} {kind}: {show(first)}" + (", ..." if count > 1 else "")
             for kind, (count, first) in archive.skipped.items()
         ]
 
     def _go_through(self) -> None:
-        pending = _Batch.empty()
-        for members in self._archive.members():
-            batch = pending.and_(self._taken_apart(members))
-            begin = int(np.flatnonzero(batch.new)[-1]) if batch.keys else 0
-            if len(batch.keys) - begin > MOST:
-                raise FormatError(
-                    "a sample has impossibly many members",
-                    where=f"{self._where}, sample {show(batch.keys[begin])}",
-                    expected=f"<= {MOST}",
-                )
-            self._take(batch.part(0, begin))
-            pending = batch.part(begin, len(batch.keys))
-            if self.count == self._stop:
-                return
-        damage = self._archive.damage
+        pending, damage = _Batch.empty(), None
+        try:
+            for members in self._archive.members():
+                batch = pending.and_(self._taken_apart(members))
+                begin = int(np.flatnonzero(batch.new)[-1]) if batch.keys else 0
+                pending = batch.part(begin, len(batch.keys))
+                if len(pending.keys) > MOST:
+                    raise FormatError(
+                        "a sample has impossibly many members",
+                        where=f"{self._where}, sample {show(batch.keys[begin])}",
+                        expected=f"<= {MOST}",
+                    )
+                self._take(batch.part(0, begin))
+                if self.count == self._stop:
+                    return
+        except FormatError as error:
+            damage = error
         there = {_name(field, self._where) for field in pending.fields}
         if damage is None or (self.count and there.issuperset(self._names)):
             self._take(pending)
@@ -178,7 +155,7 @@ class Samples:
                 fix="write the archive again with relative names: tar -C FOLDER -cf NEW.tar .",
             )
         keys, names = (list(column) for column in zip(*_PARTS.findall(joined, 1), strict=True))
-        batch = _Batch(keys, names, members.named, members.offsets, members.lengths)
+        batch = _Batch(keys, names, members.columns)
         if all(keys) and _META.search(joined) is None:
             return batch
         kept = []
@@ -189,9 +166,7 @@ class Samples:
                 self._archive.note("members without an extension", name)
             else:
                 kept.append(i)
-        return _Batch(
-            [keys[i] for i in kept], [names[i] for i in kept], *(c[kept] for c in batch[2:])
-        )
+        return _Batch([keys[i] for i in kept], [names[i] for i in kept], batch.columns[:, kept])
 
     def _take(self, batch: _Batch) -> None:
         """Take in whole samples."""
@@ -208,7 +183,9 @@ class Samples:
             stop = int(starts[1]) if len(starts) > 1 else len(new)
             self._begin(batch.part(0, stop))
         n, width = len(starts), len(self._names) + 1
-        code = np.fromiter(map(self._codes.__getitem__, batch.fields), np.int64, len(new))
+        numbers = {name.encode(): k for k, name in enumerate(self._names)}
+        codes = {field: numbers.get(field.lower(), width - 1) for field in set(batch.fields)}
+        code = np.fromiter(map(codes.__getitem__, batch.fields), np.int64, len(new))
         target = (np.cumsum(new) - 1) * width + code
         table = np.bincount(target, minlength=n * width).reshape(n, width)
         wrong = (table[:, :-1] != 1).any(axis=1)
@@ -220,85 +197,45 @@ class Samples:
             raise self._differs(batch.part(int(starts[i]), stop))
         member = np.empty(n * width, np.int64)
         member[target] = np.arange(len(new))
-        for k, (offsets, lengths) in enumerate(self._columns):
-            chosen = member[k::width]
-            offsets.add(batch.offsets[chosen])
-            lengths.add(batch.lengths[chosen])
+        for k, parts in enumerate(self._parts_of):
+            parts.append(batch.columns[1:, member[k::width]])
         if self._keys is not None:
             self._take_keys(
-                self._keys, [batch.keys[i] for i in starts.tolist()], batch.named[starts]
+                self._keys, [batch.keys[i] for i in starts.tolist()], batch.columns[0, starts]
             )
         self.count += n
 
     def _begin(self, sample: _Batch) -> None:
         """Note which fields there are: those of the first sample."""
         names = sorted({_name(field, self._where) for field in sample.fields})
-        for name in sorted(self._requested):
-            if name not in names:
-                if (apart := self._apart(sample, names)) is not None:
-                    raise apart
-                raise missing_field(name, names, f"{self._where}, sample {show(sample.keys[0])}")
+        for name in sorted(self._requested - {*names}):
+            where = f"{self._where}, sample {show(sample.keys[0])}"
+            raise missing_field(name, names, where)
         self._names = sorted(self._requested) or names
-        self._columns = [(Numbers(), Numbers()) for _ in self._names]
-        self._codes = _Codes(self._names)
+        self._parts_of = [[] for _ in self._names]
 
-    def _take_keys(self, columns: tuple[Numbers, Numbers], keys: list[bytes], named: Ints) -> None:
+    def _take_keys(self, parts: list[Ints], keys: list[bytes], named: Ints) -> None:
         if int(named.min()) < 0:
             raise UnsupportedError(
                 "the key of a sample is stored in two parts, the directory behind the name",
                 where=f"{self._where}, sample {show(keys[int(named.argmin())])}",
                 fix="leave --keys-as out, or write the archive again in the format posix of tar",
             )
-        columns[0].add(named)
-        columns[1].add(np.fromiter(map(len, keys), np.int64, len(keys)))
+        parts.append(np.stack([named, np.fromiter(map(len, keys), np.int64, len(keys))]))
 
-    def _differs(self, sample: _Batch) -> FormatError | SchemaError:
+    def _differs(self, sample: _Batch) -> SchemaError:
         """Return the error for a sample that does not have the fields that it should."""
         names = sorted(_name(field, self._where) for field in sample.fields)
-        where = f"{self._where}, sample {show(sample.keys[0])}"
-        twice = [a for a, b in pairwise(names) if a == b and (a in self._names)]
-        if twice:
-            return FormatError(
-                "a sample has a field twice",
-                where=where,
-                found=twice[0],
-                fix="every member needs a name of its own",
-            )
-        if (apart := self._apart(sample, names)) is not None:
-            return apart
-        if self._requested:
-            return SchemaError(
-                "a sample lacks a field",
-                where=where,
-                expected=listed(self._names),
-                found=listed(names),
-            )
+        other = "lacks a field" if self._requested else "has other fields than those before it"
+        twice = [a for a, b in pairwise(names) if a == b and a in self._names]
         return SchemaError(
-            "a sample has other fields than those before it",
-            where=where,
+            f"a sample has a field twice: {twice[0]}" if twice else f"a sample {other}",
+            where=f"{self._where}, sample {show(sample.keys[0])}",
             expected=listed(self._names),
             found=listed(names),
-            fix="choose the fields that all samples have (--field NAME)",
-        )
-
-    def _apart(self, sample: _Batch, names: Sequence[str]) -> SchemaError | None:
-        """Return the error for a sample that has more members elsewhere in the archive."""
-        every = {
-            _name(name, self._where)
-            for members in Archive(self._archive.file).members()
-            for key, name in _PARTS.findall(b"\0".join((b"", *members.names, b"")), 1)
-            if key == sample.keys[0]
-        }
-        if every <= set(names):
-            return None
-        path = shlex.quote(str(self._where))
-        return SchemaError(
-            "the members of a sample do not follow one another",
-            where=f"{self._where}, sample {show(sample.keys[0])}",
-            expected=listed(sorted(every)),
-            found=listed([*names]) + ", and the others elsewhere in the archive",
-            fix="write the archive again in the order of names: mkdir NEW && tar -xf "
-            f"{path} -C NEW && tar --sort=name -cf NEW.tar -C NEW .",
+            fix="choose the fields that all samples have (--field NAME); or, if its members are "
+            "apart, write the archive again in the order of names: mkdir NEW && tar -xf "
+            f"{shlex.quote(str(self._where))} -C NEW && tar --sort=name -cf NEW.tar -C NEW .",
         )
 
 
@@ -307,13 +244,11 @@ class _Batch(NamedTuple):
 
     keys: list[bytes]
     fields: list[bytes]
-    named: Ints
-    offsets: Ints
-    lengths: Ints
+    columns: Ints
 
     @classmethod
     def empty(cls) -> _Batch:
-        return cls([], [], *(np.zeros(0, np.int64) for _ in range(3)))
+        return cls([], [], np.zeros((3, 0), np.int64))
 
     @property
     def new(self) -> NDArray[np.bool_]:
@@ -323,28 +258,15 @@ class _Batch(NamedTuple):
 
     def part(self, start: int, stop: int) -> _Batch:
         cut = slice(start, stop)
-        columns = (column[cut] for column in self[2:])
-        return _Batch(self.keys[cut], self.fields[cut], *columns)
+        return _Batch(self.keys[cut], self.fields[cut], self.columns[:, cut])
 
     def and_(self, other: _Batch) -> _Batch:
-        both = zip(self[2:], other[2:], strict=True)
-        columns = (np.concatenate(pair) for pair in both)
-        return _Batch(self.keys + other.keys, self.fields + other.fields, *columns)
+        columns = np.hstack([self.columns, other.columns])
+        return _Batch(self.keys + other.keys, self.fields + other.fields, columns)
 
 
-class _Codes(dict[bytes, int]):
-    """The number of a field, by what is behind the first dot; of others, that behind the last."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
-        self._known = {name.encode(): i for i, name in enumerate(names)}
-
-    def __missing__(self, extension: bytes) -> int:
-        code = self._known.get(extension.lower())
-        if code is None:
-            return len(self._known)
-        self[extension] = code
-        return code
+def _extents(parts: Sequence[Ints]) -> Extents:
+    return law_of([part[0] for part in parts]), law_of([part[1] for part in parts])
 
 
 def _name(extension: bytes, where: object) -> str:

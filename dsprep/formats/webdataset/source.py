@@ -13,7 +13,7 @@ from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy_header import parse
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.formats.webdataset.headers import Archive
-from dsprep.formats.webdataset.samples import Extents, Numbers, Samples
+from dsprep.formats.webdataset.samples import Extents, Samples, law_of
 from dsprep.layout.laws import Affine, Law
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
 from dsprep.storage.base import Handle
@@ -54,7 +54,7 @@ class WebDatasetSource(LocatedSource):
                         self._file, f, extents[f.name], f.name in typed
                     )
             for name, field in fields.items():
-                _check(field, extents[name].lengths, path)
+                _check(field, extents[name][1], path)
             parsed = Parsed(
                 version="WebDataset in a tar archive",
                 fields=fields,
@@ -110,9 +110,7 @@ def _as_array(file: Handle, field: Field, extent: Extents, is_typed: bool) -> tu
     for i in range(0, len(offsets), AT_ONCE):
         if set(file.pread_blocks(len(head), offsets[i : i + AT_ONCE].tolist())) != {head}:
             return field, extent
-    values = Numbers()
-    values.add(offsets + header.begin)
-    return found, Extents(values.law(), Affine(len(offsets), header.nbytes))
+    return found, (law_of([offsets + header.begin]), Affine(len(offsets), header.nbytes))
 
 
 def _check(field: Field, lengths: Law, path: Path) -> None:
@@ -150,10 +148,10 @@ def _layout(
     fixed = [f for f in fixed if f.row_nbytes]
     if not fixed:
         return FileLayout(count, None, columns)
-    first = min(fixed, key=lambda f: extents[f.name].offsets.one(0))
-    begin, parts = extents[first.name].offsets, dict[str, Part]()
+    first = min(fixed, key=lambda f: extents[f.name][0].one(0))
+    begin, parts = extents[first.name][0], dict[str, Part]()
     for f in fixed:
-        at = _distance(begin, extents[f.name].offsets)
+        at = _distance(begin, extents[f.name][0])
         if at is not None:
             parts[f.name] = Part(at, f.row_nbytes)
             del columns[f.name]
