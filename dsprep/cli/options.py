@@ -166,9 +166,9 @@ class Reading:
         default="auto",
         panel=IMAGES,
     )
-    nulls: Literal["refuse", "drop-columns", "drop-rows"] = value(
-        "refuse|drop-columns|drop-rows",
-        "Source: refuse columns with nulls, leave them out, or the rows that have a null (of image "
+    nulls: Literal["refuse", "drop-rows"] = value(
+        "refuse|drop-rows",
+        "Source: refuse columns with nulls, or leave out the rows that have a null (of image "
         "folders: samples that lack a file).",
         default="refuse",
         panel=PARQUET,

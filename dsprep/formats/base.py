@@ -494,15 +494,12 @@ class FileIdentity:
 class CommonSchema(NamedTuple):
     """How the files of one dataset are read with the same fields: see `Format.merge_schemas`.
 
-    `notes` name what that leaves out; `recount`: files may then have fewer samples; `alone`: each
-    file may as well be one sample.
+    `alone`: each file may as well be one sample.
     """
 
     schema: Schema
     options: OpenOptions
     hint: Schema | None
-    notes: tuple[str, ...] = ()
-    recount: bool = False
     alone: bool = False
 
 

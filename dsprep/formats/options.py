@@ -50,9 +50,8 @@ class OpenOptions:
         folder, or with a slash the path of another one (kept as an absolute one), and its column
         that names the images, ``file_name`` if not given; ``"auto"``: what is not doubtful.
     nulls
-        parquet: what is done about columns with nulls: ``"refuse"`` them; ``"drop-columns"``;
-        ``"drop-rows"``, those that have a null in any of the fields. images: ``"drop-rows"`` leaves
-        out samples that lack a file.
+        parquet: ``"refuse"`` columns with nulls; ``"drop-rows"``, those that have a null in any of
+        the fields. images: ``"drop-rows"`` leaves out samples that lack a file.
     nested
         parquet: columns of lists of strings, structs or lists are ``"ragged"`` fields with their
         lengths; or their ``"json"``, as all columns are that are no fields otherwise.
@@ -84,7 +83,7 @@ class OpenOptions:
     records: Literal["auto", "opaque"] = "auto"
     check_crc: bool = True
     labels: str = "auto"
-    nulls: Literal["refuse", "drop-columns", "drop-rows"] = "refuse"
+    nulls: Literal["refuse", "drop-rows"] = "refuse"
     nested: Literal["ragged", "json"] = "ragged"
     file_field: str | None = None
     join: bool = False

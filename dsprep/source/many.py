@@ -120,11 +120,6 @@ def open_native(
             own_schema = own_names(without(source.schema, options.file_field), options)
             common = _merged(format, (own_schema,), options, None)
             options, schema = common.options, common.hint
-            notes_before = (*source.notes, *common.notes)
-            if common.recount or common.schema.names != own_schema.names:
-                source.close()
-                source = _open_file(format, paths[0], options, schema, first)
-            source.notes = (*notes_before, *source.notes)
     else:
         source = many = MultiSource(format, paths, options, schema, notes, progress, first)
         options, schema = many.options, many.hint
@@ -288,20 +283,13 @@ class MultiSource(Source):
                 fix=foreign.WAY_OUT,
             )
         self.options, self._inferring = options, False
-        common = None
         if known is not None:
             common = _merged(self.format, (known,), options, None)
             self.options, self.hint = common.options, common.hint
-            self._note_counts |= dict.fromkeys(common.notes, len(self.paths))
         if self.options != first_look or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):
                     self._close(index)
-        if common is not None and common.recount:
-            for i in range(len(self.paths)):
-                with self.file(i) as source:
-                    counts[i] = len(source)
-                    self.dropped += source.dropped
         first = int(np.flatnonzero(counts)[0]) if counts.any() else 0
         with self.file(first) as source:
             self.schema, self.version = source.schema, source.version
@@ -314,6 +302,7 @@ class MultiSource(Source):
         for i in range(len(self.paths)):
             with self.file(i) as source:
                 self._note_counts.update(source.notes)
+                self.dropped += source.dropped
                 if not len(source):
                     self._note_counts["there are no samples"] += 1
                 attrs = attributes_text(source.schema)

@@ -140,8 +140,6 @@ def test_missing_partners(tmp_path):
     assert [s["name"] for s in samples] == [str(i) for i in range(12) if i not in (3, 7)]
     assert any("3, 7: no file masks" in note for note in notes)
     assert len(read(root, PAIRS[0])[0]) == 12
-    with pytest.raises(UsageError, match="drop-columns"):
-        read(root, *PAIRS, nulls="drop-columns")
     (root / "list.csv").write_text(
         "file_name,y\n" + "".join(f"images/{i}.jpg,{i}\n" for i in (9, 2))
     )

@@ -36,9 +36,6 @@ def to_zarr(version):
 
 
 def to_npz(path, arrays, attrs):
-    if "encoding-type" in attrs.get("", {}):  # as scipy.sparse.save_npz writes it
-        kind = attrs[""]["encoding-type"].removesuffix("_matrix")
-        arrays = {**arrays, "format": np.array(kind.encode()), "shape": attrs[""]["shape"]}
     np.savez_compressed(path, **arrays)
 
 
@@ -131,7 +128,7 @@ def test_matrices_in_csr_have_their_width(written):
     with dsprep.open(path) as source:
         assert (len(source), set(source.schema.names)) == (5, {"data", "indices"})
         assert source[2]["data"].tolist() == [2, 3, 4, 5, 6]
-        if path.suffix:  # files of a directory say nothing of each other
+        if path.suffix in (".h5", ".zarr"):  # those of NumPy have no attributes
             assert source.schema["data"].attrs["columns"] == 9
             assert not [n for n in source.notes if "left out" in n]
 
@@ -140,7 +137,7 @@ def test_matrices_in_csr_have_their_width(written):
 def test_matrices_that_are_not_stored_by_rows_are_refused(written, kind):
     arrays = MATRIX if kind in ("csc", "bsr") else {"data": np.arange(8.0), "row": np.arange(8)}
     path = written(arrays, sparse(kind))
-    if not path.suffix:
+    if path.suffix not in (".h5", ".zarr"):
         return
     with pytest.raises((SchemaError, FormatError), match=rf"is {kind}_matrix, stored.*tocsr"):
         dsprep.open(path)

@@ -73,8 +73,6 @@ def join(
                 break
     if empty := [text for text, files in found.items() if not files]:
         raise UsageError(f"no file matches {empty[0]}", where=root, fix="look at the pattern")
-    if nulls == "drop-columns":
-        raise UsageError("--nulls drop-columns applies to parquet", fix="leave out the field")
     keys = list(set.intersection(*map(set, found.values())))
     notes = []
     for text, files in found.items():

@@ -28,9 +28,6 @@ from dsprep.storage.trees import HIDDEN, SIDECARS
 
 SUFFIX = ".npy"
 
-SCIPY = ("format", "shape", "_is_array")
-"""Members by which `scipy.sparse.save_npz` says what the others are."""
-
 MAX_COLUMNS, MAX_COLUMNS_NBYTES = 1 << 16, 256 << 20
 """Values of a sample, and bytes of an array in Fortran order, up to which it is read: as a whole,
 since every sample is spread over all of it."""
@@ -186,7 +183,7 @@ def of_archive(file: Handle, names: Collection[str]) -> Arrays:
         arrays.notes.append(f"left out {listed(others)}: no arrays")
     for member in members:
         name = name_of(member.name)
-        if member.name in others or (names and name not in names and not _says_more(name)):
+        if member.name in others or (names and name not in names and not may_be_table(name)):
             continue
         try:
             arrays.arrays[name] = _in_member(file, member)
@@ -195,11 +192,6 @@ def of_archive(file: Handle, names: Collection[str]) -> Arrays:
         if not member.deflated:
             arrays.members[name] = member
     return arrays
-
-
-def _says_more(name: str) -> bool:
-    """Whether an array may say what others are, which are not taken for samples then."""
-    return name in SCIPY or may_be_table(name)
 
 
 def _in_member(file: Handle, member: archive.Member) -> StoredArray:
@@ -274,7 +266,7 @@ def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], 
         arrays.notes.append(f"left out {listed(others)}: no arrays")
     for file in inside:
         name = file[: -len(SUFFIX)]
-        if names and name not in names and not _says_more(name):
+        if names and name not in names and not may_be_table(name):
             continue
         if _PLACEHOLDER.search(file):
             fix = "rename it"

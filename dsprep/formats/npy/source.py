@@ -144,7 +144,7 @@ def _parsed(
     for n in axis.names:
         array = inside.arrays[tables.values_of(n)]
         if n in tables.routes:
-            fields[n] = Field(n, array.dtype, (None, *array.shape[1:]), attrs=tables.attrs(n))
+            fields[n] = Field(n, array.dtype, (None, *array.shape[1:]))
             first, count = tables.rows(n)
             columns[n] = replace(array.column(whole_file=False), first=first, count=count)
             continue

@@ -1,4 +1,4 @@
-"""Ragged fields of NumPy arrays: sparse matrices of SciPy, and values beside index tables."""
+"""Ragged fields of NumPy arrays: values beside index tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, Attrs, DType, Field, FieldSpec
-from dsprep.errors import SchemaError
-from dsprep.formats.conventions import Stated, state_common
+from dsprep.core.schema import Array, DType, Field, FieldSpec
 from dsprep.formats.fields import missing_field
 from dsprep.formats.index_tables import Route, locate
 from dsprep.formats.npy.archive import Member
-from dsprep.formats.npy.arrays import SCIPY, Arrays, StoredArray
+from dsprep.formats.npy.arrays import Arrays, StoredArray
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import ArrayTree, find_tables, indexed, route_of, table_paths
-from dsprep.formats.samples import Sized, listed
+from dsprep.formats.samples import Sized
 from dsprep.layout.laws import Explicit
 from dsprep.reading.columns import ColumnReader, fetch
 from dsprep.storage.base import Handle
@@ -53,11 +51,8 @@ class Tables:
         self._where = path
         self._paths: dict[str, str] = {}
         self.routes: dict[str, Route] = {}
-        arrays = dict(inside.arrays)
-        attrs = self._scipy(arrays) if options.sample_axis == "auto" else {}
-        tree = ArrayTree(arrays, {"": tuple(attrs)})
-        self._stated = Stated()
-        state_common(tree, lambda _: attrs, self._stated)
+        arrays = inside.arrays
+        tree = ArrayTree(arrays, {"": ()})
         ragged = find_tables(tree, tree.groups if options.sample_axis != "none" else (), self._rows)
         requested = {spec.path for spec in specs if not spec.index}
         self.notes = [] if specs else ragged.notes
@@ -72,7 +67,6 @@ class Tables:
                 self._paths[spec.spelled] = spec.path
                 self.routes[spec.spelled] = route_of(spec, tree, self._rows, path)
         self.more = partial(indexed, tree, self._rows)
-        self._leave_out(arrays, {spec.spelled for spec in specs}, requested)
         skip = ragged.used | ragged.left_out if not specs else arrays.keys() - requested
         self.sized = {
             name: Sized(a.shape, a.stored) for name, a in arrays.items() if name not in skip
@@ -84,10 +78,6 @@ class Tables:
     def values_of(self, name: str) -> str:
         """Return the array that has the values of a field."""
         return self._paths.get(name, name)
-
-    def attrs(self, name: str) -> Attrs:
-        """Return what is stated elsewhere and belongs to the attributes of a field."""
-        return self._stated.attrs.get(self.values_of(name), {})
 
     def rows(self, name: str) -> tuple[Explicit, Explicit]:
         """Return the first row of each sample of a ragged field, and how many it has."""
@@ -109,36 +99,6 @@ class Tables:
         if member is not None and self._archive is not None:
             check(self._archive, member)
         return StoredNumbers(name, array, self._open, f"{self._where}, array {name}")
-
-    def _scipy(self, arrays: dict[str, StoredArray]) -> Attrs:
-        """Return what SciPy says of a matrix, as other formats have it, and take that out."""
-        kind, shape = arrays.get("format"), arrays.get("shape")
-        if kind is None or shape is None or "data" not in arrays:
-            return {}
-        if kind.shape or kind.dtype.kind not in "SU" or shape.shape != (2,):
-            return {}
-        text = self._rows("format").read(0, 1).reshape(-1)[0]
-        sizes = self._rows("shape").read(0, 2)
-        for name in SCIPY:
-            arrays.pop(name, None)
-        text = text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
-        return {"encoding-type": text, "shape": sizes}
-
-    def _leave_out(
-        self, arrays: dict[str, StoredArray], names: set[str], requested: set[str]
-    ) -> None:
-        stated = self._stated
-        if stated.refused and not names:
-            reason, fix = stated.refused
-            raise SchemaError(reason, where=self._where, fix=fix)
-        for name in requested & stated.left_out.keys():
-            why = f"{name} cannot be a field: {stated.left_out[name]}"
-            raise SchemaError(why, where=self._where)
-        for reason in dict.fromkeys(stated.aside.values()) if not names else ():
-            lost = [n for n, why in stated.aside.items() if why == reason and n in arrays]
-            for name in lost:
-                del arrays[name]
-            self.notes.append(f"left out {listed(lost)}: {reason}")
 
 
 class StoredNumbers:

@@ -1,8 +1,7 @@
 """Apache Parquet: read through pyarrow (the extra ``parquet``), row group by row group.
 
 Columns of a fixed width are fields; a list is a ragged field, a list of fixed size a shape; the
-members of a struct are fields called ``image.bytes`` and ``image.path``. What is done about nulls
-is decided for all files together (`nulls`). Directories of parts are
+members of a struct are fields called ``image.bytes`` and ``image.path``. Directories of parts are
 read as one dataset, and what directories are called (``label=3``) is a field, too. Pages are
 encoded, so samples have no offsets.
 
@@ -50,20 +49,13 @@ class Parquet(Format):
     def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
     ) -> CommonSchema | None:
-        """Return the fields; one that paths give is an integer if it is in all files.
+        """Return the fields; one that paths give is an integer if it is in all files."""
+        from dsprep.formats.parquet.source import together
 
-        Of all files together it is decided what is done about their nulls: see `nulls.decide`.
-        """
-        from dsprep.formats.parquet import nulls
-
-        if len(schemas) == 1:
-            return nulls.decide(schemas[0], options)
         schema = schemas[0]
         for other in schemas[1:]:
-            if schema.names != other.names:
-                return None
-            fields = [nulls.together(f, g) for f, g in zip(schema, other, strict=True)]
-            if None in fields:
+            fields = [together(f, g) for f, g in zip(schema, other, strict=False)]
+            if schema.names != other.names or None in fields:
                 return None
             schema = replace(schema, fields=tuple(f for f in fields if f is not None))
-        return CommonSchema(schema, options, None)
+        return CommonSchema(schema, options, schema)

@@ -1,17 +1,15 @@
-"""Row groups, decoded by pyarrow: small ones as a whole, large ones a step of rows at a time.
+"""Row groups, decoded by pyarrow, a step of rows at a time: all of a small one, a part of others.
 
-What the footer states of them is taken from pyarrow. Of a large row group the rows are decoded
-forward, and the last steps are kept: a step before them begins the row group again.
+What the footer states of them is taken from pyarrow. The rows of a row group are decoded forward,
+and its last steps are kept: a step before them begins the row group again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.options import not_enough
@@ -20,37 +18,25 @@ from dsprep.storage.base import Handle, for_library
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 KEPT = 4
-"""Small row groups, or steps of each large one, that stay decoded."""
+"""Row groups of which steps stay decoded, and how many of each."""
 SMALL, STEP_NBYTES = 64 << 20, 8 << 20
 """Bytes of a row group that is decoded as a whole, and of a step of a larger one."""
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """A column of a row group: its path, codec, bytes encoded and stored, and nulls if known."""
-
-    name: str
-    codec: str
-    encoded: int
-    stored: int
-    nulls: int | None
+Steps: TypeAlias = tuple[Iterator[Any], deque[tuple[int, Any]]]
+"""Tables that are still to be decoded, and the first rows of the last ones with these."""
 
 
-def chunks_of(metadata: Any, number: int) -> list[Chunk]:
-    """Return the columns of a row group, as the footer states them."""
-    group, chunks = metadata.row_group(number), []
-    for i in range(group.num_columns):
-        c = group.column(i)
-        if c.file_path:
+def chunks(metadata: Any, number: int, names: list[str]) -> list[Any]:
+    """Return the columns of a row group that are, or are parts of, these: as pyarrow has them."""
+    group = metadata.row_group(number)
+    paths = (metadata.schema.column(i).path for i in range(group.num_columns))
+    found = [group.column(i) for i, path in enumerate(paths) if is_of(path, names)]
+    for chunk in found:
+        if chunk.file_path:
             raise UnsupportedError("the values are in other files", fix="name these")
-        known = c.is_stats_set and c.statistics.has_null_count
-        nulls = int(c.statistics.null_count) if known else None
-        codec = str(c.compression).lower().replace("uncompressed", "none")
-        sizes = int(c.total_uncompressed_size), int(c.total_compressed_size)
-        if min(*sizes, nulls or 0) < 0:
+        if min(chunk.total_uncompressed_size, chunk.total_compressed_size) < 0:
             raise FormatError("the footer states sizes below zero")
-        chunks.append(Chunk(c.path_in_schema, codec, *sizes, nulls))
-    return chunks
+    return found
 
 
 class RowGroups:
@@ -61,23 +47,26 @@ class RowGroups:
     ) -> None:
         self._file, self._metadata, self._columns = file, metadata, columns
         self.rows = [int(metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
-        self.chunks = [chunks_of(metadata, i) for i in range(len(self.rows))]
-        encoded = [sum(c.encoded for c in part if is_of(c.name, columns)) for part in self.chunks]
-        self.nbytes = [max(n, row_nbytes * k) for n, k in zip(encoded, self.rows, strict=True)]
+        self.nbytes = []
         self._small, self._step = min(SMALL, limit // 64), min(STEP_NBYTES, limit // 128)
-        for number, nbytes in enumerate(encoded):
-            if 2 * nbytes > limit:  # of a page nothing says that it is smaller
-                largest = max(self.chunks[number], key=lambda c: c.encoded * is_of(c.name, columns))
+        for number, rows in enumerate(self.rows):
+            sizes = {c.path_in_schema: c.total_uncompressed_size for c in self._chunks(number)}
+            encoded = sum(sizes.values())
+            self.nbytes.append(max(encoded, row_nbytes * rows))
+            if 2 * encoded > limit:  # of a page nothing says that it is smaller
+                largest = max(sizes, key=lambda path: sizes[path])
                 raise not_enough(
                     "a row group cannot be decoded in the memory allowed",
-                    2 * nbytes,
+                    2 * encoded,
                     limit,
-                    where=f"{file.path}, row group {number}, column {largest.name}",
+                    where=f"{file.path}, row group {number}, column {largest}",
                     fix="raise --memory, or leave columns out by naming others with --field",
                 )
         self._locks = [threading.Lock() for _ in self.rows]
-        self._whole = lru_cache(KEPT)(self._read_whole)
-        self._streams: dict[int, tuple[Iterator[Any], deque[tuple[int, Any]]]] = {}
+        self._steps: OrderedDict[int, Steps] = OrderedDict()
+
+    def _chunks(self, number: int) -> list[Any]:
+        return chunks(self._metadata, number, self._columns)
 
     def step(self, number: int) -> int:
         """Return the rows that are decoded together."""
@@ -88,61 +77,44 @@ class RowGroups:
         """Return rows ``start <= i < stop`` of a row group as a table."""
         where = f"{self._file.path}, row group {number}"
         with library(where, "the row group cannot be decoded"), self._locks[number]:
-            if self.nbytes[number] <= self._small:
-                return self._whole(number).slice(start, stop - start)
-            return self._forward(number, start, stop)
-
-    def _read_whole(self, number: int) -> Any:
-        with self._opened(0) as opened:
-            table = opened.read_row_group(number, self._columns, use_threads=False)
-        if len(table) != self.rows[number]:
-            raise self._wrong(number, len(table))
-        return table
-
-    def _forward(self, number: int, start: int, stop: int) -> Any:
-        tables, kept = self._streams.get(number, (iter(()), deque()))
-        if not kept or start < kept[0][0]:
-            tables, kept = self._tables(number), deque(maxlen=KEPT)
-            self._streams[number] = tables, kept
-        parts, at = [], start
-        for first, table in kept:
-            if first <= at < first + len(table):
-                parts.append(table.slice(at - first, stop - at))
-                at += len(parts[-1])
-        while at < stop:
-            first = kept[-1][0] + len(kept[-1][1]) if kept else 0
-            table = next(tables, None)
-            if table is None:
-                raise self._wrong(number, first)
-            kept.append((first, table))
-            if at < first + len(table):
-                parts.append(table.slice(at - first, stop - at))
-                at += len(parts[-1])
-        return arrow().concat_tables(parts)
+            tables, kept = self._steps.get(number, (iter(()), deque()))
+            if not kept or start < kept[0][0]:
+                tables, kept = self._steps[number] = self._tables(number), deque(maxlen=KEPT)
+                if len(self._steps) > KEPT:
+                    self._steps.popitem(last=False)
+            parts, at = [], start
+            for first, table in kept:
+                if first <= at < first + len(table):
+                    parts.append(table.slice(at - first, stop - at))
+                    at += len(parts[-1])
+            while at < stop:
+                first = kept[-1][0] + len(kept[-1][1]) if kept else 0
+                table = next(tables, None)
+                if table is None:
+                    raise FormatError(
+                        "the row group has fewer rows than the footer gives",
+                        where=where,
+                        expected=self.rows[number],
+                        found=first,
+                    )
+                kept.append((first, table))
+                if at < first + len(table):
+                    parts.append(table.slice(at - first, stop - at))
+                    at += len(parts[-1])
+            return arrow().concat_tables(parts)
 
     def _tables(self, number: int) -> Iterator[Any]:
-        with self._opened(256 << 10) as opened:
+        with arrow().parquet.ParquetFile(
+            for_library(self._file),
+            metadata=self._metadata,
+            buffer_size=0 if self.nbytes[number] <= self._small else 256 << 10,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        ) as opened:
             batches = opened.iter_batches(
                 self.step(number), [number], self._columns, use_threads=False
             )
             yield from (arrow().Table.from_batches([batch]) for batch in batches)
-
-    def _wrong(self, number: int, rows: int) -> FormatError:
-        return FormatError(
-            "the row group has another number of rows than the footer gives",
-            where=f"{self._file.path}, row group {number}",
-            expected=self.rows[number],
-            found=rows,
-        )
-
-    def _opened(self, buffer: int) -> Any:
-        return arrow().parquet.ParquetFile(
-            for_library(self._file),
-            metadata=self._metadata,
-            buffer_size=buffer,
-            pre_buffer=False,
-            page_checksum_verification=True,
-        )
 
     def resident_nbytes(self) -> int:
         """Return the bytes of what is kept decoded."""
@@ -150,8 +122,7 @@ class RowGroups:
 
     def close(self) -> None:
         """Release what is decoded."""
-        self._whole.cache_clear()
-        self._streams.clear()
+        self._steps.clear()
 
 
 def is_of(path: str, names: list[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -29,15 +30,15 @@ from dsprep.core.schema import (
     new_array,
 )
 from dsprep.core.units import show_nbytes
-from dsprep.errors import UnsupportedError, UsageError
+from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, retype, wanted
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.parquet import types
 from dsprep.formats.parquet.guard import arrow, library
-from dsprep.formats.parquet.nulls import PARTITION, with_nulls
-from dsprep.formats.parquet.row_groups import RowGroups, is_of
+from dsprep.formats.parquet.row_groups import RowGroups, chunks
 from dsprep.formats.parquet.types import Leaf
+from dsprep.formats.samples import listed
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
 from dsprep.storage.base import for_library
@@ -48,6 +49,12 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 AS_JSON = "--nested json reads it as the text of its JSON"
 """What can be done about a column that is not a field."""
+
+PARTITION = "partition"
+"""The attribute of a field that is a part of the file's path."""
+
+SHOWN = 12
+"""Columns that an error names."""
 
 MAX_FEATURES = 64 << 10
 """Bytes of what Hugging Face's datasets keep of their features, up to which it is an attribute."""
@@ -72,16 +79,16 @@ class ParquetSource(Source):
     def _open(self, options: OpenOptions, hint: Schema | None) -> None:
         with arrow().parquet.ParquetFile(for_library(self._file)) as opened:
             self._metadata, arrows = opened.metadata, opened.schema_arrow
-        facts, every = self._metadata, self._rows_of([], options)
-        self._groups, self._chunks = every.rows, every.chunks
+        facts, found = self._metadata, list(types.leaves(arrows, as_json=options.nested == "json"))
+        self._groups = [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
         self.version = f"Parquet {facts.format_version[0]}, written by {facts.created_by}"
-        found = list(types.leaves(arrows, as_json=options.nested == "json"))
         leaves = {leaf.name: leaf for leaf in found}
         for name, count in Counter(leaf.name for leaf in found).items():
             if count > 1:
                 leaves[name] = replace(leaves[name], field=None, why="two columns are called so")
-        parts = partitions(self.path, hint)
-        chosen, notes = self._chosen(leaves, parts, options, hint)
+        self._parts = parts = partitions(self.path, hint)
+        available, notes = self._available(leaves, parts, options, hint)
+        chosen = wanted(options.fields, available)
         self._partitions = {name: parts[name] for name in parts if name not in leaves}
         notes += [f"left out {n} of the path: a column is called so" for n in parts if n in leaves]
         notes += [f"{n} is from the name of the directory" for n in self._partitions]
@@ -91,7 +98,7 @@ class ParquetSource(Source):
         used = [leaf for leaf, _ in self._columns if leaf is not None]
         self._rows = self._rows_of(used, options)
         self._kept: list[Ints | None] = [None] * len(self._groups)
-        if options.nulls == "drop-rows" and hint is not None:
+        if options.nulls == "drop-rows":
             self._kept = self._complete_rows(used, options)
         counts = [
             rows if kept is None else len(kept)
@@ -106,47 +113,6 @@ class ParquetSource(Source):
         row = sum(f.row_nbytes for f in fields if f is not None and not f.ragged)
         return RowGroups(self._file, self._metadata, names, row, options.limit)
 
-    def _chosen(
-        self,
-        leaves: Mapping[str, Leaf],
-        parts: Mapping[str, tuple[Field, object]],
-        options: OpenOptions,
-        hint: Schema | None,
-    ) -> tuple[list[tuple[str, Field]], list[str]]:
-        """Return the fields that are wanted, by path, and notes on those that are left out.
-
-        Unless a hint says that it has been decided what is done about nulls, those that have some
-        are `NullableField`.
-
-        Raises
-        ------
-        SchemaError, UnsupportedError
-            If one is wanted that is not there, or is not a field, or none is left.
-        """
-        available, notes = self._available(leaves, parts, options, hint)
-        for spec in options.fields:
-            leaf = leaves.get(spec.path)
-            joined = leaf is not None and leaf.form == "joined" and spec.dtype is not None
-            if joined and spec.to_field() != replace(available[spec.path], name=spec.name):
-                raise UsageError(
-                    f"column {spec.path} has lists of lists or strings, read back to back: it "
-                    f"cannot be given a type by --field {spec}",
-                    where=self.path,
-                    fix="leave the type out",
-                )
-        chosen = wanted(options.fields, available)
-        if hint is None:
-            nulls = self._nulls({n: leaves[n] for n in available if n in leaves}, options)
-            rows = sum(self._groups)
-            for name in available.keys() & parts.keys() - leaves.keys():
-                if parts[name][1] is None:
-                    nulls[name] = rows, str(self.path)
-            chosen = [
-                (name, with_nulls(f, nulls[name][0], rows, nulls[name][1]) if name in nulls else f)
-                for name, f in chosen
-            ]
-        return chosen, notes
-
     def _available(
         self,
         leaves: Mapping[str, Leaf],
@@ -154,7 +120,16 @@ class ParquetSource(Source):
         options: OpenOptions,
         hint: Schema | None,
     ) -> tuple[dict[str, Field], list[str]]:
-        """Return the fields of the columns and partitions that matter, and notes on the others."""
+        """Return the fields of the columns and partitions that matter, and notes on the others.
+
+        Raises
+        ------
+        FormatError
+            If some have nulls, and no option says what is to be done about them.
+        SchemaError, UnsupportedError, UsageError
+            If one is wanted that is not there, is not a field, or cannot have the type asked for,
+            or if none is left.
+        """
         notes: list[str] = []
         requested = [s.spelled for s in options.fields]
         names = requested or [*leaves, *(n for n in parts if n not in leaves)]
@@ -175,6 +150,17 @@ class ParquetSource(Source):
                     f"column {name} is not a field: {leaf.why}", where=self.path, fix=AS_JSON
                 )
             notes.append(f"left out {name}: {leaf.why} ({AS_JSON})")
+        nulls = self._nulls({name: leaves.get(name) for name in available})
+        rows = sum(self._groups)
+        empty = [name for name, (n, _) in nulls.items() if n == rows and name in leaves]
+        only = [] if requested else empty
+        notes += [f"left out {name}: it has only nulls" for name in only]
+        for name in only:
+            del available[name], nulls[name]
+        if nulls and (options.nulls == "refuse" or {*nulls} & {*empty}):
+            raise refusal(nulls, [name for name in available if name not in nulls])
+        if nulls:
+            notes.append(f"left out the rows with nulls in {listed([*nulls])}")
         if not available:
             raise UnsupportedError(
                 "no column is a field",
@@ -182,33 +168,32 @@ class ParquetSource(Source):
                 found="; ".join(notes)[:200] or "no columns",
                 fix=AS_JSON,
             )
+        for spec in options.fields:
+            leaf = leaves.get(spec.path)
+            joined = leaf is not None and leaf.form == "joined" and spec.dtype is not None
+            if joined and spec.to_field() != replace(available[spec.path], name=spec.name):
+                raise UsageError(
+                    f"column {spec.path} has lists of lists or strings, read back to back: it "
+                    f"cannot be given a type by --field {spec}",
+                    where=self.path,
+                    fix="leave the type out",
+                )
         return available, notes
 
     # --- nulls ---
 
-    def _nulls(
-        self, leaves: Mapping[str, Leaf], options: OpenOptions
-    ) -> dict[str, tuple[int, str]]:
+    def _nulls(self, columns: Mapping[str, Leaf | None]) -> dict[str, tuple[int, str]]:
         """Return the rows with nulls of columns that have some, and where the first ones are.
 
-        Where the footer does not count them, they are counted if something is to be done.
+        These are the columns of which the footer counts them, and partitions.
         """
-        reasons: dict[str, tuple[int, str]] = {}
-        unknown: list[Leaf] = []
-        for name, leaf in leaves.items():
-            counts = self._footer_nulls(leaf)
-            if counts is None:
-                unknown.append(leaf)
-            elif any(counts):
-                reasons[name] = sum(counts), self._group(int(np.flatnonzero(counts)[0]))
-        if unknown and options.nulls != "refuse":
-            for number, masks in self._masks(unknown, options):
-                for leaf, mask in zip(unknown, masks, strict=True):
-                    count, where = reasons.get(leaf.name, (0, self._group(number)))
-                    count += len(mask) - int(np.count_nonzero(mask))
-                    if count:
-                        reasons[leaf.name] = count, where
-        return reasons
+        found = {}
+        for name, leaf in columns.items():
+            counts = self._groups if leaf is None else self._footer_nulls(leaf)
+            if counts and any(counts) and (leaf is not None or self._parts[name][1] is None):
+                first = next(i for i, count in enumerate(counts) if count)
+                found[name] = sum(counts), f"{self._group(first)}, column {name}"
+        return found
 
     def _footer_nulls(self, leaf: Leaf) -> list[int] | None:
         """Return the rows with nulls of each row group; None if the footer does not tell."""
@@ -217,11 +202,15 @@ class ParquetSource(Source):
         if leaf.form == "null":
             return self._groups
         counts = []
-        for chunks in self._chunks:
-            nulls = [c.nulls for c in chunks if is_of(c.name, [leaf.column])]
-            if None in nulls or (not leaf.flat and any(nulls)):
+        for number in range(len(self._groups)):
+            count = 0
+            for chunk in chunks(self._metadata, number, [leaf.column]):
+                if not chunk.is_stats_set or not chunk.statistics.has_null_count:
+                    return None
+                count += int(chunk.statistics.null_count)
+            if count < 0 or (count and not leaf.flat):
                 return None
-            counts.append(sum(n or 0 for n in nulls))
+            counts.append(count)
         return counts
 
     def _masks(
@@ -334,14 +323,16 @@ class ParquetSource(Source):
     def _storage(self, path: str, leaf: Leaf | None) -> FieldStorage:
         if leaf is None:
             return FieldStorage(storage="in the name of the directory", stored_nbytes=0)
-        chunks = [c for group in self._chunks for c in group if is_of(c.name, [leaf.column])]
+        numbers = range(len(self._groups))
+        groups = [chunks(self._metadata, number, [leaf.column]) for number in numbers]
         rows = max(self._groups, default=0)
-        nbytes = max((c.encoded for c in chunks), default=0)
-        codecs = sorted({c.codec for c in chunks} - {"none"})
+        every = [c for group in groups for c in group]
+        nbytes = max((int(c.total_uncompressed_size) for c in every), default=0)
+        codecs = sorted({c.compression.lower() for c in every} - {"uncompressed"})
         return FieldStorage(
             storage=f"row groups of {rows:,} samples, encoded",
             codecs=tuple(codecs),
-            stored_nbytes=sum(c.stored for c in chunks),
+            stored_nbytes=sum(int(c.total_compressed_size) for c in every),
             access=f"a row group ({show_nbytes(nbytes)} of this column) is read and decoded by "
             "pyarrow for one sample",
             reads=1,
@@ -399,21 +390,50 @@ def partitions(path: Path, hint: Schema | None) -> dict[str, tuple[Field, object
     With each is its value there; None: null.
     """
     fields: dict[str, tuple[Field, object]] = {}
+    attrs = {PARTITION: "in the names of directories"}
     for folder in path.absolute().parents:
         key, equals, word = folder.name.partition("=")
         if not equals or not key:
             break
         text = unquote(word, errors="surrogateescape")
-        if text == _NO_VALUE:
-            fields[key] = Field.opaque(key, "str", {PARTITION: "in the names of directories"}), None
-            continue
         known = hint[key] if hint is not None and key in hint.names else None
-        attrs = {PARTITION: "in the names of directories"}
-        if _INTEGER.fullmatch(text) and (known is None or known.kind != "str"):
-            fields[key] = Field(key, np.dtype("<i8"), attrs=attrs), int(text)
+        integer = _INTEGER.fullmatch(text) or text == _NO_VALUE
+        if integer and (known is None or known.kind != "str"):
+            number = None if text == _NO_VALUE else int(text)
+            fields[key] = Field(key, np.dtype("<i8"), attrs=attrs), number
         else:
-            fields[key] = Field.opaque(key, "str", attrs), text
+            fields[key] = Field.opaque(key, "str", attrs), None if text == _NO_VALUE else text
     return dict(reversed(fields.items()))
+
+
+def together(f: Field, g: Field) -> Field | None:
+    """Return the field that two parts have; None if they are not of one type.
+
+    What paths give is an integer if it is in both.
+    """
+    if f == g:
+        return f
+    if PARTITION in f.attrs and PARTITION in g.attrs:
+        return f if f.kind == "str" else g
+    return None
+
+
+def refusal(nulls: Mapping[str, tuple[int, str]], others: Sequence[str]) -> FormatError:
+    """Return the error for columns with nulls, which names what helps.
+
+    `nulls` has how many rows of each column have some, and where; `others` have none.
+    """
+    ways = ["--nulls drop-rows leaves these rows out"]
+    if 0 < len(others) <= SHOWN:
+        ways.append("or name the others: " + " ".join(f"--field {shlex.quote(n)}" for n in others))
+    counts = listed([f"{name} ({count:,})" for name, (count, _) in nulls.items()], SHOWN)
+    return FormatError(
+        "there are nulls, which are no values",
+        where=next(iter(nulls.values()))[1],
+        expected="a value in each row",
+        found=f"nulls in {counts}",
+        fix=", ".join(ways),
+    )
 
 
 def _repeated(value: object, count: int, field: Field) -> Column:

@@ -346,8 +346,7 @@ def _need_values(array: Any, where: object) -> None:
             where=where,
             expected="a value in each row",
             found=f"{array.null_count:,} nulls",
-            fix="--nulls drop-rows leaves such rows out, --nulls drop-columns such columns; or "
-            "name the fields without nulls by --field",
+            fix="--nulls drop-rows leaves such rows out; or name the other fields by --field",
         )
 
 
