@@ -173,13 +173,6 @@ class Reading:
         default="refuse",
         panel=PARQUET,
     )
-    nested: Literal["ragged", "json"] = value(
-        "ragged|json",
-        "Source: read lists of strings, structs or lists as ragged fields with their lengths, or "
-        "as JSON, as also what is no field otherwise.",
-        default="ragged",
-        panel=PARQUET,
-    )
     file_field: str | None = value(
         "NAME",
         "Also the number of each sample's file, as a field.",

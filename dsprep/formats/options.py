@@ -52,9 +52,6 @@ class OpenOptions:
     nulls
         parquet: ``"refuse"`` columns with nulls; ``"drop-rows"``, those that have a null in any of
         the fields. images: ``"drop-rows"`` leaves out samples that lack a file.
-    nested
-        parquet: columns of lists of strings, structs or lists are ``"ragged"`` fields with their
-        lengths; or their ``"json"``, as all columns are that are no fields otherwise.
     file_field
         Also give the number of the file that each sample is from, from 0 on in the order of the
         files, as an int64 field of this name.
@@ -84,7 +81,6 @@ class OpenOptions:
     check_crc: bool = True
     labels: str = "auto"
     nulls: Literal["refuse", "drop-rows"] = "refuse"
-    nested: Literal["ragged", "json"] = "ragged"
     file_field: str | None = None
     join: bool = False
     follow_external: bool = False

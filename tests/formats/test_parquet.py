@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -131,31 +131,21 @@ def test_text(tmp_path):
 
 
 def test_what_is_not_a_field_is_named(tmp_path):
-    from decimal import Decimal
-
     path = tmp_path / "a.parquet"
     odd = {
         "d": pa.array([Decimal("1.50"), Decimal("-2.25"), None]),
         "lll": pa.array([[[["a"], []]], [], None]),
         "bb": pa.array([[[b"\xff"]], [[b"", None]], [[]]]),
     }
-    texts = {
-        "d": ["1.50", "-2.25", "null"],
-        "lll": ['[[["a"], []]]', "[]", "null"],
-        "bb": ['[["/w=="]]', '[["", null]]', "[[]]"],
-    }
     written(path, x=pa.array([1, 2, 3]), **odd, n=pa.array([None] * 3))
     with dsprep.open(path) as source:
         assert source.schema.names == ("x",)
         assert [n.split()[2] for n in source.notes] == ["d:", "lll:", "bb:", "n:"]
-        assert all("--nested json" in note for note in source.notes[:3])
     for name in odd:
-        with pytest.raises(UnsupportedError, match=f"column {name} is not a field.*--nested json"):
+        with pytest.raises(UnsupportedError, match=f"column {name} is not a field.*dsprep.write"):
             dsprep.open(path, OpenOptions(fields=(FieldSpec.parse(name),)))
-    with dsprep.open(path, OpenOptions(nested="json")) as source:
-        assert {n: list(source[:][n]) for n in odd} == texts
     written(path, d=odd["d"])
-    with pytest.raises(UnsupportedError, match=r"no column is a field.*decimal.*--nested json"):
+    with pytest.raises(UnsupportedError, match=r"no column is a field.*decimal.*dsprep.write"):
         dsprep.open(path)
 
 
@@ -197,11 +187,8 @@ def parts(tmp_path):
 
 
 def test_columns_with_nulls_are_named_at_once(parts):
-    with pytest.raises(
-        FormatError, match=r"nulls in x \(1\), y \(1\), z|nulls in y \(1\)"
-    ) as caught:
+    with pytest.raises(FormatError, match=r"nulls in y \(1\).*--nulls drop-rows"):
         dsprep.open(parts)
-    assert "--nulls drop-rows" in str(caught.value)
     with (
         dsprep.open(parts, reading("z")) as source,
         pytest.raises(FormatError, match=r"a.parquet, row group 0, column z.*--nulls drop-rows"),
@@ -349,10 +336,10 @@ def test_nested_columns_and_their_nulls(tmp_path, statistics):
     """Every kind of nesting, whole and in parts, with nulls at any depth: as Arrow gives it."""
     path, rng = tmp_path / "a.parquet", np.random.default_rng(5)
     for nulls in (0, 0.08):
-        rows = [{n: any_value(rng, t, nulls) for n, t in NESTED.items()} for _ in range(150)]
+        rows = [{n: any_value(rng, t, nulls) for n, t in NESTED.items()} for _ in range(60)]
         schema = pa.schema([pa.field(n, t) for n, t in NESTED.items()])
         table = pa.Table.from_pylist(rows, schema)
-        pq.write_table(table, path, row_group_size=41, write_statistics=statistics)
+        pq.write_table(table, path, row_group_size=17, write_statistics=statistics)
         stored = table.to_pylist()
         for name, of in NESTED.items():
             fields = dsprep.open(path, reading(nulls="drop-rows")).schema.names
@@ -369,53 +356,14 @@ def test_nested_columns_and_their_nulls(tmp_path, statistics):
                 some = [{f: batch[f][i] for f in mine} for i in range(len(batch[mine[0]]))]
                 if not pa.types.is_struct(of):
                     assert [of_fields(s, name, of) for s in some] == expected[3:17]
-        numbered = table.append_column("id", pa.array(range(150)))
-        pq.write_table(numbered, path, row_group_size=41, write_statistics=statistics)
+        numbered = table.append_column("id", pa.array(range(60)))
+        pq.write_table(numbered, path, row_group_size=17, write_statistics=statistics)
         with dsprep.open(path, reading("id")) as source:
-            assert source[:]["id"].tolist() == list(range(150))
+            assert source[:]["id"].tolist() == list(range(60))
         kept = [row for row in stored if not any(map(has_null, row.values()))]
         with dsprep.open(path, reading(nulls="drop-rows")) as source:
             assert (len(source), source.dropped) == (len(kept), len(stored) - len(kept))
             assert source[:]["number"].tolist() == [row["number"] for row in kept]
-
-
-def test_nested_columns_as_json(tmp_path):
-    path, rng = tmp_path / "a.parquet", np.random.default_rng(6)
-    types = {n: t for n, t in NESTED.items() if n not in ("list", "fixed", "struct", "bytes")}
-    nested = [n for n, t in types.items() if pa.types.is_nested(t)]
-    rows = [
-        {n: any_value(rng, t, 0.1 if n in nested else 0) for n, t in types.items()}
-        for _ in range(90)
-    ]
-    table = pa.Table.from_pylist(rows, pa.schema([pa.field(n, t) for n, t in types.items()]))
-    pq.write_table(table, path, row_group_size=31)
-    stored = table.to_pylist()
-    with dsprep.open(path, reading(nested="json")) as source:
-        assert source.schema.names == tuple(types)
-        assert {source.schema[n].kind for n in nested} == {"str"}
-        for some in (slice(0, 90), slice(20, 70)):
-            batch = source[some]
-            for name in nested:
-                expected = [row[name] for row in stored[some]]
-                if name == "map":
-                    expected = [m and [list(pair) for pair in m] for m in expected]
-                assert list(map(json.loads, batch[name])) == expected, name
-    texts = {
-        "day": (pa.array([0, 1], pa.date32()), ['["1970-01-01", "1970-01-02"]']),
-        "time": (pa.array([1], pa.timestamp("ns", "UTC")), ['["1970-01-01 00:00:00.000000001Z"]']),
-        "wait": (pa.array([7], pa.duration("us")), ["[7]"]),
-        "big": (pa.array([2**64 - 1], pa.uint64()), ["[18446744073709551615]"]),
-        "quote": (pa.array(['"\\\n']), [r'["\"\\\n"]']),
-        "half": (pa.array(np.array([0.5, np.nan], "f2")), ["[0.5, NaN]"]),
-    }
-    for of, expected in texts.values():
-        lists = pa.ListArray.from_arrays(
-            pa.array([0, 1], pa.int32()),
-            pa.ListArray.from_arrays(pa.array([0, len(of)], pa.int32()), of),
-        )
-        written(path, x=pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), lists))
-        with dsprep.open(path, reading(nested="json")) as source:
-            assert list(source[:]["x"]) == [f"[[{text}]]" for text in expected]
 
 
 def test_the_items_of_lists_have_one_type(tmp_path):

@@ -29,7 +29,7 @@ class Parquet(Format):
     name: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
     infers: ClassVar[bool] = True
-    open_options: ClassVar[frozenset[str]] = frozenset({"fields", "nulls", "nested"})
+    open_options: ClassVar[frozenset[str]] = frozenset({"fields", "nulls"})
 
     def recognises(self, candidate: Candidate) -> bool:
         """Whether it begins as a file of rows does; ``_metadata`` holds none of its own."""

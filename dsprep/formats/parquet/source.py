@@ -33,6 +33,7 @@ from dsprep.core.units import show_nbytes
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Source
 from dsprep.formats.fields import missing_field, retype, wanted
+from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.parquet import types
 from dsprep.formats.parquet.guard import arrow, library
@@ -46,9 +47,6 @@ from dsprep.storage.paths import open_file
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-
-AS_JSON = "--nested json reads it as the text of its JSON"
-"""What can be done about a column that is not a field."""
 
 PARTITION = "partition"
 """The attribute of a field that is a part of the file's path."""
@@ -79,7 +77,7 @@ class ParquetSource(Source):
     def _open(self, options: OpenOptions, hint: Schema | None) -> None:
         with arrow().parquet.ParquetFile(for_library(self._file)) as opened:
             self._metadata, arrows = opened.metadata, opened.schema_arrow
-        facts, found = self._metadata, list(types.leaves(arrows, as_json=options.nested == "json"))
+        facts, found = self._metadata, list(types.leaves(arrows))
         self._groups = [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
         self.version = f"Parquet {facts.format_version[0]}, written by {facts.created_by}"
         leaves = {leaf.name: leaf for leaf in found}
@@ -147,9 +145,9 @@ class ParquetSource(Source):
             assert leaf is not None  # the path has a value of each of its names
             if requested:
                 raise UnsupportedError(
-                    f"column {name} is not a field: {leaf.why}", where=self.path, fix=AS_JSON
+                    f"column {name} is not a field: {leaf.why}", where=self.path, fix=WAY_OUT
                 )
-            notes.append(f"left out {name}: {leaf.why} ({AS_JSON})")
+            notes.append(f"left out {name}: {leaf.why}")
         nulls = self._nulls({name: leaves.get(name) for name in available})
         rows = sum(self._groups)
         empty = [name for name, (n, _) in nulls.items() if n == rows and name in leaves]
@@ -166,7 +164,7 @@ class ParquetSource(Source):
                 "no column is a field",
                 where=self.path,
                 found="; ".join(notes)[:200] or "no columns",
-                fix=AS_JSON,
+                fix=WAY_OUT,
             )
         for spec in options.fields:
             leaf = leaves.get(spec.path)
@@ -197,8 +195,6 @@ class ParquetSource(Source):
 
     def _footer_nulls(self, leaf: Leaf) -> list[int] | None:
         """Return the rows with nulls of each row group; None if the footer does not tell."""
-        if leaf.form == "json":
-            return []
         if leaf.form == "null":
             return self._groups
         counts = []

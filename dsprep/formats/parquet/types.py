@@ -21,19 +21,16 @@ other extension types          as what they are stored in
 =============================  ================================================================
 
 Decimals, intervals, unions and what is nested more deeply have no field. Null is no value of any
-field. By choice, the columns of the last four lines of the table, and those without a field, are
-`str`, of their JSON (`json`).
+field.
 
 Source: https://arrow.apache.org/docs/format/Columnar.html
 """
 
 from __future__ import annotations
 
-import base64
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,8 +68,8 @@ class Leaf:
     inner
         The names of the structs' members that lead from the items of its lists to it.
     form
-        What it is of the column: its values; the strings or lists in its lists, back to back, or
-        their lengths; or its JSON. ``"null"``: it has no type, and no values.
+        What it is of the column: its values; or the strings or lists in its lists, back to back, or
+        their lengths. ``"null"``: it has no type, and no values.
     """
 
     path: tuple[str, ...]
@@ -80,7 +77,7 @@ class Leaf:
     why: str = ""
     flat: bool = True
     inner: tuple[str, ...] = ()
-    form: Literal["values", "joined", "lengths", "json", "null"] = "values"
+    form: Literal["values", "joined", "lengths", "null"] = "values"
 
     @property
     def name(self) -> str:
@@ -94,17 +91,17 @@ class Leaf:
         return ".".join(self.path)
 
 
-def leaves(schema: Any, *, as_json: bool = False) -> Iterator[Leaf]:
-    """Yield the columns of a schema of Arrow's, in order; `as_json`: those of no simple type."""
+def leaves(schema: Any) -> Iterator[Leaf]:
+    """Yield the columns of a schema of Arrow's, in order."""
     for f in schema:
-        yield from _leaves(f, (), as_json)
+        yield from _leaves(f, ())
 
 
-def _leaves(f: Any, above: tuple[str, ...], as_json: bool) -> Iterator[Leaf]:
+def _leaves(f: Any, above: tuple[str, ...]) -> Iterator[Leaf]:
     path, of = (*above, f.name), stored(f.type)
     if arrow().types.is_struct(of):
         for i in range(of.num_fields):
-            yield from _leaves(of.field(i), path, as_json)
+            yield from _leaves(of.field(i), path)
         return
     name = ".".join(path)
     if arrow().types.is_null(of):
@@ -116,8 +113,6 @@ def _leaves(f: Any, above: tuple[str, ...], as_json: bool) -> Iterator[Leaf]:
         field, reason = None, error.what
     if field is not None:
         yield Leaf(path, field, flat=not _is_list(of))
-    elif as_json:
-        yield Leaf(path, Field.opaque(name, "str"), flat=False, form="json")
     elif _is_list(of) and not _extension(f):
         yield from _items(path, (), of.value_type)
     elif arrow().types.is_map(of):
@@ -290,8 +285,6 @@ def column(array: Any, leaf: Leaf, where: object) -> Column:
     """
     field = leaf.field
     assert field is not None  # see the parameter
-    if leaf.form == "json":
-        return Ragged.pack(list(json_texts(_inside(array, leaf.path[1:]))), field)
     array = _plain(member(array, leaf.path[1:], where))
     _need_values(array, where)
     if field.kind != "array" and leaf.form == "values":
@@ -316,12 +309,7 @@ def column(array: Any, leaf: Leaf, where: object) -> Column:
 
 
 def complete(array: Any, leaf: Leaf) -> NDArray[np.bool_]:
-    """Return which rows have a value, and no null in it, of the column that the path begins with.
-
-    A leaf that is JSON has a value everywhere.
-    """
-    if leaf.form == "json":
-        return np.ones(len(array), np.bool_)
+    """Return which rows of the column of a leaf have a value, and no null in it."""
     return _complete(array, leaf.path[1:], leaf.inner)
 
 
@@ -432,63 +420,3 @@ def _values(array: Any, dtype: DType) -> Array:
     if dtype.kind in "mM" and width < dtype.itemsize:
         values = values.astype("<i8")
     return values.view(dtype)
-
-
-# --- JSON ------------------------------------------------------------------------------------
-
-
-def _inside(array: Any, path: tuple[str, ...]) -> Any:
-    """Return a column of a struct in a struct; null where one of these is."""
-    for name in path:
-        array = arrow().compute.struct_field(_plain(array), name)
-    return array
-
-
-def json_texts(array: Any) -> Iterator[str]:
-    """Yield the JSON of each value; null is null.
-
-    Numbers are as Python writes them, so NaN is a word; decimals keep their digits. Bytes are
-    base64, dates and times as Arrow writes them, durations numbers of their unit, maps lists of
-    pairs.
-    """
-    pa, array = arrow(), _plain(array)
-    texts: Iterable[str]
-    of = array.type
-    if pa.types.is_struct(of):
-        names = [json.dumps(of.field(i).name, ensure_ascii=False) for i in range(of.num_fields)]
-        members = [json_texts(array.field(i)) for i in range(of.num_fields)]
-        rows = zip(*members, strict=True) if members else itertools.repeat((), len(array))
-        texts = ("{" + ", ".join(map(": ".join, zip(names, r, strict=True))) + "}" for r in rows)
-    elif _is_list(of) or pa.types.is_map(of):
-        offsets, items = _lists(array)
-        if pa.types.is_map(of):
-            pairs = zip(json_texts(items.field(0)), json_texts(items.field(1)), strict=True)
-            parts = [f"[{key}, {value}]" for key, value in pairs]
-        else:
-            parts = list(json_texts(items))
-        ends = itertools.pairwise(offsets.tolist())
-        texts = ("[" + ", ".join(parts[a:b]) + "]" for a, b in ends)
-    else:
-        texts = map(_json_word(of), (array if not _is_time(of) else _as_text(array)).to_pylist())
-    valid = array.is_valid().to_pylist()
-    return (text if good else "null" for text, good in zip(texts, valid, strict=True))
-
-
-def _is_time(of: Any) -> bool:
-    return bool(arrow().types.is_temporal(of)) and not str(of).endswith("interval")
-
-
-def _as_text(array: Any) -> Any:
-    """Return dates and times as text, and durations as numbers."""
-    pa = arrow()
-    return array.cast(pa.int64() if pa.types.is_duration(array.type) else pa.string())
-
-
-def _json_word(of: Any) -> Callable[[Any], str]:
-    """Return what makes JSON of a value that has no parts."""
-    types = arrow().types
-    if types.is_decimal(of):
-        return str
-    if (_is_text(of) and "binary" in str(of)) or types.is_fixed_size_binary(of):
-        return lambda value: json.dumps(base64.b64encode(value or b"").decode())
-    return lambda value: json.dumps(value, ensure_ascii=False)
