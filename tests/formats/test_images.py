@@ -27,7 +27,6 @@ from dsprep.errors import (
     TargetError,
     UsageError,
 )
-from dsprep.formats.images.recognise import is_image
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import natural_key, natural_order
 from dsprep.reading import each
@@ -205,40 +204,6 @@ def test_folders_beside_other_datasets(tmp_path):
         assert source.files() == [deep / "a" / "b.tfrecord"]
 
 
-def test_names_alone_do_not_make_images(tmp_path):
-    root = tmp_path / "set"
-    root.mkdir()
-    for i in range(3):
-        (root / f"{i}.png").write_bytes(b"text, no image")
-    with pytest.raises(FormatError, match="holds no dataset"):
-        read(root)
-    (root / "3.png").write_bytes(png(0))
-    with pytest.raises(FormatError, match="holds no dataset"):
-        read(root)
-    fill(root, "4.png", "5.png")
-    assert len(read(root)[0]) == 6
-
-
-@pytest.mark.parametrize(
-    ("head", "found"),
-    [
-        (png(0)[:16], True),
-        (b"\xff\xd8\xff\xe1\0\0Exif\0\0\0\0\0\0", True),
-        (b"GIF89a" + bytes(10), True),
-        (b"RIFF\1\2\3\4WEBPVP8 ", True),
-        (b"RIFF\1\2\3\4WAVEfmt ", False),
-        (b"MM\0*" + bytes(12), True),
-        (b"\0\0\0\x1cftypavif\0\0\0\0", True),
-        (b"\0\0\0\x18ftypmp42\0\0\0\0", False),
-        (b"P6\n2 2\n255\n......", True),
-        (b"PK\3\4............", False),
-        (b"", False),
-    ],
-)
-def test_first_bytes(head, found):
-    assert is_image(head) is found
-
-
 # --- names and links -------------------------------------------------------------------------
 
 
@@ -316,8 +281,8 @@ def test_unreadable(tmp_path, monkeypatch):
             with pytest.raises(PermissionError):
                 sidecar.read(samples)
         assert sidecar.read(1, ["name"])["name"][0] == "a/2.png"
-    with pytest.raises(PermissionError):
-        open_dataset(root, FOLDERS, through="library")
+    with open_dataset(root, FOLDERS, through="library") as source, pytest.raises(PermissionError):
+        source[1]
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -766,7 +731,7 @@ def test_hostile_sidecars(tmp_path):
 
 
 def test_memory_and_objects_do_not_grow_with_the_files(tmp_path):
-    root = fill(tmp_path / "set", *(f"{i % 3}/{i:05}.png" for i in range(2000)))
+    root = fill(tmp_path / "set", *(f"{i % 3}/{i:05}.png" for i in range(1000)))
     locate(root)
     gc.collect()
     before = len(gc.get_objects())
@@ -776,7 +741,7 @@ def test_memory_and_objects_do_not_grow_with_the_files(tmp_path):
     ):
         sidecar.read(0), source[0]
         gc.collect()
-        assert len(gc.get_objects()) < before + 1000
+        assert len(gc.get_objects()) < before + 500
 
 
 def test_a_page_of_help():

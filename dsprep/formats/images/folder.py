@@ -9,12 +9,9 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from dsprep import formats
-from dsprep.core.schema import Ints
 from dsprep.errors import AmbiguousError, FormatError
 from dsprep.formats.images import patterns
 from dsprep.formats.images.recognise import has_suffix
@@ -30,15 +27,6 @@ METADATA = ("metadata.csv", "metadata.jsonl")
 
 TABLES = (".csv", ".tsv", ".jsonl", ".json")
 """Endings of the names of tables, in small letters."""
-
-
-class Labelled(NamedTuple):
-    """Images, class by class and in natural order; without classes, these are None."""
-
-    names: list[bytes]
-    sizes: Ints
-    classes: tuple[bytes, ...] | None
-    counts: Sequence[int]
 
 
 @dataclass
@@ -186,11 +174,14 @@ class Files:
             fix = "--labels TABLE:COLUMN, or patterns of names: --field image='NAME_*.png'"
         raise AmbiguousError(reason, [*ways, *fields], where=self.root, fix=fix)
 
-    def labelled(self, by_folders: bool) -> Labelled:
-        """Return the images in their order, without those that no folder labels."""
+    def in_order(self, by_folders: bool) -> tuple[list[int], tuple[bytes, ...] | None, list[int]]:
+        """Return the images in natural order, those of one folder after another.
+
+        With the folders, None if not `by_folders`, and how many images each has. Images that are in
+        none of these are left out.
+        """
         if not by_folders:
-            order = natural_order(self.names)
-            return self._some(order, None, [len(order)])
+            return natural_order(self.names), None, []
         rows: dict[bytes, list[int]] = {folder: [] for folder in self.folders}
         for i, name in enumerate(self.names):
             folder, slash, _ = name.partition(b"/")
@@ -200,20 +191,14 @@ class Files:
                 self.leave("not in a folder of a class", [name])
         if not any(rows.values()):
             raise FormatError("there are no folders with images: --labels folders", where=self.root)
-        if empty := [shown(folder) for folder, images in rows.items() if not images]:
-            self.leave("no images in it, and it keeps its number", [*map(os.fsencode, empty)])
+        empty = [folder for folder, images in rows.items() if not images]
+        self.leave("no images in it, and it keeps its number", empty)
         numbers = [
             images[i]
             for images in rows.values()
             for i in natural_order([self.names[i] for i in images])
         ]
-        return self._some(numbers, tuple(rows), [*map(len, rows.values())])
-
-    def _some(
-        self, numbers: list[int], classes: tuple[bytes, ...] | None, counts: list[int]
-    ) -> Labelled:
-        sizes = np.array(self.nbytes, np.int64)[numbers]
-        return Labelled([self.names[i] for i in numbers], sizes, classes, counts)
+        return numbers, tuple(rows), [*map(len, rows.values())]
 
 
 def shown(name: bytes) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from dsprep import formats
 from dsprep.errors import DsprepError
 from dsprep.formats.samples import is_file
-from dsprep.storage.paths import Candidate, read_head, scan
+from dsprep.storage.paths import Candidate, scan
 
 SUFFIXES = frozenset(
     b"avif bmp dib exr gif heic heif j2k jfif jp2 jpe jpeg jpf jpg jpx jxl pbm pgm png pnm ppm qoi "
@@ -17,46 +17,10 @@ SUFFIXES = frozenset(
 )
 """Endings of the names of images, in small letters: files with others are not samples."""
 
-_MAGIC = (
-    b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff",  # JPEG
-    b"GIF87a",
-    b"GIF89a",
-    b"BM",
-    b"II*\0",  # TIFF
-    b"MM\0*",
-    b"II+\0",  # BigTIFF
-    b"MM\0+",
-    b"\0\0\0\x0cjP  \r\n\x87\n",  # JPEG 2000
-    b"\xff\x4f\xff\x51",
-    b"\0\0\0\x0cJXL \r\n\x87\n",
-    b"\xff\x0a",  # JPEG XL
-    b"\x76\x2f\x31\x01",  # OpenEXR
-    b"qoif",
-)
-"""First bytes of images; besides, WebP, the ISO family and Netpbm: see `is_image`."""
-
-_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
-
 LOOKED = 16
-"""Files of which the first bytes are read."""
+"""Files of other names that are looked into."""
 SEEN = 4096
 """Entries that are looked through."""
-
-
-def is_image(head: bytes) -> bool:
-    """Whether a file is an image, judged by its first 16 bytes.
-
-    As in the specifications: PNG (W3C), JFIF (ECMA TR/98), GIF89a, TIFF 6.0, BMP, WebP (RFC 9649),
-    HEIF and AVIF (ISO/IEC 23000-22), JPEG 2000 and XL (ISO/IEC 15444-1, 18181-2), Netpbm.
-    """
-    if head.startswith(_MAGIC):
-        return True
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return True
-    if head[4:8] == b"ftyp" and head[8:12] in _BRANDS:
-        return True
-    return head[:1] == b"P" and head[1:2] in b"1234567" and head[2:3] in b" \t\r\n#"
 
 
 def has_suffix(name: bytes) -> bool:
@@ -68,14 +32,10 @@ def has_suffix(name: bytes) -> bool:
 def is_image_folder(path: Path) -> bool:
     """Whether files in a directory, or in the first of its folders, are images, and none a dataset.
 
-    Names decide where they are those of other formats; otherwise the first bytes of some files.
+    Names decide, but of some files of other names the first bytes are looked at.
     """
     images, others = _first_files(path)
     if not images or any(formats.by_suffix(path) for path in others):
-        return False
-    heads = [read_head(path, 16) for path in images[:: max(1, len(images) // LOOKED)][:LOOKED]]
-    filled = [head for head in heads if head]
-    if not filled or 2 * sum(map(is_image, filled)) < len(filled):
         return False
     return not any(_is_dataset(path) for path in others[:LOOKED])
 

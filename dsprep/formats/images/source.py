@@ -12,10 +12,10 @@ import numpy as np
 
 from dsprep.core.schema import Attrs, Field, Ints
 from dsprep.errors import AmbiguousError, UsageError
-from dsprep.formats.images.folder import METADATA, Files, Labelled, tables_of
+from dsprep.formats.images.folder import METADATA, Files, tables_of
 from dsprep.formats.images.patterns import Part, join, patterns
 from dsprep.formats.images.recognise import has_suffix
-from dsprep.formats.images.table import FILE_NAME, Table, read_table
+from dsprep.formats.images.table import FILE_NAME, read_table
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine, Explicit
@@ -41,28 +41,58 @@ class ImageSource(LocatedSource):
 
     def __init__(self, path: Path, options: OpenOptions) -> None:
         inside = DirectoryGuard(path, options.follow_external)
-        fields = patterns(options.fields)
+        chosen = patterns(options.fields)
         files = Files.read(
             path,
-            (lambda name: any(f.key(name) is not None for f in fields)) if fields else has_suffix,
+            (lambda name: any(f.key(name) is not None for f in chosen)) if chosen else has_suffix,
             inside,
         )
         table = _table(options.labels, path)
         notes = list[str]()
-        if fields:
-            sizes = np.array(files.nbytes, np.int64)
-            names, parts, notes = join(fields, files.names, sizes, options.nulls, path)
-            images = None
+        sizes = np.array(files.nbytes, np.int64)
+        classes: tuple[bytes, ...] | None = None
+        counts: list[int] = []
+        if chosen:
+            names, parts, notes = join(chosen, files.names, sizes, options.nulls, path)
         else:
             own = [] if table is None else [os.fsencode(os.path.relpath(table[0], path))]
             files.check_images(own)
             if options.labels == "auto" and table is None:
                 files.check_certain()
-            images = files.labelled(options.labels == "folders")
-            names = images.names
-            parts = [Part(IMAGE, Words.of(names), images.sizes)]
-        labels = None if table is None else _read_table(*table, names, parts)
-        parsed = _parsed(names, parts, labels, files.notes + notes, images)
+            order, classes, counts = files.in_order(options.labels == "folders")
+            names = [files.names[i] for i in order]
+            parts = [Part(IMAGE, Words.of(names), sizes[order])]
+        notes += files.notes
+        samples, given = np.arange(len(names)), list[tuple[Field, Given]]()
+        version = (
+            "image folder" if len(parts) == 1 else f"image folder, {len(parts)} files a sample"
+        )
+        if table is not None:
+            samples, given, more = _read_table(*table, names, parts)
+            notes += more
+        elif classes is not None:
+            numbers = Explicit(np.repeat(np.arange(len(classes)), counts))
+            label = Field("label", np.dtype(np.int64), (), attrs=_classes(classes))
+            words = Words.of(classes)
+            given = [(label, Given(numbers)), (_text("class", words, notes), Given(numbers, words))]
+            version += f", {len(classes):,} {'class' if len(classes) == 1 else 'classes'}"
+        elif len(parts) == 1:
+            notes.append("the images have no labels")
+        called = _some(Words.of(names), samples)
+        given.append((_text("name", called, notes), Given(Affine(len(samples), 0, 1), called)))
+        own_files = {
+            part.name: OwnFiles(_some(part.files, samples), Explicit(part.sizes[samples]))
+            for part in parts
+        }
+        fields = {part.name: Field.opaque(part.name) for part in parts}
+        parsed = Parsed(
+            version=version,
+            fields=fields | {f.name: f for f, _ in given},
+            layout=FileLayout(
+                len(samples), given={f.name: values for f, values in given}, files=own_files
+            ),
+            notes=tuple(notes),
+        )
         self._files, self._newest = OpenFiles(inside, kept_open=1), files.newest
         super().__init__(path, parsed, options, self._open)
         for f in self.schema:
@@ -102,47 +132,12 @@ def _table(labels: str, path: Path) -> tuple[Path, str] | None:
     )
 
 
-def _read_table(path: Path, key: str, names: Sequence[bytes], parts: Sequence[Part]) -> Table:
+def _read_table(
+    path: Path, key: str, names: Sequence[bytes], parts: Sequence[Part]
+) -> tuple[Ints, list[tuple[Field, Given]], list[str]]:
     called = [[*map(os.fsdecode, names)]]
     called += [[*map(os.fsdecode, part.files.some(np.arange(len(names))))] for part in parts]
     return read_table(path, key, called, {"name", *(part.name for part in parts)})
-
-
-def _parsed(
-    names: Sequence[bytes],
-    parts: Sequence[Part],
-    table: Table | None,
-    notes: list[str],
-    images: Labelled | None,
-) -> Parsed:
-    """Return what every sample has, and where."""
-    samples = np.arange(len(names)) if table is None else table.files
-    classes = None if images is None else images.classes
-    fields = {part.name: Field.opaque(part.name) for part in parts}
-    files = {
-        part.name: OwnFiles(_some(part.files, samples), Explicit(part.sizes[samples]))
-        for part in parts
-    }
-    given: dict[str, Given] = {}
-    version = "image folder" if len(parts) == 1 else f"image folder, {len(parts)} files a sample"
-    if images is not None and classes is not None:
-        words = Words.of(classes)
-        label = Given(Explicit(np.repeat(np.arange(len(classes)), images.counts)))
-        fields["label"] = Field("label", np.dtype(np.int64), (), attrs=_classes(classes))
-        fields["class"] = _text("class", words, notes)
-        given = {"label": label, "class": Given(label.value_numbers, words)}
-        version += f", {len(classes):,} {'class' if len(classes) == 1 else 'classes'}"
-    elif table is not None:
-        notes += table.notes
-        fields |= {f.name: f for f, _ in table.fields}
-        given = {f.name: one for f, one in table.fields}
-    elif len(parts) == 1:
-        notes.append("the images have no labels")
-    called = _some(Words.of(names), samples)
-    fields["name"] = _text("name", called, notes)
-    given["name"] = Given(Affine(len(samples), 0, 1), called)
-    layout = FileLayout(len(samples), given=given, files=files)
-    return Parsed(version=version, fields=fields, layout=layout, notes=tuple(notes))
 
 
 def _some(words: Words, numbers: Ints) -> Words:

@@ -10,7 +10,6 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -44,26 +43,9 @@ Rows = Mapping[str, Sequence[Any]]
 """The cells of each column: text of CSV, values of JSON."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """The labels of images.
-
-    Attributes
-    ----------
-    files
-        The numbers of the images that it names, rising, int64.
-    fields
-        Its other columns: the field, and its values by image.
-    notes
-        What was left out, one clause each.
-    """
-
-    files: Ints
-    fields: tuple[tuple[Field, Given], ...]
-    notes: tuple[str, ...]
-
-
-def read_table(path: Path, key: str, names: Sequence[Sequence[str]], taken: set[str]) -> Table:
+def read_table(
+    path: Path, key: str, names: Sequence[Sequence[str]], taken: set[str]
+) -> tuple[Ints, list[tuple[Field, Given]], list[str]]:
     """Return the labels that a table gives.
 
     Parameters
@@ -74,6 +56,11 @@ def read_table(path: Path, key: str, names: Sequence[Sequence[str]], taken: set[
         What these are called, in their order: one way or several.
     taken
         Names of fields that columns cannot have.
+
+    Returns
+    -------
+    The numbers of the images that it names, rising, int64; its other columns: the field, and its
+    values by image; and what was left out, one clause each.
 
     Raises
     ------
@@ -123,7 +110,7 @@ def read_table(path: Path, key: str, names: Sequence[Sequence[str]], taken: set[
             fields.append(_column(name, [cells[i] for i in order.tolist()], path, notes))
     if without := np.setdiff1d(np.arange(len(names[0])), files).tolist():
         notes.append(f"left out {listed([names[0][i] for i in without])}: not in {path.name}")
-    return Table(files, tuple(fields), tuple(notes))
+    return files, fields, notes
 
 
 def key_columns(path: Path, names: Sequence[Sequence[str]]) -> list[tuple[str, int]]:
