@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -200,16 +200,17 @@ def _by_opencv(
     """Fill `target` with the part of a JPEG or PNG that is kept, scaled to `size`: RGB."""
     import cv2
 
-    _check(header.height, header.width, header.bits, target, bool(header.frame))
-    top, left, h, w = box(header.height, header.width)
+    height, width, bits, frame = header
+    _check(height, width, bits, target, bool(frame))
+    top, left, h, w = box(height, width)
     n = 1
-    if header.frame:
+    if frame:
         n = _reduction(h, w, size)
-        if data.rfind(b"\xff\xd9") < header.frame:  # OpenCV makes the rest grey
+        if data.rfind(b"\xff\xd9") < frame:  # OpenCV makes the rest grey
             raise ValueError("the image is truncated: its end is missing")
     flags = {1: cv2.IMREAD_COLOR, 2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4}
     flag = flags.get(n, cv2.IMREAD_REDUCED_COLOR_8) | cv2.IMREAD_IGNORE_ORIENTATION
-    flag |= cv2.IMREAD_ANYDEPTH if header.bits > 8 else 0
+    flag |= cv2.IMREAD_ANYDEPTH if bits > 8 else 0
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     if pixels is None:
         raise ValueError("it is not an image that OpenCV can decode")
@@ -291,13 +292,8 @@ def _read_bits(opened: Any, data: bytes) -> int:
     return {"I": 16, "F": 32}.get(opened.mode, 8)
 
 
-class _Header(NamedTuple):
-    """The size of a JPEG or PNG, and the offset of the frame header of a JPEG, else 0."""
-
-    height: int
-    width: int
-    bits: int
-    frame: int
+_Header: TypeAlias = tuple[int, int, int, int]
+"""Height, width and bits of a JPEG or PNG, and the offset of the frame header of a JPEG, else 0."""
 
 
 def _read_header(data: bytes) -> _Header | None:
@@ -309,13 +305,13 @@ def _read_header(data: bytes) -> _Header | None:
         if at > len(data):
             raise ValueError("the image is truncated or damaged: a chunk ends beyond it")
         width, height = (int.from_bytes(data[k : k + 4], "big") for k in (16, 20))
-        return _Header(height, width, data[24], 0)
+        return height, width, data[24], 0
     at = 2 if data[:2] == b"\xff\xd8" else len(data)  # ITU-T T.81, annex B.2.2
     while at + 9 < len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = (int.from_bytes(data[at + k : at + k + 2], "big") for k in (5, 7))
-            return _Header(height, width, data[at + 4], at) if height and width else None
+            return (height, width, data[at + 4], at) if height and width else None
         if marker != 0xFF and (marker not in _SEGMENTS or length < 2):
             return None
         at += 1 if marker == 0xFF else 2 + length

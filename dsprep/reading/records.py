@@ -28,8 +28,7 @@ from dsprep.core.schema import (
 )
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError, layout_mismatch
-from dsprep.layout.model import FileLayout, Part, Records
-from dsprep.reading.read_plan import strided
+from dsprep.layout.model import Part, Records
 from dsprep.storage.base import Handle
 
 Verify: TypeAlias = Literal["header", "full"] | None
@@ -149,10 +148,6 @@ class RecordReader:
         `first` is the dataset's number of the file's sample 0, for messages.
         """
         records = self.records
-        if verify is None:
-            views = self._strided(file, indices, [self.schema[n] for n in names], arena)
-            if views is not None:
-                return views
         offsets, lengths = records.extents(indices, file.path)
         file.check_extents(offsets, lengths, "a record")
         if len(offsets) > 1:
@@ -185,35 +180,6 @@ class RecordReader:
             part_taken = taken[i] if taken[0].cut else taken[0]
             at = 0 if part_taken.cut else int(part.at or 0)
             out[field.name] = take_field(part_taken, field, part, at, label)
-        return out
-
-    def _strided(
-        self, file: Handle, indices: Ints, fields: Sequence[Field], arena: Arena | None
-    ) -> Batch | None:
-        """Return fields of consecutive samples at a constant distance as views of one range.
-
-        None where they are not so simple, also where something is wrong.
-        """
-        n = len(indices)
-        if n < 2 or not bool((indices[1:] - indices[:-1] == 1).all()):
-            return None
-        if any(f.ragged or not f.row_nbytes for f in fields):
-            return None
-        planned = strided(FileLayout(n, self.records), fields, int(indices[0]), n)
-        if planned is None:
-            return None
-        begin, end = min(f.offset for f in planned), max(f.stop(n) for f in planned)
-        nbytes = n * sum(f.nbytes for f in planned)
-        if begin < 0 or end > file.nbytes or end - begin > nbytes * WASTE + 4096 + n * SMALL:
-            return None
-        buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
-        file.read_into(buffer, begin)
-        out: Batch = {}
-        for field, at in zip(fields, planned, strict=True):
-            rows = as_strided(
-                buffer[at.offset - begin :], (n, at.nbytes), (at.stride, 1), writeable=False
-            )
-            out[field.name] = rows.view(field.dtype).reshape(n, *field.inner)
         return out
 
     @property

@@ -403,32 +403,6 @@ def test_tensors(tmp_path):
     with dsprep.open(path) as source:
         assert source.schema["x"].shape == (3, 4)
         np.testing.assert_array_equal(source[:]["x"], values)
-    lists = pa.array(values.tolist(), pa.list_(pa.list_(pa.float32())))
-    for shape, good in (
-        ("[[3, 4]", True),
-        ("[[null, 4]", True),
-        ("[[4, 3]", False),
-        ("[[3]", False),
-    ):
-        name = b"datasets.features.features.Array2DExtensionType"
-        metadata = {
-            b"ARROW:extension:name": name,
-            b"ARROW:extension:metadata": f'{shape}, "float32"]'.encode(),
-        }
-        field = pa.field("x", lists.type, metadata=metadata)
-        pq.write_table(
-            pa.table([lists, pa.array(range(4))], pa.schema([field, ("y", "int64")])), path
-        )
-        with dsprep.open(path) as source:
-            if shape == "[[3]":
-                assert source.schema.names == ("y",)
-            elif good:
-                found = source[:]["x"]
-                found = found.values if isinstance(found, Ragged) else found
-                np.testing.assert_array_equal(found.reshape(4, 3, 4), values)
-            else:
-                with pytest.raises(FormatError, match="shape of the column"):
-                    source[:]
 
 
 def test_directories_of_parts(tmp_path):

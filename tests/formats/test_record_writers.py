@@ -319,12 +319,10 @@ def test_the_layout_that_was_written_is_the_one_that_is_found(tmp_path, monkeypa
             found = [fit.fit(each) for each in (layout(path, written[-1]), source.extents())]
         told = [json.dumps(as_json.to_json(each, schema, Tables())) for each in found]
         assert told[0] == told[1]
-        data = path.read_bytes()
-        for at in (0, 14, len(data) - 9, len(data)):
-            changed = bytes([data[at] ^ 255 if at < len(data) else 0])
-            path.write_bytes(data[:at] + changed + data[at + 1 :])
-            with pytest.raises(FormatError, match="not what was written"):
-                layout(path, written[-1])
+        with path.open("ab") as file:
+            file.write(b"\0")
+        with pytest.raises(FormatError, match="not what was written"):
+            layout(path, written[-1])
 
 
 @pytest.mark.parametrize("suffix", [".lmdb", ".mdb"])

@@ -16,7 +16,6 @@ list of structs, map           a field for each member (``key``, ``value``), as 
 list of strings, or of lists   two fields: the strings back to back (as `bytes`), or the items;
                                and the length of each, called as it is with ``.lengths`` behind
 fixed_shape_tensor             its shape
-ArrayXD (Hugging Face)         its shape
 other extension types          as what they are stored in
 =============================  ================================================================
 
@@ -28,7 +27,6 @@ Source: https://arrow.apache.org/docs/format/Columnar.html
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +48,6 @@ _SIMPLE = {
     "double": "float64",
 }
 _TENSOR = "arrow.fixed_shape_tensor"
-_ARRAY_XD = "datasets.features.features.Array"
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ def _leaves(f: Any, above: tuple[str, ...]) -> Iterator[Leaf]:
         field, reason = None, error.what
     if field is not None:
         yield Leaf(path, field, flat=not _is_list(of))
-    elif _is_list(of) and not _extension(f):
+    elif _is_list(of) and _extension(f) != _TENSOR:
         yield from _items(path, (), of.value_type)
     elif arrow().types.is_map(of):
         for key, inside in (("key", of.key_type), ("value", of.item_type)):
@@ -178,30 +175,14 @@ def stored(of: Any) -> Any:
             return of
 
 
-def _shape(f: Any) -> tuple[int | None, ...] | None:
-    """Return the shape that an extension type gives, of which the first axis may vary."""
-    name, metadata = _extension(f), f.metadata or {}
-    own = isinstance(f.type, arrow().BaseExtensionType)
-    if name == _TENSOR and own:
-        order = f.type.permutation
-        if order is not None and list(order) != sorted(order):
-            raise UnsupportedError("the axes of its tensors are permuted")
-        return tuple(f.type.shape)
-    if not name.startswith(_ARRAY_XD):
+def _shape(f: Any) -> tuple[int, ...] | None:
+    """Return the shape of tensors."""
+    if _extension(f) != _TENSOR or not isinstance(f.type, arrow().BaseExtensionType):
         return None
-    try:
-        sizes = f.type.shape if own else json.loads(metadata[b"ARROW:extension:metadata"])[0]
-        shape = tuple(sizes)
-    except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
-        raise UnsupportedError("its extension type gives no shape") from error
-    depth = 0
-    of = stored(f.type)
-    while _is_list(of):
-        depth, of = depth + 1, stored(of.value_type)
-    good = all(type(n) is int and n >= 0 for n in shape[1:]) and depth == len(shape)
-    if not good or not (shape[0] is None or (type(shape[0]) is int and shape[0] >= 0)):
-        raise UnsupportedError("its extension type gives a shape that its lists do not have")
-    return shape
+    order = f.type.permutation
+    if order is not None and list(order) != sorted(order):
+        raise UnsupportedError("the axes of its tensors are permuted")
+    return tuple(f.type.shape)
 
 
 def _extension(f: Any) -> str:

@@ -7,7 +7,6 @@ Every header is checked when the file is opened, every payload's CRC when it is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from dsprep.formats.tfrecord import example, features, framing
 from dsprep.formats.tfrecord.example import BYTES
 from dsprep.formats.tfrecord.features import RECORD, Feature
 from dsprep.formats.tfrecord.framing import Index
-from dsprep.formats.tfrecord.locate import opaque_parts, parts_of, probe, records_of
+from dsprep.formats.tfrecord.locate import check_written, opaque_parts, parts_of, records_of
 from dsprep.formats.tfrecord.parse import Discovery
 from dsprep.formats.tfrecord.stream import Unpacked, open_stream, read_index
 from dsprep.layout.describe import FieldStorage, of_layout
@@ -32,7 +31,6 @@ from dsprep.layout.laws import Affine, Table
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.records import Verify
-from dsprep.storage.paths import open_file
 
 INSPECTED = 200
 """Records that are looked into when a file is opened whose fields are known, at most."""
@@ -63,7 +61,9 @@ class TFRecordSource(Source):
             through = every or not (opaque or index or self._stream.fd >= 0)
             shown = look if through else None
             self._index = index or read_index(self._stream, shown, options.stop)
-            for i in [] if opaque or through else self._inspected():
+            mean = max(1, self._index.nbytes // max(1, self._index.count))
+            some = max(2, min(INSPECTED, INSPECTED_NBYTES // mean))
+            for i in framing.spread(self._index.count, 0 if opaque or through else some):
                 look.take_on_disk(self._index.offsets.one(i), self._index.lengths.one(i))
             available, notes = (None, []) if opaque else self._find_features(look, options, hint)
             self._opaque = available is None
@@ -136,17 +136,6 @@ class TFRecordSource(Source):
             if name in named or not named:
                 raise error
         return available, notes
-
-    def _inspected(self) -> list[int]:
-        """Return the records to look into: spread over the file, shortest and longest included."""
-        index = self._index
-        mean = max(1, index.nbytes // max(1, index.count))
-        limit = max(2, min(INSPECTED, INSPECTED_NBYTES // mean))
-        chosen = set(framing.spread(index.count, limit))
-        if not index.constant:
-            lengths = index.lengths.span(0, index.count)
-            chosen |= {int(lengths.argmin()), int(lengths.argmax())}
-        return sorted(chosen)
 
     # --- reading ---
 
@@ -250,7 +239,6 @@ def written_layout(schema: Schema, path: Path, lengths: Ints | None) -> FileLayo
     constant = bool((lengths == lengths[0]).all())
     law = Affine(len(lengths), int(lengths[0])) if constant else Table(lengths)
     index = Index(law, int(lengths.sum()) + framing.FRAME * len(lengths))
-    with closing(open_file(path)) as file:
-        probe(file, index, (), {})
+    check_written(path, index)
     with TFRecordSource(path, OpenOptions(), schema, index) as source:
         return source.extents()
