@@ -148,17 +148,7 @@ class ParquetSource(Source):
                     f"column {name} is not a field: {leaf.why}", where=self.path, fix=WAY_OUT
                 )
             notes.append(f"left out {name}: {leaf.why}")
-        nulls = self._nulls({name: leaves.get(name) for name in available})
-        rows = sum(self._groups)
-        empty = [name for name, (n, _) in nulls.items() if n == rows and name in leaves]
-        only = [] if requested else empty
-        notes += [f"left out {name}: it has only nulls" for name in only]
-        for name in only:
-            del available[name], nulls[name]
-        if nulls and (options.nulls == "refuse" or {*nulls} & {*empty}):
-            raise refusal(nulls, [name for name in available if name not in nulls])
-        if nulls:
-            notes.append(f"left out the rows with nulls in {listed([*nulls])}")
+        notes += self._leave_out_nulls(available, leaves, options)
         if not available:
             raise UnsupportedError(
                 "no column is a field",
@@ -179,6 +169,23 @@ class ParquetSource(Source):
         return available, notes
 
     # --- nulls ---
+
+    def _leave_out_nulls(
+        self, available: dict[str, Field], leaves: Mapping[str, Leaf], options: OpenOptions
+    ) -> list[str]:
+        """Take out columns of nothing but nulls that were not asked for; return notes."""
+        nulls = self._nulls({name: leaves.get(name) for name in available})
+        rows = sum(self._groups)
+        empty = [name for name, (n, _) in nulls.items() if n == rows and name in leaves]
+        only = [] if options.fields else empty
+        notes = [f"left out {name}: it has only nulls" for name in only]
+        for name in only:
+            del available[name], nulls[name]
+        if nulls and (options.nulls == "refuse" or {*nulls} & {*empty}):
+            raise refusal(nulls, [name for name in available if name not in nulls])
+        if nulls:
+            notes.append(f"left out the rows with nulls in {listed([*nulls])}")
+        return notes
 
     def _nulls(self, columns: Mapping[str, Leaf | None]) -> dict[str, tuple[int, str]]:
         """Return the rows with nulls of columns that have some, and where the first ones are.

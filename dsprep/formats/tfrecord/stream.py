@@ -171,14 +171,16 @@ def read_index(file: Handle, look: Discovery | None = None, stop: int | None = N
     scan = Scan(file.path, file.nbytes, stop)
     damage = file.damage if isinstance(file, Unpacked) else None
     try:
-        hops = 1  # the first record says whether records are large
+        large = int.from_bytes(file.pread(8, 0), "little") >= sparse(file)
         while not scan.done:
-            for start, length in zip(*scan.hop(file, hops), strict=True):
-                if look is not None:
-                    look.take_on_disk(int(start), int(length))
-            hops = HOPS if file.fd >= 0 else HOPS_APART
-            if scan.length < sparse(file) and not scan.done:
+            if large:
+                hops = HOPS if file.fd >= 0 else HOPS_APART
+                for start, length in zip(*scan.hop(file, hops), strict=True):
+                    if look is not None:
+                        look.take_on_disk(int(start), int(length))
+            else:
                 _read_windows(file, scan, look)
+            large = scan.length >= sparse(file)
         index = scan.index()
     except FormatError as error:
         if damage is None:
