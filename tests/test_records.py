@@ -7,16 +7,13 @@ import shlex
 from pathlib import Path
 
 import h5py
-import lmdb
 import numpy as np
 import pytest
 from record_checks import frame
 from support import random_batch, write_batch
-from typer.testing import CliRunner
 
 import dsprep
 from dsprep import formats
-from dsprep.cli import app
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
 from dsprep.formats.options import OpenOptions
@@ -196,37 +193,6 @@ def test_a_damaged_record_changes_no_fields(tmp_path: Path, first: bool) -> None
         assert not source.schema["label"].ragged
         with pytest.raises(FormatError, match="CRC"):
             source[0:300]
-
-
-# --- types asked for ---
-
-
-def raw_dataset(path: Path, format: str, sizes: list[int]) -> Path:
-    """Samples of so many bytes in a field called ``value``."""
-    if format == "tfrecord":
-        path.write_bytes(b"".join(record(value=(BYTES, bytes(n))) for n in sizes))
-    else:
-        with lmdb.open(str(path), map_size=1 << 24) as env, env.begin(write=True) as txn:
-            for i, n in enumerate(sizes):
-                txn.put(b"%05d" % i, bytes(n))
-    return path
-
-
-@pytest.mark.parametrize(("format", "how"), [("tfrecord", ()), ("lmdb", ("--json", "--head", "3"))])
-@pytest.mark.parametrize("where", ["all", "one", "another file"])
-def test_inspect_compares_types_with_the_records(
-    tmp_path: Path, format: str, where: str, how: tuple[str, ...]
-) -> None:
-    sizes = {"all": [3072] * 40, "one": [12672] * 39 + [3072], "another file": [12672] * 40}[where]
-    raw_dataset(tmp_path / f"0.{format}", format, sizes)
-    if where == "another file":
-        raw_dataset(tmp_path / f"1.{format}", format, [3072] * 40)
-    spec = "value:float32[3,32,33]"
-    done = CliRunner().invoke(app, ["inspect", str(tmp_path), "--field", spec, *how])
-    assert done.exit_code in (1, 2), done.output
-    assert "3072" in done.stderr
-    fits = CliRunner().invoke(app, ["inspect", str(tmp_path / f"0.{format}"), "--field", "value"])
-    assert fits.exit_code == 0
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from format_contract import COUNT, ReadOnlyContract
 from support import raw
-from typer.testing import CliRunner
 
 import dsprep
-from dsprep.bench.reading import usual
-from dsprep.cli import app
 from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, SchemaError, UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions
@@ -124,21 +121,6 @@ class TestVarying(Archives):
             map(dsprep.FieldSpec.parse, ("a", "r:uint16[None,3]", "w:>i8", "x:float32[5,3]"))
         )
     )
-
-
-class TestByWebdataset(Archives):
-    """Samples that webdataset writes."""
-
-    def write(self, path, batch):
-        webdataset = pytest.importorskip("webdataset")
-        with webdataset.TarWriter(str(path), encoder=False) as writer:
-            for i in range(COUNT):
-                sample = {name: bytes(batch[name][i]) for name in self.schema.names}
-                writer.write({"__key__": self.key(i), **sample})
-
-    def test_as_webdataset_reads_it(self):
-        self.write(self.target, self.batch)
-        assert by_webdataset(self.target) == values(self.target, keys_as="key")
 
 
 # --- archives of all kinds -----------------------------------------------------------------------
@@ -358,33 +340,6 @@ def test_equal_samples_have_a_small_sidecar(tmp_path):
         path, options=OpenOptions(fields=(dsprep.FieldSpec.parse("bin:float32[25]"),))
     ) as source:
         assert source.storage()["bin"].storage == "records of 100 bytes, constant stride"
-
-
-def test_a_walk(tmp_path):
-    """From the command line: shards, keys, fields of a type, and the way to other formats."""
-    shards = tmp_path / "shards"
-    shards.mkdir()
-    for k in range(3):
-        members = [(f"{k}/{i}.{x}", f"{k}{i}{x}".encode()) for i in range(4) for x in ("a", "bb")]
-        pack(shards / f"s-{k:06d}.tar", members)
-
-    def run(*words):
-        done = CliRunner().invoke(app, list(map(str, words)))
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    assert "WebDataset" in run("inspect", shards / "s-000000.tar")
-    everything = str(shards / "s-*.tar")
-    run("convert", everything, tmp_path / "all.h5", "--keys-as", "key")
-    assert [s["key"] for s in values(tmp_path / "all.h5")][4:6] == [b"1/0", b"1/1"]
-    run("provenance", shards)
-    run("repack", shards, tmp_path / "grouped.tfrecord", "--buffer-size", "4")
-    run("verify", everything, tmp_path / "grouped.tfrecord")
-    run("convert", everything, tmp_path / "typed.h5", "--field", "x=a:uint8[3]")
-    assert values(tmp_path / "typed.h5")[0]["x"].tolist() == list(b"00a")
-    braces = str(shards / "s-{000002..000001}.tar")
-    assert "samples  8" in run("inspect", braces)
-    assert "dsprep" in usual("webdataset")  # what `bench read` compares
 
 
 # --- brace patterns ------------------------------------------------------------------------------

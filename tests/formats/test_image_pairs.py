@@ -6,10 +6,9 @@ import json
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 from image_files import fill, read
-from test_cli import fails, run
+from test_cli import run
 
 import dsprep
 from dsprep.core.schema import FieldSpec
@@ -149,61 +148,6 @@ def test_missing_partners(tmp_path):
 
 
 # --- everything works with them ----------------------------------------------------------------
-
-
-def test_commands(tmp_path):
-    root = paired(tmp_path / "set")
-    fields = [word for text in (*PAIRS, "name") for word in ("--field", text)]
-    assert "2 files a sample" in run("inspect", root, *fields).out
-    assert run("provenance", root, *fields, "--checksums").code == 0
-    assert "a file for each sample" in run("provenance", root, "--show").out
-    located = run("provenance", root, "--locate", "7").out
-    assert "set/images/7.jpg" in located
-    assert "set/masks/7.png" in located
-    assert "valid" in run("provenance", root, "--check", "full").out
-    for target in ("o.h5", "o.tfrecord", "o.zarr", "o.lmdb"):
-        assert run("repack", root, tmp_path / target, "-b", "4").code == 0
-        assert "same: all 12" in run("verify", root, tmp_path / target).out
-    assert "through its sidecar" in run("inspect", root, *fields).out
-    (root / "masks" / "5.png").unlink()
-    (tmp_path / "set.dsprep.json").unlink()
-    error = fails("convert", root, tmp_path / "x.h5", *fields, code=None)
-    assert "--nulls drop-rows" in error
-
-
-@pytest.mark.parametrize("options", [{}, {"engine": "direct"}, {"shuffle": "global"}])
-def test_reader(options, tmp_path):
-    root = paired(tmp_path / "set", 150)
-    dsprep.provenance(root, options=OpenOptions(fields=specs(*PAIRS, "name")))
-    seen = []
-    with dsprep.Reader(root, batch_size=16, seed=2, **options) as reader:
-        for batch in reader:
-            for i, name in enumerate(batch["name"]):
-                assert batch["images"][i] == (root / "images" / f"{name}.jpg").read_bytes()
-                assert batch["masks"][i] == (root / "masks" / f"{name}.png").read_bytes()
-                seen.append(int(name))
-    assert sorted(seen) == list(range(150))
-    order = np.random.default_rng(0).integers(0, 150, 40)
-    with dsprep.Sidecar.open(root) as sidecar:
-        masks = sidecar.read(order, ["masks"])["masks"]
-        assert [*masks] == [(root / "masks" / f"{i}.png").read_bytes() for i in order]
-        one = sidecar.read(7, ["name", "masks"])
-        assert [*one["masks"]] == [(root / "masks/7.png").read_bytes()]
-
-
-def test_sidecars_notice_other_labels(tmp_path):
-    names = [f"images/{i}.png" for i in range(4)] + [f"labels/{i}.txt" for i in range(4)]
-    root = tree(tmp_path / "set", *names)
-    fields = specs("images=images/*.png", "labels=labels/*.txt")
-    dsprep.provenance(root, options=OpenOptions(fields=fields))
-    assert not check(root, full=True)
-    (root / "labels" / "1.txt").rename(root / "labels" / "x.txt")
-    with pytest.raises(StaleError):
-        dsprep.Sidecar.open(root)
-    (root / "labels" / "x.txt").rename(root / "labels" / "1.txt")
-    (root / "labels" / "1.txt").write_text("longer than before")
-    with pytest.raises(StaleError):
-        dsprep.Sidecar.open(root)
 
 
 # --- tables ------------------------------------------------------------------------------------

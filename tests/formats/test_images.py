@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import re
 import shutil
 import time
 from pathlib import Path
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 from format_contract import COUNT, ReadOnlyContract
 from image_files import FOLDERS, fill, locate, png, read
-from test_cli import fails, run
 
 import dsprep
 from dsprep import formats
@@ -28,13 +25,10 @@ from dsprep.errors import (
     UsageError,
 )
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.samples import natural_key, natural_order
 from dsprep.reading import each
-from dsprep.sidecar.export import KINDS, export
 from dsprep.sidecar.sidecar import StaleError
 from dsprep.source.dataset import open_dataset
 from dsprep.storage import marks
-from dsprep.storage.identity import ChangedError
 from dsprep.verbs.check import check
 
 SCHEMA = Schema(
@@ -83,18 +77,6 @@ class TestImages(ReadOnlyContract):
 # --- which files, in which order, of which class ---------------------------------------------
 
 
-def test_numbers_of_classes_are_those_of_torchvision(tmp_path):
-    datasets = pytest.importorskip("torchvision.datasets")
-    names = ["b/2.png", "b/10.png", "B/x.png", "a10/1.png", "a9/sub/2.PNG", "a9/1.jpeg", "é/1.png"]
-    root = fill(tmp_path / "set", *names)
-    known = datasets.ImageFolder(str(root))
-    expected = {os.path.relpath(path, root): label for path, label in known.samples}
-    samples, _ = read(root, labels="folders")
-    assert {s["name"]: s["label"] for s in samples} == expected
-    with open_dataset(root, FOLDERS) as source:
-        assert json.loads(source.schema["label"].attrs["classes"]) == known.classes
-
-
 def test_order(tmp_path):
     root = fill(tmp_path / "set", "b/10.png", "b/9.png", "B/1.png", "b/z/1.png", "a10/x.png")
     fill(root, "a9/x.png", "b/a.JPG", "b/A.jpg")
@@ -106,37 +88,6 @@ def test_order(tmp_path):
     assert found == [(classes.index(n.split("/")[0]), n.split("/")[0], n) for n in names]
     assert [s["image"] for s in samples] == [(root / n).read_bytes() for n in names]
     assert not notes
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["a2", "a10", "a1"],
-        ["x01.png", "x10.png", "x02.png"],
-        ["1a2", "12a", "1b2", "02a"],
-        ["a1é", "a2e", "a1z"],
-        ["a.png", "a1.png", "A1.png", "b1.png", "B0.png", "a-b/1", "a/2"],
-        [f"n{i % 7}/{i * 7919 % 1000}.png" for i in range(200)],
-    ],
-)
-def test_natural_order(names):
-    found = [names[i] for i in natural_order([n.encode() for n in names])]
-    assert found == sorted(names, key=natural_key)
-
-
-def test_without_folders_there_are_no_labels(tmp_path):
-    samples, notes = read(fill(tmp_path / "set", "10.png", "9.png"))
-    assert [list(s) for s in samples] == [["image", "name"]] * 2
-    assert [s["name"] for s in samples] == ["9.png", "10.png"]
-    assert any("no labels" in note for note in notes)
-
-
-def test_one_image(tmp_path):
-    samples, _ = read(fill(tmp_path / "set", "only/1.png"), labels="folders")
-    assert samples[0]["label"] == 0
-    dsprep.convert(tmp_path / "set", tmp_path / "out.zarr", open_options=FOLDERS)
-    with dsprep.open(tmp_path / "out.zarr") as source:
-        assert source[0]["class"] == "only"
 
 
 def test_what_is_left_out_is_named(tmp_path):
@@ -263,26 +214,6 @@ def test_links(tmp_path):
     (root / "b").symlink_to(outside)
     with pytest.raises(FormatError, match="a folder is a symbolic link"):
         read(root, labels="folders")
-
-
-def test_unreadable(tmp_path, monkeypatch):
-    root = fill(tmp_path / "set", "a/1.png", "a/2.png")
-    locate(root)
-    real = os.open
-
-    def refuse(path, flags, *rest, **named):
-        if os.fsdecode(path).endswith("2.png"):
-            raise PermissionError(13, "Permission denied", path)
-        return real(path, flags, *rest, **named)
-
-    monkeypatch.setattr(os, "open", refuse)
-    with dsprep.Sidecar.open(root, check=False) as sidecar:
-        for samples in (1, [0, 1]):
-            with pytest.raises(PermissionError):
-                sidecar.read(samples)
-        assert sidecar.read(1, ["name"])["name"][0] == "a/2.png"
-    with open_dataset(root, FOLDERS, through="library") as source, pytest.raises(PermissionError):
-        source[1]
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -440,31 +371,6 @@ def test_changes_are_noticed(tmp_path):
         dsprep.Sidecar.open(root).close()
 
 
-@pytest.mark.parametrize("through", ["strict", "library"])
-def test_changes_after_it_was_opened(tmp_path, through):
-    root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
-    locate(root)
-    for change in (
-        lambda path: path.write_bytes(path.read_bytes() + b"x"),
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    ):
-        fill(root, *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
-        locate(root)
-        with open_dataset(root, FOLDERS, through=through) as source:
-            before = source.read(0, 3)
-            change(root / "a" / "3.png")
-            for start, stop in ((3, 4), (2, 5), (0, 10)):
-                with pytest.raises(ChangedError, match=re.escape("a/3.png")):
-                    source.read(start, stop)
-            again = source.read(0, 3)
-            assert list(before["image"]) == list(again["image"])
-    (root / "a" / "3.png").unlink()
-    with dsprep.Sidecar.open(root, check=False) as sidecar, pytest.raises(FileNotFoundError):
-        sidecar.read([3])
-
-
 def _rewrite(path: Path, data: bytes) -> None:
     """Write to a file, and give it its time stamp back."""
     facts = path.stat()
@@ -601,58 +507,6 @@ def test_reading_in_parts(tmp_path, monkeypatch):
         assert list(found["name"]) == [f"a/{i}.png" for i in order]
 
 
-def test_reader_and_samples(tmp_path):
-    root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "abc" for i in range(70)))
-    locate(root)
-    known = {s["name"]: s for s in read(root, labels="folders")[0]}
-    for options in ({"io_threads": 2}, {"engine": "direct"}, {"shuffle": "global"}):
-        seen = []
-        with dsprep.Reader(root, batch_size=16, seed=2, **options) as reader:
-            for batch in reader:
-                for i, name in enumerate(batch["name"]):
-                    assert batch["image"][i] == known[name]["image"]
-                    assert batch["label"][i] == known[name]["label"]
-                    seen.append(name)
-        assert sorted(seen) == sorted(known)
-    assert dsprep.audit(root, ranks=2, batch_size=5, epochs=2).kept
-
-
-def test_torch(tmp_path):
-    pytest.importorskip("torch")
-    from dsprep.torch import Samples
-
-    root = fill(tmp_path / "set", "a/1.png", "b/2.png")
-    locate(root)
-    samples = Samples(root)
-    assert samples[1]["name"] == "b/2.png"
-    assert bytes(samples[1]["image"]) == (root / "b" / "2.png").read_bytes()
-
-
-def test_no_file_stays_open(tmp_path):
-    root = fill(tmp_path / "set", *(f"a/{i}.png" for i in range(300)))
-    locate(root)
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (names alone)
-    with (
-        dsprep.Sidecar.open(root) as sidecar,
-        open_dataset(root, FOLDERS, through="library") as source,
-    ):
-        sidecar.read(slice(None))
-        assert len(os.listdir("/proc/self/fd")) <= before + 70  # noqa: PTH208
-        source.read(0, 300)
-        assert len(os.listdir("/proc/self/fd")) <= before + 72  # noqa: PTH208
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
-
-
-def test_exports_say_what_they_cannot_express(tmp_path):
-    root = fill(tmp_path / "set", "a/1.png", "b/2.png")
-    locate(root)
-    with dsprep.Sidecar.open(root) as sidecar:
-        for kind in KINDS:
-            with pytest.raises(UsageError):
-                export(sidecar, kind, tmp_path / kind)
-
-
 # --- the sidecar -----------------------------------------------------------------------------
 
 
@@ -728,42 +582,3 @@ def test_hostile_sidecars(tmp_path):
     without(lambda j: j["given"].update(more={"which": 0}))
     without(lambda j: j["given"].pop("label"))
     without(lambda j: j.update(given=3))
-
-
-def test_memory_and_objects_do_not_grow_with_the_files(tmp_path):
-    root = fill(tmp_path / "set", *(f"{i % 3}/{i:05}.png" for i in range(1000)))
-    locate(root)
-    gc.collect()
-    before = len(gc.get_objects())
-    with (
-        dsprep.Sidecar.open(root) as sidecar,
-        open_dataset(root, FOLDERS, through="library") as source,
-    ):
-        sidecar.read(0), source[0]
-        gc.collect()
-        assert len(gc.get_objects()) < before + 500
-
-
-def test_a_page_of_help():
-    assert "--labels" in run("convert", "--help", "images").out
-
-
-def test_commands(tmp_path):
-    root = fill(tmp_path / "set", *(f"{c}/{i}.png" for c in "ab" for i in range(5)))
-    assert "image folder, 2 classes" in run("inspect", root, "--labels", "folders").out
-    assert run("provenance", root, "--labels", "folders").code == 0
-    assert "a file for each sample" in run("provenance", root, "--show").out
-    assert "set/b/2.png" in run("provenance", root, "--locate", "7").out
-    assert "valid" in run("provenance", root, "--check", "full").out
-    assert run("convert", root, tmp_path / "o.h5", "--field", "image", "--field", "label").code == 0
-    assert run("repack", root, tmp_path / "o.lmdb", "-b", "4").code == 0
-    assert "same: all 10" in run("verify", root, tmp_path / "o.lmdb").out
-    splits = fill(tmp_path / "x", "train/1.png")
-    assert "--labels none" in run("inspect", splits).out
-    assert "no table y" in fails("inspect", splits, "--labels", "y", code=None)
-
-
-def test_a_sidecar_is_small(tmp_path):
-    root = fill(tmp_path / "set", *(f"{i % 3}/{i:05}.png" for i in range(999)))
-    made = dsprep.provenance(root, options=FOLDERS)
-    assert made.nbytes < 999 * 5

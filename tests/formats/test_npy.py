@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
-import shlex
 import struct
 import zipfile
 from dataclasses import replace
@@ -14,14 +12,11 @@ import numpy as np
 import pytest
 from format_contract import ReadOnlyContract
 from support import assert_same_batch, raw
-from typer.testing import CliRunner
 
 import dsprep
 from dsprep import formats
-from dsprep.cli import app
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import (
-    AmbiguousError,
     DsprepError,
     FormatError,
     SchemaError,
@@ -369,17 +364,6 @@ def test_a_sample_per_file(series):
         assert source.schema.names == ("x",)
 
 
-def test_shards(series):
-    folder, arrays = series
-    shards = OpenOptions(sample_axis="first")
-    for name in (folder, str(folder / "*.npy")):
-        with dsprep.open(name, shards) as source:
-            np.testing.assert_array_equal(source[:]["cloud"], np.concatenate(arrays))
-    np.save(folder / "cloud_99.npy", np.ones((2, 4)))
-    with pytest.raises(SchemaError, match="differ"):
-        dsprep.open([str(p) for p in sorted(folder.iterdir())], shards)
-
-
 def test_numbered_files_of_several_kinds_are_fields(tmp_path):
     for i, shape in enumerate(((5, 2), (5, 3), (5,))):
         np.save(tmp_path / f"x{i}.npy", np.ones(shape))
@@ -407,53 +391,6 @@ def test_other_zip_files_are_not_arrays(tmp_path):
     (tmp_path / "x.npz").rename(tmp_path / "b.zip")
     with dsprep.open(tmp_path / "b.zip") as source:
         assert len(source) == 4
-
-
-def test_walk(tmp_path):
-    """The commands of the documentation."""
-    data = tmp_path / "train"
-    data.mkdir()
-    np.save(data / "images.npy", np.random.default_rng(0).random((40, 4, 4)))
-    np.save(data / "labels.npy", np.arange(40))
-    names = ("--field", "x=images.npy", "--field", "y=labels.npy")
-    for words in (
-        ("inspect", data, *names, "--head", "2"),
-        ("convert", data, tmp_path / "train.h5", *names),
-        ("repack", data, tmp_path / "packed.h5", *names, "-b", "8"),
-        ("provenance", data, *names),
-        ("verify", data, tmp_path / "train.h5"),
-        ("provenance", data, "--check", "full"),
-        ("provenance", data, "--locate", "5", "--json"),
-    ):
-        done = CliRunner().invoke(app, list(map(str, words)))
-        assert done.exit_code == 0, (words, done.output)
-    with dsprep.Reader(data, 8) as reader:
-        assert sorted(int(y) for batch in reader for y in batch["y"]) == list(range(40))
-
-
-@pytest.mark.parametrize("lengths", [(10, 12, 15), (10, 10, 10)], ids=["clips", "alike"])
-@pytest.mark.parametrize("inner", [(3,), (8, 8), ()], ids=str)
-def test_the_advice_for_clips_is_a_glob_that_works(tmp_path, lengths, inner):
-    data = tmp_path / "[1]"
-    data.mkdir()
-    clips = [np.full((n, *inner), i) for i, n in enumerate(lengths)]
-    for name, clip in zip(("jump", "run", "walk"), clips, strict=True):
-        np.save(data / name, clip)
-    if lengths == (10, 10, 10) and not inner:
-        with dsprep.open(data) as source:
-            assert len(source) == 10
-        return
-    with pytest.raises(SchemaError) as caught:
-        dsprep.open(data)
-    assert isinstance(caught.value, AmbiguousError)
-    ways = re.findall(r"('[^']+') --sample-axis (none|first)", str(dict(caught.value.readings)))
-    ((pattern,),) = {tuple(shlex.split(way)) for way, _ in ways}
-    assert [axis for _, axis in ways] == ["none", "first"]
-    with dsprep.open(pattern, OpenOptions(sample_axis="none")) as source:
-        for sample, clip in zip(source, clips, strict=True):
-            np.testing.assert_array_equal(sample["array"], clip)
-    with dsprep.open(pattern, OpenOptions(sample_axis="first")) as source:
-        assert len(source) == sum(lengths)
 
 
 def test_files_that_are_no_samples_of_one_field(tmp_path):

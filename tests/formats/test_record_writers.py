@@ -7,7 +7,6 @@ That every schema comes back is in ``test_conformance``, and what all formats pr
 from __future__ import annotations
 
 import json
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -135,22 +134,6 @@ def nbytes_of(batch, schema, i):
 
 
 @pytest.mark.parametrize("way", GROUPED)
-@pytest.mark.parametrize("count", [0, 1, 7])
-def test_few_samples_in_groups(count, way, tmp_path):
-    way = GROUPED[way]
-    for name in ("fixed-<f4", "mixed"):
-        schema, batch = ALL[name], random_batch(ALL[name], count)
-        for per_group in (1, 3, 100):
-            path = target(tmp_path, way)
-            grouping = with_rows(even(count, per_group, way.align), batch)
-            groups = write_groups(way.format, path, schema, batch, grouping, way.options)
-            assert len(group_bytes(path, groups)) == -(-count // per_group)
-            assert path.stat().st_size <= way.format.plan(schema, way.options, grouping).nbytes
-            with opened(way, path, schema) as source:
-                assert_same_batch(source.read(0, count), batch, schema)
-
-
-@pytest.mark.parametrize("way", ["lmdb", "tfrecord", "tfrecord-aligned"])
 @pytest.mark.parametrize("name", FEW)
 def test_bytes_do_not_depend_on_pieces(name, way, tmp_path):
     way, schema = GROUPED[way], SOME[name]
@@ -243,32 +226,6 @@ def test_padding_bytes_of_structures_are_zero(tmp_path, way):
     write_batch(way.format, one, schema, batch, way.options)
     write_batch(way.format, other, schema, dirty, way.options)
     assert one.read_bytes() == other.read_bytes()
-
-
-@pytest.mark.parametrize("way", PLAIN)
-def test_threads_share_a_source(tmp_path, way):
-    way, schema = PLAIN[way], Schema((Field("x", np.dtype("<i4"), (None,)),))
-    path, batch = target(tmp_path, way), random_batch(schema, 1000, longest=1500)
-    write_batch(way.format, path, schema, batch, way.options)
-    failed = []
-
-    def work(seed):
-        arena, rng = Arena(), np.random.default_rng(seed)
-        try:
-            for _ in range(20):
-                a, b = sorted(rng.integers(0, 1001, 2).tolist())
-                found = source.read(a, min(b, a + 50), arena)
-                assert_same_batch(found, take(batch, a, min(b, a + 50)), schema)
-        except BaseException as error:
-            failed.append(error)
-
-    with opened(way, path, schema) as source:
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    assert not failed
 
 
 @pytest.mark.parametrize("way", PLAIN)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from record_checks import entry, frame, message, write_records
 from support import assert_same_batch, random_batch, schemas, write_batch
 
-from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Ragged, Schema
+from dsprep.core.schema import Batch, Field, FieldSpec, Ragged, Schema
 from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedError, UsageError
 from dsprep.formats import load
 from dsprep.formats.base import Source
@@ -55,21 +55,6 @@ def read_all(source: Source) -> Batch:
 
 
 # --- round trips ---
-
-
-def test_field_names_do_not_meet_in_the_arena(tmp_path: Path) -> None:
-    schema = Schema((Field.opaque("records"), Field("read", I8, (None,)), Field("write", I8)))
-    batch, arena = random_batch(schema, 50), Arena()
-    write_batch(TFR, tmp_path / "a", schema, batch)
-    with opened(tmp_path / "a", hint=schema) as source:
-        found = source.read(0, 50, arena)
-        assert_same_batch(found, batch, schema)
-        writer = TFR.create(tmp_path / "b", schema, 50, WriteOptions(), None)
-        piece = writer.encode(found, 0, arena)
-        writer.reserve(piece)
-        writer.write(piece)
-        writer.finish()
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_a_field_called_record_is_written_as_raw_records(tmp_path: Path) -> None:
@@ -167,20 +152,6 @@ def test_fields_are_discovered(tmp_path: Path) -> None:
         assert batch["x"][5] == b"\5" * 5
         assert batch["r"][4].tolist() == [0, 1, 2, 3]
         assert source[-1]["k"] == -8
-
-
-def test_lists_that_are_not_packed(tmp_path: Path) -> None:
-    def unpacked(tag: int, parts: list[bytes]) -> bytes:
-        inner = b"".join(bytes([tag]) + p for p in parts)
-        list_ = bytes([FLOAT << 3 | 2 if tag == 0x0D else INT64 << 3 | 2, len(inner)]) + inner
-        entry = b"\x0a\x01a\x12" + bytes([len(list_)]) + list_
-        return b"\x0a" + bytes([len(entry) + 2]) + b"\x0a" + bytes([len(entry)]) + entry
-
-    for tag, parts in ((0x0D, [floats(1.5), floats(-2)]), (0x08, [ints(300), ints(-1)])):
-        payload = unpacked(tag, parts)
-        with opened(write_records(tmp_path / "a", payload, payload)) as source:
-            want = [1.5, -2] if tag == 0x0D else [300, -1]
-            assert read_all(source)["a"].tolist() == [want, want]
 
 
 def test_features_in_any_order_and_missing_ones(tmp_path: Path) -> None:
@@ -403,16 +374,6 @@ def test_any_records_come_back(tmp_path_factory: pytest.TempPathFactory, payload
         half = len(payloads) // 2
         batch = source.read(half, len(payloads))
         assert [batch["record"][i] for i in range(len(batch["record"]))] == payloads[half:]
-
-
-@pytest.mark.parametrize("size", [3, 5000, 70_000])
-def test_runs_of_records_of_one_size(tmp_path: Path, size: int) -> None:
-    sizes = [size] * 300 + [size + 1] * 2 + [size] * 300
-    payloads = [bytes([i % 251]) * n for i, n in enumerate(sizes)]
-    with opened(write_records(tmp_path / "f", *payloads), records="opaque") as source:
-        assert source.sizes(299, 304).tolist() == [size, size + 1, size + 1, size, size]
-        for start in (0, 255, 256, 299, 301, 599):
-            assert source[start]["record"] == payloads[start]
 
 
 @settings(deadline=None)

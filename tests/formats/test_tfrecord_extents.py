@@ -294,45 +294,6 @@ def test_last_records_of_groups_may_be_padded(tmp_path: Path, label: str) -> Non
     assert_read_back(path)
 
 
-@pytest.mark.parametrize("nbytes", [300, 5000, 300_000])
-def test_of_padded_records_of_any_size(tmp_path: Path, nbytes: int) -> None:
-    """Their padding takes a length of one byte to four."""
-    plain = [message(entry("x", BYTES, RNG.bytes(nbytes))) for _ in range(12)]
-    sizes = [0, 2, 3, 128, 129, 130, 131, 20_000, 1 << 21, 5 << 20, 0, 7]
-    for k, order in enumerate((range(12), range(11, -1, -1), (10, 11, 0, 9, 8))):
-        payloads = [plain[i] + (padding(sizes[i]) if sizes[i] else b"") for i in order]
-        path = write(tmp_path / f"{k}.tfrecord", *payloads)
-        with opened(path) as source:
-            layout = assert_told_right(path, source)
-        at = len(plain[0]) - nbytes
-        assert (layout.records.parts["x"].at, layout.records.parts["x"].nbytes) == (at, nbytes)
-        assert layout.records.recipe is None
-        assert_read_back(path)
-
-
-@pytest.mark.parametrize("nbytes", [100, 9000])
-@pytest.mark.parametrize(
-    "tail",
-    [
-        b"\x72\x01\0",  # field 14
-        b"\x78\x01",  # field 15, a number
-        padding(5) + padding(5),
-        padding(5) + b"\x78\x01",
-        message(entry("x", BYTES, b"other")),  # further features, which are merged
-    ],
-    ids=["other", "number", "twice", "followed", "features"],
-)
-def test_records_with_other_tails(tmp_path: Path, nbytes: int, tail: bytes) -> None:
-    plain = message(entry("x", BYTES, RNG.bytes(nbytes)))
-    for at in (0, 6, 11):
-        payloads = [plain + (padding(9) if i == 3 else b"") for i in range(12)]
-        payloads[at] = plain + tail
-        path = write(tmp_path / f"{at}.tfrecord", *payloads)
-        with opened(path) as source:
-            layout = assert_told_right(path, source)
-        assert (layout.records.parts["x"].at is None) == (tail[0] == 0x0A)
-
-
 @pytest.mark.parametrize("nbytes", [100, 9000])
 @pytest.mark.parametrize(
     "tail", [b"\x7a", b"\x7a\x05\0", b"\x7a\x01\0\0", b"\x7a" + b"\xff" * 9], ids=repr

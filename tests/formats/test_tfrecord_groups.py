@@ -19,7 +19,6 @@ from dsprep.formats.protobuf import read_varint
 from dsprep.formats.tfrecord import example, features
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.build import Template
-from dsprep.formats.tfrecord.example import parse
 from dsprep.formats.tfrecord.framing import FRAME, HEADER
 from dsprep.layout.model import Groups
 from dsprep.storage.paths import Candidate
@@ -80,14 +79,6 @@ def test_one_byte_short_of_a_stripe_takes_a_stripe_more(tmp_path: Path) -> None:
             assert groups.blocks.offsets.one(1) == 1024
         return
     raise AssertionError("no size was tried")
-
-
-def test_padding_of_any_size() -> None:
-    for nbytes in (*range(2, 400), *range(16383, 16388), 1 << 21):
-        head = example.padding_head(nbytes)
-        message = example.example_head(0) + head + bytes(nbytes - len(head))
-        assert len(message) == nbytes + 2
-        assert parse(message, 0, len(message)) == {}
 
 
 def records_of(path: Path) -> list[bytes]:

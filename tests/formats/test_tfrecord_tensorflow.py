@@ -156,19 +156,6 @@ def test_a_file_of_no_records(tmp_path: Path, tf: Any, codec: str) -> None:
         assert source.schema == FIXED
 
 
-def test_sequence_examples_stay_as_they_are(tmp_path: Path, tf: Any) -> None:
-    step = tf.train.Feature(int64_list=tf.train.Int64List(value=[1, 2]))
-    steps = tf.train.FeatureLists(feature_list={"t": tf.train.FeatureList(feature=[step, step])})
-    payload = tf.train.SequenceExample(feature_lists=steps).SerializeToString()
-    path, again = tmp_path / "a.tfrecord", tmp_path / "b.tfrecord"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        writer.write(payload)
-        writer.write(payload)
-    with TFR.open(path, OpenOptions(), None) as source:
-        write_batch(TFR, again, source.schema, source.read(0, 2))
-    assert again.read_bytes() == path.read_bytes()
-
-
 WORDS = [[b"cat", b"", b"dog"], [b"\0"], [], [b"one", b"two"], [b"last\0"]]
 
 
@@ -285,19 +272,3 @@ def test_a_feature_called_as_lengths_are(tmp_path: Path, tf: Any) -> None:
     write_payloads(tf, b, [detections(tf, [b"x"], 1, **lengths)])
     with pytest.raises(SchemaError):
         dsprep.open(tmp_path)
-
-
-def test_other_messages_are_kept(tmp_path: Path, tf: Any) -> None:
-    inner = detections(tf, [b"x"], 1)
-    examples = [b"\x0a" + bytes([len(inner) & 127 | 128, len(inner) >> 7]) + inner] * 3
-    context = b"\x12" + bytes([len(inner) & 127 | 128, len(inner) >> 7]) + inner
-    for payload in (b"".join(examples), b"".join([*examples, context])):
-        path = write_payloads(tf, tmp_path / "a.tfrecord", [payload, payload])
-        with dsprep.open(path) as source:
-            assert source.schema.names == ("record",)
-            assert "kept whole" in source.notes[0]
-            assert source[1]["record"] == payload
-
-
-def shapes(schema: Schema, batch: Batch) -> list[tuple[str, tuple[int, ...]]]:
-    return [(f.name, np.shape(batch[f.name][0]) if f.kind == "array" else ()) for f in schema]
