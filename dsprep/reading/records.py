@@ -97,6 +97,9 @@ def damaged_recipe(problem: str, expected: object = None, found: object = None) 
     )
 
 
+Label: TypeAlias = Callable[[int], str]
+"""Returns the name of a record, for messages."""
+
 Decoders: TypeAlias = Callable[[Records, Schema], tuple[Frame | None, Recipe | None]]
 """Returns what the frame and the recipe of records stand for: `dsprep.formats.decoders`."""
 
@@ -161,12 +164,8 @@ class RecordReader:
                 return self._label(sample)
             return f"{file.path}, sample {first + sample}"
 
-        try:
-            taken = self._take(file, offsets, lengths, [] if entire else parts, verify, arena)
-        except _Wrong as wrong:
-            i = wrong.record
-            raise wrong.named(f"{label(i)}, offset {offsets[i]}") from wrong
-
+        wanted = [] if entire else parts
+        taken = self._take(file, offsets, lengths, wanted, verify, arena, label)
         out: Batch = {}
         if any(part.at is None for _, part in parts) and self.recipe is not None:
             out = self.recipe.decode(
@@ -198,10 +197,8 @@ class RecordReader:
         while i < len(numbers):
             before = int(ends[i]) - int(lengths[i])
             j = max(i + 1, int(np.searchsorted(ends, before + PROVED, "right")))
-            try:
-                self._take(file, offsets[i:j], lengths[i:j], [], "full", None)
-            except _Wrong as wrong:
-                raise wrong.named(f"{file.path}, offset {offsets[i + wrong.record]}") from wrong
+            some = offsets[i:j], lengths[i:j]
+            self._take(file, *some, [], "full", None, lambda _: str(file.path))
             i = j
 
     def _take(
@@ -212,6 +209,7 @@ class RecordReader:
         parts: Sequence[tuple[Field, Part]],
         verify: Verify,
         arena: Arena | None,
+        label: Label,
     ) -> list[Taken]:
         """Return the records whole as one `Taken`, or, if `parts` are given, perhaps each part."""
         frame = self._frame if verify is not None else None
@@ -235,9 +233,9 @@ class RecordReader:
             file.read_into(buffer, begin)
             taken = [Taken(buffer, offsets - begin, lengths, step if even else 0)]
             if frame is not None:
-                self._verify_range(frame, taken[0], offsets, verify, file)
+                self._verify_range(frame, taken[0], offsets, verify, label)
             return taken
-        return self._take_spans(file, offsets, lengths, parts, frame, verify, arena)
+        return self._take_spans(file, offsets, lengths, parts, frame, verify, arena, label)
 
     def _take_spans(
         self,
@@ -248,6 +246,7 @@ class RecordReader:
         frame: Frame | None,
         verify: Verify,
         arena: Arena | None,
+        label: Label,
     ) -> list[Taken]:
         """Read the records, or only their `parts`, and what frames them, packed."""
         n = len(offsets)
@@ -288,11 +287,11 @@ class RecordReader:
             behind = np.zeros((n, frame.after), np.uint8)
             if len(pieces) > total + 1:
                 behind = _rows(out, positions[-1], pieces[-1][1], frame.after)
-            self._verify(frame, before, behind, taken[0], offsets, lengths, verify)
+            self._verify(frame, before, behind, taken[0], offsets, lengths, verify, label)
         return taken
 
     def _verify_range(
-        self, frame: Frame, taken: Taken, offsets: Ints, verify: Verify, file: Handle
+        self, frame: Frame, taken: Taken, offsets: Ints, verify: Verify, label: Label
     ) -> None:
         """Compare frames that were read along with the records."""
         wide = np.minimum(taken.starts, frame.before)
@@ -300,7 +299,7 @@ class RecordReader:
         ends = taken.starts + taken.lengths
         rest = np.minimum(len(taken.buffer) - ends, frame.after)
         behind = _rows(taken.buffer, ends, rest, frame.after)
-        self._verify(frame, before, behind, taken, offsets, taken.lengths, verify)
+        self._verify(frame, before, behind, taken, offsets, taken.lengths, verify, label)
 
     def _verify(
         self,
@@ -311,6 +310,7 @@ class RecordReader:
         offsets: Ints,
         lengths: Ints,
         verify: Verify,
+        label: Label,
     ) -> None:
         bad = frame.wrong(before, offsets, lengths)
         problem = "the bytes before the record are not those of a record of this size"
@@ -319,23 +319,13 @@ class RecordReader:
             bad = bad if wrong is None else wrong
             problem = "the CRC of the payload is wrong"
         if bad.any():
-            raise _Wrong(int(bad.argmax()), problem)
-
-
-class _Wrong(Exception):
-    """A record is not the one that is meant; a `FormatError` once it has a name."""
-
-    def __init__(self, record: int, what: str) -> None:
-        super().__init__(what)
-        self.record, self.what = record, what
-
-    def named(self, where: str) -> FormatError:
-        return FormatError(
-            self.what,
-            where=where,
-            fix="the file is damaged, or was changed since its layout was found: "
-            "dsprep provenance --check full compares them",
-        )
+            i = int(bad.argmax())
+            raise FormatError(
+                problem,
+                where=f"{label(i)}, offset {offsets[i]}",
+                fix="the file is damaged, or was changed since its layout was found: "
+                "dsprep provenance --check full compares them",
+            )
 
 
 def _check_disjoint(offsets: Ints, lengths: Ints, file: Handle) -> None:

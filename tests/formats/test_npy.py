@@ -268,17 +268,6 @@ def test_members_that_cannot_be_read_are_named(tmp_path):
         dsprep.open(path)
 
 
-def test_members_do_not_overlap(tmp_path):
-    path = tmp_path / "x.npz"
-    np.savez(path, x=np.arange(5), y=np.arange(5) + 1)
-    data = bytearray(path.read_bytes())
-    first, second = data.index(b"PK\1\2"), data.rindex(b"PK\1\2")
-    data[second + 42 : second + 46] = data[first + 42 : first + 46]
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match="overlap"):
-        dsprep.open(path)
-
-
 # --- directories -----------------------------------------------------------------------------
 
 
@@ -362,13 +351,6 @@ def test_a_sample_per_file(series):
     assert check(folder, full=True) == []
     with dsprep.open(folder, replace(whole, fields=fields("x=cloud").fields)) as source:
         assert source.schema.names == ("x",)
-
-
-def test_numbered_files_of_several_kinds_are_fields(tmp_path):
-    for i, shape in enumerate(((5, 2), (5, 3), (5,))):
-        np.save(tmp_path / f"x{i}.npy", np.ones(shape))
-    with dsprep.open(tmp_path) as source:
-        assert source.schema.names == ("x0", "x1", "x2")
 
 
 def test_links_stay_inside(tmp_path):

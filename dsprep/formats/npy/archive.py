@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +70,7 @@ def members(file: Handle) -> tuple[list[Member], dict[str, UnsupportedError]]:
     Raises
     ------
     FormatError
-        If the file is truncated or damaged, or members overlap.
+        If the file is truncated or damaged.
     """
     located: list[Member] = []
     refused: dict[str, UnsupportedError] = {}
@@ -88,11 +87,6 @@ def members(file: Handle) -> tuple[list[Member], dict[str, UnsupportedError]]:
             elif not info.is_dir():
                 located.append(_located(file, info, where))
     located.sort(key=lambda m: m.offset)
-    for before, after in pairwise(located):
-        if before.offset + before.stored > after.offset:
-            raise FormatError(
-                "two ZIP members overlap", where=f"{file.path}, {before.name} and {after.name}"
-            )
     return located, refused
 
 

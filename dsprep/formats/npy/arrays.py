@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import DType
-from dsprep.errors import DsprepError, FormatError, UnsupportedError
+from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.npy import archive
 from dsprep.formats.npy_header import MAGIC, Header, check_size, parse
 from dsprep.formats.ragged import may_be_table
@@ -23,7 +22,7 @@ from dsprep.formats.splits import without_part
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Column, Grid
 from dsprep.storage.base import Handle
-from dsprep.storage.paths import open_file, scan
+from dsprep.storage.paths import scan
 from dsprep.storage.trees import HIDDEN, SIDECARS
 
 SUFFIX = ".npy"
@@ -34,9 +33,6 @@ since every sample is spread over all of it."""
 
 MAX_FIELDS = 256
 """Files of a directory from which on they are not taken for fields."""
-
-LOOKED_AT = 16
-"""Files of a directory of which the headers say whether they are alike."""
 
 _PLACEHOLDER = re.compile(r"\{[0-9]+\}")
 
@@ -230,26 +226,12 @@ def in_directory(path: Path) -> tuple[list[str], list[str]]:
 def are_fields(path: Path) -> bool:
     """Whether a directory is one dataset, each of whose files is a field.
 
-    That is so if most of what is in it are array files, at least two, unless these are alike and
-    have names that differ in a number or a part alone, or are very many: shards, or samples.
+    That is so if most of what is in it are array files, at least two and not very many, unless
+    their names differ in a number or a part alone: shards, or samples.
     """
     arrays, others = in_directory(path)
-    if len(arrays) < 2 or len(arrays) <= len(others):
-        return False
-    numbered = len({re.sub("[0-9]+", "0", without_part(name_of(n))) for n in arrays}) == 1
-    if not numbered and len(arrays) <= MAX_FIELDS:
-        return True
-    return not _alike(path, arrays) and len(arrays) <= MAX_FIELDS
-
-
-def _alike(path: Path, names: list[str]) -> bool:
-    """Whether the first of some files have rows of one kind; damaged ones do not tell."""
-    kinds = set()
-    for name in names[:LOOKED_AT]:
-        with suppress(DsprepError, OSError), closing(open_file(path / name)) as file:
-            header = parse(partial(file.pread, offset=0), name)
-            kinds.add((header.dtype.str, header.shape[1:], len(header.shape)))
-    return len(kinds) < 2
+    names = {re.sub("[0-9]+", "0", without_part(name_of(name))) for name in arrays}
+    return len(names) > 1 and len(others) < len(arrays) <= MAX_FIELDS
 
 
 def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], Handle]) -> Arrays:

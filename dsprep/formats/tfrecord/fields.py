@@ -10,7 +10,7 @@ Evenly spaced ranges, one per record, become a view; everything else is gathered
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,10 +36,7 @@ from dsprep.formats.tfrecord import example as wire
 from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, FeatureSpans, Value
 from dsprep.formats.tfrecord.features import FLOAT32, INT, Feature, Form, fits_int64
-from dsprep.reading.records import damaged_recipe
-
-Label: TypeAlias = Callable[[int], str]
-"""Returns the name of a record, for messages."""
+from dsprep.reading.records import Label, damaged_recipe
 
 Like: TypeAlias = tuple[int, list[tuple[int, int, bytes]], list[tuple[int, int]]]
 """Of a record in which values have been found: its bytes, those between values with their ranges,

@@ -19,12 +19,13 @@ from dsprep.formats.tfrecord import framing
 from dsprep.formats.tfrecord.build import Assembly, Template
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value
 from dsprep.formats.tfrecord.features import Feature
-from dsprep.formats.tfrecord.fields import Label, check_sizes
+from dsprep.formats.tfrecord.fields import check_sizes
 from dsprep.formats.tfrecord.fields import describe as describe_recipe
 from dsprep.formats.tfrecord.framing import Index
 from dsprep.formats.tfrecord.plan import Arrangement
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
+from dsprep.reading.records import Label
 
 
 def records_of(
