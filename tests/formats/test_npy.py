@@ -14,7 +14,6 @@ from format_contract import ReadOnlyContract
 from support import assert_same_batch, raw
 
 import dsprep
-from dsprep import formats
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import (
     DsprepError,
@@ -24,7 +23,6 @@ from dsprep.errors import (
     UsageError,
 )
 from dsprep.formats.options import OpenOptions
-from dsprep.storage.paths import Candidate
 from dsprep.verbs.check import check
 
 
@@ -363,16 +361,6 @@ def test_links_stay_inside(tmp_path):
         dsprep.open(tmp_path / "d" / "e")
     with dsprep.open(tmp_path / "d" / "e", OpenOptions(follow_external=True)) as source:
         assert len(source) == 3
-
-
-def test_other_zip_files_are_not_arrays(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("x.txt", "x")
-    assert not formats.load("numpy").recognises(Candidate(tmp_path / "a.zip"))
-    np.savez(tmp_path / "x.npz", x=np.arange(4))
-    (tmp_path / "x.npz").rename(tmp_path / "b.zip")
-    with dsprep.open(tmp_path / "b.zip") as source:
-        assert len(source) == 4
 
 
 def test_files_that_are_no_samples_of_one_field(tmp_path):

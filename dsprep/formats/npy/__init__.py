@@ -25,7 +25,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from dsprep.core.schema import Field, Schema
-from dsprep.errors import FormatError, SchemaError
+from dsprep.errors import SchemaError
 from dsprep.formats.base import CommonSchema, FileIdentity, Format, Source
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions, check_options
@@ -43,21 +43,15 @@ class Numpy(Format):
     infers: ClassVar[bool] = True
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether it is an array, a ZIP file of arrays alone, or a directory of fields."""
+        """Whether it is an array, a ZIP file called ``.npz``, or a directory of fields."""
         from dsprep.formats import npy_header
-        from dsprep.formats.npy import archive, arrays
+        from dsprep.formats.npy import arrays
 
         if candidate.is_directory:
             return arrays.are_fields(candidate.path)
-        if not candidate.head.startswith(b"PK"):
-            return candidate.head.startswith(npy_header.MAGIC)
-        if candidate.path.name.lower().endswith(".npz"):
-            return True
-        try:
-            names = archive.names(candidate.file)
-        except FormatError:
-            return False
-        return bool(names) and all(name.endswith(arrays.SUFFIX) for name in names)
+        if candidate.head.startswith(b"PK"):
+            return candidate.path.name.lower().endswith(".npz")
+        return candidate.head.startswith(npy_header.MAGIC)
 
     @override
     def identity(self, path: Path) -> FileIdentity:

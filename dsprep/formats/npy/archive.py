@@ -105,12 +105,6 @@ def checksums(path: Path) -> Members:
     )
 
 
-def names(file: Handle) -> list[str]:
-    """Return the names of the members."""
-    with _opened(file) as archive:
-        return archive.namelist()
-
-
 @contextmanager
 def _opened(file: Handle) -> Iterator[zipfile.ZipFile]:
     try:

@@ -59,20 +59,18 @@ class FileView:
 class Discovery:
     """What has been seen in the records of one file, by feature.
 
-    With `check_crc` a record counts only if its CRC is right; `records` counts them. `reason` is
-    why the first ones cannot be taken apart, None if they can; `unlike` has an error for each
-    feature that is of several types; `damaged` the number and the offset of the first record that
-    was passed over, as its CRC is wrong. `places` are those of all features, which are the same in
-    all records so far; None if not.
+    With `check_crc` a record that changes what is known has to have the right CRC: `FormatError`
+    if not. `records` counts them; `reason` is why the first one cannot be taken apart, None if it
+    can; `unlike` has an error for each feature that is of several types. `places` are those of all
+    features, which are the same in all records so far; None if not.
     """
 
     def __init__(self, stream: Handle, check_crc: bool, where: object) -> None:
         self._stream, self._check_crc, self._where = stream, check_crc, where
         self.stats: StatsByName = {}
-        self.records = self._passed = 0
+        self.records = 0
         self.reason: WireError | None = None
         self.unlike: dict[str, FormatError] = {}
-        self.damaged: tuple[int, int] | None = None
         self.places: Places | None = None
         self._together = 1
 
@@ -121,14 +119,14 @@ class Discovery:
             parsed = example.parse(data, start, start + length)
             stats = _stats(parsed, data)
         except WireError as error:
-            if self._sound(data, start, length, at):
-                if self.stats:
-                    raise self._unlike("it is not a tf.train.Example", "one", error) from error
-                self.reason = error
+            self._check(data, start, length, at)
+            if self.stats:
+                raise self._unlike("it is not a tf.train.Example", "one", error) from error
+            self.reason = error
             return
         merged = self._with(stats)
-        if self._is_news(merged, 1) and not self._sound(data, start, length, at):
-            return
+        if self._is_news(merged, 1):
+            self._check(data, start, length, at)
         for name, s in merged.items():
             if len(s.types) > 1 and name not in self.unlike:
                 problem, lists = f"feature {name} is of another type", _lists(self.stats[name])
@@ -142,21 +140,22 @@ class Discovery:
     def _unlike(self, problem: str, expected: object, actual: object) -> FormatError:
         return FormatError(
             f"the record is not like those before: {problem}",
-            where=f"{self._where}, record {self.records + self._passed}",
+            where=f"{self._where}, record {self.records}",
             expected=expected,
             found=actual,
             fix="name the features of all records with --field, or take the records whole with "
             "--raw-records",
         )
 
-    def _sound(self, data: Viewed, start: int, length: int, at: int) -> bool:
-        """Whether the CRC of a record is right; if not, the record is passed over."""
-        right = not self._check_crc or payload_right(data, start, length)
-        if not right:
-            self.damaged = self.damaged or (self.records + self._passed, at + start)
-            self.places = None
-            self._passed += 1
-        return right
+    def _check(self, data: Viewed, start: int, length: int, at: int) -> None:
+        """Raise `FormatError` if the CRC of a record is wrong."""
+        if self._check_crc and not payload_right(data, start, length):
+            raise FormatError(
+                "the CRC of the payload is wrong",
+                where=f"{self._where}, record {self.records}, offset {at + start}",
+                fix="the file is damaged there"
+                + (f": --samples 0:{self.records} takes those before it" if self.records else ""),
+            )
 
     def _with(self, stats: StatsByName) -> StatsByName:
         """Return what is known together with `stats`."""
@@ -169,7 +168,7 @@ class Discovery:
         return before != {name: s.kind(self.records + count) for name, s in merged.items()}
 
     def _add(self, merged: StatsByName, count: int, places: Places | None) -> None:
-        if not self.records and not self._passed:
+        if not self.records:
             self.places = places
         elif self.places != places:
             self.places = None

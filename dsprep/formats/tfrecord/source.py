@@ -118,13 +118,6 @@ class TFRecordSource(Source):
             known |= {s.path: s.to_field() for s in options.fields if s.dtype is not None}
             available = {name: Feature(name, BYTES, f) for name, f in known.items()}
             return available, ["there are no records"]
-        if look.damaged is not None and not look.records:
-            record, start = look.damaged
-            raise FormatError(
-                "the CRC of the payload is wrong",
-                where=f"{self.path}, offset {start - framing.HEADER}, record {record}",
-                fix="the file is damaged there",
-            )
         try:
             if look.reason is not None or not look.stats:
                 raise look.reason or WireError("no features")
