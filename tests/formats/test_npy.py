@@ -302,27 +302,6 @@ def test_fields_are_named(tmp_path):
         dsprep.open(folder, fields("images@labels"))
 
 
-def test_doubtful_guesses_are_refused(tmp_path):
-    for name, arrays in {
-        "lengths": {"a": np.ones((3, 2)), "b": np.ones((5, 2))},
-        "scalar": {"a": np.ones((3, 2)), "b": np.ones(())},
-        "alike": {"cat": np.ones((3, 2)), "dog": np.ones((3, 2))},
-    }.items():
-        (tmp_path / name).mkdir()
-        for key, array in arrays.items():
-            np.save(tmp_path / name / key, array)
-        with pytest.raises(SchemaError, match=r"doubtful.*--sample-axis first"):
-            dsprep.open(tmp_path / name)
-        with dsprep.open(tmp_path / name, OpenOptions(sample_axis="none")) as source:
-            assert len(source) == 1
-            for key, array in source[0].items():
-                np.testing.assert_array_equal(array, arrays[key])
-        with dsprep.open(tmp_path / name, OpenOptions(sample_axis="first")) as source:
-            assert len(source) in (3, 5)
-    with dsprep.open(tmp_path / "alike", OpenOptions(sample_axis="groups")) as source:
-        assert source[:]["values"].shape == (2, 3, 2)
-
-
 @pytest.fixture
 def series(tmp_path):
     rng = np.random.default_rng(3)
