@@ -91,3 +91,4 @@ class TestTFRecordGzip(One, Read):
     format, options = "tfrecord", WriteOptions(compress=Compression("gzip"))
     located = (False, False)
     parted = (False, False)
+    test_groups = None  # a GZIP file has none
