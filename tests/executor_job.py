@@ -49,8 +49,6 @@ CHUNKS = {"chunk": 20, "write_options": WriteOptions(zarr_shard=0)}
 CASES += [
     ("hdf5", "fixed-files", {}, None),
     ("hdf5", "mixed.tfrecord", {**ONE, "shuffle": 3}, "buckets"),
-    ("lmdb", "fixed.h5", {}, None),
-    ("lmdb", "fixed-files", {**ONE, "duplicate": 2}, None),
     ("tfrecord", "fixed-files", {"samples": "20:280"}, None),
     ("tfrecord", "fixed.h5", {**ONE, **SPLIT}, "direct"),
     ("zarr", "fixed.h5", {**CHUNKS, "compress": "zstd:1"}, None),
@@ -59,7 +57,7 @@ CASES += [
 """Of one file each, which is written in parts."""
 
 
-FEW = (1, 5, 9, 15)
+FEW = (1, 5, 9, 13)
 """Cases that differ most: for those executors that do the same work in another place."""
 
 
