@@ -230,7 +230,10 @@ def _windows(file: Handle, start: int, room: int) -> Iterator[tuple[int, Bytes]]
     def read(k: int) -> tuple[int, Bytes]:
         at = starts[k]
         memory = buffers[k % AHEAD][: room + min(nbytes, file.nbytes - at)]
-        file.read_into(memory[room:], at)
+        if file.fd >= 0:
+            file.read_into(memory[room:], at)
+        else:  # by one request
+            memory[room:] = np.frombuffer(file.pread_blocks(len(memory) - room, [at])[0], np.uint8)
         return at, memory
 
     buffers = [np.empty(room + nbytes, np.uint8) for _ in range(min(AHEAD, len(starts)))]
