@@ -227,7 +227,7 @@ def test_quiet_commands_still_tell_losses_and_differences(train, tmp_path):
         file["odd"] = np.arange(7)
     first = ("--sample-axis", "first")
     assert "left out odd" in run("convert", train, tmp_path / "a.h5", "-q", *first).err
-    words = (*first, "-b", "1", "--shard-size", "1B", "--no-measure", "-q")
+    words = (*first, "-b", "1", "--shard-size", "1B", "--no-measure", "--no-sync", "-q")
     assert "has one sample" in run("repack", train, tmp_path / "b.h5", *words).err
     assert "contradict" in fails("convert", train, tmp_path / "c.h5", "-q", "-v", code=2)
     with h5py.File(tmp_path / "a.h5", "r+") as file:

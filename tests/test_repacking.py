@@ -289,7 +289,7 @@ def test_the_command(origins, tmp_path):
         (("-b", "0"), "samples"),
         (("-b", "many"), "buffer-size"),
         (("--stripe-size", "3000B"), "power of two"),
-        (("--shuffle", "x"), "seed"),
+        (("--shuffle", "x"), "--shuffle"),
         (("--split", "a=2"), "split"),
         (("--group-by", "label"), "--split"),
         (("--to", "hdf5", "--zip"), "zarr"),
