@@ -237,6 +237,8 @@ def _epoch_requests(
 
 def _note_of_small_files(files: int, nbytes: int) -> list[str]:
     """Return a line if a Reader opens more files at a time than it should."""
+    if files == 1:
+        return []
     from dsprep.reader.units import BUFFER_FILES, BUFFER_NBYTES
 
     if files <= BUFFER_FILES or nbytes >= files * (BUFFER_NBYTES // BUFFER_FILES):
