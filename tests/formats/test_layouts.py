@@ -300,7 +300,7 @@ LAYOUTS = [
     *[(shapes_that_differ, kind, WRITE) for kind in FILES],
     *[
         (counted_rows, f"{kind} {table}", "--field x=x@where --field label")
-        for kind in ("h5", "npz")
+        for kind in FILES
         for table in ("offsets", "first and count", "begin and end")
     ],
     (days, None, READ),

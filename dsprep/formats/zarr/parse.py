@@ -27,6 +27,7 @@ from dsprep.formats.ragged import (
     ArrayTree,
     RaggedRows,
     find_tables,
+    indexed,
     route_of,
     table_paths,
 )
@@ -96,7 +97,12 @@ class ZarrSource(Source):
         if not requested and not listed and mode != "none":
             check_arrays(readings, self.path)
         axis = samples.choose(
-            shapes, mode, self.path, named=bool(requested), grouped=fields.stated.grouped
+            shapes,
+            mode,
+            self.path,
+            named=bool(requested),
+            grouped=fields.stated.grouped,
+            more=fields.indexed,
         )
         notes = [] if requested else fields.notes
         self._count, notes = axis.count, [*axis.notes, *notes]
@@ -276,6 +282,7 @@ class StoreFields:
                 self.stated.refused = "this is an OME-Zarr image or plate", OME_FIX
             if options.sample_axis != "none":
                 rows = find_tables(tree, tree.groups, self._array)
+        self.indexed = partial(indexed, tree, self._array)
         own = groups.get("", {}).get(STATIC)
         for name in own if order and isinstance(own, list) else ():
             self.stated.aside[str(name)] = samples.STATIC
