@@ -66,7 +66,8 @@ class Mount:
             fields = list(found)
             fields[1] += self.inodes
             fields[2] = fields[2] if self.device is None else self.device
-            more = {n: getattr(found, n) for n in dir(found) if n.startswith("st_")}
+            names = {n for n in dir(found) if n.startswith("st_")} - {*found.__match_args__}
+            more = {name: getattr(found, name) for name in names}
             mtime, ctime = found.st_mtime_ns, found.st_ctime_ns
             if self.follows:
                 ctime = mtime
