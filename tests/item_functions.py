@@ -70,6 +70,13 @@ def failing(i):
     return several(i)
 
 
+def refusing(i):
+    """Fail for one item."""
+    if i == 7:
+        raise ValueError(f"there is no {i}")
+    return several(i)
+
+
 def failing_after(i):
     """Fail after some samples."""
     yield sample(i)

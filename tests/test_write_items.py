@@ -93,7 +93,7 @@ def test_processes(whole, tmp_path, monkeypatch):
         write(tmp_path / "set.h5", function=several, executor=pool)
         assert digests(tmp_path) == whole
         for error, function, told in [
-            (ItemError, item_functions.failing, r"item 7 \(7\): the function failed: ValueError"),
+            (ItemError, item_functions.refusing, r"item 7 \(7\): the function failed: ValueError"),
             (ItemError, item_functions.odd, r"item 3 \(3\): .*Odd: 1 and 2"),
         ]:
             with pytest.raises(error, match=told) as caught:
