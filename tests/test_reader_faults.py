@@ -358,7 +358,11 @@ def script(path: Path, body: str, **options: Any) -> subprocess.Popen[str]:
     code = textwrap.dedent(text) + textwrap.dedent(body)
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", code], stdout=pipe, stderr=pipe, text=True, **options
+        [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", code],
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        **options,
     )
 
 
