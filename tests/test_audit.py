@@ -302,6 +302,7 @@ IMPOSSIBLE = [
     ({"remainder": "all"}, "remainder is 'all'"),
     ({"resume_at": 1}, "resuming takes both"),
     ({"repeats": 2}, "those of mini-epochs"),
+    ({"drop_last": True}, "there is no option drop_last"),
     ({"mini_epochs": 1, "repeats": dsprep.repeats.Patience()}, "decided by training"),
     ({"mini_epochs": 1, "batch_size": 999, "remainder": "drop"}, "drop leaves nothing"),
     ({"resume_at": -1, "resume_ranks": 2}, "resume_at is -1"),
