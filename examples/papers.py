@@ -183,7 +183,7 @@ def main() -> None:
         ours = "-" if cell.ours is None else f"{cell.ours:.4g}{'*' * cell.calibrated}"
         ratio = "-" if cell.ratio is None else f"{cell.ratio:.2f}"
         where = f"{cell.source}, {cell.row}, {cell.column}"
-        print(f"{where:<70} {cell.paper:>10,} {ours:>10} {ratio:>6}")
+        print(f"{where:<70} {round(cell.paper, 4):>10,} {ours:>10} {ratio:>6}")
 
 
 if __name__ == "__main__":

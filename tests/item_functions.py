@@ -129,34 +129,9 @@ class Mute(Exception):
         raise RuntimeError
 
 
-def mute(i):
-    """Raise it."""
-    if i % 3 == 1:
-        raise Mute
-    return small(i)
-
-
 def never(i):
     """Fail for all items."""
     raise (Mute if i % 10 == 9 else KeyError if i % 2 else ValueError)(i)
-
-
-def counted(item):
-    """Write down for which items it is called."""
-    number, log = item
-    with Path(log).open("a") as file:
-        file.write(f"{number}\n")
-    return several(number)
-
-
-def edited(i):
-    """Give a sample."""
-    return sample(i)
-
-
-def bulky(i):
-    """Give samples of 300 kB, of which few fit into a block."""
-    return [{"x": np.full(75_000, i, "f4"), "n": j} for j in range(i % 3)]
 
 
 def small(i):

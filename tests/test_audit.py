@@ -189,6 +189,47 @@ def test_a_group_that_leaves_its_pool_is_found(root, monkeypatch):
     assert "not in the pool" in said[0, 0, 1]
 
 
+def test_an_empty_mini_epoch_is_found(root, monkeypatch):
+    said = wrong_parts(root, monkeypatch, lambda which, g: g[: -which.part % 4 * len(g)])
+    assert said[0, 0, 0] == "the mini-epoch has no group"
+
+
+def test_parts_that_are_not_fixed_are_found(root, monkeypatch):
+    real = MiniEpochs.groups
+
+    def redrawn(self, edges, seed, which, *, shuffled):
+        return real(MiniEpochs(4, (1,), True), edges, seed, which, shuffled=shuffled)
+
+    monkeypatch.setattr(MiniEpochs, "groups", redrawn)
+    found = dsprep.audit(root / "grouped.h5", 2, 8, epochs=2, mini_epochs=4, recompose=False)
+    said = [" ".join(e.problems) for e in found.epochs]
+    assert not any(said[:4])
+    assert "not one of those of the first epoch" in said[4]
+
+
+def test_a_sample_of_another_mini_epoch_is_found(root, monkeypatch):
+    slots = Sequence.positions
+
+    def strange(self, unit):
+        samples, places = slots(self, unit)
+        others = np.setdiff1d(np.arange(len(self.edges) - 1), self.groups)
+        return np.append(samples[:-1], self.edges[others[0]]), places
+
+    monkeypatch.setattr(Sequence, "positions", strange)
+    found = dsprep.audit(root / "grouped.h5", 1, 8, mini_epochs=16, repeats=1)
+    said = found.epochs[0].problems
+    assert "samples of other mini-epochs: 1" in said
+    assert "samples that never come: 1, not 0" in said
+
+
+def test_a_mini_epoch_without_a_step_is_found(root):
+    found = dsprep.audit(root / "grouped.h5", 1, 125, mini_epochs=8, remainder="drop")
+    assert {e.problems for e in found.epochs if not e.runs[0].steps} == {
+        ("not one full batch for every rank: no sample comes",)
+    }
+    assert not found.kept
+
+
 def test_mini_epochs_by_command(root):
     good = ("audit", root / "grouped.h5", "-P", 2, "-M", 8, "-E", 2, "--mini-epochs", 4)
     done = run(*good, "--repeats", "1, 3", "--fixed-parts")
@@ -214,28 +255,39 @@ def problems(root, **options):
     return " ".join(found.epochs[0].problems)
 
 
-def test_overlapping_shares_are_found(root, monkeypatch):
-    def overlapping(self, world_size, rank, batch_size):
-        dealt = order.share(len(self), world_size, rank, batch_size, self.remainder)
-        return replace(dealt, start=max(0, dealt.start - 1))
+WRONG_SHARES = [
+    (  # of rank 0 and of rank 1; the last one
+        lambda dealt, rank: replace(dealt, start=max(0, dealt.start - 1)),
+        ("samples that come more than once: 1", "samples that never come: 1, not 0"),
+    ),
+    (
+        lambda dealt, rank: replace(dealt, steps=dealt.steps + (rank == 0)),
+        ("different numbers of steps: [32, 33]",),
+    ),
+]
 
-    monkeypatch.setattr(Epoch, "share", overlapping)
+
+@pytest.mark.parametrize(("wrong", "told"), WRONG_SHARES, ids=["overlapping", "uneven"])
+def test_wrong_shares_are_found(root, monkeypatch, wrong, told):
+    def shared(self, world_size, rank, batch_size):
+        return wrong(order.share(len(self), world_size, rank, batch_size, self.remainder), rank)
+
+    monkeypatch.setattr(Epoch, "share", shared)
     said = problems(root)
-    assert "samples that come more than once: 1" in said  # of rank 0 and of rank 1
-    assert "samples that never come: 1, not 0" in said  # the last one
+    assert all(words in said for words in told)
 
 
-def test_a_sample_that_comes_twice_in_a_unit_is_found(root, monkeypatch):
-    slots = Sequence.positions
+WRONG_PLACES = [
+    (lambda samples, places: (np.append(samples[:-1], samples[-2:-1]), places), "more than once: "),
+    (lambda samples, places: (samples, 0 * places), "two samples have one slot"),
+]
 
-    def twice(self, unit):
-        samples, places = slots(self, unit)
-        return np.append(samples[:-1], samples[-2:-1]), places
 
-    monkeypatch.setattr(Sequence, "positions", twice)
-    said = problems(root)
-    assert "samples that come more than once: " in said
-    assert "never come: " in said
+@pytest.mark.parametrize(("wrong", "told"), WRONG_PLACES, ids=["twice", "one slot"])
+def test_wrong_samples_of_a_unit_are_found(root, monkeypatch, wrong, told):
+    positions = Sequence.positions
+    monkeypatch.setattr(Sequence, "positions", lambda self, unit: wrong(*positions(self, unit)))
+    assert told in problems(root)
 
 
 def test_a_missing_unit_is_found(root, monkeypatch):
@@ -302,6 +354,7 @@ IMPOSSIBLE = [
     ({"remainder": "all"}, "remainder is 'all'"),
     ({"resume_at": 1}, "resuming takes both"),
     ({"repeats": 2}, "those of mini-epochs"),
+    ({"drop_last": True}, "there is no option drop_last"),
     ({"mini_epochs": 1, "repeats": dsprep.repeats.Patience()}, "decided by training"),
     ({"mini_epochs": 1, "batch_size": 999, "remainder": "drop"}, "drop leaves nothing"),
     ({"resume_at": -1, "resume_ranks": 2}, "resume_at is -1"),

@@ -28,6 +28,7 @@ from dsprep.bench.strategies.lmdbio import records as lmdbio_records
 from dsprep.bench.task import Task
 from dsprep.errors import UsageError
 from dsprep.reader.engines import direct
+from dsprep.reader.node.tokens import Local
 
 COUNT = 103
 X = np.random.default_rng(7).random((COUNT, 5, 31), np.float32)
@@ -282,8 +283,17 @@ def test_each_step_reads_as_it_says(places, asked, monkeypatch):
         walked.append((first, stop))
         return real(self, first, stop)
 
+    def turning(real):
+        def wrapped(*args):
+            turns.append(len(asked))
+            return real(*args)
+
+        return wrapped
+
     monkeypatch.setattr(lmdbio_records.Cursor, "values", counted)
-    calls = {}
+    for call in ("acquire", "release"):
+        monkeypatch.setattr(Local, call, turning(getattr(Local, call)))
+    calls, turns = {}, []
     for name in STEPS:
         with opened(name, places) as strategy:
             asked.clear()
@@ -291,6 +301,7 @@ def test_each_step_reads_as_it_says(places, asked, monkeypatch):
             found = [i for item in strategy.epoch(0) for i in item["y"].tolist()]
             assert found == list(range(COUNT))
         calls[name.removeprefix("lmdbio-")] = len(asked), len(walked)
+        assert turns == ([0, 1, 1, 2] if name == "lmdbio-stag" else [])  # a read in each turn
     steps = -(-COUNT // 8)
     assert calls["lmm"] == calls["dm"] == (0, steps)
     assert calls["dio"] == (steps, steps)

@@ -144,6 +144,25 @@ def test_a_copy_without_one_of_its_tables_is_made_again(origin, tmp_path, name):
     assert len(list(tmp_path.iterdir())) == 2  # the lock, too
 
 
+@pytest.mark.parametrize("synced", [True, False])
+def test_what_may_have_been_lost_with_the_kernel_is_made_again(
+    origin, tmp_path, monkeypatch, synced
+):
+    epoch(origin, tmp_path)
+    copy = Copy(the_copy(tmp_path))
+    copy.sync() if synced else copy.not_synced()
+    copy.close()
+    monkeypatch.setattr("dsprep.cache.copies.boot", lambda: "another")
+    assert (epoch(origin, tmp_path).copied_nbytes == 0) == synced
+
+
+def test_a_dataset_that_was_replaced_has_another_copy(tmp_path):
+    epoch(made(tmp_path), tmp_path / "cache")
+    with dsprep.Reader(made(tmp_path, 1), 8, cache=tmp_path / "cache") as reader:
+        assert checked(reader, 1) == COUNT
+        assert reader.stats[0].copied_nbytes
+
+
 # --- others --------------------------------------------------------------------------------------
 
 

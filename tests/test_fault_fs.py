@@ -63,9 +63,6 @@ MODES = {
 }  # fmt: skip
 """What may be missing or odd; together, so that few mounts suffice."""
 
-OF_A_COPY = ("mtime_ns", "inode", "sampled", "lineage")
-"""What of a sidecar is of one copy of the data alone."""
-
 SECONDS = 300.0
 """How long one test may take here before its file system is ended."""
 

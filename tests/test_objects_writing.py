@@ -349,7 +349,15 @@ def test_what_exists_is_not_replaced_unasked(source, server):
         ({"to": "zarr"}, {"to": "zarr", "chunk": 50}),
     ],
 )
-def test_overwrite(before, after, source, server, tmp_path):
+def test_overwrite(before, after, source, server, tmp_path, monkeypatch):
+    remove = ObjectStore.remove
+
+    def removed(self, name):  # while the sidecar is there, so are the data that it is of
+        if "/out" in name and ".dsprep" not in name:
+            assert "/b/out.dsprep.json" not in server.objects
+        remove(self, name)
+
+    monkeypatch.setattr(ObjectStore, "remove", removed)
     dsprep.convert(source, "s3://b/out", **{"to": "hdf5", **before})
     with dsprep.open("s3://b/out") as reading:
         reading[:1]

@@ -327,6 +327,8 @@ def test_a_cache_and_mini_epochs(grouped):
 def test_what_cannot_be_planned(grouped, tmp_path):
     command = ("plan", grouped, *JOB.split(), "--storage")
     assert "there is no storage" in fails(*command, "none.json", code=2)
+    assert "those of --tier" in fails(*command, HAND, "-E", 3, code=2)
+    assert "those of --simulate" in fails(*command, HAND, "--targets", 3, code=2)
     assert "--simulate needs" in fails(*command, "latency=1ms,stream=1GB/s", "--simulate", code=2)
     damaged = tmp_path / "s.json"
     damaged.write_text(json.dumps({**storage().to_json(), "call_seconds": -1}))

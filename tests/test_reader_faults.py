@@ -41,7 +41,6 @@ from dsprep.storage import scatter
 
 COUNT = 100
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (300,)), Field("y", np.dtype("<i8"))))
-Take = Callable[..., int]
 
 
 @pytest.fixture(autouse=True)

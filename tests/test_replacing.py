@@ -177,9 +177,9 @@ def test_a_reader_waits_for_the_second_rename(tmp_path):
     held.release()
 
 
-@pytest.mark.parametrize("refusal", ["ENOSYS", "EINVAL", "EXDEV", "no such call"])
+@pytest.mark.parametrize("refusal", ["", "ENOSYS", "EINVAL", "EXDEV", "no such call"])
 def test_names_that_cannot_be_exchanged(refusal, tmp_path, monkeypatch):
-    """Two renames do, and the report says so; a file takes one."""
+    """Two renames do, and the report says so; a file takes one, and what can be exchanged none."""
 
     class System:
         if refusal != "no such call":
@@ -188,9 +188,13 @@ def test_names_that_cannot_be_exchanged(refusal, tmp_path, monkeypatch):
                 ctypes.set_errno(getattr(errno, refusal))
                 return -1
 
-    monkeypatch.setattr(atomic.ctypes, "CDLL", lambda *_, **__: System())
+    if refusal:
+        monkeypatch.setattr(atomic.ctypes, "CDLL", lambda *_, **__: System())
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    exchanged = atomic.exchange(tmp_path / "a", tmp_path / "b")
     make(tmp_path / "origin.h5", 1)
-    for name, notes in (("set.zarr", 1), ("set.h5", 0)):
+    for name, notes in (("set.zarr", not exchanged), ("set.h5", 0)):
         target = tmp_path / name
         for overwrite in (False, True):
             report = dsprep.convert(

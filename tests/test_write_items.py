@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -295,13 +296,21 @@ def test_what_is_left_is_neither_continued_nor_discarded_unasked(whole, tmp_path
     assert digests(tmp_path) == whole
 
 
-@pytest.mark.parametrize("damage", ["data", "flip", "part.json", "rename", "gone", "known.json"])
+@pytest.mark.parametrize(
+    "damage", ["data", "flip", "part.json", "rename", "overlap", "gone", "known.json"]
+)
 def test_parts_that_are_not_whole_are_made_again(damage, whole, tmp_path, monkeypatch):
     target = tmp_path / "set.h5"
     left(target, monkeypatch)
     part = next(iter(working(target).glob("part-*")))
     if damage == "rename":
         part.rename(part.with_name("part-0-61"))
+    elif damage == "overlap":  # of a worker that was taken for dead
+        others = [p for p in part.parent.glob("part-[!0]*") if (p / "data").stat().st_size]
+        content = spec.read_record(others[0] / "part.json")
+        content["start"] -= 1
+        late = part.with_name(f"part-{content['start']}-{content['stop']}")
+        spec.write_record(content, shutil.copytree(others[0], late) / "part.json")
     elif damage == "gone":
         remove(part)
     elif damage == "known.json":

@@ -1,4 +1,4 @@
-"""The task of one process of a benchmark, its measures, and the work of a step."""
+"""The task of one process of a benchmark, and its measures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Conditions:
     stagger: int = 1  # readers that read at a time, where the strategy staggers
     readers_per_node: int = 1  # processes that read for all, where the strategy has such
     engine: str = "buffered"  # of the `Reader` and of the limit; see `dsprep.reader.engines`
-    compute: str = "none"  # what a step does with its batch; see `parse_compute`
+    compute: str = "none"  # what a step takes beside reading; see `parse_compute`
     cold: bool = False  # whether the data are dropped from the page cache before each epoch
     check: bool = True  # whether all that is delivered is summed up, in one more epoch
     tier: Path | None = None  # a directory of the fast tier, where the strategy has a cache

@@ -105,7 +105,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     warnings.simplefilter("ignore")  # libraries' remarks to programmers; dsprep's are its notes
-    if sys.argv[1:2] != ["bench"]:  # the only command that multiplies matrices
+    if sys.argv[1:2] != ["bench"]:  # which runs loaders of the user's own
         # When numpy is imported, OpenBLAS starts a thread per core, which takes 0.1 s of them.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code: object = None

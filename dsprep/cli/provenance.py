@@ -281,10 +281,13 @@ def _print_explained(facts: dict[str, Any]) -> None:
             print_rows([(f"  {k}", v) for k, v in field.items() if k not in ("field", "type")])
             if "no offsets" in field:
                 say(f"  remedy: dsprep convert {facts['dataset']} DST")
-        for name in ("groups", "checksums"):
-            say(*([f"{name}: {layout[name]}"] if layout[name] else []))
+        lines = [f"{name}: {layout[name]}" for name in ("groups", "checksums") if layout[name]]
         if layout["made with"]:
-            say("made with " + ", ".join(f"{k} {v}" for k, v in layout["made with"].items()))
+            lines.append(
+                "made with " + ", ".join(f"{k} {v}" for k, v in layout["made with"].items())
+            )
+        if lines:
+            say("", *lines)
     for line in facts["notes"]:
         note(line)
 

@@ -19,13 +19,13 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any, Protocol
 
 from dsprep.core.schema import DType, FieldSpec
 from dsprep.errors import UsageError
 from dsprep.formats.index_tables import IndexTable, Numbers, Route
-from dsprep.formats.samples import listed, show_reading
+from dsprep.formats.samples import MOST_READINGS, listed, show_reading
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
 _COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
@@ -37,6 +37,8 @@ _ENDS = re.compile(r"(?i)(.+)_(?:index|ends?)")
 _VALUES = re.compile(r"(?i)(?:.*[_.-])?(?:data|content|values?|indices|col_indices|cols?|flat|ir)")
 _DEEPEST = 6
 """Tables that lead to each other, at most."""
+_MOST_TABLES = 256
+"""Arrays that are looked at for `indexed`: each is opened, and there may be one for each sample."""
 
 
 class Tree(Protocol):
@@ -114,19 +116,24 @@ def find_tables(tree: Tree, groups: Iterable[str], open_rows: Open) -> RaggedRow
 
 def indexed(tree: Tree, open_rows: Open) -> list[tuple[str, str]]:
     """Return the readings of rows by an array that divides them, whatever their names are."""
-    readings = []
-    for name in tree.datasets:
-        counts = table_of([name], tree, open_rows)
-        forms = () if counts is None else (counts, replace(counts, form="pairs"))
-        for table in forms if counts is None or counts.form == "counts" else forms[:1]:
-            total, lengths = table.total(), {n: a.shape[:1] for n, a in tree.datasets.items()}
-            rows = [n for n in lengths if lengths[n] == (total,) and n != name]
+    readings, by_length = list[tuple[str, str]](), dict[tuple[int, ...], list[str]]()
+    for name, array in tree.datasets.items():
+        by_length.setdefault(array.shape[:1], []).append(name)
+    tables = ((name, table_of([name], tree, open_rows)) for name in tree.datasets)
+    candidates = ((name, table) for name, table in tables if table is not None)
+    for name, counts in islice(candidates, _MOST_TABLES):
+        forms = [counts, *([replace(counts, form="pairs")] if counts.form == "counts" else [])]
+        for table in forms:
+            total = table.total() or 0
+            rows = [n for n in by_length.get((total,), ()) if n != name]
             if not total or total == table.rows or not rows or not table.partitions(total):
                 continue
-            beside = [n for n in lengths if lengths[n] == (table.rows,) and n != name]
+            beside = [n for n in by_length.get((table.rows,), ()) if n != name]
             fields = [*(f"{n}={n}@{name}" for n in rows), *beside]
             option = " ".join(f"--field {shlex.quote(spec)}" for spec in fields)
             readings.append((option, show_reading(table.rows, [*rows, *beside])))
+        if len(readings) >= MOST_READINGS // 2:  # others are shown, too
+            break
     return readings
 
 

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -41,7 +41,7 @@ ONE_SAMPLE = "the file is taken as one sample (--sample-axis first counts the fi
 
 
 class Sized(NamedTuple):
-    """The shape of an array, its bytes, and what its first axis is called if the file names it.
+    """The shape of an array, its bytes, its dtype, and the name of its first axis, if it has one.
 
     Arrays whose first axes have two names do not belong to the same samples, whatever their length.
     """
@@ -49,6 +49,7 @@ class Sized(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int
     axis: str = ""
+    dtype: np.dtype[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -317,10 +318,9 @@ def ambiguous(
 
 def _alike(beside: Beside, member: str, arrays: Mapping[str, Sized]) -> bool:
     """Whether the arrays that a member has in all groups differ in their first axes at most."""
-    shapes = [arrays[f"{group}/{member}".rstrip("/")].shape for group in beside.groups]
-    return len({(len(shape), shape[1:]) for shape in shapes}) == 1 and (
-        member != "" or shapes[0] != ()
-    )
+    every = [arrays[f"{group}/{member}".rstrip("/")] for group in beside.groups]
+    kinds = {(each.dtype, len(each.shape), each.shape[1:]) for each in every}
+    return len(kinds) == 1 and (member != "" or every[0].shape != ())
 
 
 def show_reading(count: int, names: Sequence[str]) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from dsprep.errors import SchemaError
-from dsprep.formats.samples import listed
+from dsprep.errors import AmbiguousError
+from dsprep.formats.samples import Sized, choose, show_reading
 
 PARTS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -30,10 +30,6 @@ HINT = re.compile("(?i)train|dev|eval|val|test")
 
 _HINT_BYTES = re.compile(HINT.pattern.encode())
 _FORM = bytes(ord("0") if 48 <= c < 58 else c for c in range(256))
-
-MOST_NAMED = 8
-"""Fields that a message lists for a part, at most."""
-
 
 def parts_of(name: str) -> frozenset[str]:
     """Return the parts that a name states, mostly none or one.
@@ -82,22 +78,22 @@ def without_part(name: str) -> str:
     return re.sub(r"[\W_]*([\W_])[\W_]*", r"\1", _WORDS.sub(rest, name)).strip("/_-. ")
 
 
-def check_arrays(names: Iterable[str], where: object) -> None:
-    """Raise `SchemaError` if arrays of a file differ in nothing else than the part they name."""
-    names = [name for name in names if "/" not in name]
+def check_arrays(arrays: Mapping[str, Sized], where: object) -> None:
+    """Raise `AmbiguousError` if arrays of a file differ in nothing else than the part they name."""
+    names = [name for name in arrays if "/" not in name]
     stems = Counter(map(without_part, names))
     parts = [*by_part(n for n in names if stems[without_part(n)] > 1).values()]
     if len(parts) > 1:
-        raise SchemaError(
+        firsts = [choose({n: arrays[n] for n in part}, "first") for part in parts]
+        raise AmbiguousError(
             "its arrays are named as parts of a dataset, not as the fields of one",
+            [(_options(f.names), show_reading(f.count, f.names)) for f in firsts],
             where=where,
-            found="; ".join(map(listed, parts)),
-            fix="name the fields of one part: " + ", or ".join(map(_options, parts)),
+            fix="name the fields that are meant: --field NEW=NAME",
         )
 
 
-def _options(names: list[str]) -> str:
+def _options(names: Iterable[str]) -> str:
     """Return the options that take some arrays, called as they are without their part."""
-    pairs = ((without_part(name) or name, name) for name in names[:MOST_NAMED])
-    options = (f"--field {shlex.quote(n if c == n else f'{c}={n}')}" for c, n in pairs)
-    return " ".join(options) + (" ..." if len(names) > MOST_NAMED else "")
+    pairs = ((without_part(name) or name, name) for name in names)
+    return " ".join(f"--field {shlex.quote(n if c == n else f'{c}={n}')}" for c, n in pairs)

@@ -93,12 +93,14 @@ class OrderOptions:
         cls,
         path: Paths,
         batch_size: int,
+        order: OrderArguments,
         *,
         remainder: Remainder,
         sidecar: str | Path | None,
         **more: Any,
     ) -> Self:
         """Return options as verbs take them: `remainder` as a word, and the dataset's sidecar."""
+        check_names(order, OrderArguments.__annotations__)
         check_word("remainder", remainder, REMAINDERS)
         return cls(
             path if sidecar is None else sidecar,
@@ -106,6 +108,7 @@ class OrderOptions:
             drop_last=remainder == "drop",
             pad=remainder == "pad",
             data=None if sidecar is None else path,
+            **order,
             **more,
         )
 

@@ -84,6 +84,15 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
                 files.append((path, format))
     if not files:
         raise UsageError("no dataset is named")
+    seen = set[Path]()
+    for path, _ in files:
+        if (at := path.absolute()) in seen:
+            raise UsageError(
+                "the file is named twice",
+                where=path,
+                fix="name it once; dsprep repack --duplicate K gives each sample K times",
+            )
+        seen.add(at)
     return files, notes
 
 

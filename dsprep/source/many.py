@@ -46,11 +46,11 @@ from dsprep.storage.paths import Candidate, common_path
 MAX_OPEN = 8
 """Files of one dataset that are kept open at the same time, besides those being read."""
 
-RESCALING = ("scale_factor", "add_offset", "_Unsigned")
-"""Attributes that say which value a stored number stands for."""
-
 RECENT = 1
 """Those of them that are expected to be read again at once."""
+
+RESCALING = ("scale_factor", "add_offset", "_Unsigned")
+"""Attributes that say which value a stored number stands for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Column, Field, Ragged
-from dsprep.errors import SchemaError, UnsupportedError
+from dsprep.errors import SchemaError, UnsupportedError, UsageError
 from dsprep.formats.base import Source
-from dsprep.formats.fields import wanted
+from dsprep.formats.fields import missing_field, wanted
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions, not_enough
 from dsprep.formats.samples import Sized, ambiguous, groups_named, listed
@@ -81,10 +81,14 @@ class TurnedSource(Source):
     def _groups(self, options: OpenOptions) -> dict[str, list[str]]:
         """Return the fields of the file that have the samples, by the names of their members."""
         beside = groups_named(self.base.schema.names, options.fields)
-        if len(beside) != 1:
+        if not beside:
+            raise SchemaError("there are no groups side by side", where=self.path, fix=WAY_OUT)
+        if len(beside) > 1:
             arrays = {f.name: Sized(tuple(n or 0 for n in f.shape), 0) for f in self.base.schema}
             raise ambiguous("which groups are samples", arrays, self.path, groups_only=True)
         only = beside[0]
+        if not only.groups:
+            raise missing_field(only.pattern, self.base.schema.names, self.path)
         self._count, self._pattern = len(only.groups), only.pattern
         if only.odd and not options.fields:
             self._notes.append(f"{only.odd} holds other arrays, too")
@@ -109,7 +113,8 @@ class TurnedSource(Source):
             alike = {(f.dtype, f.kind, len(f.shape), f.shape[1:]) for f in kinds}
             if len(alike) > 1:
                 kinds_listed = listed(sorted({str(f) for f in kinds}), 2)
-                differing[member] = f"{member} differs in more than its first axis: {kinds_listed}"
+                what = member or self._pattern
+                differing[member] = f"{what} differs in more than its first axis: {kinds_listed}"
                 continue
             shape = first.shape
             if len({f.shape for f in kinds}) > 1:
@@ -126,6 +131,9 @@ class TurnedSource(Source):
         if not specs:
             self._notes += [f"left out {text}" for text in differing.values()]
         members = {m or "values": names for m, names in self._members.items()}
+        if self._keys_as in fields:
+            problem = f"--keys-as {self._keys_as}: there is a field of this name"
+            raise UsageError(problem, where=self.path)
         if self._keys_as is not None:
             fields[self._keys_as] = Field.opaque(self._keys_as, "str")
             members[self._keys_as] = self._keys

@@ -136,19 +136,6 @@ def read_each(
     return found
 
 
-def is_cached(fd: int, offset: int) -> bool | None:
-    """Whether a byte of a file is in the page cache; None where it cannot be asked for so."""
-    flag = getattr(os, "RWF_NOWAIT", None)
-    if flag is None:
-        return None
-    try:
-        return os.preadv(fd, [bytearray(1)], offset, flag) == 1
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-
-
 def _again(call: Callable[..., Result], fd: int, argument: Any, offset: int) -> Result:
     """Return what a system call returns; EAGAIN is tried again (EINTR is by Python itself)."""
     pauses = iter(PAUSES)

@@ -154,7 +154,7 @@ def audit(
             "repeats that adapt are decided by training",
             fix="give those that were: repeats=dsprep.repeats.Replay(FILE)",
         )
-    options = OrderOptions.of(path, batch_size, remainder=remainder, sidecar=sidecar, **order)
+    options = OrderOptions.of(path, batch_size, order, remainder=remainder, sidecar=sidecar)
     with open_data(options.path, options.data) as opened:
         assigned = assign(options, opened, ranks)
         grouped = options.shuffle != "global" and group_edges(opened) is not None

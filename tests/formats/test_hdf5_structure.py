@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from support import NESTED, STRUCT, random_array, random_batch, raw, write_batch
 
 import dsprep
 from dsprep.core.schema import Arena, Field, Schema
-from dsprep.errors import AmbiguousError, FormatError, SchemaError, UsageError
+from dsprep.errors import FormatError, SchemaError, UsageError
 
 EXTENT = np.dtype([("first", "<u8"), ("N", "<u4"), ("ID", "<u4")])
 
@@ -234,5 +236,9 @@ def test_named_fields(tmp_path):
         assert len(source) == 12
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["x"] = np.zeros(3)
-    with pytest.raises(AmbiguousError, match="which groups are samples"):
+    with pytest.raises(SchemaError, match="no groups side by side"):
         dsprep.open(tmp_path / "b.h5", options(axis="groups"))
+    with pytest.raises(SchemaError, match=r"no field other\*"):
+        dsprep.open(tmp_path / "a.h5", options("x=other*/image"))
+    with pytest.raises(UsageError, match="a field of this name"):
+        dsprep.open(tmp_path / "a.h5", replace(options(axis="groups"), keys_as="label"))

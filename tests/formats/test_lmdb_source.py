@@ -18,9 +18,6 @@ from dsprep.storage.identity import ChangedError
 LMDB = Lmdb()
 
 
-RNG = np.random.default_rng(5)
-
-
 def test_many_small_records_and_long_keys(tmp_path):
     put(tmp_path / "a", ((b"%07d" % i, b"%d" % i) for i in range(25000)))
     put(tmp_path / "b", ((b"%0300d" % i, b"v" * (i % 90)) for i in range(2000)), per_commit=99)

@@ -28,7 +28,6 @@ from dsprep.storage.paths import Candidate
 
 TFR = load("tfrecord")
 ALL = dict(schemas())
-GZIP = WriteOptions(compress=Compression("gzip"))
 F4, I8 = np.dtype("<f4"), np.dtype("<i8")
 
 

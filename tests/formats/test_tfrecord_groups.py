@@ -28,7 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 TFR = load("tfrecord")
 ALL = dict(schemas())
 PLAIN = WriteOptions()
-UNEVEN = np.array([0, 5, 6, 13, 20, 21], np.int64)
 
 
 def check(path: Path, schema: Schema, batch: Batch, grouping: Grouping, groups: Groups) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from record_checks import write_groups
-from support import DTYPES, assert_same_batch, random_batch, raw, schemas, take, write_batch
+from support import DTYPES, assert_same_batch, random_batch, raw, take, write_batch
 
 import dsprep
 from dsprep.core.groups import Grouping, even
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 TFR = load("tfrecord")
 GZIP = WriteOptions(compress=Compression("gzip", 1))
-ALL = dict(schemas())
 WIDE = Schema(
     (
         *(

@@ -78,9 +78,7 @@ def _table(report: BenchReport, rows: Sequence[Row], shown: Sequence[str]) -> st
         cells = f'<td colspan="{len(shown) + 1}">{text(row.failure)}</td>'
         if not row.failure:
             share = min(1.0, max(0.0, (row.median(RATE) or 0.0) / most)) if most > 0 else 0.0
-            bar = (
-                f'<svg width="120" height="10"><rect width="{120 * share:.1f}" height="10"/></svg>'
-            )
+            bar = f'<rect width="{120 * share:.1f}" height="10"/>'
             values = (text(show(name, row.measures.get(name))) for name in shown)
             cells = f'<td><svg width="120" height="10">{bar}</svg></td>' + "".join(
                 f"<td>{value}</td>" for value in values

@@ -56,7 +56,9 @@ def stage(
         show_envvar=False,
     ),
     every: bool = opt.switch("All nodes, which share the directory.", "--all"),
-    epochs: int = opt.value("N", "Epochs to stage.", "--epochs", "-E", default=1, min=1),
+    epochs: int = opt.value(
+        "N", "Epochs to stage; with --mini-epochs, of those.", "--epochs", "-E", default=1, min=1
+    ),
     first_epoch: int = opt.value("N", "The first of them.", default=0, min=0),
     manifest: Path | None = opt.value("FILE", "Write the ranges, in the order of their use."),
     cache_size: str | None = opt.value(

@@ -198,6 +198,7 @@ def walk(file: Any, where: object, *, follow: bool) -> Contents:
 
     contents, visited = Contents(file, where), set[int]()
     alike: dict[StoredType, StoredType] = {}  # there may be millions
+    plain_types: dict[tuple[Any, ...], StoredType] = {}
     with hdf5_errors(where, "the file cannot be listed"):
         stack = [("", file.id, b"/", int(h5o.get_info(file.id).addr))]
         while stack:
@@ -214,15 +215,20 @@ def walk(file: Any, where: object, *, follow: bool) -> Contents:
                 # Reversed, because the stack gives back the last one first.
                 stack.extend(reversed([*_members(item, f"{path}/" if path else "", contents)]))
             elif isinstance(item, h5d.DatasetID):
-                dataset = h5py.Dataset(item)
-                stored_type = _elsewhere(dataset, contents, follow) or stored_type_of(
-                    dataset, f"{where}, field {path}", attributed=attributed
-                )
+                space = item.get_space()
+                key = item.get_type().encode(), space.get_simple_extent_type(), space.shape
+                known = None if attributed else plain_types.get(key)
+                stored_type = _elsewhere(item, contents, follow) or known
+                if stored_type is None:
+                    dataset, at = h5py.Dataset(item), f"{where}, field {path}"
+                    stored_type = stored_type_of(dataset, at, attributed=attributed)
                 if isinstance(stored_type, str):
                     contents.left_out[path] = stored_type
                     continue
                 contents.datasets[path] = alike.setdefault(stored_type, stored_type)
-                names = attribute_names(dataset) if attributed else ()
+                if not attributed and not stored_type.vlen:
+                    plain_types[key] = stored_type
+                names = attribute_names(h5py.Dataset(item)) if attributed else ()
                 if has_attributes(names):
                     contents.attributed.add(path)
                 if _SCALE.issubset(names):
@@ -233,9 +239,9 @@ def walk(file: Any, where: object, *, follow: bool) -> Contents:
 _SCALE = frozenset(("CLASS", "NAME"))
 
 
-def _elsewhere(dataset: Any, contents: Contents, follow: bool) -> str | None:
+def _elsewhere(item: Any, contents: Contents, follow: bool) -> str | None:
     """Return why a dataset is not read that has its values in other files, None if it is."""
-    names = other_files(dataset)
+    names = other_files(item)
     if names and not follow:
         return f"its values are in other files, {listed(names)} (--follow-external reads it)"
     contents.elsewhere.update(dict.fromkeys(names))
@@ -290,11 +296,14 @@ def _links(group: Any, where: str) -> list[tuple[bytes, int | None]]:
 # --- other files -----------------------------------------------------------------------------
 
 
-def other_files(dataset: Any) -> list[str]:
-    """Return the names of the files that have the values of an `h5py.Dataset`, if others do."""
+def other_files(item: Any) -> list[str]:
+    """Return the names of the files that have the values of a dataset, if others do.
+
+    `item` is an open one: an `h5py.h5d.DatasetID`.
+    """
     from h5py import h5d
 
-    plist = dataset.id.get_create_plist()
+    plist = item.get_create_plist()
     if plist.get_layout() == h5d.VIRTUAL:
         names = map(plist.get_virtual_filename, range(plist.get_virtual_count()))
         return [*dict.fromkeys(names)] or ["."]
@@ -335,7 +344,7 @@ def sources(dataset: Any, where: str) -> list[tuple[Path, int]]:
             for inside in names:
                 if not isinstance(item := opened.get(inside), h5py.Dataset):
                     raise FormatError(f"the virtual dataset's source lacks {inside}", where=here)
-                if other_files(item):
+                if other_files(item.id):
                     raise FormatError(f"{inside} is virtual or external, too", where=here, fix=_FIX)
     return files
 

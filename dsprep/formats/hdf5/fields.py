@@ -83,8 +83,8 @@ class Fields:
         self._stated = self._state(file)
         self._datasets = self._contents.datasets
         self._arrays = {
-            p: samples.Sized(stored_type.shape, stored_type.nbytes, self._stated.axes.get(p, ""))
-            for p, stored_type in self._datasets.items()
+            p: samples.Sized(held.shape, held.nbytes, self._stated.axes.get(p, ""), held.dtype)
+            for p, held in self._datasets.items()
             if options.fields or p not in self._stated.aside
         }
         left_out = {p: f"{p}: {reason}" for p, reason in self._contents.left_out.items()}

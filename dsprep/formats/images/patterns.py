@@ -118,9 +118,11 @@ def readings(names: Sequence[bytes]) -> list[tuple[str, str]]:
             keys = [{field.key(name) for name in names} - {None} for field in fields.values()]
             count = len(set.intersection(*keys))
             words = [f"--field {shlex.quote(f'{n}={f.text}')}" for n, f in fields.items()]
+            lacking = any(len(found) > count for found in keys)
             if count:
-                option = " ".join(words), f"{count:,} samples of {len(words)} files"
-                options.setdefault(frozenset(way.values()), option)
+                option = " ".join(words) + " --nulls drop-rows" * lacking
+                reading = option, f"{count:,} samples of {len(words)} files"
+                options.setdefault(frozenset(way.values()), reading)
     return [*options.values()]
 
 

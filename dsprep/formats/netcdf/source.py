@@ -79,8 +79,6 @@ def _sample_axis(
 ) -> SampleAxis:
     """Return which variables are fields, and how many samples they hold."""
     mode, named = options.sample_axis, bool(options.fields)
-    if not named and mode != "none":
-        check_arrays(variables, path)
     # Where there are no records yet, one is judged.
     rows = {name: max(1, header.records) if v.record else 1 for name, v in variables.items()}
     arrays = {
@@ -88,9 +86,12 @@ def _sample_axis(
             header.shape(v),
             rows[n] * v.nbytes,
             header.dimensions[v.dimensions[0]] if v.dimensions else "",
+            v.dtype,
         )
         for n, v in variables.items()
     }
+    if not named and mode == "auto":
+        check_arrays(arrays, path)
     inside = tuple(name for name, v in variables.items() if v.record)
     if inside and mode != "none":
         others = [name for name, v in variables.items() if not v.record]

@@ -144,20 +144,6 @@ def glue(features: Mapping[str, Value], begin: int, end: int) -> list[tuple[int,
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
 
 
-def parse_each(
-    buffer: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> list[dict[str, Value] | WireError]:
-    """Return what `parse` says of each of the messages ``buffer[start:start + length]``."""
-    data = buffer.data
-    parsed: list[dict[str, Value] | WireError] = []
-    for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True):
-        try:
-            parsed.append(parse(data, a, b))
-        except WireError as error:
-            parsed.append(error)
-    return parsed
-
-
 def join(values: Sequence[Value | None], type_: int) -> FeatureSpans:
     """Return one feature of n records, of which some may lack it, as `FeatureSpans`."""
     ranges = [r for v in values if v is not None for r in v.ranges]

@@ -94,8 +94,8 @@ class ZarrSource(Source):
             raise SchemaError(reason, where=self.path, fix=f"{fix}, or name fields: --field NAME")
         readings = fields.select(self.path)
         shapes = {n: fields.sized(n) for n in readings}
-        if not requested and not listed and mode != "none":
-            check_arrays(readings, self.path)
+        if not requested and mode == "auto":
+            check_arrays(shapes, self.path)
         axis = samples.choose(
             shapes,
             mode,
@@ -379,11 +379,12 @@ class StoreFields:
         """Return the shape of a field with its samples, its bytes, and what counts them."""
         reading = self.readings[name]
         if reading.single:
-            return samples.Sized((), reading.nbytes)
+            return samples.Sized((), reading.nbytes, dtype=reading.field.dtype)
         axis = self.stated.axes.get(name, "")
         if not (isinstance(reading, Parts) or self._own):
             axis = axis or (*reading.arrays[0].meta.axes, "")[0]
-        return samples.Sized((reading.count, *reading.field.inner), reading.nbytes, axis)
+        shape, dtype = (reading.count, *reading.field.inner), reading.field.dtype
+        return samples.Sized(shape, reading.nbytes, axis, dtype)
 
     def add_attributes(self, readings: Mapping[str, Reading]) -> None:
         """Add to the attributes of fields what is stated elsewhere."""

@@ -150,12 +150,12 @@ def stage(
     settings = ReaderOptions.of(
         path,
         batch_size,
+        order,
         remainder=remainder,
         sidecar=sidecar,
         cache=to,
         cache_size=cache_size,
         cache_bandwidth=bandwidth,
-        **order,
     )
     how = settings.cache_options(at_least("threads", threads, 1))
     nodes = _nodes(ranks, ranks_per_node, node, settings.mini_epochs)

@@ -8,8 +8,6 @@ from pathlib import Path
 from .filesystems import PATH
 from .spaces import Fabric, Node, Space, wait_for
 
-PACKAGES = ("slurmctld", "slurmd", "srun", "munged")
-
 
 class Slurm:
     """A SLURM cluster over nodes.
