@@ -31,6 +31,7 @@ HINT = re.compile("(?i)train|dev|eval|val|test")
 _HINT_BYTES = re.compile(HINT.pattern.encode())
 _FORM = bytes(ord("0") if 48 <= c < 58 else c for c in range(256))
 
+
 def parts_of(name: str) -> frozenset[str]:
     """Return the parts that a name states, mostly none or one.
 

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice, zip_longest
@@ -84,16 +85,20 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
                 files.append((path, format))
     if not files:
         raise UsageError("no dataset is named")
-    seen = set[Path]()
-    for path, _ in files:
-        if (at := path.absolute()) in seen:
-            raise UsageError(
-                "the file is named twice",
-                where=path,
-                fix="name it once; dsprep repack --duplicate K gives each sample K times",
-            )
-        seen.add(at)
+    _check_once([path for path, _ in files])
     return files, notes
+
+
+def _check_once(paths: list[Path]) -> None:
+    """Raise `UsageError` if a file is named twice."""
+    names = [os.path.abspath(path) for path in paths]
+    if len(set(names)) < len(names):
+        twice, _ = Counter(names).most_common(1)[0]
+        raise UsageError(
+            "the file is named twice",
+            where=paths[names.index(twice)],
+            fix="name it once; dsprep repack --duplicate K gives each sample K times",
+        )
 
 
 def _expand(text: str) -> list[Path]:

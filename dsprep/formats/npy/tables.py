@@ -69,7 +69,9 @@ class Tables:
         self.more = partial(indexed, tree, self._rows)
         skip = ragged.used | ragged.left_out if not specs else arrays.keys() - requested
         self.sized = {
-            name: Sized(a.shape, a.stored, dtype=a.dtype) for name, a in arrays.items() if name not in skip
+            name: Sized(a.shape, a.stored, dtype=a.dtype)
+            for name, a in arrays.items()
+            if name not in skip
         }
         for name, route in self.routes.items():
             stored = inside.arrays[self._paths[name]].stored
