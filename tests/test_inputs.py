@@ -334,7 +334,7 @@ def test_on_break(folder):
 def test_a_file_named_twice_odd_links_and_lists_with_a_mark(folder, tmp_path):
     (tmp_path / "d/loop.h5").symlink_to("loop.h5")
     again = tmp_path / "d" / ".." / "d" / folder[1].name
-    with pytest.raises(UsageError, match="f1.h5: the file is named twice"):
+    with pytest.raises(UsageError, match="named twice"):
         dsprep.Reader([folder[1], folder[0], again], 4)
     with dsprep.Reader(folder[2:], 4) as reader:  # the link beside them means nothing
         assert sorted(values(reader)) == [*range(20, 40)]

@@ -91,7 +91,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
 
 def _check_once(paths: list[Path]) -> None:
     """Raise `UsageError` if a file is named twice."""
-    names = [os.path.abspath(path) for path in paths]
+    names = [os.path.normpath(path.absolute()) for path in paths]
     if len(set(names)) < len(names):
         twice, _ = Counter(names).most_common(1)[0]
         raise UsageError(
