@@ -2,7 +2,6 @@
 
 ``mpiexec -n 4 python executor_job.py all ORIGIN FOLDER``: everything of `do_all`.
 ``mpiexec -n 4 python executor_job.py kill ORIGIN TARGET``: `killed`, in which a rank is killed.
-``mpiexec -n 4 python executor_job.py again ORIGIN TARGET``: the same, and none is killed.
 ``mpiexec -n 4 python executor_job.py stop ORIGIN TARGET``: the command line, where a rank stops.
 """
 
@@ -16,14 +15,11 @@ import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import dsprep
-from dsprep.core import groups
 from dsprep.executors import opened
-from dsprep.formats.options import WriteOptions
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
@@ -41,23 +37,11 @@ CASES = [
     ("tfrecord", "mixed.tfrecord", {**GROUPS, **SPLIT}, "buckets"),
     ("lmdb", "mixed-files", {**GROUPS, "shuffle": 3}, "direct"),
     ("zarr", "fixed.h5", {**GROUPS, **SPLIT, "compress": "gzip:1"}, "direct"),
+    ("hdf5", "mixed.tfrecord", {"buffer_size": 16, "stripe_size": "4KiB", "shuffle": 3}, "buckets"),
 ]
-"""Target's format, source, options, and the way of shuffling."""
+"""Target's format, source, options, and the way of shuffling; the last one is of one file."""
 
-ONE = {"buffer_size": 16, "stripe_size": "4KiB"}
-CHUNKS = {"chunk": 20, "write_options": WriteOptions(zarr_shard=0)}
-CASES += [
-    ("hdf5", "fixed-files", {}, None),
-    ("hdf5", "mixed.tfrecord", {**ONE, "shuffle": 3}, "buckets"),
-    ("tfrecord", "fixed-files", {"samples": "20:280"}, None),
-    ("tfrecord", "fixed.h5", {**ONE, **SPLIT}, "direct"),
-    ("zarr", "fixed.h5", {**CHUNKS, "compress": "zstd:1"}, None),
-    ("zarr", "mixed-files", ONE, None),
-]
-"""Of one file each, which is written in parts."""
-
-
-FEW = (1, 5, 9, 13)
+FEW = (1, 5, 8)
 """Cases that differ most: for those executors that do the same work in another place."""
 
 
@@ -75,10 +59,7 @@ def do_all(
             shuffle._choose = lambda *_, how=how: how
         try:
             target = folder / f"{number}-{to}"
-            with small_parts():
-                done = run(inputs, target, to=to, durable=False, executor=executor, **options)
-            reports = [done] if run is dsprep.convert else [report for _, report in done.parts]
-            assert not any(parallel.ALONE in report.notes for report in reports), number
+            run(inputs, target, to=to, durable=False, executor=executor, **options)
         finally:
             shuffle._choose = choose
     for name in ("fixed", "mixed"):
@@ -95,17 +76,6 @@ def do_all(
             with open_dataset(origin / one) as a, open_dataset(files(origin / other)) as b:
                 found.append(asdict(verify(a, b, share=share, limit=3, executor=executor)))
     (folder / "verdicts.json").write_text(json.dumps(found, default=str, indent=1))
-
-
-@contextmanager
-def small_parts():
-    """Have files written in parts of few samples, wherever these begin."""
-    before = parallel.PART_NBYTES, groups.PAGE
-    parallel.PART_NBYTES, groups.PAGE = 4000, 1
-    try:
-        yield
-    finally:
-        parallel.PART_NBYTES, groups.PAGE = before
 
 
 def files(folder: Path) -> list[Path]:
@@ -201,19 +171,14 @@ def main() -> None:
         else:
             import executor_job
 
-            if what == "kill":
-                parallel._do = executor_job.killing
+            parallel._do = executor_job.killing
             killed(origin, target, executor)
 
 
 def killed(origin: Path, target: Path, executor: Executor | None) -> None:
-    """Do a job that can be killed, of several files; or of one, if the target is called so."""
-    if target.name == "one":
-        with small_parts():
-            dsprep.convert(origin / "fixed.h5", target, to="tfrecord", executor=executor)
-    else:
-        options = {"to": "tfrecord", "samples_per_file": 30}
-        dsprep.convert(origin / "mixed.tfrecord", target, executor=executor, **options)
+    """Do a job that can be killed, of several files."""
+    options = {"to": "tfrecord", "samples_per_file": 30}
+    dsprep.convert(origin / "mixed.tfrecord", target, executor=executor, **options)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,12 @@ import itertools
 import os
 import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import (
-    MemoryOpening,
     MemorySource,
     assert_same_batch,
     epochs,
@@ -31,7 +27,7 @@ from support import (
 )
 
 import dsprep
-from dsprep import core, formats
+from dsprep import formats
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import DsprepError
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -44,14 +40,13 @@ from dsprep.storage.trees import data_files, remove
 from dsprep.verbs.check import check
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
-from dsprep.writing import parallel, shards, staging, transfer
+from dsprep.writing import shards, staging, transfer
 from dsprep.writing.job import RunOptions
 from dsprep.writing.plan import Cut
 from dsprep.writing.run import run_job
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (5, 3)), Field("y", np.dtype(">i8"))))
 RAGGED = Schema((*FIXED, Field("r", np.dtype("<u2"), (None, 2)), Field.opaque("b")))
-LARGE = Schema((Field("x", np.dtype("<f4"), (600,)), Field("y", np.dtype(">i8"))))
 QUICK = RunOptions(durable=False, workers=2)
 COUNT = 37
 
@@ -318,13 +313,10 @@ class FormatContract(SourceContract):
         How the format writes.
     located
         Of an output as `convert` and as `repack` write it.
-    parted
-        Whether several write one file of samples of one size, as `convert` and as `repack` do.
     """
 
     schema: Schema = RAGGED
     options: WriteOptions = WriteOptions()
-    parted: tuple[bool, bool] = (True, True)
 
     @pytest.fixture(params=[False, True])
     def grouped(self, request):
@@ -508,48 +500,6 @@ class FormatContract(SourceContract):
             assert self.digest() == expected
             assert not [p for p in tmp_path.iterdir() if "partial" in p.name]
 
-    @pytest.mark.parametrize(("fixed", "count"), [(None, COUNT), (FIXED, 200), (LARGE, COUNT)])
-    def test_parts(self, grouped, fixed, count, tmp_path, monkeypatch):
-        """One file that several write side by side, and that is killed anywhere, has its bytes."""
-        if fixed is FIXED and not self.parted[grouped]:
-            return  # one process writes it, as it does for others
-        self.schema = fixed or self.schema
-        self.take(random_batch(self.schema, count, longest=9))
-        self.source.opening = MemoryOpening(source=self.source)
-        make = self.repack if grouped else self.convert
-        make(RunOptions(workers=1))
-        expected = self.digest()
-        nbytes = sum(int(column.nbytes) for column in self.batch.values())
-        monkeypatch.setattr(parallel, "PART_NBYTES", nbytes // 6)
-        monkeypatch.setattr(core.groups, "PAGE", 1)
-        parts = []
-        do = parallel._do_part
-        monkeypatch.setattr(
-            parallel, "_do_part", lambda task: parts.append(task.number) or do(task)
-        )
-        for fuse in (0, 4, 13) if fixed == LARGE or (grouped and not fixed) else (0,):
-            for path in list(tmp_path.iterdir()):
-                if path.name != "in":
-                    remove(path)
-            with ThreadPoolExecutor(2) as pool:
-                if fuse:
-                    self.kill_after(fuse, partial(self.make_in_child, make), RunOptions(workers=1))
-                    if self.target.exists():
-                        assert self.digest() == expected
-                make(RunOptions(workers=2, overwrite=True, executor=None if fuse % 2 else pool))
-            if not fuse and fixed:
-                assert (len(parts) > 2) == self.parted[grouped]
-                assert sorted(parts) == list(range(len(parts)))
-            assert self.digest() == expected
-            assert not check(self.target, full=True)
-            assert not [p for p in tmp_path.iterdir() if "partial" in p.name]
-            if not parts:
-                break  # one process writes it
-
-    def make_in_child(self, make, run: RunOptions) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            make(replace(run, executor=pool))
-
     def kill_after(self, fuse: int, make, run: RunOptions) -> None:
         """Make the output in a child that is killed at its step number `fuse`."""
         child = os.fork()
@@ -559,8 +509,6 @@ class FormatContract(SourceContract):
         burning = kill_at(fuse)
         try:
             burning(transfer.ShardCopy, "_copy")
-            burning(parallel, "_do_part")
-            burning(parallel, "complete")
             burning(staging.Staging, "save")
             burning(staging.Staging, "publish")
             burning(staging.Staging, "discard")

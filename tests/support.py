@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
-from dsprep.formats.base import Format, Opening, Source
+from dsprep.formats.base import Format, Source
 from dsprep.formats.options import WriteOptions
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.job import RunOptions
@@ -163,16 +162,6 @@ class MemorySource(Source):
 
     def storage(self) -> dict:
         return {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryOpening(Opening):
-    """How threads of this process open samples in memory, as other processes open files."""
-
-    source: Source
-
-    def open(self) -> Source:
-        return self.source
 
 
 def flip(file: Path, at: int, bits: int = 1, *, keep_time: bool = False) -> None:

@@ -163,19 +163,11 @@ def test_the_same_bytes_from_ranks(origin, expected, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def wholes(origin, tmp_path_factory):
-    """What `executor_job.killed` makes of each name if nothing is killed."""
-    found = {}
-    for name in ("set", "one"):
-        folder = tmp_path_factory.mktemp("whole")
-        executor_job.killed(origin, folder / name, None)
-        found[name] = executor_job.digests(folder)
-    return found
-
-
-@pytest.fixture(scope="module")
-def whole(wholes):
-    return wholes["set"]
+def whole(origin, tmp_path_factory):
+    """What `executor_job.killed` makes if nothing is killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    executor_job.killed(origin, folder / "set", None)
+    return executor_job.digests(folder)
 
 
 def assert_whole(folder, whole):
@@ -184,36 +176,33 @@ def assert_whole(folder, whole):
 
 
 @needs["dask"]
-@pytest.mark.parametrize("name", ["set", "one"])
-def test_a_killed_dask_worker_costs_nothing(name, pool, origin, wholes, tmp_path, monkeypatch):
+def test_a_killed_dask_worker_costs_nothing(pool, origin, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "_do", executor_job.killing)
-    executor_job.killed(origin, tmp_path / name, pool("dask"))
-    assert_whole(tmp_path, wholes[name])
+    executor_job.killed(origin, tmp_path / "set", pool("dask"))
+    assert_whole(tmp_path, whole)
 
 
 def lose_a_process(origin, target, monkeypatch):
-    """Be killed with some shards or parts complete and some not; return how many are."""
+    """Be killed with some shards complete and some not; return how many are."""
     with monkeypatch.context() as patch, executors.opened("processes", workers=2) as some:
         patch.setattr(parallel, "_do", executor_job.killing)
         with pytest.raises(ExecutorError, match="a worker was lost; repeat the command"):
             executor_job.killed(origin, target, some)
     assert not target.exists()
     root = target.parent / f".{target.name}.dsprep-partial"
-    return len([*root.glob("shard-*.json"), *root.glob("apart-*/part-*.json")])
+    return len([*root.glob("shard-*.json")])
 
 
-@pytest.mark.parametrize(
-    ("name", "then"), [("set", "threads"), pytest.param("one", "dask", marks=needs["dask"])]
-)
-def test_a_killed_process(name, then, pool, origin, wholes, tmp_path, monkeypatch):
-    done = lose_a_process(origin, tmp_path / name, monkeypatch)
+@pytest.mark.parametrize("then", ["threads", pytest.param("dask", marks=needs["dask"])])
+def test_a_killed_process(then, pool, origin, whole, tmp_path, monkeypatch):
+    done = lose_a_process(origin, tmp_path / "set", monkeypatch)
     assert 0 < done < 10
     begun = []
     task = parallel._task
     monkeypatch.setattr(parallel, "_task", lambda *a, **k: begun.append(a) or task(*a, **k))
-    executor_job.killed(origin, tmp_path / name, None if then == "threads" else pool(then))
-    assert len(begun) == (0 if (name, then) == ("set", "threads") else 10 - done)
-    assert_whole(tmp_path, wholes[name])
+    executor_job.killed(origin, tmp_path / "set", None if then == "threads" else pool(then))
+    assert len(begun) == (0 if then == "threads" else 10 - done)
+    assert_whole(tmp_path, whole)
 
 
 def interrupt(origin, target, monkeypatch, after):
@@ -285,17 +274,6 @@ def test_threads_processes_threads_processes(pool, origin, whole, tmp_path, monk
     interrupt(origin, tmp_path / "set", monkeypatch, 250)
     executor_job.killed(origin, tmp_path / "set", pool("processes"))
     assert_whole(tmp_path, whole)
-
-
-@needs["mpi"]
-def test_a_killed_rank_with_one_file(origin, wholes, tmp_path, swept):
-    done = mpiexec(SCRIPT, "kill", origin, tmp_path / "one")
-    assert done.returncode != 0
-    assert (tmp_path / ".one.dsprep-partial" / "killed").exists()
-    assert not (tmp_path / "one").exists()
-    done = mpiexec(SCRIPT, "again", origin, tmp_path / "one")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert_whole(tmp_path, wholes["one"])
 
 
 @needs["mpi"]
@@ -511,39 +489,6 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
             parallel._do(left[0])
         assert not list(root.glob("shard-*.json"))
         assert not list((root / "data" / "set").iterdir())
-
-
-@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "zarr"])
-def test_a_worker_of_an_earlier_run_finds_no_file_to_write_to(to, origin, tmp_path, monkeypatch):
-    """Its run was killed, and the same run or another one began at the same place."""
-    left = []
-
-    def keep(task):
-        left.append(task)
-        raise ReadError("stopped", 1)
-
-    source, target = origin / "fixed.h5", tmp_path / "one"
-    root = tmp_path / ".one.dsprep-partial"
-    again = {"to": to, "overwrite": True}
-    with ThreadPoolExecutor(1) as threads, executor_job.small_parts():
-        for more in ({}, {}, {"samples": "0:290"}):
-            earlier, left = left, []
-            with monkeypatch.context() as patch:
-                patch.setattr(parallel, "_do", keep)
-                with pytest.raises(ReadError):
-                    dsprep.convert(
-                        source, target, executor=threads, restart=bool(more), **again, **more
-                    )
-            there = sorted(root.rglob("*"))
-            for task in earlier:
-                with pytest.raises(ExecutorError, match="No such file"):
-                    parallel._do(task)
-            assert sorted(root.rglob("*")) == there
-            assert left
-        dsprep.convert(source, target, executor=threads, samples="0:290", **again)
-    with dsprep.open(target) as made, dsprep.open(source) as one:
-        assert_same_batch(made[:], one[:290], FIXED)
-    assert not root.exists()
 
 
 def test_a_place_in_files_that_are_removed_is_forgotten_first(origin, tmp_path, monkeypatch):

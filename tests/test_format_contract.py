@@ -14,7 +14,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 class TestToy(FormatContract):
     format, schema = "toy", FIXED
-    parted = (False, False)
 
     @pytest.fixture(autouse=True)
     def _registered(self, monkeypatch):
@@ -57,7 +56,6 @@ class TestHdf5(Read):
 
 class TestLmdb(Read):
     format = "lmdb"
-    parted = (False, False)
 
 
 class TestTFRecord(Read):
@@ -75,14 +73,12 @@ class TestZarrZip(One, FormatContract):
 class TestHdf5Gzip(One, Read):
     format, options = "hdf5", WriteOptions(compress=Compression("gzip"))
     located = (True, False)
-    parted = (False, False)
     simple = False
 
 
 class TestZarrZstd(One, Read):
     is_grouped = True
     format, schema, options = "zarr", FIXED, WriteOptions(compress=Compression("zstd"))
-    parted = (False, True)
     simple = False
 
 
@@ -90,5 +86,4 @@ class TestTFRecordGzip(One, Read):
     is_grouped = False
     format, options = "tfrecord", WriteOptions(compress=Compression("gzip"))
     located = (False, False)
-    parted = (False, False)
     test_groups = None  # a GZIP file has none

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,30 +71,6 @@ def even(samples: int, per_group: int, align: int = 1) -> Grouping:
 def round_up(nbytes: int, align: int) -> int:
     """Return the next multiple of `align`."""
     return -(-nbytes // align) * align
-
-
-PAGE = 4096
-"""Bytes that a network file system may write back together, though one process wrote a part."""
-
-
-def seam(stop: int, samples: int | Grouping, rows: Iterable[int], unit: int = 1) -> int:
-    """Return the first sample from `stop` on at which one writer may begin and another one end.
-
-    Parameters
-    ----------
-    samples
-        How many there are; or their groups, one of which begins there.
-    rows
-        Bytes of a sample in each of the arrays that have no groups; where these begin at a page,
-        they come to one there.
-    unit
-        Samples that stay together.
-    """
-    if isinstance(samples, Grouping):
-        return int(samples.edges[np.searchsorted(samples.edges, stop)])
-    for nbytes in rows:
-        unit = math.lcm(unit, PAGE // math.gcd(nbytes, PAGE))
-    return min(samples, round_up(stop, unit))
 
 
 @dataclass(frozen=True)

@@ -388,29 +388,6 @@ class Writer(ABC):
         as it is with a dot and a word behind (``path.spool``).
         """
 
-    def skip(self, stop: int) -> int | None:
-        """Leave the samples up to about `stop` to another writer, as if they had been reserved.
-
-        A writer of the same output that continues from `checkpoint` then begins where another one
-        ends: they write side by side, also on several nodes, and what they write does not overlap.
-        Where two may meet within a page, files are opened for writing only: clients of NFS then
-        send what was written of it, not the page.
-        One that has skipped all completes the output by `finish`, when the others have ended.
-
-        Returns
-        -------
-        The sample that comes next: `stop` or a later one with which a group or a page of memory
-        begins. None if offsets are known only when the samples before have been encoded.
-        """
-        return None
-
-    def report(self) -> State:
-        """Return, as JSON, the checksums that this writer knows, for `adopt`."""
-        return {}
-
-    def adopt(self, report: State) -> None:  # noqa: B027  (of what has no checksums)
-        """Take the checksums of what another writer of the same output has written."""
-
     def groups(self) -> Groups | None:
         """Return where the groups are stored, None if there are none; called after `finish`.
 

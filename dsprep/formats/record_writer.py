@@ -80,15 +80,6 @@ class RecordWriter(Writer):
         if fd >= 0:
             close(fd)
 
-    def report(self) -> State:
-        """Return the sums of groups."""
-        return {"sums": self.sums.parts()}
-
-    def adopt(self, report: State) -> None:
-        """Take the sums of groups."""
-        for part in report["sums"]:
-            self.sums.add(*part)
-
     def sum_of(self, group: int, begin: int, end: int) -> int | None:
         """Return the sum of a group, from its begin to its end, if this process wrote all of it."""
         return self.sums.of(group, begin, end)

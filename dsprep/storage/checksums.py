@@ -207,19 +207,6 @@ class Sums:
         with self._lock:
             self._parts.setdefault(group, []).append((offset, nbytes, crc))
 
-    def parts(self) -> list[tuple[int, int, int, int]]:
-        """Return what was added, what follows each other in a group as one: for `add`."""
-        joined: list[tuple[int, int, int, int]] = []
-        for group, parts in self._parts.items():
-            for offset, nbytes, crc in sorted(parts):
-                last = joined[-1] if joined else (-1, 0, 0, 0)
-                if last[0] == group and last[1] + last[2] == offset:
-                    crc = combine(last[3], crc, nbytes)
-                    offset, nbytes = last[1], last[2] + nbytes
-                    joined.pop()
-                joined.append((group, offset, nbytes, crc))
-        return joined
-
     def of(self, group: int, begin: int, end: int, used: int | None = None) -> int | None:
         """Return the sum of ``begin .. end``, or None if no parts are exactly that.
 

@@ -234,7 +234,6 @@ def group_pieces(
     is_whole: bool,
     target: int = PIECE_NBYTES,
     after: int = 0,
-    until: int | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Yield the pieces of a shard that is written in groups, as ranges of source samples.
 
@@ -246,14 +245,12 @@ def group_pieces(
         Every piece is a group; otherwise a piece is a part of one, or a whole one.
     target
         Payload bytes that a part should not pass, unless one sample does.
-    after, until
-        The samples of the shard between which they are, by default all. If every piece is a group,
-        these are edges of groups.
+    after
+        The sample of the shard from which on they are. If every piece is a group, one begins there.
     """
     step = max(1, min(target // max(1, nbytes), 1 << 20))
-    until = int(grouping.edges[-1]) if until is None else until
     for g in range(grouping.of(after) if after else 0, grouping.count):
-        first, last = max(after, int(grouping.edges[g])), min(until, int(grouping.edges[g + 1]))
+        first, last = max(after, int(grouping.edges[g])), int(grouping.edges[g + 1])
         for start in range(first, last, max(1, last - first) if is_whole else step):
             yield shard.start + start, shard.start + (last if is_whole else min(start + step, last))
 

@@ -33,7 +33,7 @@ from dsprep.writing.job import (
     fingerprint,
     lineage,
 )
-from dsprep.writing.parallel import complete_shards, parts_of, write_apart, write_parts
+from dsprep.writing.parallel import complete_shards, write_apart
 from dsprep.writing.shards import (
     START,
     complete,
@@ -53,6 +53,11 @@ from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import Staging, check_target, discard, published
 from dsprep.writing.transfer import Done
 from dsprep.writing.upload import UploadStaging, open_staging
+
+ALONE = (
+    "the one file was written by this process alone; --shard-size cuts the output into files for "
+    "the other processes"
+)
 
 
 def run_job(
@@ -249,14 +254,11 @@ def _write(
 ) -> Generator[Done, None, None]:
     """Write what is not there yet: by so many threads here, or by the workers of an executor.
 
-    Yields what earlier runs have written, then every piece or part.
+    Yields what earlier runs have written, then every piece or shard.
     """
-    if len(job.shards) == 1:
-        is_kept = bool(staging.keep(job, set()))
-        parts = None if is_kept else parts_of(job, source, staging, executor)
-        if parts is not None:
-            return write_parts(job, source, staging, parts, (executor, threads))
+    if executor is not None and len(job.shards) == 1:
         executor = None
+        staging.notes += (ALONE,)
     state = staging.state or START
     first, begun = int(state["shard"]), state["writer"] is not None
     if executor is not None and (begun or (staging.durable and not state.get("complete"))):

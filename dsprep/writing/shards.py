@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +92,14 @@ def shard_path(job: Job, data: Path, index: int) -> Path:
 
 
 def ranges_of(
-    job: Job, source: Source, writer: Writer, index: int, done: int, until: int | None = None
+    job: Job, source: Source, writer: Writer, index: int, done: int
 ) -> Iterator[tuple[int, int]]:
-    """Return the pieces of a shard that are to be copied: all after the first ones, or a part."""
+    """Return the pieces of a shard that are to be copied: all after the first ones."""
     shard = job.shards[index]
     if job.groupings:
         nbytes = job.payload // max(1, job.samples)
         grouping, is_whole = job.groupings[index], writer.whole
-        return group_pieces(grouping, shard, nbytes, is_whole=is_whole, after=done, until=until)
-    if until is not None:
-        shard = replace(shard, stop=shard.start + until)
+        return group_pieces(grouping, shard, nbytes, is_whole=is_whole, after=done)
     return pieces(source, shard, writer.unit, after=done)
 
 

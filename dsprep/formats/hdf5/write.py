@@ -32,7 +32,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.groups import seam
 from dsprep.core.schema import (
     Arena,
     Array,
@@ -141,15 +140,6 @@ class PlacedWriter(RecordWriter):
     def checkpoint(self) -> State:
         """Return the rows of ragged fields that have been reserved."""
         return {"rows": dict(self._done)}
-
-    @override
-    def skip(self, stop: int) -> int | None:
-        # All offsets are known, but for the rows of samples before which there are others.
-        file = self._file
-        if self._done:
-            return None
-        samples = file.grouping if file.grouped else file.count
-        return seam(stop, samples, [part.row_nbytes for part in file.parts])
 
     @override
     def finish(self) -> None:

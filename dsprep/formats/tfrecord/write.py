@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dsprep.core.groups import Grouping, seam
+from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
 from dsprep.formats.base import State
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.tfrecord import features, framing
-from dsprep.formats.tfrecord.build import Assembly, Template, check_size
+from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.plan import arrange
 from dsprep.formats.tfrecord.stream import read_index
@@ -69,7 +69,6 @@ class TFRecordWriter(RecordWriter):
     ) -> None:
         grouping = samples if isinstance(samples, Grouping) else None
         super().__init__(path, "", grouping, state)
-        self._samples = samples
         self._arrangement = arrange(schema, features.plan(schema, options), grouping)
         self._level: int | None = None
         if options.compress is not None:
@@ -125,22 +124,6 @@ class TFRecordWriter(RecordWriter):
             end += piece.missing
             self._ends[g] = end
         self._end = end
-
-    @override
-    def skip(self, stop: int) -> int | None:
-        # The offsets of records of one size are known.
-        arrangement, grouping = self._arrangement, self.grouping
-        if isinstance(arrangement.builder, Assembly) or self._level is not None:
-            return None
-        nbytes = arrangement.builder.nbytes
-        stop = seam(stop, self._samples, [nbytes])
-        self._end = stop * nbytes
-        if grouping is not None:
-            offsets = arrangement.group_offsets(grouping.edges)
-            self._begins, self._ends = offsets[:-1], offsets[1:]
-            self._end = int(offsets[np.searchsorted(grouping.edges, stop)])
-        self.allocate(self._end)
-        return stop
 
     def write(self, piece: Piece) -> None:
         """Write the piece at its place."""

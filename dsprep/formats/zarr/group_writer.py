@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.groups import Grouping, seam
+from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Array, Batch, Schema
 from dsprep.errors import TargetError
 from dsprep.formats.base import State
@@ -62,9 +62,6 @@ class GroupWriter(StoreWriter):
         By number of an array in a track: ZIP's checksum of each of its chunks, int64.
     crcs, nbytes
         CRC-32C of each group, or `UNKNOWN`; and its bytes in the first track.
-    samples, shared
-        Samples that have been reserved; whether others write some of them, so that what is there
-        stays.
     """
 
     def __init__(
@@ -88,14 +85,10 @@ class GroupWriter(StoreWriter):
         self._encode = [encoder(options.compress, plan) for plan in self.arrays]
         self._rows = {f.name: 0 for f in schema if f.ragged}
         self._sums = dict[int, list[Sum]]()
-        self.samples, self.shared = 0, False
         if state is None:
             remove(path)
         else:
-            self.samples, self.shared = int(state["samples"]), bool(state["shared"])
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
-        if self.shared:
-            return
         if not grid.zipped:
             (path / root_key(options.zarr_format)).unlink(missing_ok=True)
             self.make_folders()
@@ -135,7 +128,6 @@ class GroupWriter(StoreWriter):
                     found=self._rows[name],
                     fix="the source has changed: begin again",
                 )
-        self.samples = piece.start + piece.count
 
     @override
     def write(self, piece: Piece) -> None:
@@ -230,36 +222,11 @@ class GroupWriter(StoreWriter):
                     sums.append((at, used, read_crc32c(file, at, at + used), crc32))
             self._complete(fd, group, sums)
 
-    @override
-    def report(self) -> State:
-        # The sums of groups, and of members of a ZIP file.
-        groups = np.flatnonzero(self.crcs != UNKNOWN).tolist()
-        members = [
-            (n, k, int(self.crc32[n][k]))
-            for group in (groups if self.grid.zipped else ())
-            for n, k, *_ in self._used(group)
-        ]
-        sums = [groups, self.crcs[groups].tolist(), self.nbytes[groups].tolist()]
-        return {"sums": sums, "members": members}
-
-    @override
-    def adopt(self, report: State) -> None:
-        groups, crcs, nbytes = np.array(report["sums"], np.int64)
-        self.crcs[groups], self.nbytes[groups] = crcs, nbytes
-        for number, chunk, crc32 in report["members"]:
-            self.crc32[number][chunk] = crc32
-
     # --- the end -------------------------------------------------------------------------------
 
     @override
     def checkpoint(self) -> State:
-        return {"samples": self.samples, "shared": self.shared, "rows": dict(self._rows)}
-
-    @override
-    def skip(self, stop: int) -> int | None:
-        # All offsets are known.
-        self.samples, self.shared = seam(stop, self.grouping, []), True
-        return self.samples
+        return {"rows": dict(self._rows)}
 
     @override
     def finish(self) -> None:

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.groups import seam
 from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, without_padding
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, Writer
@@ -275,17 +274,14 @@ class ZarrWriter(StoreWriter):
         self._path, self._count, self._spool = path, count, root / SPOOL
         self._encode = [encoder(options.compress, p) for p in plans]
         self._rows = {f.name: 0 for f in schema if f.ragged}
-        self._shared = False
         if state is None:
             remove(path)
             remove(self.root)
         else:
             self._rows = {name: int(state["rows"][name]) for name in self._rows}
-            self._shared = bool(state["shared"])
         marker = self.root / root_key(options.zarr_format)
         self._complete = state is not None and marker.exists()
-        if not self._shared:
-            self.make_folders(SPOOL)
+        self.make_folders(SPOOL)
 
     @override
     def reserve(self, piece: Piece) -> None:
@@ -328,14 +324,7 @@ class ZarrWriter(StoreWriter):
 
     @override
     def checkpoint(self) -> State:
-        return {"rows": dict(self._rows), "shared": self._shared}
-
-    @override
-    def skip(self, stop: int) -> int | None:
-        # Rows of a ragged field are counted as they come.
-        self._shared = True
-        rows = [plan.row_nbytes for plan in self.arrays]
-        return None if self._rows else seam(stop, self._count, rows, self.unit)
+        return {"rows": dict(self._rows)}
 
     @override
     def finish(self) -> None:

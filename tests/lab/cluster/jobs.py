@@ -26,7 +26,6 @@ MAKE = (
     f"{DSPREP} synth -q cosmoflow-h5 {{i}}/cosmo --samples 96",
     f"{DSPREP} synth -q cosmic-tagger {{i}}/cosmic.h5 --samples 40 --scale 0.05",
     f"{DSPREP} convert -q {{i}}/cosmic.h5 {{i}}/cosmic --to tfrecord --samples-per-file 9",
-    f"python {HERE / 'rank.py'} pages {{i}}/pages.h5",
 )
 """What makes the data of the jobs."""
 
@@ -41,15 +40,6 @@ VERBS = {
     " -b 512KiB --stripe-size 64KiB --samples-per-file 300 --shuffle 1 --memory 72MB --no-measure",
     "repack --split": f"{DSPREP} repack -q {{i}}/cosmo {{o}}/set --to lmdb -b 8 --stripe-size 4KiB"
     " --samples-per-file 16 --shuffle 2 --split train=0.7,val=0.3 --no-measure",
-    **{
-        f"convert, one file, {to}": f"{SLOWER} convert -q {{i}}/pages.h5 {{o}}/{to}-one --to {to}"
-        for to in ("hdf5", "lmdb", "tfrecord", "zarr")
-    },
-    **{
-        f"repack, one file, {to}": f"{SLOWER} repack -q {{i}}/pages.h5 {{o}}/{to}-groups --to {to}"
-        " -b 8 --stripe-size 64KiB --no-measure"
-        for to in ("hdf5", "lmdb", "tfrecord", "zarr")
-    },
     "provenance": f"{DSPREP} provenance -q {{i}}/neuron {NEURON} --checksums"
     " --out {o}/neuron.dsprep.json",
     "write, function=": "python -m tests.lab.cluster.items {o}/items.h5",

@@ -27,9 +27,6 @@ VERBS = {
     " --samples-per-file 4 --shuffle 1 --no-measure",
     "convert": f"{DSPREP} convert -q {{i}}/cosmo {{o}} --to zarr --samples-per-file 4",
     "provenance": f"{DSPREP} provenance -q {{i}}/parts --checksums --out {{o}}.dsprep.json",
-    "parts of one file": f"{DSPREP} convert -q {{i}}/pages.h5 {{o}} --to hdf5",
-    "parts of one store": f"{DSPREP} repack -q {{i}}/pages.h5 {{o}} --to zarr -b 16"
-    " --stripe-size 64KiB --no-measure",
     "write": "python -m tests.lab.cluster.items {o}",
 }
 PARTS = "convert -q {i}/cosmo {i}/parts --to tfrecord --samples-per-file 4"
@@ -52,7 +49,6 @@ class Trial:
         for command in (
             f"mkdir -p {self.folder}",
             MAKE[1].format(i=self.folder),
-            MAKE[-1].format(i=self.folder),
             f"{DSPREP} {PARTS.format(i=self.folder)}",
             f"python {RANK} make {self.folder}/data.h5",
         ):
@@ -184,8 +180,6 @@ class Trial:
         name = f"{verb.replace(' ', '')}-away-{away:.0f}"
         with self.cases.case(what) as notes:
             words = self.line(verb, name, slower=True)
-            if verb == "parts of one file":  # threads take it as one task, which nothing slows
-                words += " --executor processes --workers 2"
             job = self.start(self.first, (), words)
             try:
                 self.begun(job)
@@ -302,16 +296,10 @@ def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
         with cases.case(f"data for losses, {system}"):
             trial.make()
         for way in ("srun", "hydra"):
-            for verb in (
-                "repack",
-                "provenance",
-                "parts of one file",
-                "parts of one store",
-                "write",
-            ):
+            for verb in ("repack", "provenance", "write"):
                 for which in (1, 0) if verb == "repack" else (1,):
                     trial.node_lost(way, verb, which)
-        for verb in ("repack", "parts of one file", "write"):
+        for verb in ("repack", "write"):
             trial.dask_lost(verb)
         if not number:
             for launcher in launchers(lab, lab.names[:2]):
@@ -324,6 +312,6 @@ def trying(lab: Lab, cases: Cases, systems: Sequence[str]) -> None:
                     trial.reader_lost(launcher, lost, torch=True)
         if lab.systems[system].network:
             for away in (5, 50):
-                for verb in ("convert", "repack", "parts of one file", "write"):
+                for verb in ("convert", "repack", "write"):
                     trial.server_lost(verb, away)
                 trial.server_lost_reading(away)

@@ -4,8 +4,7 @@
 ``epochs``; ``comm``: whether those of MPI stagger together; ``torch``: whether torch.distributed
 is initialised; ``stop``: the step after which the state is noted; ``state``: a file from which to
 continue; ``pause``: seconds per step; ``job``: the name of what is noted. ``python rank.py make
-DATA``: makes the data; ``python rank.py pages DATA``: makes samples of a page each, so that one
-file is written in parts in every format.
+DATA``: makes the data.
 """
 
 from __future__ import annotations
@@ -36,15 +35,6 @@ def make(data: Path) -> None:
     dsprep.repack(plain, data, buffer_size=16, stripe_size="4KiB")
 
 
-def make_pages(data: Path) -> None:
-    """Write 24 MB of samples of 4 KiB."""
-    import h5py
-
-    values = np.random.default_rng(1).integers(0, 255, (6000, 4096), np.uint8)
-    with h5py.File(data, "w") as file:
-        file["x"] = values
-
-
 def fetched() -> int:
     """Return the bytes that this process has read by system calls."""
     return int(Path("/proc/self/io").read_text().split()[1])
@@ -72,9 +62,6 @@ def run() -> None:
     """Read, and note what came."""
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]))
-        return
-    if sys.argv[1] == "pages":
-        make_pages(Path(sys.argv[2]))
         return
     read()
 

@@ -26,7 +26,6 @@ PAUSE = float(os.environ.get("DSPREP_LAB_PAUSE", "0"))
 MARK = os.environ.get("DSPREP_LAB_MARK")
 
 dsprep.writing.shuffle.PART_NBYTES = 8 << 20
-dsprep.writing.parallel.PART_NBYTES = 1 << 20
 
 
 def paused(function: Callable[..., Any]) -> Callable[..., Any]:
