@@ -241,9 +241,12 @@ class Server:
 
 
 async def listen(server, port, started):
-    async with await asyncio.start_server(server.serve, "127.0.0.1", port, backlog=512) as opened:
-        started(opened.sockets[0].getsockname()[1])
-        await opened.serve_forever()
+    opened = await asyncio.start_server(server.serve, "127.0.0.1", port, backlog=512)
+    started(opened.sockets[0].getsockname()[1])
+    try:
+        await asyncio.get_running_loop().create_future()  # until it is cancelled
+    finally:
+        opened.close()  # Python 3.12 and newer would wait for clients, too
 
 
 class Running:
