@@ -23,9 +23,9 @@ from dsprep.executors import opened
 from dsprep.source.dataset import open_dataset
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.verify import verify
-from dsprep.writing import parallel, shuffle
+from dsprep.writing import parallel, shuffle, tasks
 
-do_task = parallel._do
+do_task = tasks.do
 SPLIT = {"shuffle": 3, "split": "train=0.8,val=0.2", "duplicate": 2}
 GROUPS = {"buffer_size": 16, "stripe_size": "4KiB", "samples_per_file": 64}
 CASES = [
@@ -107,22 +107,22 @@ def plain(value: object) -> object:
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
-def killing(task: parallel._Task) -> int:
+def killing(task: parallel.ShardTask) -> tuple:
     """Write a shard; the first time that one in the middle is to be written, be killed instead."""
-    marker = task.root / "killed"
-    nbytes = do_task(task) if task.number != 2 or marker.exists() else 0
+    marker = task.workplace.directory / "killed"
+    done = do_task(task) if task.number != 2 or marker.exists() else None
     if not marker.exists() and task.number == 2:
         marker.touch()
-        (task.root / "apart-2-killed").mkdir()
-        (task.root / "apart-2-killed" / task.path.name).write_bytes(b"half")
+        (task.workplace.attempts / "2-killed").mkdir()
+        (task.workplace.attempts / "2-killed" / "half").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
-    return nbytes
+    return done
 
 
-def stopping(task: parallel._Task) -> int:
+def stopping(task: parallel.ShardTask) -> tuple:
     """Write a shard, or answer no more: as a rank whose node is lost."""
     if task.number == 2:
-        (task.root / "stopped").touch()
+        (task.workplace.directory / "stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
     return do_task(task)
 
@@ -134,7 +134,7 @@ def stopped(origin: Path, target: Path) -> None:
 
     from dsprep.cli import main
 
-    parallel._do = executor_job.stopping
+    tasks.do = executor_job.stopping
     if MPI.COMM_WORLD.Get_rank() == 0:
         target.with_name("first").write_text(str(os.getpid()))
     words = [origin / "mixed.tfrecord", target, "--to", "tfrecord", "--samples-per-file", 30]
@@ -142,7 +142,7 @@ def stopped(origin: Path, target: Path) -> None:
     main()
 
 
-def twice(task: parallel._Task) -> int:
+def twice(task: parallel.ShardTask) -> tuple:
     """Write a shard twice at the same time."""
     done = []
     threads = [threading.Thread(target=lambda: done.append(do_task(task))) for _ in range(3)]
@@ -171,7 +171,7 @@ def main() -> None:
         else:
             import executor_job
 
-            parallel._do = executor_job.killing
+            tasks.do = executor_job.killing
             killed(origin, target, executor)
 
 

@@ -39,7 +39,7 @@ from dsprep.executors import processes
 from dsprep.executors.mpi import launched
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.verbs import verify
-from dsprep.writing import parallel, plan, shards, shuffle
+from dsprep.writing import parallel, plan, shards, shuffle, tasks
 
 SCRIPT = Path(executor_job.__file__)
 COUNT = 300
@@ -177,7 +177,7 @@ def assert_whole(folder, whole):
 
 @needs["dask"]
 def test_a_killed_dask_worker_costs_nothing(pool, origin, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "_do", executor_job.killing)
+    monkeypatch.setattr(tasks, "do", executor_job.killing)
     executor_job.killed(origin, tmp_path / "set", pool("dask"))
     assert_whole(tmp_path, whole)
 
@@ -185,12 +185,13 @@ def test_a_killed_dask_worker_costs_nothing(pool, origin, whole, tmp_path, monke
 def lose_a_process(origin, target, monkeypatch):
     """Be killed with some shards complete and some not; return how many are."""
     with monkeypatch.context() as patch, executors.opened("processes", workers=2) as some:
-        patch.setattr(parallel, "_do", executor_job.killing)
+        patch.setattr(tasks, "do", executor_job.killing)
         with pytest.raises(ExecutorError, match="a worker was lost; repeat the command"):
             executor_job.killed(origin, target, some)
     assert not target.exists()
     root = target.parent / f".{target.name}.dsprep-partial"
-    return len([*root.glob("shard-*.json")])
+    found = [*root.glob("shard-*.json"), *root.glob("made-*")]
+    return len({path.stem.partition("-")[2] for path in found})
 
 
 @pytest.mark.parametrize("then", ["threads", pytest.param("dask", marks=needs["dask"])])
@@ -198,8 +199,8 @@ def test_a_killed_process(then, pool, origin, whole, tmp_path, monkeypatch):
     done = lose_a_process(origin, tmp_path / "set", monkeypatch)
     assert 0 < done < 10
     begun = []
-    task = parallel._task
-    monkeypatch.setattr(parallel, "_task", lambda *a, **k: begun.append(a) or task(*a, **k))
+    task = parallel.ShardTask
+    monkeypatch.setattr(parallel, "ShardTask", lambda **k: begun.append(k) or task(**k))
     executor_job.killed(origin, tmp_path / "set", None if then == "threads" else pool(then))
     assert len(begun) == (0 if then == "threads" else 10 - done)
     assert_whole(tmp_path, whole)
@@ -315,7 +316,7 @@ def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     dsprep.convert(origin / "mixed.tfrecord", tmp_path / "one" / "set", **options)
-    monkeypatch.setattr(parallel, "_do", executor_job.twice)
+    monkeypatch.setattr(tasks, "do", executor_job.twice)
     with ThreadPoolExecutor(1) as threads:
         options["executor"] = threads
         dsprep.convert(origin / "mixed.tfrecord", tmp_path / "two" / "set", **options)
@@ -479,14 +480,14 @@ def test_a_worker_of_an_earlier_run_puts_nothing_into_a_later_one(origin, tmp_pa
     root = tmp_path / ".set.dsprep-partial"
     with ThreadPoolExecutor(1) as threads:
         with monkeypatch.context() as patch:
-            patch.setattr(parallel, "_do", keep)
+            patch.setattr(tasks, "do", keep)
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, **options)
             options["compress"] = "gzip:1"
             with pytest.raises(ReadError):
                 dsprep.convert(source, target, executor=threads, restart=True, **options)
-        with pytest.raises(ExecutorError, match="No such file"):
-            parallel._do(left[0])
+        with pytest.raises(FileNotFoundError):
+            tasks.do(left[0])
         assert not list(root.glob("shard-*.json"))
         assert not list((root / "data" / "set").iterdir())
 
@@ -514,7 +515,7 @@ def test_a_place_in_files_that_are_removed_is_forgotten_first(origin, tmp_path, 
     state = (target.parent / ".set.dsprep-partial" / "state.json").read_text()
     assert '"writer": {' in state
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
-        patch.setattr(parallel, "_do", fail)
+        patch.setattr(tasks, "do", fail)
         with pytest.raises(ReadError):
             dsprep.convert(origin / "fixed.h5", target, durable=False, executor=threads, **options)
     dsprep.convert(origin / "fixed.h5", target, **options)

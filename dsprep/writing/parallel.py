@@ -1,28 +1,23 @@
 """Writing whole shards by the workers of an executor.
 
-Each shard is written from its beginning in a directory of its own, in one of this run, so that
-what workers of an earlier run still do finds no directory; ``shard-N.json`` says that it is
-complete.
+A task makes a directory with one shard, written from its beginning; this process moves the shard
+to its place.
 """
 
 from __future__ import annotations
 
-import errno
-import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from dsprep import executors
+from typing_extensions import override
+
 from dsprep.errors import DsprepError, ExecutorError
 from dsprep.formats.base import Opening, Source, State
-from dsprep.storage.durable import sync_directory
 from dsprep.storage.identity import sole_writer
-from dsprep.storage.nodes import node, wait_for
-from dsprep.storage.trees import remove, tree_nbytes
+from dsprep.storage.trees import remove
 from dsprep.writing.job import Job
 from dsprep.writing.shards import (
     complete,
@@ -35,12 +30,16 @@ from dsprep.writing.shards import (
     shard_path,
 )
 from dsprep.writing.staging import Staging, published
+from dsprep.writing.tasks import Task, Workplace, run_tasks
 from dsprep.writing.transfer import Done
 
+THREADS_PER_TASK = 2
+"""One reads while another one writes."""
 
-@dataclass(frozen=True)
-class _Task:
-    """A shard as it travels. It may be written twice.
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask(Task[Done]):
+    """A shard that is to be written.
 
     Attributes
     ----------
@@ -50,40 +49,48 @@ class _Task:
         The samples.
     number
         Of the shard among all.
-    path, root
-        The file to write, and the working directory of the job.
-    attempts
-        A directory of this run. When another run begins it goes, and with it whatever workers
-        still do of this one.
-    durable
-        As in `run_job`.
     samples
         The samples as the user counts them, for messages.
-    node
-        Where the directories were made; see `storage.node`.
     """
 
     job: Job
     source: Opening
     number: int
-    path: Path
-    root: Path
-    attempts: Path
-    durable: bool
     samples: tuple[int, int]
-    node: str
+
+    @override
+    def make(self, directory: Path) -> Done:
+        try:
+            with sole_writer(self.workplace.directory):
+                return self._make(directory)
+        except DsprepError as error:
+            raise self._error(error.args[0]) from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise self._error(f"{where}{error.strerror or error}") from error
+
+    def _make(self, directory: Path) -> Done:
+        job, durable, made = self.job, self.workplace.durable, directory / self.job.shards[0].name
+        with self.source.opened() as source:
+            with closing(create_writer(job, made, 0, None)) as writer:
+                save = _save_nothing if durable else None
+                ranges = ranges_of(job, source, writer, 0, 0)
+                copy = copying(job, source, writer, 0, ranges, THREADS_PER_TASK, save)
+                nbytes = sum(piece.nbytes for piece in copy)
+                complete(writer, directory / "groups.json", durable)
+            writer.clean()
+        return Done(job.samples, nbytes)
+
+    def _error(self, error: str) -> ExecutorError:
+        start, stop = self.samples
+        name = self.job.shards[0].name
+        return ExecutorError(
+            f"{error} (while samples {start:,} to {stop:,} were written to {name})"
+        )
 
 
-class _Written(NamedTuple):
-    """What was done of a task: samples and payload; bytes of the shard; the node that wrote it."""
-
-    done: Done
-    nbytes: int
-    node: str
-
-
-THREADS_PER_TASK = 2
-"""One reads while another one writes."""
+def _save_nothing(samples: int, position: State) -> None:
+    """Record no position: an incomplete shard is written again from its beginning."""
 
 
 def write_apart(
@@ -96,110 +103,50 @@ def write_apart(
     """Write shards on the workers of an executor; yields what `_write_here` does."""
     before, missing = todo
     yield Done(before, 0)
-    attempts = Path(tempfile.mkdtemp(prefix=_APART, dir=staging.root.absolute()))
+    place = Workplace.begin(staging.root, durable=staging.durable)
 
-    def task(index: int) -> _Task:
-        return _task(job, source, staging, attempts, index)
+    def tasks() -> Iterator[ShardTask]:
+        for index in missing:
+            shard = job.shards[index]
+            need(source, shard.start)  # tasks are made in order
+            needed, offset = source.part(shard.start, shard.stop)
+            one = replace(
+                job,
+                shards=(replace(shard, start=shard.start - offset, stop=shard.stop - offset),),
+                groupings=job.groupings[index : index + 1],
+                payload=round(job.payload * len(shard) / max(1, job.samples)),
+            )
+            yield ShardTask(
+                workplace=place,
+                name=_made(index),
+                job=one,
+                source=needed,
+                number=index,
+                samples=(shard.start, shard.stop),
+            )
 
-    for done, written in executors.run(executor, _do, map(task, missing), count=len(missing)):
-        wait_for(done.path, written.node, written.nbytes)
-        if job.groupings:
-            wait_for(staging.root / f"groups-{done.number}.json", written.node)
-        staging.completed(job, done.number)
-        yield written.done
-
-
-def _task(job: Job, source: Source, staging: Staging, attempts: Path, index: int) -> _Task:
-    """Return the task to write a shard."""
-    shard = job.shards[index]
-    need(source, shard.start)  # tasks are made in order
-    needed, offset = source.part(shard.start, shard.stop)
-    one = replace(
-        job,
-        shards=(replace(shard, start=shard.start - offset, stop=shard.stop - offset),),
-        groupings=job.groupings[index : index + 1],
-        payload=round(job.payload * len(shard) / max(1, job.samples)),
-    )
-    return _Task(
-        job=one,
-        source=needed,
-        number=index,
-        path=shard_path(job, staging.data, index).absolute(),
-        root=staging.root.absolute(),
-        attempts=attempts,
-        durable=staging.durable,
-        samples=(shard.start, shard.stop),
-        node=node(),
-    )
+    for task, done in run_tasks(executor, tasks(), count=len(missing)):
+        _put(job, staging, task.number)
+        staging.completed(job, task.number)
+        yield done
 
 
-def _do(task: _Task) -> _Written:
-    """Write a shard."""
-    try:
-        for directory in (task.attempts, task.path.parent):
-            wait_for(directory, task.node)
-        with sole_writer(task.root):
-            return _do_shard(task)
-    except DsprepError as error:
-        raise _task_error(task, error.args[0]) from error
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise _task_error(task, f"{where}{error.strerror or error}") from error
+def _made(index: int) -> str:
+    """Return the name of the directory in which a worker has made a shard."""
+    return f"made-{index}"
 
 
-def _task_error(task: _Task, error: str) -> ExecutorError:
-    start, stop = task.samples
-    return ExecutorError(
-        f"{error} (while samples {start:,} to {stop:,} were written to {task.path.name})"
-    )
-
-
-def _do_shard(task: _Task) -> _Written:
-    # In a directory of this attempt: another one may be under way if a worker seemed lost.
-    own, job = Path(tempfile.mkdtemp(prefix=f"{task.number}-", dir=task.attempts)), task.job
-    made = own / task.path.name
-    save = _save_nothing if task.durable else None
-    with task.source.opened() as source:
-        with closing(create_writer(job, made, 0, None)) as writer:
-            ranges = ranges_of(job, source, writer, 0, 0)
-            copy = copying(job, source, writer, 0, ranges, THREADS_PER_TASK, save)
-            nbytes = sum(piece.nbytes for piece in copy)
-            complete(writer, own / "groups.json", task.durable)
-        writer.clean()
-    if job.groupings:
-        (own / "groups.json").replace(task.root / f"groups-{task.number}.json")
-    stored = tree_nbytes(made)  # before another attempt can take its place
-    _put(made, task.path, own)
-    if task.durable:
-        sync_directory(task.path.parent)
-        with suppress(FileNotFoundError):  # another attempt is replacing it, which records it
-            record_shard(task.path, own / "shard.json", durable=True)
-            (own / "shard.json").replace(task.root / f"shard-{task.number}.json")
-        sync_directory(task.root)
-    remove(own)
-    return _Written(Done(job.samples, nbytes), stored, node())
-
-
-def _put(made: Path, path: Path, own: Path) -> None:
-    """Rename a shard to its place; of another attempt's, which has the same bytes, one stays."""
-    while True:
-        try:
-            made.replace(path)
-        except OSError as error:  # a directory replaces none that holds files
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        else:
-            return
-        with suppress(FileNotFoundError):  # the other attempt does the same
-            path.rename(own / "old")
-            remove(own / "old")
-
-
-def _save_nothing(samples: int, position: State) -> None:
-    """Record no position: an incomplete shard is written again from its beginning."""
-
-
-_APART = "apart-"
+def _put(job: Job, staging: Staging, index: int) -> None:
+    """Put a shard that a worker has made in its place."""
+    made, path = staging.root / _made(index), shard_path(job, staging.data, index)
+    with suppress(FileNotFoundError):  # killed while it did this
+        (made / "groups.json").replace(staging.root / f"groups-{index}.json")
+    with suppress(FileNotFoundError):
+        if (made / path.name).exists():
+            remove(path)
+        (made / path.name).replace(path)
+        record_shard(path, staging.root / f"shard-{index}.json", durable=staging.durable)
+    remove(made)
 
 
 def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
@@ -209,13 +156,15 @@ def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
     """
     if published(job.target):
         return set(range(len(job.shards)))
-    there = {path.name for path in staging.root.iterdir()}
-    numbers = range(len(job.shards))
+    there, numbers = {path.name for path in staging.root.iterdir()}, range(len(job.shards))
+    for i in numbers:
+        if _made(i) in there:
+            _put(job, staging, i)
+            there.add(f"shard-{i}.json")
     complete = {i for i in numbers if f"shard-{i}.json" in there and is_kept(job, staging, i)}
     stays = [job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))]
     directory = staging.data / job.target.name if job.sharded else staging.data
-    apart = staging.root.glob(f"{_APART}*")
-    for path in (*apart, *(directory.iterdir() if directory.is_dir() else ())):
+    for path in directory.iterdir() if directory.is_dir() else ():
         if path.name not in stays and (begun is None or not path.name.startswith(f"{stays[-1]}.")):
             remove(path)
     return complete

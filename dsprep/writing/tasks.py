@@ -1,0 +1,124 @@
+"""Tasks of a run that any workers do: each makes a directory, which gets its name when complete.
+
+A task may be done twice, by two workers at the same time if one of them is taken for dead: each
+attempt has a directory of its own, and the first one that is complete gets the name. Attempts are
+in a directory of this run; it goes when the next run begins, so that what workers of an earlier
+run still do finds no directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from dsprep import executors
+from dsprep.storage.durable import sync_directory
+from dsprep.storage.nodes import node, wait_for
+from dsprep.storage.trees import remove, tree_nbytes
+
+R = TypeVar("R")
+T = TypeVar("T", bound="Task[Any]")
+
+_ATTEMPTS = "attempts-"
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where the tasks of a run make what they make.
+
+    Attributes
+    ----------
+    directory
+        Where it gets its names.
+    attempts
+        A directory in that, of this run alone.
+    durable
+        Whether to wait for the disk.
+    node
+        Where the directories were made; see `storage.node`.
+    """
+
+    directory: Path
+    attempts: Path
+    durable: bool
+    node: str
+
+    @classmethod
+    def begin(cls, directory: Path, *, durable: bool) -> Self:
+        """Return the workplace of a new run; what earlier runs have not completed is removed."""
+        directory = directory.absolute()
+        for path in directory.glob(f"{_ATTEMPTS}*"):
+            remove(path)
+        attempts = Path(tempfile.mkdtemp(prefix=_ATTEMPTS, dir=directory))
+        return cls(directory, attempts, durable, node())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC, Generic[R]):
+    """A task as it travels.
+
+    Attributes
+    ----------
+    workplace
+        Where it is done.
+    name
+        Of the directory that it makes.
+    """
+
+    workplace: Workplace
+    name: str
+
+    @property
+    def made(self) -> Path:
+        """What it makes: it is there when it is complete."""
+        return self.workplace.directory / self.name
+
+    @abstractmethod
+    def make(self, directory: Path) -> R:
+        """Do the work in an empty directory, durably if the workplace is."""
+
+
+def do(task: Task[R]) -> tuple[R, str, int | None]:
+    """Do a task; return what it returns, this node, and for another one the bytes that it made."""
+    place = task.workplace
+    wait_for(place.attempts, place.node)
+    own = Path(tempfile.mkdtemp(prefix=f"{task.name}-", dir=place.attempts))
+    result = task.make(own)
+    nbytes = None if node() == place.node else tree_nbytes(own)
+    try:
+        own.rename(task.made)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        remove(own)  # another attempt was faster
+    if place.durable:
+        sync_directory(place.directory)
+    return result, node(), nbytes
+
+
+def run_tasks(
+    executor: Executor,
+    tasks: Iterable[T],
+    ahead: Callable[[], int] | None = None,
+    count: int = 0,
+) -> Generator[tuple[T, Any], None, None]:
+    """Yield each task with what it returned when its directory is seen here.
+
+    Parameters
+    ----------
+    executor, ahead, count
+        As of `executors.run`.
+    tasks
+        Of one workplace.
+    """
+    with closing(executors.run(executor, do, tasks, ahead, count)) as results:
+        for task, (result, by, nbytes) in results:
+            wait_for(task.made, by, nbytes)
+            yield task, result
