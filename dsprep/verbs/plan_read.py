@@ -128,7 +128,8 @@ class ReadPlan:
         words = f"training computes {each:.0%} of the time sample by sample, {ours:.0%} by groups"
         if ours >= waiting.BUSY:
             return f"the storage keeps up with reads of groups: {words}; no cache needed"
-        tiers = "".join(f", {shares[n]:.0%} by {n}" for n in ("cache-next", "met") if n in shares)
+        uses = {"cache-next": "a cache on the fast tier", "met": "mini-epochs on it"}
+        tiers = "".join(f", {shares[n]:.0%} with {use}" for n, use in uses.items() if n in shares)
         slow = "too slow"
         if self.facts["given_bytes_per_second"] >= self.facts["needed_bytes_per_second"]:
             slow = f"fast enough but for its {self.ways['dsprep'].limit}"
