@@ -319,7 +319,7 @@ def _two(item: int) -> list[dict[str, Any]]:
     return [{"x": np.full(2000, item), "y": k} for k in range(2)]
 
 
-def _interrupt(_: object) -> bool:
+def _interrupt(*_: object) -> bool:
     raise KeyboardInterrupt
 
 

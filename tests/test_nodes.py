@@ -25,7 +25,6 @@ from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
 from dsprep.storage import marks, nodes
-from dsprep.storage.atomic import LOCK, partial_path
 from dsprep.storage.identity import ChangedError, same_time
 from dsprep.storage.local import LocalFile
 from dsprep.storage.marks import Mark
@@ -267,24 +266,6 @@ def test_the_first_pass_of_a_shuffle_by_another_node(tmp_path, monkeypatch):
         assert sorted(out[:]["y"].tolist()) == sorted(source[:]["y"].tolist())
 
 
-def test_nothing_is_open_when_it_is_removed(tmp_path, monkeypatch):
-    """Network file systems keep it under another name, and the directory with it."""
-    (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=True)
-    real, seen = os.unlink, []
-
-    def unlink(name, *args, **kwargs):
-        if kwargs.get("dir_fd") is None:
-            held = [p.readlink() for p in Path("/proc/self/fd").iterdir() if p.exists()]
-            seen.append(Path(name).parent.resolve() / Path(name).name)
-            assert seen[-1] not in held
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(os, "unlink", unlink)
-    dsprep.convert(path, tmp_path / "out.h5", durable=False)
-    assert any(name.name == LOCK for name in seen)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "out.h5", "out.h5.dsprep.json"]
-
-
 # --- sidecars ------------------------------------------------------------------------------------
 
 
@@ -347,33 +328,6 @@ def test_a_sidecar_that_is_seen_too_short(tmp_path, monkeypatch):
 
 
 # --- what is found again -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_complete_output_is_known_after_a_remount(format, tmp_path, mount, monkeypatch):
-    """A run was killed when it had given its output the name, and the mount is another one."""
-    (path,) = made(format, tmp_path / "one", 1, 1, beside=False)
-    target = tmp_path / f"out{SUFFIX[format]}"
-    (old,) = made(format, tmp_path / "two", 2, 1, beside=True)
-    old.rename(target)
-    sidecar_path(old).rename(sidecar_path(target))
-    put = staging.Staging.write_sidecar
-    monkeypatch.setattr(
-        staging.Staging, "write_sidecar", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
-    with pytest.raises(KeyboardInterrupt):
-        dsprep.convert(path, target, overwrite=True, durable=False)
-    monkeypatch.setattr(staging.Staging, "write_sidecar", put)
-    mount.inodes, mount.device = 9000, 96
-    assert staging.published(target)
-    with dsprep.open(path) as a, dsprep.open(target) as b:
-        assert isinstance(b, SidecarSource)
-        assert dsprep.verify(a, b).same
-    dsprep.convert(path, target, overwrite=True, durable=False)
-    assert not partial_path(target).exists()
-    with dsprep.open(path) as a, dsprep.open(target) as b:
-        assert isinstance(b, SidecarSource)
-        assert dsprep.verify(a, b).same
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])

@@ -20,6 +20,7 @@ import dsprep
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
 from dsprep.storage import atomic
+from dsprep.storage.locking import Lock
 from dsprep.writing import staging
 from dsprep.writing.plan import Cut
 
@@ -145,7 +146,7 @@ def test_old_or_new_whatever_fails(name, options, exchange, tmp_path, monkeypatc
 
 
 def test_kill_between_two_renames_is_repaired_by_opening(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic, "PAUSES", (0.0, 0.01))
+    monkeypatch.setattr(atomic, "PATIENCE", 0.01)
     target = tmp_path / "set.zarr"
     make(target, 1)
     made = atomic.made_path(target)
@@ -153,9 +154,9 @@ def test_kill_between_two_renames_is_repaired_by_opening(tmp_path, monkeypatch):
     make(tmp_path / "new.zarr", 2)
     (tmp_path / "new.zarr").rename(made)
     target.rename(atomic.old_path(target))
-    held = atomic.lock(atomic.partial_path(target))
+    held = Lock(atomic.partial_path(target) / atomic.LOCK, signed=True)
     for use in (dsprep.open, dsprep.Sidecar.open):
-        with pytest.raises(TargetError, match=r"being replaced right now .*in use by process"):
+        with pytest.raises(TargetError, match=r"being replaced.*in use by process"):
             use(target)  # a run that is under way is not disturbed
     held.release()
     with dsprep.open(target) as source:
@@ -170,11 +171,15 @@ def test_a_reader_waits_for_the_second_rename(tmp_path):
     made.parent.mkdir(parents=True)
     target.rename(made)
     atomic.old_path(target).mkdir()
-    held = atomic.lock(atomic.partial_path(target))
-    threading.Timer(0.15, made.rename, [target]).start()
+    held = Lock(atomic.partial_path(target) / atomic.LOCK)
+
+    def second():
+        made.rename(target)
+        held.release()
+
+    threading.Timer(0.15, second).start()
     with dsprep.open(target) as source:
         assert len(source) == 24
-    held.release()
 
 
 @pytest.mark.parametrize("refusal", ["", "ENOSYS", "EINVAL", "EXDEV", "no such call"])
@@ -228,7 +233,6 @@ def test_what_cannot_be_put_back_is_named(tmp_path, monkeypatch):
     target = tmp_path / "set.zarr"
     atomic.made_path(target).mkdir(parents=True)
     atomic.old_path(target).mkdir()
-    atomic.lock(atomic.partial_path(target)).release()
 
     def refuse(self, target):
         raise PermissionError(13, "Permission denied")

@@ -411,7 +411,7 @@ def beside(dataset: Path) -> Path:
     its sidecar, it is still in the directory in which the run worked.
     """
     where, staged = sidecar_path(dataset), staged_path(dataset)
-    if isinstance(dataset, StorePath) or not staged.is_file():
+    if isinstance(dataset, StorePath) or not os.path.isfile(staged):  # noqa: PTH113 (or may not look)
         return where
     numbered = []
     for path in (where, staged):

@@ -13,25 +13,23 @@ import hashlib
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from dsprep.errors import TargetError
-from dsprep.storage.directory import Directory
-from dsprep.storage.locking import OWNER, Lock, take
+from dsprep.storage.locking import OWNER, Lock
 from dsprep.storage.paths import StorePath
-from dsprep.storage.trees import HIDDEN, SIDECARS, WORKING
+from dsprep.storage.trees import SIDECARS, WORKING
 
 LOCK = "dsprep.lock"
-"""The lock of a working directory, and what shows that it is one: see `working`."""
+"""The lock of a working directory."""
 
 KEPT = (LOCK, f"{LOCK}{OWNER}")
 """Files of a working directory that stay when what is in it is discarded."""
 
-PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before each look at a name that is just being given to another dataset."""
+PATIENCE = 4.0
+"""Seconds for which a run is waited for that is just giving a name to another dataset."""
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -55,25 +53,43 @@ def scratch(target: Path) -> Path:
 
 
 def make_scratch(target: Path) -> Path:
-    """Return `scratch`, made if it is this user's own and not there.
+    """Return `scratch`, for a store made if it is not there; `TargetError` as of `make_own`."""
+    directory = scratch(target)
+    if isinstance(target, StorePath):
+        make_own(directory)
+    return directory
+
+
+def make_own(path: Path) -> None:
+    """Make a directory into which only this user can look, if it is not there; see `is_own`."""
+    with suppress(FileExistsError):
+        path.mkdir(0o700)
+    is_own(path)
+
+
+def is_own(path: Path) -> bool:
+    """Whether there is a directory of this user, whom file systems may number otherwise.
 
     Raises
     ------
     TargetError
-        If others can write to it.
+        If something else has its name: what is in it is not dsprep's to use or remove.
     """
-    directory = scratch(target)
-    if isinstance(target, StorePath):
-        with suppress(FileExistsError):
-            directory.mkdir(0o700)
-        opened = Directory.open(directory, os.O_NOFOLLOW)
-        if not opened.is_trusted(opened.status):
-            raise TargetError(
-                "others may write to this directory, or have made it",
-                where=directory,
-                fix="set TMPDIR to another directory",
-            )
-    return directory
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    user, is_private = os.geteuid(), not status.st_mode & 0o077
+    if stat.S_ISDIR(status.st_mode) and (
+        status.st_uid == user or (user and is_private and os.access(path, os.W_OK | os.X_OK))
+    ):
+        return True
+    raise TargetError(
+        "what has the name of a directory for dsprep to work in is not one of this user",
+        where=path,
+        found=f"{stat.filemode(status.st_mode)} of user {status.st_uid}",
+        fix="move it away, or choose another target or TMPDIR",
+    )
 
 
 def marker_path(target: Path) -> Path:
@@ -102,47 +118,6 @@ def refuse_partial(paths: Iterable[Path]) -> None:
             )
 
 
-def working(target: Path) -> Directory | None:
-    """Return the working directory of `target`, open; None if there is none.
-
-    Raises
-    ------
-    TargetError
-        If something else has its name, or it is somebody else's: what is in it is not dsprep's, or
-        not this user's, to use or remove.
-    """
-    root = partial_path(target)
-    try:
-        parent = Directory.open(root.parent, os.O_PATH)
-        status = parent.stat(root.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    problem = contents = None
-    if stat.S_ISLNK(status.st_mode):
-        problem = "it is a symbolic link, which is not followed"
-    elif not stat.S_ISDIR(status.st_mode):
-        problem = "it is not a directory"
-    elif not parent.is_own(status):
-        problem, contents = "it is another user's", f"user {status.st_uid}"
-    else:
-        opened = parent.directory(root.name)
-        names = [name for name in opened.names() if not name.startswith(HIDDEN)]
-        if os.path.samestat(opened.status, status) and (not names or _is_plain(opened, LOCK)):
-            return opened
-        problem = f"no plain file {LOCK} in it shows that dsprep made it"
-        contents = ", ".join(names[:5])
-    raise TargetError(
-        f"what has the name of the working directory is not one of this user: {problem}",
-        where=root,
-        found=contents,
-        fix="move it away, or choose another target",
-    )
-
-
-def _is_plain(directory: Directory, name: str) -> bool:
-    return directory.has(name) and stat.S_ISREG(directory.stat(name).st_mode)
-
-
 def made_path(target: Path) -> Path:
     """Return where `target` lies while it is made; after an exchange, what it replaced."""
     return partial_path(target) / "data" / target.name
@@ -153,18 +128,8 @@ def old_path(target: Path) -> Path:
     return partial_path(target) / "old"
 
 
-def lock(root: Path) -> Lock:
-    """Lock the working directory `root`; see `locking.take`."""
-    return take(root / LOCK)
-
-
-def put(made: Path, target: Path, aside: Path, exchanging: bool = True) -> bool:
+def put(made: Path, target: Path, aside: Path) -> bool:
     """Give `made` the name `target`; what was there becomes `made` or `aside`, or is gone.
-
-    Parameters
-    ----------
-    exchanging
-        Whether two names may be exchanged, after which inodes and times alone tell what is where.
 
     Returns
     -------
@@ -184,7 +149,7 @@ def put(made: Path, target: Path, aside: Path, exchanging: bool = True) -> bool:
     if not (_is_directory(made) or _is_directory(target)):
         made.replace(target)
         return True
-    if exchanging and exchange(made, target):
+    if exchange(made, target):
         return True
     try:
         target.rename(aside)
@@ -236,64 +201,29 @@ def _is_directory(path: Path) -> bool:
 def restore(target: Path) -> None:
     """Put back what was at `target` if a run was killed between two renames that replace it.
 
-    A run that is between them right now is given a few seconds.
+    A run that is between them right now is waited for, up to `PATIENCE`.
 
     Raises
     ------
     TargetError
-        If it is there, and this process may not rename it, or that run has not ended by then; or
-        it is not this user's, see `working`.
+        If that has not ended by then, or the old dataset cannot be put back.
     """
     if isinstance(target, StorePath):
         return  # stores replace a file at once
-    old, busy = old_path(target), ""
-    for pause in PAUSES:
-        time.sleep(pause)
-        if os.path.lexists(target) or not os.path.lexists(old) or not made_path(target).exists():
-            return
-        if not pause:
-            continue  # between two renames of a run there is just a moment
-        try:
-            working(target)
-        except TargetError as error:
-            raise TargetError(
-                f"it is not there, and what a killed run has left is not used: {error.what}",
-                where=target,
-                found=old.parent,
-                fix="have the user who made it repeat the command that was killed",
-            ) from error
-        try:
-            lock_descriptor = lock(old.parent)
-        except BlockingIOError as error:
-            busy = str(error.strerror)
-            continue
-        except OSError:
-            lock_descriptor = None
-        try:
-            _put_back(old, target)
-        finally:
-            if lock_descriptor is not None:
-                with suppress(OSError):  # it was put back, or why not is on its way
-                    lock_descriptor.release()
-        return
-    raise TargetError(
-        "it is being replaced right now",
-        where=target,
-        found=f"its working directory is {busy}",
-        fix="try again in a moment",
-    )
-
-
-def _put_back(old: Path, target: Path) -> None:
-    if os.path.lexists(target):
+    old = old_path(target)
+    if os.path.lexists(target) or not os.path.lexists(old) or not is_own(old.parent):
         return
     try:
-        with suppress(FileNotFoundError):  # another process did the same
-            old.rename(target)
+        lock = Lock(old.parent / LOCK, seconds=PATIENCE)
+        try:
+            if os.path.lexists(old) and not os.path.lexists(target):
+                old.rename(target)
+        finally:
+            lock.release()
     except OSError as error:
-        raise TargetError(
-            "a run was killed while it replaced this dataset, and the old one cannot be put back: "
-            f"{error.strerror}",
-            where=target,
-            fix=f"repeat the command that was killed, or rename {old} to {target}",
-        ) from error
+        if not os.path.lexists(target) and os.path.lexists(old):
+            raise TargetError(
+                f"it is being replaced, or a run was killed that did: {error.strerror}",
+                where=target,
+                fix=f"try again, repeat the command that was killed, or rename {old} to {target}",
+            ) from error

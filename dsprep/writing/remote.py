@@ -55,7 +55,7 @@ class Claim:
     replaces
         Whether something was there when the run began.
     owner
-        The process, as `locking.Owner` writes it; empty if it ended in an orderly way.
+        The process, see `locking.signature`; empty if it ended in an orderly way.
     since
         When that began, for people.
     sidecar

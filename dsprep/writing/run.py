@@ -19,7 +19,7 @@ from pathlib import Path
 from dsprep.formats.base import Source, State
 from dsprep.sidecar import spec
 from dsprep.source.files import check_replaceable
-from dsprep.storage.atomic import working
+from dsprep.storage.atomic import is_own, partial_path
 from dsprep.storage.marks import Mark, unchanged
 from dsprep.storage.trees import tree_nbytes
 from dsprep.writing.create_sidecar import Made, describe
@@ -234,7 +234,7 @@ def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | No
 def check_targets(targets: Sequence[Path], run: RunOptions, *, dry: bool = False) -> None:
     """Raise `TargetError` if one of some outputs may not be made; `dry`: nothing is removed."""
     for target in targets:
-        working(target)
+        is_own(partial_path(target))
     done = [published(t) for t in targets]
     if done[-1] and not all(done):
         # Outputs are made, and in the end their records removed, in this order: all are complete,

@@ -9,10 +9,8 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
 ``shard-N.json``, ``groups-N.json``
     What a complete shard is, and where its groups are. A shard that is anything else when a run
     continues is made again.
-``dsprep.lock``, ``dsprep.lock.owner``
-    Held while a process works on it, and which process that is; see `dsprep.storage.locking`. The
-    first also shows that the directory was made here: one without it is not used, and nothing in it
-    is removed; nor in one of another user, or behind a symbolic link.
+``dsprep.lock``, and perhaps ``dsprep.lock.owner``
+    Held while a process works on it, and which process that is; see `dsprep.storage.locking`.
 ``data/``
     The output itself, under its final name, renamed to ``DIR/NAME`` when it is complete; after
     that what it replaced, until that is removed.
@@ -21,6 +19,7 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
 ``NAME.dsprep.json``, ``NAME.dsprep.bin``
     Its sidecar, there before the output gets its name: so nobody sees the one without the other.
 
+Only its user can look into the directory. One of another user is not used, nor a symbolic link.
 What is to be in a store is made on this machine: see `dsprep.writing.upload`.
 """
 
@@ -32,7 +31,6 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -44,14 +42,12 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, read_record, write_record
 from dsprep.storage import atomic
 from dsprep.storage.atomic import made_path, partial_path
-from dsprep.storage.directory import Directory
 from dsprep.storage.durable import sync_directory
-from dsprep.storage.identity import ChangedError, is_coarse, sole_writer
+from dsprep.storage.identity import ChangedError, sole_writer
 from dsprep.storage.locking import Lock
-from dsprep.storage.marks import Mark, mount_of
 from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import StorePath
-from dsprep.storage.trees import HIDDEN, soon
+from dsprep.storage.trees import HIDDEN, remove, soon, tree_nbytes
 from dsprep.writing import remote
 
 if TYPE_CHECKING:
@@ -117,8 +113,8 @@ class Staging:
     state
         How far an interrupted run of the same job came; None: this one begins anew.
     notes
-        Why it does, if there is something to continue; whose lock was taken over, whether two
-        renames replaced what was there, and whether that could not be removed.
+        Why it does, if there is something to continue; whether two renames replaced what was
+        there, and whether that could not be removed.
 
     Raises
     ------
@@ -142,7 +138,7 @@ class Staging:
         self._lasting, self._refuse, self.again = lasting, refuse, AGAIN
         self.root, self.made = partial_path(target), made_path(target)
         self.data = self.made.parent
-        atomic.working(target)
+        atomic.is_own(self.root)
         atomic.restore(target)
         if restart or not published(target):
             check_target(target, overwrite)
@@ -152,20 +148,20 @@ class Staging:
         self.notes: tuple[str, ...] = ()
         self.lengths: dict[int, Ints] = {}
         try:
-            self._take_lock()
+            self._take_lock(restart)
             self.put_sidecar()
             self.state = self._continue(job, restart)
         except BaseException:
             self.close()
             raise
 
-    def _take_lock(self) -> None:
+    def _take_lock(self, restart: bool) -> None:
         for last in (False, True):
-            with suppress(FileExistsError):
-                self.root.mkdir()
-            atomic.working(self.target)
+            atomic.make_own(self.root)
+            if restart:
+                self.root.joinpath(atomic.KEPT[1]).unlink(missing_ok=True)
             try:
-                self._lock = atomic.lock(self.root)
+                self._lock = Lock(self.root / atomic.LOCK, signed=True)
             except FileNotFoundError:  # another process has just ended, and removed it
                 if last:
                     raise
@@ -174,11 +170,11 @@ class Staging:
                     "another process is making it",
                     where=self.target,
                     found=f"its working directory is {error.strerror}",
-                    fix="wait for it to end",
+                    fix=f"wait for it to end; if it is gone, remove {error.filename} to continue, "
+                    "or add --restart to start over",
                 ) from error
             else:
                 self._stack.enter_context(sole_writer(self.root))
-                self.notes = self._lock.notes
                 return
 
     def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
@@ -213,26 +209,24 @@ class Staging:
                     fix="repeat the command of that run, with its options and on unchanged data, "
                     "to continue it; or add --restart to discard what it left and start over",
                 )
-            return state
+            if not state.get("complete") or published(self.target) or self._is_made(state):
+                return state
         self._begin(job)
         return None
 
+    def _is_made(self, state: Mapping[str, Any]) -> bool:
+        """Whether what lies in the working directory is not what the complete output replaced."""
+        known = state.get("identity")
+        return known is None or not self.made.exists() or _identity(self.made)[0] == known[0]
+
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""
-        directory = self._directory()
-        for name in directory.names():
-            kept = name in atomic.KEPT or name.startswith(HIDDEN)
-            if not (kept or directory.remove(name) or name.startswith(_ASIDE)):
-                directory.rename(name, f"{_ASIDE}{secrets.token_hex(4)}")
+        for path in list(self.root.iterdir()):
+            kept = path.name in atomic.KEPT or path.name.startswith(HIDDEN)
+            if not (kept or remove(path) or path.name.startswith(_ASIDE)):
+                path.rename(self.root / f"{_ASIDE}{secrets.token_hex(4)}")
         self.data.mkdir()
         write_record(job, self.root / "job.json", durable=self.durable)
-
-    def _directory(self) -> Directory:
-        """Return the working directory, open; what is removed is removed in that."""
-        working = atomic.working(self.target)
-        if working is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-        return working
 
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
         return None if ignore else read_record(self.root / name) or None
@@ -241,15 +235,9 @@ class Staging:
         """Record how far the work has come; the caller has made the data durable."""
         if published(self.target) or not (self._lasting or state.get("complete")):
             return  # all was recorded before, or nothing is continued
-        self._check_lock()
         if state.get("complete"):
-            state = {**state, "made": Mark.of(self.made, sampled=True).to_json()}
+            state = {**state, "identity": _identity(self.made)}
         write_record(state, self.root / "state.json", durable=self.durable)
-
-    def _check_lock(self) -> None:
-        """Raise `TargetError` if another process works here now, as this one was taken for dead."""
-        if self._lock is not None:
-            self._lock.check()
 
     def keep(self, job: Job, done: set[int]) -> set[int]:
         """Return of the shards that were complete those that still are, wherever they lie."""
@@ -276,12 +264,8 @@ class Staging:
             sync_directory(self.data)
             if self.made.is_dir():
                 sync_directory(self.made)
-        self._check_lock()
         try:
-            mark = _complete(self.target)
-            fine = mark is None or not is_coarse(mark.status)
-            aside = atomic.old_path(self.target)
-            if not atomic.put(self.made, self.target, aside, exchanging=fine):
+            if not atomic.put(self.made, self.target, atomic.old_path(self.target)):
                 self.notes += (RENAMES,)
         except FileExistsError as error:
             raise TargetError(
@@ -308,11 +292,12 @@ class Staging:
         spec.write(content, path, companion, durable=self.durable, within=self.root)
 
     def discard(self) -> None:
-        """Remove the working directory, and release the lock, which is in it."""
-        is_removed = _clear(self._directory())
-        self.close()  # what is removed while it is open stays, where clients give it another name
+        """Remove the working directory, with the lock in it."""
+        assert self._lock is not None
+        is_removed = _clear(self.root, self._lock)
+        self.close()
         self._is_discarded = True
-        if not (is_removed and _remove_empty(self.target)):
+        if not is_removed:
             self.notes += (f"{LEFT} {self.root}",)
 
     def close(self) -> None:
@@ -350,81 +335,40 @@ def published(target: Path) -> bool:
     """Whether a run has given its complete output the name `target`, and left the record of it."""
     if isinstance(target, StorePath):
         return remote.published(target)
-    mark, made = _complete(target), made_path(target)
-    if mark is None:
-        return False
-    try:
-        staged = os.path.lexists(made)
-        if staged and is_coarse(mark.status):
-            return False  # names are not exchanged there
-        for path in (target, made):
-            if os.path.lexists(path) and _is_renamed(path, mark):
-                return path == target
-        return _is_content(mark) and not (staged and _is_content(replace(mark, path=made)))
-    except OSError:
-        return False
+    with suppress(OSError, DsprepError):
+        root = partial_path(target)
+        state = read_record(root / "state.json") if atomic.is_own(root) else {}
+        return state.get("identity") == _identity(target)
+    return False
 
 
-def _complete(target: Path) -> Mark | None:
-    """Return what the output of `target` was when it was complete; None if no record says that."""
-    try:
-        directory = atomic.working(target)
-        if directory is None:
-            return None
-        state = read_record(directory.path / "state.json", directory.read("state.json"))
-        return Mark.from_json(state["made"], target) if state.get("complete") else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _is_content(mark: Mark) -> bool:
-    """Whether what lies there now has the sizes and sampled blocks of a mark; times move on."""
-    return mark.has_sizes(Mark.with_files(mark.path)[0]) and mark.has_sampled()
-
-
-def _is_renamed(path: Path, mark: Mark) -> bool:
-    """Whether `path` is what was marked under another name, since its inode is; mostly it is."""
-    facts = path.lstat()
-    if mark.at != mount_of(facts) or is_coarse(mark.status) or facts.st_ino != mark.status.inode:
-        return False  # or inodes say nothing
-    return path.is_dir() or _is_content(replace(mark, path=path))
+def _identity(path: Path) -> list[int]:
+    """Return what of an output is the same under another name: its inode, and its bytes."""
+    return [path.lstat().st_ino, tree_nbytes(path)]
 
 
 def discard(target: Path) -> None:
     """Remove the working directory of `target`, which this process has not locked."""
     if isinstance(target, StorePath):
         remote.discard(target)
-    directory = atomic.working(target)
-    if directory is not None and _clear(directory):
-        _remove_empty(target)
+    root = partial_path(target)
+    if atomic.is_own(root):
+        with suppress(BlockingIOError):
+            _clear(root, Lock(root / atomic.LOCK))
 
 
-def _clear(directory: Directory) -> bool:
-    """Remove what is in a working directory, the record that all is complete last.
+def _clear(root: Path, lock: Lock) -> bool:
+    """Remove a working directory, the record that all is complete after the data, the lock last.
 
     Returns
     -------
-    Whether it is gone; see `storage.remove`.
+    Whether it is gone, or another process works there already; see `storage.remove`.
     """
     names = ("state.json", *atomic.KEPT)
-    removed = [directory.remove(name) for name in directory.names() if name not in names]
-    return directory.remove("state.json") and all(removed)
-
-
-def _remove_empty(target: Path) -> bool:
-    """Remove the working directory of `target` when only the lock is left.
-
-    Returns
-    -------
-    Whether it is gone, or another process works there already.
-    """
-    lock, record = atomic.KEPT
-    directory = atomic.working(target)
-    if directory is None or directory.has(record):
-        return True
-    directory.remove(lock)
-    del directory  # some clients do not remove an open file
-    return soon(lambda: _removed(partial_path(target)))
+    removed = [remove(path) for path in list(root.iterdir()) if path.name not in names]
+    removed += [remove(root / name) for name in names[:2]]
+    lock.release()  # what is removed while it is open stays, where clients give it another name
+    return all(removed) and soon(lambda: _removed(root))
 
 
 def _removed(root: Path) -> bool:

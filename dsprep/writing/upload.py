@@ -7,6 +7,7 @@ not there as a whole (`dsprep.writing.remote`).
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections import deque
 from collections.abc import Mapping
@@ -24,10 +25,10 @@ from typing_extensions import override
 from dsprep.core.packing import digest
 from dsprep.errors import TargetError
 from dsprep.sidecar import spec
-from dsprep.sidecar.spec import Content
+from dsprep.sidecar.spec import Content, write_record
 from dsprep.storage import trees
 from dsprep.storage.atomic import make_scratch
-from dsprep.storage.locking import Owner
+from dsprep.storage.locking import signature
 from dsprep.storage.paths import StorePath
 from dsprep.writing import remote
 from dsprep.writing.create_sidecar import Made, describe, joined
@@ -104,25 +105,20 @@ class UploadStaging(Staging):
 
     def _check_owner(self, claim: Claim) -> None:
         """Raise `TargetError` if another process may be making it."""
-        owner = Owner.parse(claim.owner.encode())
-        if owner is None:
-            return
-        if owner.lives() is not False:
+        number, _, host = claim.owner.removeprefix("process ").partition(" on ")
+        if claim.owner and (host != os.uname().nodename or Path("/proc", number).exists()):
             raise TargetError(
                 "another process is writing it, or was killed",
                 where=self.target,
-                found=f"{owner}, since {claim.since}",
+                found=f"{claim.owner}, since {claim.since}",
                 fix="wait for it to end; if it was killed, repeat the command on that machine to "
                 "continue it, or add --restart to discard what it left",
             )
-        self.notes += (f"continued what {owner} left, which was killed",)
 
     def _hold(self, claim: Claim) -> None:
         """Make the claim this process's, unless another one has changed it meanwhile."""
-        assert self._lock is not None
-        owner = self._lock.owner.dump().decode().strip()
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        claim = replace(claim, owner=owner, since=since)
+        claim = replace(claim, owner=signature(), since=since)
         self._version = remote.write_claim(self._remote, claim, self._version)
         self._claim, self._is_held = claim, True
 
@@ -265,8 +261,7 @@ class UploadStaging(Staging):
     @override
     def save(self, state: Mapping[str, Any]) -> None:
         if not self._is_published and (self._lasting or state.get("complete")):
-            self._check_lock()
-            spec.write_record(state, self.root / "state.json", durable=self.durable)
+            write_record(state, self.root / "state.json", durable=self.durable)
 
     def described(self, job: Job, lineage: Mapping[str, Any]) -> Made | None:
         """Return the sidecar, when all shards are in the store; None if it is there."""
