@@ -45,20 +45,21 @@ def paired(root: Path, count: int = 12) -> Path:
 PAIRS = ("images=images/*.jpg", "masks=masks/*.png")
 
 
-def options(error: AmbiguousError) -> list[list[str]]:
-    """Return the fields of each reading that has some."""
-    return [
-        [word for word in shlex.split(option) if word != "--field"]
-        for option, _ in error.readings
-        if option.startswith("--field")
-    ]
+def options(error: AmbiguousError) -> list[tuple[list[str], dict[str, str]]]:
+    """Return the fields of each reading that has some, and what is done of what is incomplete."""
+    found = []
+    for option, _ in error.readings:
+        words = shlex.split(option.removesuffix(" --nulls drop-rows"))
+        if words[0] == "--field":
+            found.append((words[1::2], {"nulls": "drop-rows"} if "--nulls" in option else {}))
+    return found
 
 
 def test_images_and_masks(tmp_path):
     root = paired(tmp_path / "set")
     with pytest.raises(AmbiguousError, match="--labels folders: 24 samples") as caught:
         read(root)
-    assert options(caught.value) == [[*PAIRS]]
+    assert options(caught.value) == [([*PAIRS], {})]
     samples, _ = read(root, *PAIRS, "name")
     assert [s["name"] for s in samples] == [str(i) for i in range(12)]
     for s in samples:
@@ -105,15 +106,15 @@ def test_readings_are_named_and_work(names, fields, count, tmp_path):
     with pytest.raises(AmbiguousError) as caught:
         read(root)
     found, gives = options(caught.value), dict(caught.value.readings).values()
-    assert fields is None or fields in [sorted(texts) for texts in found]
-    for texts in found:
-        samples, _ = read(root, *texts, "name", nulls="drop-rows")
+    assert fields is None or fields in [sorted(texts) for texts, _ in found]
+    for texts, more in found:
+        samples, _ = read(root, *texts, "name", **more)
         assert f"{len(samples)} samples of {len(texts)} files" in gives
         for s in samples:  # what a file is called says which it belongs to
             paths = [n for n in names if (root / n).read_bytes() in s.values()]
             assert len(paths) == len(texts)
             assert all(s["name"].rpartition("/")[2] in n for n in paths)
-    assert count in {len(read(root, *texts, nulls="drop-rows")[0]) for texts in found}
+    assert count in {len(read(root, *texts, **more)[0]) for texts, more in found}
 
 
 def test_patterns(tmp_path):
