@@ -17,7 +17,6 @@ from dsprep.core.schema import Ints
 from dsprep.formats.base import State, Writer
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import Blocks, Groups
-from dsprep.storage.base import Handle
 from dsprep.storage.checksums import Sums, read_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
 from dsprep.storage.paths import open_file
@@ -85,7 +84,7 @@ class RecordWriter(Writer):
         return self.sums.of(group, begin, end)
 
     @abstractmethod
-    def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
+    def group_ranges(self, edges: Ints) -> tuple[Ints, Ints]:
         """Return where the groups begin and end in the finished file: int64, ``(groups,)`` each.
 
         `edges` are the samples between them. Raises `FormatError` if the file was changed.
@@ -98,34 +97,41 @@ class RecordWriter(Writer):
         """
         if self.grouping is None:
             return None
-        with closing(open_file(self.path)) as file:
-            begins, ends = self.group_ranges(file, self.grouping.edges)
-            return stored_groups(file, self.grouping, begins, ends, self.sum_of, self.inside)
+        begins, ends = self.group_ranges(self.grouping.edges)
+        return stored_groups(
+            lambda _: self.path, self.grouping, begins, ends, self.sum_of, self.inside
+        )
 
 
 def stored_groups(
-    file: Handle,
+    path_of: Callable[[int], Path],
     grouping: Grouping,
     begins: Ints,
     ends: Ints,
     sum_of: Callable[[int, int, int], int | None],
     inside: str = "",
+    files: int | None = None,
 ) -> Groups:
-    """Return where groups are stored, and their sums: read from `file` where `sum_of` has none.
+    """Return where groups are stored, and their sums: read from the file where `sum_of` has none.
 
-    `inside` is the path of the file below that of the dataset.
+    `path_of` gives the file of a group; `inside` is its path below that of the dataset, and `files`
+    are groups per file: see `model.Groups`.
     """
 
-    def one(group: int) -> int:
-        begin, end = int(begins[group]), int(ends[group])
+    def one(group: int, begin: int, end: int) -> int:
         known = sum_of(group, begin, end)
-        return read_crc32c(file, begin, end) if known is None else known
+        if known is not None:
+            return known
+        with closing(open_file(path_of(group))) as file:
+            return read_crc32c(file, begin, end)
 
+    ranges = (range(grouping.count), begins.tolist(), ends.tolist())
     with ThreadPoolExecutor(THREADS) as pool:
-        sums = np.fromiter(pool.map(one, range(grouping.count)), np.int64, grouping.count)
+        sums = np.fromiter(pool.map(one, *ranges), np.int64, grouping.count)
     return Groups(
         max(1, grouping.samples),
         Blocks(Explicit(begins), Explicit(ends - begins), inside),
         Explicit(sums),
         None if grouping.even else Explicit(grouping.edges[:-1].copy()),
+        files,
     )

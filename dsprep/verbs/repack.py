@@ -550,7 +550,8 @@ def _plan_part(
     ]
     grouped = tuple(p.groups for p in plans if p.groups is not None)
     group = max((p.group_nbytes for p in grouped), default=0)
-    one_block = write.compress is not None or schema.ragged
+    zipped = bool(format.archive) and shards[0].name.endswith(format.archive)
+    one_block = write.compress is not None or schema.ragged or zipped
     scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
     job = Job(
         target=target,

@@ -86,7 +86,7 @@ def end(writer):
 def write(path, schema, batch, grouping, options=None, step=10**9, seed=None):
     path.parent.mkdir(exist_ok=True)
     writer = ZARR.create(path, schema, grouping, options or WriteOptions(), None)
-    feed(writer, batch, cuts(grouping, step), seed)
+    feed(writer, batch, cuts(grouping, 10**9 if writer.whole else step), seed)
     return end(writer)
 
 

@@ -36,12 +36,8 @@ from dsprep.core.schema import (
     Arena,
     Array,
     Batch,
-    DType,
     Ints,
     Ragged,
-    copy_members,
-    has_padding,
-    new_array,
 )
 from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
@@ -49,8 +45,8 @@ from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular,
 from dsprep.formats.hdf5.guard import hdf5_errors
 from dsprep.formats.hdf5.plan import AllocatedDataset, FieldPlan, FilePlan
 from dsprep.formats.record_writer import RecordWriter, stored_groups
+from dsprep.formats.stored_rows import contiguous, spans
 from dsprep.layout.model import Groups
-from dsprep.storage.base import Handle
 from dsprep.storage.checksums import combine, crc32c, pwrite_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
 from dsprep.storage.paths import open_file
@@ -129,7 +125,10 @@ class PlacedWriter(RecordWriter):
             first = piece.start
             if part.role == "values":
                 first = piece.first.get(part.plan.field.name, group * part.chunk)
-            for offset, low, high in _runs(part, places, first, first + len(rows)):
+            last = first + len(rows)
+            for offset, low, high in spans(
+                places, part.chunk or last, part.row_nbytes, first, last
+            ):
                 data = rows[low - first : high - first]
                 if self.grouping is None:
                     pwrite_all(self.fd, [data], offset)
@@ -157,7 +156,7 @@ class PlacedWriter(RecordWriter):
         return self.sums.of(group, begin, end, used) if self._regular else None
 
     @override
-    def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
+    def group_ranges(self, edges: Ints) -> tuple[Ints, Ints]:
         begins, _ = by_group(self._places, self._file)
         # In a file whose groups are not as planned, other things may be between the chunks.
         self._regular = regular(begins, self._file)
@@ -171,27 +170,6 @@ def _ranges(file: FilePlan, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
         begins = ends = np.zeros((1, file.grouping.count), np.int64)
     first = begins.min(axis=0)
     return first, np.maximum(ends.max(axis=0), first)
-
-
-def _runs(
-    part: AllocatedDataset, positions: Ints, start: int, stop: int
-) -> Iterator[tuple[int, int, int]]:
-    """Yield ``(offset, first, last)``: rows ``first <= i < last`` are from `offset` on.
-
-    Chunks that follow each other in the file, whose offsets are `positions`, are joined.
-    """
-    at, per = start, part.chunk or stop
-    while at < stop:
-        b = at // per
-        offset = int(positions[b]) + (at - b * per) * part.row_nbytes
-        end = min((b + 1) * per, stop)
-        while end < stop:
-            b += 1
-            if int(positions[b]) != offset + (end - at) * part.row_nbytes:
-                break
-            end = min((b + 1) * per, stop)
-        yield offset, at, end
-        at = end
 
 
 # --- sizes unknown beforehand -----------------------------------------------------------------
@@ -248,10 +226,10 @@ class SpoolWriter(Writer):
             column = batch[p.field.name]
             key = f"write.{p.field.name}"
             if isinstance(column, Ragged):
-                values = _contiguous(column.values, p.field.dtype, arena, key)
+                values = contiguous(column.values, arena, key)
                 streams += [[values], [column.lengths.astype(_INT)]]
                 continue
-            values = _contiguous(column, p.field.dtype, arena, key)
+            values = contiguous(column, arena, key)
             if not p.eager:
                 streams.append([values])
                 continue
@@ -315,8 +293,9 @@ class SpoolWriter(Writer):
             return int(table[group, -1]) if together else None
 
         ranges = _ranges(self._file, begins, begins + stored)
-        with closing(open_file(self._path)) as file:
-            self._written_groups = stored_groups(file, self._file.grouping, *ranges, known)
+        self._written_groups = stored_groups(
+            lambda _: self._path, self._file.grouping, *ranges, known
+        )
 
     def _finish_fields(self) -> None:
         left, fields = iter(self._streams), list[_Spooled]()
@@ -492,7 +471,7 @@ def _rows(file: FilePlan, part: AllocatedDataset, batch: Batch, group: int, aren
     field = part.plan.field
     column = batch[field.name]
     if not isinstance(column, Ragged):
-        return _contiguous(column, field.dtype, arena, f"write.{field.name}")
+        return contiguous(column, arena, f"write.{field.name}")
     if part.role == "count":
         return column.lengths.astype(_INT)
     if part.role == "first":
@@ -505,19 +484,4 @@ def _rows(file: FilePlan, part: AllocatedDataset, batch: Batch, group: int, aren
             found=len(column.values),
             fix="start again with --restart",
         )
-    return _contiguous(column.values, field.dtype, arena, f"write.{field.name}")
-
-
-def _contiguous(column: Array, dtype: DType, arena: Arena, key: str) -> Array:
-    """Return `column` as a C-contiguous array whose padding bytes are zero.
-
-    Padding holds whatever memory held before: it must neither leak nor make two outputs differ.
-    """
-    padded = has_padding(dtype)
-    if column.flags.c_contiguous and not padded:
-        return column
-    out = new_array(arena, key, column.shape, dtype)
-    if padded:
-        out.reshape(-1).view(np.uint8)[...] = 0
-    copy_members(column, out)
-    return out
+    return contiguous(column.values, arena, f"write.{field.name}")

@@ -51,7 +51,6 @@ from dsprep.formats.lmdb.values import (
 )
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.record_writer import RecordWriter
-from dsprep.storage.base import Handle
 from dsprep.storage.checksums import read_crc32c
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.paths import open_file
@@ -335,11 +334,11 @@ class LmdbWriter(RecordWriter):
         self.close()
 
     @override
-    def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
+    def group_ranges(self, edges: Ints) -> tuple[Ints, Ints]:
         if self._positions is not None:
             offsets, sizes = self._positions
         else:  # the tree is read again
-            with closing(Records(self.path, file.path, OpenOptions())) as records:
+            with closing(Records(self.path, self.path, OpenOptions())) as records:
                 stored = records.stored_values()
             offsets, sizes = stored.offsets, stored.sizes
         inside = offsets % PSIZE

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +27,9 @@ from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.plan import arrange
 from dsprep.formats.tfrecord.stream import read_index
-from dsprep.storage.base import Handle
 from dsprep.storage.checksums import crc32c
 from dsprep.storage.durable import sync
+from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import pwrite_all, truncate
 
 GZIP_LEVEL = 4
@@ -156,7 +157,7 @@ class TFRecordWriter(RecordWriter):
         self.close()
 
     @override
-    def group_ranges(self, file: Handle, edges: Ints) -> tuple[Ints, Ints]:
+    def group_ranges(self, edges: Ints) -> tuple[Ints, Ints]:
         # Those of an earlier run are found in the file.
         if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
             return self._begins, self._ends
@@ -164,7 +165,8 @@ class TFRecordWriter(RecordWriter):
         if isinstance(self._arrangement.builder, Template):
             edges_at = self._arrangement.group_offsets(edges)
         else:
-            index = read_index(file)
+            with closing(open_file(self.path)) as file:
+                index = read_index(file)
             edges_at[:-1], edges_at[-1] = (
                 index.offsets.at(edges[:-1]) - framing.HEADER,
                 index.nbytes,

@@ -13,9 +13,7 @@ Specifications: https://zarr-specs.readthedocs.io
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from dsprep.errors import UnsupportedError
 from dsprep.formats.base import FileIdentity, Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.formats.zarr.attributes import to_json
-from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays, show
+from dsprep.formats.zarr.grid import Grid
 from dsprep.formats.zarr.store import MARKERS, Zip
 from dsprep.formats.zip_members import ZIP_ERRORS
 from dsprep.storage.base import stream
@@ -90,34 +88,28 @@ class Zarr(WritableFormat):
         name: str = "",
     ) -> WritePlan:
         """See `base.Format.plan`; what is compressed is collected until the end."""
-        from dsprep.formats.zarr.grid import GroupGrid
-
         check_options(options, self.write_options, self.name)
         check_names(schema)
         zipped = name.endswith(self.archive)
-        arrays = sum(3 if f.ragged else 1 for f in schema)
-        planned = WritePlan(
-            stored=_stored(schema, options),
-            notes=_lost(schema),
-            unit=plan_arrays(schema, options)[1],
-            # the folder and, for each array, a folder, metadata and a shard
-            files=1 if zipped else 2 + 3 * arrays + 2 * sum(f.ragged for f in schema),
-        )
+        grid = Grid(schema, options, samples, zipped)
+        # the folder and, for each array, a folder, metadata and a shard
+        files = 1 if zipped else 2 + 3 * len(grid.arrays) + 2 * sum(f.ragged for f in schema)
         if isinstance(samples, Grouping):
-            grid = GroupGrid(schema, options, samples, zipped)
-            groups, files = grid.report(), planned.files
+            groups = grid.report()
+            nbytes, scratch = groups.nbytes, 0
             if options.compress is not None:
                 files += samples.count * len(grid.tracks)
-            return replace(planned, nbytes=groups.nbytes, files=files, groups=groups)
-        total, scratch = DOCUMENTS, 0
-        for plan, rows in _with_rows(schema, samples, payload, options):
-            stored = plan.settled(rows).stored_nbytes(rows)
-            if options.compress is not None and stored:
-                stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
-            total += stored + DOCUMENTS
-            if options.compress is not None and not plan.whole_files:
-                scratch += rows * plan.row_nbytes
-        return replace(planned, nbytes=total, scratch=scratch)
+        else:
+            groups, (nbytes, scratch) = None, _nbytes(grid, payload - samples * schema.fixed_nbytes)
+        return WritePlan(
+            stored=grid.stored(),
+            notes=_lost(schema),
+            nbytes=nbytes,
+            scratch=scratch,
+            unit=grid.unit,
+            files=files,
+            groups=groups,
+        )
 
     def create(
         self,
@@ -132,14 +124,12 @@ class Zarr(WritableFormat):
         An output whose name has the suffix ``.zip`` is a ZIP file: built in the directory of its
         name and ``.parts`` and packed at the end, or, in groups, written as such.
         """
-        from dsprep.formats.zarr.group_writer import GroupWriter
         from dsprep.formats.zarr.write import ZarrWriter
+        from dsprep.formats.zarr.zip_file import is_zip
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
-        if isinstance(samples, Grouping):
-            return GroupWriter(path, schema, samples, options, state)
-        return ZarrWriter(path, schema, samples, options, state)
+        return ZarrWriter(path, Grid(schema, options, samples, is_zip(path)), state)
 
 
 def _members(path: Path) -> Members | None:
@@ -150,11 +140,22 @@ def _members(path: Path) -> Members | None:
         return store.members()
 
 
-def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
-    """Return how each field will be stored."""
-    plans = (p for p in plan_arrays(schema, options)[0] if p.role in ("samples", "values"))
-    codec = "" if options.compress is None else f", {options.compress}"
-    return {plan.field.name: show(plan) + codec for plan in plans}
+def _nbytes(grid: Grid, ragged: int) -> tuple[int, int]:
+    """Return the bytes of a store without groups, and of its spool.
+
+    `ragged` bytes are those of ragged fields; all are counted with the first one.
+    """
+    total, scratch = DOCUMENTS, 0
+    for plan, rows in zip(grid.arrays, grid.rows, strict=True):
+        if plan.role == "values":
+            rows, ragged = -(-max(0, ragged) // max(1, plan.row_nbytes)), 0
+        stored = plan.settled(rows).stored_nbytes(rows)
+        if plan.codec is not None and stored:
+            stored += stored // 100 + CODEC_OVERHEAD * plan.chunks(rows)
+        total += stored + DOCUMENTS
+        if plan.codec is not None and not plan.whole_files:
+            scratch += rows * plan.row_nbytes
+    return total, scratch
 
 
 def _lost(schema: Schema) -> tuple[str, ...]:
@@ -163,18 +164,6 @@ def _lost(schema: Schema) -> tuple[str, ...]:
     for f in schema:
         lost += to_json(f.attrs, f"field {f.name}")[1]
     return tuple(lost)
-
-
-def _with_rows(
-    schema: Schema, count: int, payload: int, options: WriteOptions
-) -> Iterator[tuple[ArrayPlan, int]]:
-    """Yield the arrays and their rows; all ragged bytes are counted with the first such field."""
-    rest = max(0, payload - count * schema.fixed_nbytes)
-    for plan in plan_arrays(schema, options)[0]:
-        rows = count
-        if plan.role == "values":
-            rows, rest = -(-rest // max(1, plan.row_nbytes)), 0
-        yield plan, rows
 
 
 def check_names(schema: Schema) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,18 +38,13 @@ def documents(
     schema: Schema,
     arrays: list[tuple[ArrayPlan, int]],
     options: WriteOptions,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
-    raw: frozenset[str] = frozenset(),
+    own: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, bytes]:
     """Return the documents by key.
 
-    `arrays` are given with their rows, `own` are attributes of dsprep's by path of the node, and
-    `raw` the paths of arrays that are not compressed whatever `options` says.
+    `arrays` are given with their rows, `own` are attributes of dsprep's by path of the node.
     """
     import zarr
-
-    own = own or {}
-    bare = replace(options, compress=None)
 
     memory_store: dict[str, Any] = {}
     attrs, _ = to_json(schema.attrs, "the dataset")
@@ -69,8 +63,7 @@ def documents(
             )
     axes = name_axes(schema, next((rows for plan, rows in arrays if plan.role != "values"), 0))
     for plan, rows in arrays:
-        how = bare if plan.path in raw else options
-        _create(root, plan.settled(rows), rows, how, own.get(plan.path, {}), axes.get(plan.path))
+        _create(root, plan.settled(rows), rows, options.zarr_format, axes.get(plan.path))
     for s in schema.static:
         _put(root, s, axes[s.field.name], options.zarr_format)
     return {key: memory_store[key].to_bytes() for key in sorted(memory_store)}
@@ -102,8 +95,7 @@ def _create(
     root: Any,
     plan: ArrayPlan,
     rows: int,
-    options: WriteOptions,
-    own: Mapping[str, Any],
+    zarr_format: int,
     names: Sequence[str] | None,
 ) -> None:
     """Create one array in the group `root`."""
@@ -114,14 +106,13 @@ def _create(
         attrs, _ = to_json(plan.field.attrs, "")
     if plan.carrier.stands_in:
         attrs[DTYPE] = encode_dtype(plan.field.dtype)
-    attrs.update(own)
     axes = tuple(max(1, n) for n in plan.inner)
-    dtype, compress = plan.carrier.dtype, options.compress
+    dtype, compress = plan.carrier.dtype, plan.codec
     more: dict[str, Any] = {"fill_value": np.zeros((), dtype)[()], "filters": None}
     if names:
         names = [*names, *(f"{plan.path}_{k}" for k in range(len(names), 1 + len(plan.inner)))]
-        more |= name_axes_in(options.zarr_format, names, plan.field.dtype, attrs)
-    if options.zarr_format == 2:
+        more |= name_axes_in(zarr_format, names, plan.field.dtype, attrs)
+    if zarr_format == 2:
         more["compressors"] = numcodec(compress) if compress else None
     else:
         more["compressors"] = v3(compress, plan) if compress else None
@@ -177,8 +168,9 @@ def numcodec(compression: Compression, **more: int) -> Any:
     return kind(level(compression))
 
 
-def encoder(compression: Compression | None, plan: ArrayPlan) -> Callable[[Array], Any]:
+def encoder(plan: ArrayPlan) -> Callable[[Array], Any]:
     """Return the function that turns one chunk (uint8, C-contiguous) into its stored bytes."""
+    compression = plan.codec
     if compression is None:
         return as_bytes
     if compression.codec == "gzip":

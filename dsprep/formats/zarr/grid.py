@@ -1,9 +1,9 @@
-"""Where the chunks of a store in groups go, decided before any I/O.
+"""Where the chunks of a store go, decided before any I/O.
 
-A chunk is a group. Where groups differ in their number of samples, which chunks may not, a chunk
-is what all groups are multiples of, and the chunks of a group are back to back. The values of a
-ragged field have one chunk per group, as long as the largest group needs: the rows of group g
-begin at row ``g * capacity``.
+Without groups the rows of every array are back to back. In groups a chunk is a group. Where groups
+differ in their number of samples, which chunks may not, a chunk is what all groups are multiples
+of, and the chunks of a group are back to back. The values of a ragged field have one chunk per
+group, as long as the largest group needs: the rows of group g begin at row ``g * capacity``.
 
 A **track** is a series of groups, each in one range of bytes: in a ZIP file all arrays with values
 of samples, in a directory one array in files of its own. In a directory small fields, and fixed
@@ -13,12 +13,13 @@ back, in chunks of their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.groups import Grouping, GroupPlan, round_up
+from dsprep.core.groups import Grouping, GroupPlan, even, round_up
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.spans import offsets_of
 from dsprep.errors import UnsupportedError, UsageError
@@ -26,7 +27,7 @@ from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.attributes import CAPACITY, ROWS
 from dsprep.formats.zarr.chunks import index_nbytes
 from dsprep.formats.zarr.documents import documents
-from dsprep.formats.zarr.plan import LARGEST, MAX_CHUNKS, header_nbytes, plan_arrays
+from dsprep.formats.zarr.plan import LARGEST, MAX_CHUNKS, header_nbytes, plan_arrays, show
 
 SMALL = 50
 """Fields of together at most 1/50 of a group are ordinary arrays."""
@@ -69,41 +70,63 @@ class Track:
     ends: Ints
 
 
-class GroupGrid:
-    """The arrays of an output in groups, and the offsets of their chunks.
+class Grid:
+    """The arrays of an output, and the offsets of their chunks.
 
     Raises `DsprepError` if the groups contradict the options or the limits of the format.
 
     Attributes
     ----------
-    grouping, zipped, per
-        The groups, whether the output is a ZIP file, and groups per file.
+    grouping, grouped
+        The groups, and whether the output is written in groups; without, all samples are one.
+    zipped, per
+        Whether the groups are in a ZIP file, and groups per file.
+    unit, whole
+        As of `Writer`.
     arrays, rows
-        All arrays, settled, and their rows.
+        All arrays, settled, and their rows: 0 where only writing them tells.
     tracks, ordinary
         See the module. The numbers of arrays that are in no track.
     offsets
-        By number of an array: where each of its chunks begins in its file, int64. Not of ordinary
-        arrays in a directory, whose chunks are back to back.
+        By number of an array: where each of its chunks begins in its file, int64. Not of arrays
+        whose chunks are back to back.
     documents
-        The metadata by key.
+        The metadata by key, of a store in groups.
     front
         Bytes kept free at the beginning of a ZIP file, for metadata and ordinary arrays.
     """
 
     def __init__(
-        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool
+        self, schema: Schema, options: WriteOptions, samples: int | Grouping, zipped: bool
     ) -> None:
-        self.grouping, self.zipped, self._format = grouping, zipped, options.zarr_format
-        self._packed = options.compress is not None
-        self._check(schema, options)
+        self.schema, self.options = schema, options
+        self.grouped = isinstance(samples, Grouping)
+        self.grouping = samples if isinstance(samples, Grouping) else even(samples, max(1, samples))
+        self.zipped = zipped and self.grouped
+        self._planned, self.unit = plan_arrays(schema, options)
+        self.tracks: list[Track] = []
+        self.offsets: dict[int, Ints] = {}
+        self.front, self.whole = 0, False
+        if isinstance(samples, Grouping):
+            self.unit = 1
+            self._place_groups(samples)
+        else:
+            self.rows = [0 if p.role == "values" else samples for p in self._planned]
+            self.arrays = [p if p.role == "values" else p.settled(samples) for p in self._planned]
+            self.ordinary = list(range(len(self.arrays)))
+
+    def _place_groups(self, grouping: Grouping) -> None:
+        """Decide the arrays of a store in groups, and where their chunks go."""
+        packed = self.options.compress is not None
+        self.whole = packed or self.zipped
+        self._check(packed)
         count, inner = int(grouping.edges[-1]), grouping.edges[1:-1]
         self._chunk = int(np.gcd.reduce(inner)) if len(inner) else count
         self._single = bool((np.diff(grouping.edges) <= self._chunk).all())  # a chunk per group
-        sharded = not (zipped or self._packed) and self._format == 3
+        sharded = not self.whole and self.options.zarr_format == 3
         self.per = self._groups_per_file(sharded)
-        bare = replace(options, compress=None, zarr_shard=None if sharded else 0)
-        self.arrays, self.rows = plan_arrays(schema, bare)[0], list[int]()
+        bare = replace(self.options, compress=None, zarr_shard=None if sharded else 0)
+        self.arrays, self.rows = plan_arrays(self.schema, bare)[0], []
         for number, plan in enumerate(self.arrays):
             self.rows.append(count)
             if plan.role == "values":
@@ -118,22 +141,21 @@ class GroupGrid:
             if number in tracked and plan.role == "samples":
                 per = self.per if self._single else -(-count // self._chunk)
                 file = self._chunk * (per if sharded else 1)
-                plan = replace(plan, chunk=self._chunk, file=file)
+                plan = replace(plan, chunk=self._chunk, file=file, whole_files=packed)
+                plan = replace(plan, codec=self.options.compress)
             self.arrays[number] = plan.settled(self.rows[number])
             self._check_chunk(number)
         self.ordinary = [n for n in range(len(self.arrays)) if n not in tracked]
-        self.documents = self._documents(schema, options)
-        self.offsets: dict[int, Ints] = {}
-        self.front = self._place_front() if zipped else 0
+        self.documents = self.describe(self.rows)
+        self.front = self._place_front() if self.zipped else 0
         self.tracks = [self._track(numbers, i == 0) for i, numbers in enumerate(divided)]
 
     # --- what there may be ---------------------------------------------------------------------
 
-    def _check(self, schema: Schema, options: WriteOptions) -> None:
-        if options.chunk is not None or options.zarr_shard is not None:
+    def _check(self, packed: bool) -> None:
+        if self.options.chunk is not None or self.options.zarr_shard is not None:
             raise UsageError("zarr: groups decide chunks and shards", fix="leave --chunk out")
-        plan_arrays(schema, options)  # refuses options
-        if self._packed and (schema.ragged or self.zipped):
+        if packed and (self.schema.ragged or self.zipped):
             raise UnsupportedError(
                 "zarr: groups of ragged fields and in ZIP files are written without compression",
                 fix="leave it out, or write HDF5",
@@ -154,8 +176,8 @@ class GroupGrid:
 
     def _check_chunk(self, number: int) -> None:
         """Raise `UnsupportedError` if a chunk of an array is too large."""
-        plan, nbytes = self.arrays[number], self.chunk_nbytes(number)
-        limit = MAX_PACKED if self._packed else LARGEST if self.zipped else nbytes
+        plan, nbytes = self.arrays[number], self.arrays[number].chunk_nbytes
+        limit = MAX_PACKED if plan.codec else LARGEST if self.zipped else nbytes
         if nbytes > limit and self.rows[number]:
             raise UnsupportedError(
                 "zarr: a chunk is too large to be compressed, or for a member of a ZIP file",
@@ -187,20 +209,20 @@ class GroupGrid:
                 own.insert(1, number)
         return [(n,) for n in own]
 
-    def _documents(self, schema: Schema, options: WriteOptions) -> dict[str, bytes]:
+    def describe(self, rows: Sequence[int]) -> dict[str, bytes]:
+        """Return the metadata by key, for so many rows of each array."""
         own: dict[str, dict[str, Any]] = {}
-        for plan in self.arrays:
+        for plan in self.arrays if self.grouped else ():
             if plan.role == "values":
                 total = int(np.sum(self.grouping.rows[plan.field.name]))
                 own[plan.field.name] = {CAPACITY: plan.chunk, ROWS: total}
-        raw = frozenset(self.arrays[n].path for n in self.ordinary)
-        return documents(schema, [*zip(self.arrays, self.rows, strict=True)], options, own, raw)
+        return documents(self.schema, [*zip(self.arrays, rows, strict=True)], self.options, own)
 
     def _place_front(self) -> int:
         """Place the ordinary arrays of a ZIP file behind its metadata; return where they end."""
         at = sum(header_nbytes(name) + len(data) for name, data in self.documents.items())
         for number in self.ordinary:
-            head, nbytes = self._header(number), self.chunk_nbytes(number)
+            head, nbytes = self._header(number), self.arrays[number].chunk_nbytes
             chunks = self.arrays[number].chunks(self.rows[number]) if nbytes else 0
             self.offsets[number] = at + head + (head + nbytes) * np.arange(chunks)
             at += (head + nbytes) * chunks
@@ -209,14 +231,16 @@ class GroupGrid:
     def _track(self, numbers: tuple[int, ...], first: bool) -> Track:
         """Place the groups of some arrays; those of the first track are aligned."""
         groups, align = self.grouping.count, self.grouping.align
-        if not first and self.chunk_nbytes(numbers[0]) < WIDE * align:
+        if not first and self.arrays[numbers[0]].chunk_nbytes < WIDE * align:
             align = 1
         head = self._header(numbers[0])
         ends = np.full(groups, -head)  # behind the header of the first chunk a group begins
         begins = {}
         for n in numbers:
             begins[n] = ends + self._header(n)
-            ends = ends + np.diff(self.first_chunks(n)) * (self._header(n) + self.chunk_nbytes(n))
+            ends = ends + np.diff(self.first_chunks(n)) * (
+                self._header(n) + self.arrays[n].chunk_nbytes
+            )
         strides = -(-(ends + head) // align) * align
         starts = np.cumsum(strides) - strides
         if self.zipped:
@@ -225,7 +249,7 @@ class GroupGrid:
         used = starts
         for n in numbers:
             edges = self.first_chunks(n)
-            counts, step = np.diff(edges), self._header(n) + self.chunk_nbytes(n)
+            counts, step = np.diff(edges), self._header(n) + self.arrays[n].chunk_nbytes
             within = np.arange(int(edges[-1])) - np.repeat(edges[:-1], counts)
             self.offsets[n] = np.repeat(starts + begins[n], counts) + within * step
             rows = self.rows_in_chunks(n)
@@ -233,17 +257,18 @@ class GroupGrid:
             used = np.maximum(used, np.maximum.reduceat(np.where(rows > 0, stops, 0), edges[:-1]))
         return Track(numbers, self.per, starts, used, starts + ends)
 
-    # --- of one array --------------------------------------------------------------------------
+    @property
+    def summed(self) -> int:
+        """The array in a directory whose parts of groups have sums; -1: none."""
+        return self.tracks[0].numbers[0] if self.tracks and not self.zipped else -1
 
-    def chunk_nbytes(self, number: int) -> int:
-        """Return the bytes of a chunk."""
-        return self.arrays[number].chunk * self.arrays[number].row_nbytes
+    # --- of one array --------------------------------------------------------------------------
 
     def _header(self, number: int) -> int:
         """Return the bytes of the longest header of a ZIP file's member that is a chunk."""
         plan = self.arrays[number]
         last = max(0, plan.chunks(self.rows[number]) - 1)
-        return header_nbytes(plan.key(last, self._format)) if self.zipped else 0
+        return header_nbytes(plan.key(last, self.options.zarr_format)) if self.zipped else 0
 
     def first_chunks(self, number: int) -> Ints:
         """Return the first chunk of each group, and the number of all: shape ``(groups + 1,)``."""
@@ -265,6 +290,12 @@ class GroupGrid:
 
     # --- for a person and for the space check --------------------------------------------------
 
+    def stored(self) -> dict[str, str]:
+        """Return how each field will be stored."""
+        plans = (p for p in self._planned if p.role in ("samples", "values"))
+        codec = "" if self.options.compress is None else f", {self.options.compress}"
+        return {plan.field.name: show(plan) + codec for plan in plans}
+
     def report(self) -> GroupPlan:
         """Return the plan; see `base.Format.plan`."""
         nbytes, padding = self.front, 0
@@ -276,7 +307,7 @@ class GroupGrid:
             last = np.minimum(np.arange(0, groups, self.per) + self.per, groups) - 1  # of each file
             content = sum(map(self.payload, track.numbers))
             stored = int(track.ends[last].sum()) - self.front
-            if self._packed:
+            if plan.codec:
                 content = stored = stored + stored // 100 + OVERHEAD * groups
             padding += stored - content
             nbytes += stored
@@ -290,7 +321,7 @@ class GroupGrid:
         aligned = all(not (t.starts % self.grouping.align).any() for t in self.tracks[:1])
         reads = len(self.tracks) + len(alone)
         how = self._how(reads)
-        if self._packed and self.tracks:
+        if self.options.compress and self.tracks:
             largest += largest // 100 + OVERHEAD * len(self.tracks)
             small = [self.arrays[n].field.name for n in self.ordinary if self.payload(n)]
             how += f"; without compression: {', '.join(small)}" if small else ""
@@ -300,5 +331,5 @@ class GroupGrid:
         if self.zipped:
             return "one ZIP store; a group's chunks follow one another, with a small header between"
         text = "a group is a chunk of the largest field"
-        text += ", compressed, and a file" if self._packed else f", {self.per:,} in a file"
+        text += ", compressed, and a file" if self.options.compress else f", {self.per:,} in a file"
         return text + (f"; dsprep makes a read per field, {reads} per group" * (reads > 1))

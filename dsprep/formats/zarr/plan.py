@@ -20,7 +20,7 @@ import numpy as np
 
 from dsprep.core.schema import Field, Schema, show_dtype
 from dsprep.errors import UsageError
-from dsprep.formats.options import WriteOptions
+from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.attributes import Carrier, carrier
 from dsprep.formats.zarr.chunks import index_nbytes
 from dsprep.formats.zip_members import LOCAL_HEADER
@@ -64,8 +64,10 @@ class ArrayPlan:
         Rows in a chunk, and in a file; ``file`` is a multiple of ``chunk``.
     sharded
         Whether a file is a shard with an index.
+    codec
+        How chunks are compressed; None: they are not.
     whole_files
-        Whether pieces consist of whole files, so that a piece can be encoded when it comes.
+        Whether pieces consist of whole files, so that a piece can be compressed when it comes.
     """
 
     path: str
@@ -76,6 +78,7 @@ class ArrayPlan:
     chunk: int
     file: int
     sharded: bool
+    codec: Compression | None = None
     whole_files: bool = False
 
     @property
@@ -102,6 +105,11 @@ class ArrayPlan:
         """Return how many files `rows` rows take."""
         return -(-rows // self.file) if self.row_nbytes else 0
 
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one chunk, uncompressed."""
+        return self.chunk * self.row_nbytes
+
     def file_rows(self, rows: int, i: int) -> int:
         """Return how many of `rows` rows are in file `i`."""
         return min(self.file, rows - i * self.file)
@@ -115,7 +123,7 @@ class ArrayPlan:
         if not self.row_nbytes:
             return 0
         index = index_nbytes(self.file // self.chunk) * self.files(rows) if self.sharded else 0
-        return self.chunks(rows) * self.chunk * self.row_nbytes + index
+        return self.chunks(rows) * self.chunk_nbytes + index
 
 
 def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan], int]:
@@ -134,15 +142,14 @@ def plan_arrays(schema: Schema, options: WriteOptions) -> tuple[list[ArrayPlan],
         if f.ragged:
             plans += _ragged(f, options, sharded)
             continue
-        whole_files = options.compress is not None and f.row_nbytes * SMALLEST >= largest
+        large = options.compress is not None and f.row_nbytes * SMALLEST >= largest
         chunk, file = _rows(f.row_nbytes, options, sharded)
-        if whole_files:
+        if large:
             chunk, file = (min(chunk, unit), unit) if sharded else (unit, unit)
         carried = carrier(f.dtype, options.zarr_format)
-        inner = (*f.inner, *carried.trailing)
-        plans.append(
-            ArrayPlan(f.name, f, "samples", carried, inner, chunk, file, sharded, whole_files)
-        )
+        inner, how = (*f.inner, *carried.trailing), (sharded, options.compress)
+        plan = ArrayPlan(f.name, f, "samples", carried, inner, chunk, file, *how)
+        plans.append(replace(plan, whole_files=large and plan.row_nbytes > 0))
     return plans, unit
 
 
@@ -150,17 +157,24 @@ def _ragged(field: Field, options: WriteOptions, sharded: bool) -> list[ArrayPla
     """Rows of values are not samples: what the user asks of samples is not for these."""
     free = replace(options, chunk=None, zarr_shard=None)
     carried = carrier(field.dtype, options.zarr_format)
-    chunk, file = _rows(field.row_nbytes, free, sharded)
-    inner = (*field.inner, *carried.trailing)
-    values = ArrayPlan(
-        f"{field.name}/values", field, "values", carried, inner, chunk, file, sharded
-    )
     index = Carrier(np.dtype("<i8"), stands_in=False)
-    chunk, file = _rows(8, free, sharded)
-    roles: tuple[Role, Role] = ("first", "count")
+    arrays: list[tuple[Role, Carrier, tuple[int, ...], int]] = [
+        ("values", carried, (*field.inner, *carried.trailing), field.row_nbytes),
+        ("first", index, (), 8),
+        ("count", index, (), 8),
+    ]
     return [
-        values,
-        *(ArrayPlan(f"{field.name}/{r}", field, r, index, (), chunk, file, sharded) for r in roles),
+        ArrayPlan(
+            f"{field.name}/{role}",
+            field,
+            role,
+            how,
+            inner,
+            *_rows(row_nbytes, free, sharded),
+            sharded,
+            options.compress,
+        )
+        for role, how, inner, row_nbytes in arrays
     ]
 
 

@@ -1,43 +1,56 @@
 """Writing a Zarr store: dsprep writes the bytes of chunks, zarr-python the metadata.
 
-Uncompressed, the offset of every row is known as soon as its number is: pieces are cut anywhere,
-written in any order by any number of threads, and the output does not depend on the cut. `finish`
-gives the files their length and index.
+Uncompressed, the offset of every row is known as soon as its number is (see `grid`): pieces are cut
+anywhere, written in any order by any number of threads, and the output does not depend on the cut.
+`finish` gives the files their length and index. In groups the sums of what is written are kept;
+what an earlier run has written is read back for them.
 
-Compressed, a piece of the large fixed fields consists of whole files and is encoded when it
-comes. All else (small fields, ragged values, whose rows do not end with pieces) is collected as
-it is in the directory `SPOOL` and encoded by `ZarrWriter.finish`.
+Compressed, a piece of the large fixed fields, or of a group, consists of whole files and is encoded
+when it comes. All else (small fields, ragged values, whose rows do not end with pieces) is
+collected as it is in the directory `SPOOL` and encoded by `finish`.
 
-The root's metadata document is written last, when all else is durable: an output that has it is
-complete, and an interrupted one is not a Zarr store.
+A ZIP file is packed from a directory beside it. In groups it is written as such: a piece is a whole
+group, whose members have their local headers, with their sums, before them.
+
+The root's metadata document, or the central directory of a ZIP file, is written last, when all else
+is durable: an output that has it is complete, and an interrupted one is not a Zarr store.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged, Schema, without_padding
+from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, Writer
-from dsprep.formats.options import WriteOptions
+from dsprep.formats.record_writer import stored_groups
+from dsprep.formats.stored_rows import contiguous, spans
 from dsprep.formats.zarr.chunks import build_index
-from dsprep.formats.zarr.documents import documents, encode_file, encoder, root_key
-from dsprep.formats.zarr.plan import ArrayPlan, plan_arrays
-from dsprep.formats.zarr.zip_file import is_zip, pack
+from dsprep.formats.zarr.documents import encode_file, encoder, root_key
+from dsprep.formats.zarr.grid import Grid
+from dsprep.formats.zarr.plan import ArrayPlan
+from dsprep.formats.zarr.zip_file import Member, directory, is_zip, local_header, pack
+from dsprep.layout.model import Groups
+from dsprep.storage.base import Handle
+from dsprep.storage.checksums import CRC32, CRC32C, Sums, crc32c, pwrite_crc32c, read_crc32
 from dsprep.storage.durable import close, preallocate, start_sync, sync, sync_directory
+from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import (
     CALL_NBYTES,
     Buffer,
+    as_bytes,
     close_quietly,
     fstat,
     pread_into,
@@ -48,18 +61,6 @@ from dsprep.storage.trees import remove
 
 SPOOL = ".dsprep-spool"
 """The directory, inside the output, of what `ZarrWriter.finish` is going to encode."""
-
-
-def stored_rows(values: Array, plan: ArrayPlan, arena: Arena) -> Array:
-    """Return the rows of `values` as uint8, shape ``(n, row_nbytes)``, C-contiguous."""
-    if not plan.row_nbytes:
-        return np.empty((len(values), 0), np.uint8)
-    values = without_padding(values)
-    if not values.flags.c_contiguous:
-        rows = arena.empty(f"write.{plan.path}", values.shape, values.dtype)
-        rows[...] = values
-        values = rows
-    return values.reshape(-1).view(np.uint8).reshape(len(values), plan.row_nbytes)
 
 
 @dataclass
@@ -96,36 +97,48 @@ class Piece:
         return self.start, np.ascontiguousarray(column, "<i8").view(np.uint8).reshape(-1, 8)
 
 
-class StoreWriter(Writer):
-    """What writers of stores share: rows at their places in files, and the metadata at the end.
+class ZarrWriter(Writer):
+    """A Zarr store being written; see `base.Writer`.
 
     Attributes
     ----------
-    offsets
-        By number of an array: where each of its chunks begins in its file. The chunks of other
-        arrays are back to back.
+    arrays
+        Those of the grid; when it is complete, settled for the rows that there are.
     """
 
-    offsets: Mapping[int, Ints] = {}
-
-    def __init__(
-        self, root: Path, schema: Schema, options: WriteOptions, arrays: Sequence[ArrayPlan]
-    ) -> None:
-        self.root, self.schema, self.options = root, schema, options
-        self.arrays = list(arrays)
+    def __init__(self, path: Path, grid: Grid, state: State | None) -> None:
+        self._path, self.root, self._grid = path, path, grid
+        if is_zip(path) and not grid.zipped:
+            self.root = path.with_name(path.name + ".parts")
+        self.arrays, self.unit, self.whole = list(grid.arrays), grid.unit, grid.whole
+        self._spool = self.root / SPOOL
+        self._encode = [encoder(plan) for plan in grid.arrays]
+        self._rows = {f.name: 0 for f in grid.schema if f.ragged}
+        self._sums, self._crc32 = Sums(), dict[tuple[int, int], int]()
         self._dirty: set[Path] = set()
         self._written: set[Path] = set()  # since the last `start_sync`
         self._lock = threading.Lock()
+        if state is None:
+            remove(path)
+            remove(self.root)
+        else:
+            self._rows = {name: int(state["rows"][name]) for name in self._rows}
+        marker = self.root / root_key(grid.options.zarr_format)
+        self._complete = state is not None and marker.exists()
+        static = (s.field.name for s in grid.schema.static)
+        self._folders = [*(plan.path for plan in grid.arrays), *static]
+        for name in () if grid.zipped else (SPOOL, *self._folders):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
 
     # --- files ---------------------------------------------------------------------------------
 
     @contextmanager
-    def opened(self, path: Path, nbytes: int = 0, access: int = os.O_WRONLY) -> Iterator[int]:
+    def _opened(self, path: Path, nbytes: int = 0) -> Iterator[int]:
         """Open a file for writing, to be made durable by the next `sync`.
 
         If it is empty, space is reserved for `nbytes`; the caller truncates it in the end.
         """
-        fd = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if nbytes > CALL_NBYTES and not fstat(fd).st_size:
                 preallocate(fd, 0, nbytes)
@@ -136,9 +149,9 @@ class StoreWriter(Writer):
                 self._dirty.add(path)
                 self._written.add(path)
 
-    def replace(self, path: Path, parts: Sequence[Buffer]) -> None:
+    def _replace(self, path: Path, parts: Sequence[Buffer]) -> None:
         """Write a whole file."""
-        with self.opened(path) as fd:
+        with self._opened(path) as fd:
             nbytes = pwrite_all(fd, parts, 0)
             if fstat(fd).st_size > nbytes:
                 truncate(fd, nbytes)
@@ -165,19 +178,14 @@ class StoreWriter(Writer):
         for folder in sorted({p.parent for p in dirty}):
             sync_directory(folder)
 
-    def make_folders(self, *more: str) -> None:
-        """Make the directories of the arrays, and others."""
-        for name in ("", *more, *self.names):
-            (self.root / name).mkdir(parents=True, exist_ok=True)
+    def _key(self, number: int, file: int) -> str:
+        """Return the key of a file of an array; of a ZIP file in groups, of a chunk."""
+        return self.arrays[number].key(file, self._grid.options.zarr_format)
 
-    @property
-    def names(self) -> list[str]:
-        """The paths of all arrays."""
-        return [*(p.path for p in self.arrays), *(s.field.name for s in self.schema.static)]
+    def _file(self, number: int, file: int) -> Path:
+        return self.root if self._grid.zipped else self.root / self._key(number, file)
 
-    def path(self, number: int, file: int) -> Path:
-        """Return the path of a file of an array."""
-        return self.root / self.arrays[number].key(file, self.options.zarr_format)
+    # --- pieces --------------------------------------------------------------------------------
 
     @override
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
@@ -189,130 +197,108 @@ class StoreWriter(Writer):
             if isinstance(column, Ragged):
                 piece.counts[plan.field.name] = column.lengths
                 column = column.values
-            piece.rows[number] = stored_rows(column, plan, arena)
-        return piece
-
-    def spans(self, number: int, first: int, rows: Array) -> Iterator[tuple[int, int, Array]]:
-        """Yield the number of a file, an offset in it, and which of the rows ``first ..`` go there.
-
-        Chunks that are back to back are one span.
-        """
-        plan, last = self.arrays[number], first + len(rows) if rows.size else first
-        offsets = self.offsets.get(number)
-        unit = plan.file if offsets is None else plan.chunk
-        at = first
-        while at < last:
-            begin, offset = at, -1
-            while at < last and begin // plan.file == at // plan.file:
-                position = 0 if offsets is None else int(offsets[at // unit])
-                position += at % unit * plan.row_nbytes
-                if offset >= 0 and position != offset + (at - begin) * plan.row_nbytes:
-                    break
-                offset = position if offset < 0 else offset
-                at = min(last, at - at % unit + unit)
-            yield begin // plan.file, offset, rows[begin - first : at - first]
-
-    def write_rows(self, number: int, first: int, rows: Array, count: int = 0) -> None:
-        """Write the rows ``first ..`` of an array; space is reserved for `count` rows if given."""
-        plan = self.arrays[number]
-        for file, offset, part in self.spans(number, first, rows):
-            nbytes = plan.file_rows(count, file) * plan.row_nbytes if count else 0
-            with self.opened(self.path(number, file), nbytes) as fd:
-                pwrite_all(fd, [part], offset)
-
-    def finish_rows(self, number: int, rows: int) -> None:
-        """Fill the last chunk of each file of contiguous rows with zeros, and add the index."""
-        plan = self.arrays[number]
-        chunk_nbytes = plan.chunk * plan.row_nbytes
-        for i in range(plan.files(rows)):
-            rows_in_file = plan.file_rows(rows, i)
-            chunks = plan.chunks(rows_in_file)
-            with self.opened(self.path(number, i)) as fd:
-                truncate(fd, rows_in_file * plan.row_nbytes)
-                truncate(fd, chunks * chunk_nbytes)
-                if plan.sharded:
-                    sizes = np.full(chunks, chunk_nbytes, np.int64)
-                    index = build_index(sizes, plan.file // plan.chunk)
-                    pwrite_all(fd, [index], chunks * chunk_nbytes)
-
-    def finish_documents(self, made: Mapping[str, bytes]) -> None:
-        """Write the documents, the root's last, each durable before the next matters."""
-        last = root_key(self.options.zarr_format)
-        for name, data in made.items():
-            if name != last:
-                self.replace(self.root / name, [data])
-        temporary = self.root / f"{last}.part"
-        self.replace(temporary, [made[last]])
-        if self.durable:
-            self.sync()
-            for folder in {self.root / name for name in self.names}:
-                while folder != self.root:
-                    sync_directory(folder)
-                    folder = folder.parent
-        temporary.replace(self.root / last)
-        if self.durable:
-            sync_directory(self.root)
-
-    @override
-    def close(self) -> None:
-        return
-
-
-class ZarrWriter(StoreWriter):
-    """A Zarr store without groups being written; see `base.Writer`.
-
-    A ZIP file is built as a directory beside it, which `finish` packs.
-    """
-
-    def __init__(
-        self, path: Path, schema: Schema, count: int, options: WriteOptions, state: State | None
-    ) -> None:
-        plans, self.unit = plan_arrays(schema, options)
-        plans = [p if p.role == "values" else p.settled(count) for p in plans]
-        root = path.with_name(path.name + ".parts") if is_zip(path) else path
-        super().__init__(root, schema, options, plans)
-        self._path, self._count, self._spool = path, count, root / SPOOL
-        self._encode = [encoder(options.compress, p) for p in plans]
-        self._rows = {f.name: 0 for f in schema if f.ragged}
-        if state is None:
-            remove(path)
-            remove(self.root)
-        else:
-            self._rows = {name: int(state["rows"][name]) for name in self._rows}
-        marker = self.root / root_key(options.zarr_format)
-        self._complete = state is not None and marker.exists()
-        self.make_folders(SPOOL)
-
-    @override
-    def reserve(self, piece: Piece) -> None:
-        # A piece's values begin where the previous piece's end.
-        for name, counts in piece.counts.items():
-            piece.first_row[name] = self._rows[name]
-            self._rows[name] += int(counts.sum())
-
-    @override
-    def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
-        # Of compressed large fields the rows are encoded files.
-        piece = super().encode(batch, start, arena)
-        for number, plan in enumerate(self.arrays):
-            if plan.whole_files and plan.row_nbytes:
-                rows = piece.rows[number]
+            rows = np.empty((len(column), 0), np.uint8)
+            if plan.row_nbytes:
+                column = contiguous(column, arena, f"write.{plan.path}")
+                rows = column.reshape(-1).view(np.uint8).reshape(len(column), plan.row_nbytes)
+            piece.rows[number] = rows
+            if plan.whole_files:
                 cuts = (rows[at : at + plan.file] for at in range(0, len(rows), plan.file))
                 piece.rows[number] = [encode_file(c, plan, self._encode[number]) for c in cuts]
         return piece
 
     @override
+    def reserve(self, piece: Piece) -> None:
+        # The values of a piece begin where the previous one's end, or with their group.
+        grouping = self._grid.grouping
+        group = grouping.of(piece.start) if self._grid.grouped else 0
+        for name, counts in piece.counts.items():
+            if self._grid.grouped and piece.start == grouping.edges[group]:
+                self._rows[name] = group * int(np.max(grouping.rows[name]))
+            piece.first_row[name] = self._rows[name]
+            self._rows[name] += int(counts.sum())
+            if not self._grid.grouped:
+                continue
+            rows = self._rows[name] - group * int(np.max(grouping.rows[name]))
+            if rows > int(grouping.rows[name][group]):
+                raise TargetError(
+                    f"field {name} has more rows than were counted",
+                    where=f"{self.root}, group {group}",
+                    expected=int(grouping.rows[name][group]),
+                    found=rows,
+                    fix="the source has changed: begin again",
+                )
+
+    @override
     def write(self, piece: Piece) -> None:
-        for number, plan in enumerate(self.arrays if not self._complete else ()):
+        if self._complete or not piece.count:
+            return
+        group, grid = self._grid.grouping.of(piece.start), self._grid
+        for number, plan in enumerate(self.arrays):
             first, rows = piece.column(number, plan)
-            if plan.whole_files and plan.row_nbytes:
+            if plan.whole_files:
                 for i, chunks in enumerate(rows, first // plan.file):
                     self._write_file(number, i, chunks)
-            elif self.options.compress is None:
-                self.write_rows(number, first, rows, 0 if plan.role == "values" else self._count)
-            elif rows.size:
-                with self.opened(self._spool / str(number)) as fd:
+                    if number == grid.summed:
+                        nbytes = sum(map(len, chunks))
+                        self._sums.add(group, 0, nbytes, crc32c(b"".join(chunks)))
+            elif plan.codec is not None and rows.size:
+                with self._opened(self._spool / str(number)) as fd:
                     pwrite_all(fd, [rows], first * plan.row_nbytes)
+            elif not grid.zipped or number in grid.ordinary:
+                self._write_rows(number, first, rows, group)
+        if grid.zipped and grid.tracks:
+            self._write_members(piece, group)
+
+    def _write_rows(self, number: int, first: int, rows: Array, group: int) -> None:
+        """Write the rows ``first ..`` of an array."""
+        plan, offsets = self.arrays[number], self._grid.offsets.get(number)
+        last = first + len(rows) if rows.size else first
+        for file in range(first // plan.file, -(-last // plan.file)):
+            begin = file * plan.file
+            a, b = max(first, begin), min(last, begin + plan.file)
+            runs = [((a - begin) * plan.row_nbytes, a, b)]
+            if offsets is not None:
+                runs = list(spans(offsets, plan.chunk, plan.row_nbytes, a, b))
+            nbytes = plan.file_rows(self._grid.rows[number], file) * plan.row_nbytes
+            with self._opened(self._file(number, file), 0 if self._grid.zipped else nbytes) as fd:
+                for offset, low, high in runs:
+                    part = rows[low - first : high - first]
+                    if number == self._grid.summed:
+                        crc = pwrite_crc32c(fd, [part], offset)
+                        self._sums.add(group, offset, part.nbytes, crc)
+                    else:
+                        pwrite_all(fd, [part], offset)
+
+    def _write_members(self, piece: Piece, group: int) -> None:
+        """Write a group of a ZIP file, each chunk behind its local header."""
+        track, grid = self._grid.tracks[0], self._grid
+        begin, end = int(track.starts[group]), int(track.used[group])
+        parts: list[tuple[int, int, int]] = []
+        with self._opened(self.root, int(track.ends[-1])) as fd:
+            for n in track.numbers:
+                plan = self.arrays[n]
+                first, rows = piece.column(n, plan)
+                for k in range(*grid.first_chunks(n)[group : group + 2].tolist()):
+                    at, crc, crc32 = int(grid.offsets[n][k]), 0, 0
+                    data = as_bytes(rows[k * plan.chunk - first :][: plan.chunk])
+                    for i in range(0, len(data), CALL_NBYTES):  # in the cache
+                        part = data[i : i + CALL_NBYTES]
+                        crc32 = zlib.crc32(part, crc32)
+                        crc = pwrite_crc32c(fd, [part], at + i, crc)
+                    crc32 = CRC32.joined([(0, len(data), crc32)], plan.chunk_nbytes)
+                    header = self._write_header(fd, n, k, crc32)
+                    parts.append((at - len(header) - begin, len(header), CRC32C.of(header)))
+                    parts.append((at - begin, len(data), crc))
+        parts = sorted(p for p in parts if 0 <= p[0] < end - begin)
+        self._sums.add(group, begin, end - begin, CRC32C.joined(parts, end - begin))
+
+    def _write_header(self, fd: int, number: int, chunk: int, crc32: int) -> bytes:
+        """Write and return the local header of a member of a ZIP file."""
+        self._crc32[number, chunk] = crc32
+        header = local_header(self._key(number, chunk), self.arrays[number].chunk_nbytes, crc32)
+        pwrite_all(fd, [header], int(self._grid.offsets[number][chunk]) - len(header))
+        return header
 
     def _write_file(self, number: int, i: int, chunks: Sequence[Any]) -> None:
         """Write file `i` of an array, made of encoded chunks."""
@@ -320,37 +306,53 @@ class ZarrWriter(StoreWriter):
         if plan.sharded:
             sizes = np.array([len(c) for c in chunks], np.int64)
             parts.append(build_index(sizes, plan.file // plan.chunk))
-        self.replace(self.path(number, i), parts)
+        self._replace(self._file(number, i), parts)
 
     @override
     def checkpoint(self) -> State:
         return {"rows": dict(self._rows)}
 
+    # --- the end -------------------------------------------------------------------------------
+
     @override
     def finish(self) -> None:
+        if self._grid.zipped:
+            self._finish_zip()
+            return
         if not self._complete:
-            rows = [
-                self._rows[p.field.name] if p.role == "values" else self._count for p in self.arrays
-            ]
-            self.arrays = [p.settled(n) for p, n in zip(self.arrays, rows, strict=True)]
-            for number, (plan, count) in enumerate(zip(self.arrays, rows, strict=True)):
-                if self.options.compress is None:
-                    self.finish_rows(number, count)
-                elif not plan.whole_files and count and plan.row_nbytes:
-                    self._encode_spool(number, count)
-            arrays = list(zip(self.arrays, rows, strict=True))
-            self.finish_documents(documents(self.schema, arrays, self.options))
+            rows = list(self._grid.rows)
+            for number, plan in enumerate(self.arrays):
+                if plan.role == "values" and not self._grid.grouped:
+                    rows[number] = self._rows[plan.field.name]
+                plan = self.arrays[number] = plan.settled(rows[number])
+                if plan.codec is None:
+                    self._finish_rows(number, rows[number])
+                elif not plan.whole_files and rows[number] and plan.row_nbytes:
+                    self._encode_spool(number, rows[number])
+            self._finish_documents(self._grid.describe(rows))
         remove(self._spool)
         if self.durable:
             sync_directory(self.root)
         if self.root != self._path:
             pack(self.root, self._path, self.durable)
 
-    @override
-    def clean(self) -> None:
-        # What was packed into a ZIP file is not needed any more.
-        if self.root != self._path:
-            remove(self.root)
+    def _finish_rows(self, number: int, rows: int) -> None:
+        """Fill the last chunk of each file of an array with zeros, and add the index."""
+        plan, placed = self.arrays[number], self._grid.offsets.get(number)
+        for i in range(plan.files(rows)):
+            rows_in_file = plan.file_rows(rows, i)
+            chunks, per = plan.chunks(rows_in_file), plan.file // plan.chunk
+            offsets = np.arange(chunks) * plan.chunk_nbytes
+            if placed is not None:
+                offsets = placed[i * per :][:chunks]
+            last = int(offsets[-1])
+            with self._opened(self._file(number, i)) as fd:
+                if placed is None:
+                    truncate(fd, rows_in_file * plan.row_nbytes)
+                truncate(fd, last + plan.chunk_nbytes)
+                if plan.sharded:
+                    sizes = np.full(chunks, plan.chunk_nbytes, np.int64)
+                    pwrite_all(fd, [build_index(sizes, per, offsets)], last + plan.chunk_nbytes)
 
     def _encode_spool(self, number: int, rows: int) -> None:
         """Encode what was collected of an array, one file at a time, its chunks side by side."""
@@ -364,3 +366,85 @@ class ZarrWriter(StoreWriter):
                 cuts = (values[at : at + plan.chunk] for at in range(0, len(values), plan.chunk))
                 parts = pool.map(lambda rows: encode_file(rows, plan, encode), cuts)
                 self._write_file(number, i, [chunk for part in parts for chunk in part])
+
+    def _finish_documents(self, made: Mapping[str, bytes]) -> None:
+        """Write the documents, the root's last, each durable before the next matters."""
+        last = root_key(self._grid.options.zarr_format)
+        for name, data in made.items():
+            if name != last:
+                self._replace(self.root / name, [data])
+        temporary = self.root / f"{last}.part"
+        self._replace(temporary, [made[last]])
+        if self.durable:
+            self.sync()
+            for folder in {self.root / name for name in self._folders}:
+                while folder != self.root:
+                    sync_directory(folder)
+                    folder = folder.parent
+        temporary.replace(self.root / last)
+        if self.durable:
+            sync_directory(self.root)
+
+    def _finish_zip(self) -> None:
+        grid, members, at = self._grid, list[Member](), 0
+        end = int(grid.tracks[0].ends[-1]) if grid.tracks else grid.front
+        with self._opened(self.root) as fd, closing(open_file(self.root)) as file:
+            truncate(fd, end)
+            for name, data in grid.documents.items():
+                header = local_header(name, len(data), crc := CRC32.of(data))
+                pwrite_all(fd, [header, data], at)
+                members.append((name, len(data), crc, at + len(header)))
+                at += len(header) + len(data)
+            chunks = [(n, k) for n, offsets in grid.offsets.items() for k in range(len(offsets))]
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                members += pool.map(partial(self._member, fd, file), chunks)
+            if self.durable:
+                sync(fd, data=True)
+            truncate(fd, end + pwrite_all(fd, [directory(members, end)], end))
+        if self.durable:
+            self.sync()
+
+    def _member(self, fd: int, file: Handle, chunk: tuple[int, int]) -> Member:
+        """Return a chunk as a member; if its header was not written by this run, after that."""
+        number, k = chunk
+        at, nbytes = int(self._grid.offsets[number][k]), self.arrays[number].chunk_nbytes
+        if chunk not in self._crc32:
+            self._write_header(fd, number, k, read_crc32(file, at, at + nbytes))
+        return self._key(number, k), nbytes, self._crc32[chunk], at
+
+    @override
+    def clean(self) -> None:
+        # What was packed into a ZIP file is not needed any more.
+        if self.root != self._path:
+            remove(self.root)
+
+    @override
+    def close(self) -> None:
+        return
+
+    @override
+    def groups(self) -> Groups | None:
+        # The first track.
+        grid, path, files, number, per = self._grid, "", None, 0, 1
+        if not grid.grouped:
+            return None
+        begins = ends = np.zeros(grid.grouping.count, np.int64)
+        if grid.tracks:
+            number, per = grid.tracks[0].numbers[0], grid.per
+            begins, ends = grid.tracks[0].starts, grid.tracks[0].used
+            path = "" if grid.zipped else self._key(number, 0)
+            if path and per < grid.grouping.count:
+                head, _, name = path.rpartition("/")
+                path, files = f"{head}/{name.replace('0', '{0}', 1)}", per
+            if self.arrays[number].codec is not None:
+                sizes = [self._file(number, g).stat().st_size for g in range(grid.grouping.count)]
+                ends = begins + sizes
+        return stored_groups(
+            lambda group: self._file(number, group // per),
+            grid.grouping,
+            begins,
+            ends,
+            self._sums.of,
+            path,
+            files,
+        )
