@@ -106,6 +106,7 @@ def unsynced(monkeypatch):
 def test_killed_at_every_step(to, schema, options, origin, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 100_000)
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")  # of which some are released
+    monkeypatch.setattr(shuffle, "UNSYNCED_NBYTES", 0)
     for name in ("pieces", "group_pieces"):  # small ones, so that there are many
         cut = getattr(plan, name)
         monkeypatch.setattr(shards, name, lambda *a, c=cut, **k: c(*a, **{"target": 40_000, **k}))

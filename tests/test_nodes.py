@@ -30,7 +30,7 @@ from dsprep.storage.local import LocalFile
 from dsprep.storage.marks import Mark
 from dsprep.storage.nodes import wait_for
 from dsprep.storage.trees import tree_nbytes
-from dsprep.writing import parallel, run, shuffle, staging
+from dsprep.writing import parallel, run, staging
 
 FORMATS = sorted(SUFFIX)
 SECOND = 10**9
@@ -246,24 +246,6 @@ def test_shards_that_are_seen_late(format, tmp_path, monkeypatch):
         run(path, target, executor=Inline(), **options)
         with dsprep.open(path) as now, dsprep.open(target) as out:
             assert dsprep.verify(now, out).same
-
-
-def test_the_first_pass_of_a_shuffle_by_another_node(tmp_path, monkeypatch):
-    """Workers wait for the directory in which they write, and for what others have dealt."""
-    (path,) = made("hdf5", tmp_path / "one", 1, 1, beside=True)
-    waited = []
-    monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr("dsprep.writing.shuffle.PART_NBYTES", 4000)
-    monkeypatch.setattr(shuffle, "node", lambda: "another")
-    monkeypatch.setattr(shuffle, "wait_for", lambda p, by: (waited.append(p), wait_for(p, by)))
-    target = tmp_path / "out"
-    options = {"buffer_size": 10, "stripe_size": "4KiB", "shuffle": 3, "samples_per_file": 20}
-    dsprep.repack(path, target, to="hdf5", executor=Inline(), durable=False, **options)
-    names = {p.name for p in waited}
-    assert any(name.startswith("run-") for name in names)
-    assert "runs" in names
-    with dsprep.open(target) as out, dsprep.open(path) as source:
-        assert sorted(out[:]["y"].tolist()) == sorted(source[:]["y"].tolist())
 
 
 # --- sidecars ------------------------------------------------------------------------------------

@@ -392,6 +392,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     _, _, origin = origins["fixed"]
     options = {"shuffle": 5, "memory": "40MB", "workers": 1, "durable": True}
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
+    monkeypatch.setattr(shuffle, "UNSYNCED_NBYTES", 0)
     repacked(origin, tmp_path / "a.h5", **options)
 
     def die(*_):
@@ -400,10 +401,11 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     monkeypatch.setattr(making, "_write", die)
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "b.h5", **options)
-    assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "part-0" / "runs").exists()
+    assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "part-0").exists()
     monkeypatch.undo()
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr(shuffle, "RunWriter", die)  # nothing is dealt again
+    monkeypatch.setattr(shuffle, "UNSYNCED_NBYTES", 0)
+    monkeypatch.setattr(shuffle, "write_runs", die)  # nothing is dealt again
     repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
     assert not (tmp_path / ".b.h5.dsprep-partial").exists()

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -40,6 +41,9 @@ MOST = 1 << 31
 """Samples of a bucket at most."""
 
 _POSITION = np.dtype(np.uint32)
+
+_Column: TypeAlias = tuple[Ints, Array, Ints | None]
+"""Where samples begin, in bytes, as they are stored; their memory; where each goes, None: so."""
 
 
 def index_nbytes(buckets: int) -> int:
@@ -187,46 +191,20 @@ class BucketReader:
         n = min(self._per_bucket, self._samples - bucket * self._per_bucket)
         segments = self._index[:, :, bucket : bucket + 2]
         segments = segments[segments[:, 0, 0] < segments[:, 0, 1]]
-        counts = segments[:, 0, 1] - segments[:, 0, 0]
-        firsts, at, ends = offsets_of(counts), segments[:, 1, 0].copy(), segments[:, 1, 1]
-
-        def read(columns: Sequence[tuple[Ints, Array, Ints | None]]) -> None:
-            """Fill the next columns of all segments.
-
-            Each is given with where its samples begin, in bytes, as they are stored, and as they
-            are to be; None: the same.
-            """
-            ranges = []
-            for edges, out, to in columns:
-                begins, lengths = edges[firsts[:-1]], np.diff(edges[firsts])
-                if to is None:
-                    ranges.append((at.copy(), lengths, _address(out) + begins))
-                else:
-                    each = np.repeat(at - begins, counts) + edges[:-1]
-                    ranges.append((each, np.diff(edges), _address(out) + to))
-                at[:] += lengths
-            self._read(*(np.concatenate(p) for p in zip(*ranges, strict=True)))
-
+        firsts = offsets_of(segments[:, 0, 1] - segments[:, 0, 0])
+        at, ends = segments[:, 1, 0].copy(), segments[:, 1, 1]
         if int(firsts[-1]) != n:
             raise _damaged(self._paths[0])
         position = np.empty(n, _POSITION)
         lengths = {f.name: np.empty(n, np.int64) for f in self._schema if f.ragged}
-        heads = [position, *lengths.values()]
-        read([(h.itemsize * np.arange(n + 1), h, None) for h in heads])
-        order = np.full(n, -1, np.int64)
-        if int(position.max(initial=0)) < max(1, n):
-            order[position] = np.arange(n)
-        nbytes = float(n * self._schema.fixed_nbytes)
-        for name, rows in lengths.items():
-            nbytes += float(rows.sum(dtype=np.float64)) * self._schema[name].row_nbytes
-        least = min([order, *lengths.values()], key=lambda numbers: numbers.min(initial=0))
-        if least.min(initial=0) < 0 or nbytes != int((ends - at).sum()):
-            raise _damaged(self._paths[0])
+        heads: list[Array] = [position, *lengths.values()]
+        self._fill(at, firsts, [(h.itemsize * np.arange(n + 1), h, None) for h in heads])
+        order = self._check(position, lengths, int((ends - at).sum()))
         # Long samples are read to where they belong; of short ones `order` tells it.
-        is_long = nbytes >= LONG * n * len(self._schema)
-        block, taken = self._memory(int(nbytes) + 64 * len(self._schema)), 0
+        is_long = int((ends - at).sum()) >= LONG * n * len(self._schema)
+        block, taken = self._memory(int((ends - at).sum()) + 64 * len(self._schema)), 0
         batch: Batch = {}
-        wanted = list[tuple[Ints, Array, Ints | None]]()
+        columns = list[_Column]()
         for f in sorted(self._schema, key=lambda f: f.ragged):
             rows = lengths.get(f.name, np.ones(n, np.int64))
             edges = offsets = offsets_of(rows)
@@ -237,17 +215,55 @@ class BucketReader:
             size = int(offsets[-1]) * f.row_nbytes
             values = block[taken : taken + size].view(f.dtype).reshape(offsets[-1], *f.inner)
             taken += -(-size // 64) * 64
-            wanted.append((edges * f.row_nbytes, values, to))
+            columns.append((edges * f.row_nbytes, values, to))
             batch[f.name] = Ragged(values, offsets, f.kind) if f.ragged else values
-        read(wanted)
+        self._fill(at, firsts, columns)
         if (at != ends).any():
             raise _damaged(self._paths[0])
         for fd in self._files:  # the system may drop what it failed to bring to the disk
             write_error(fd)
         return {name: batch[name] for name in self._schema.names}, None if is_long else order
 
-    def _read(self, offsets: Ints, lengths: Ints, addresses: Ints) -> None:
-        """Read ranges of the files to addresses."""
+    def _check(self, position: Array, lengths: Mapping[str, Ints], nbytes: int) -> Ints:
+        """Return which sample, as they are stored, comes at each position.
+
+        Raises `FormatError` unless that is each once, and their values have so many bytes.
+        """
+        n = len(position)
+        order = np.full(n, -1, np.int64)
+        if int(position.max()) < n:
+            order[position] = np.arange(n)
+        sizes = [float(n * self._schema.fixed_nbytes)]
+        for name, rows in lengths.items():
+            sizes.append(float(rows.sum(dtype=np.float64)) * self._schema[name].row_nbytes)
+        if min(int(numbers.min()) for numbers in (order, *lengths.values())) < 0:
+            raise _damaged(self._paths[0])
+        if sum(sizes) != nbytes:
+            raise _damaged(self._paths[0])
+        return order
+
+    def _fill(self, at: Ints, firsts: Ints, columns: Sequence[_Column]) -> None:
+        """Read the next columns of segments.
+
+        Parameters
+        ----------
+        at
+            int64, shape ``(segments,)``: where these are in the files; moved to their ends.
+        firsts
+            int64, shape ``(segments + 1,)``: the first sample of each, as they are stored.
+        columns
+            What is read; see `_Column`.
+        """
+        ranges = []
+        for edges, out, to in columns:
+            begins, lengths = edges[firsts[:-1]], np.diff(edges[firsts])
+            if to is None:
+                ranges.append((at.copy(), lengths, _address(out) + begins))
+            else:
+                each = np.repeat(at - begins, np.diff(firsts)) + edges[:-1]
+                ranges.append((each, np.diff(edges), _address(out) + to))
+            at += lengths
+        offsets, lengths, addresses = (np.concatenate(p) for p in zip(*ranges, strict=True))
         order = np.argsort(offsets, kind="stable")
         order = order[lengths[order] > 0]
         offsets, lengths, addresses = offsets[order], lengths[order], addresses[order]
@@ -262,10 +278,11 @@ class BucketReader:
 
         Fresh memory costs a page fault every 4 KiB, as much as reading into it.
         """
+        del self._free[2:]
         memory = self._free.pop() if self._free else np.empty(0, np.uint8)
         if len(memory) < nbytes:
             memory = np.empty(nbytes + nbytes // 64, np.uint8)
-        block = np.frombuffer(memoryview(memory), np.uint8)  # views of it keep it, not `memory`
+        block = np.frombuffer(memory.data, np.uint8)  # views of it keep it, not `memory`
         weakref.finalize(block, self._free.append, memory)
         return block
 

@@ -205,18 +205,23 @@ class BucketSource(Source):
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         if start == stop:
             return empty_batch(self.schema)
-        number, at = divmod(start, self._per_bucket)
-        end = at + stop - start
-        if end <= self._per_bucket:
-            batch, rows = self._bucket(number, stop - start)
+        size = self._per_bucket
+        edges = [start, *range((start // size + 1) * size, stop, size), stop]
+        assembly = None
+        if len(edges) > 2:
+            assembly = Assembly(self.schema, stop - start, arena, "shuffled")
+        for first, last in pairwise(edges):
+            batch, rows = self._bucket(first // size, last - first)
+            inside = slice(first % size, first % size + last - first)
             if rows is None:
-                return {name: column[at:end] for name, column in batch.items()}
-            return take(self.schema, batch, rows[at:end], arena, "shuffled")
-        assembly = Assembly(self.schema, stop - start, arena, "parts")
-        edges = range((number + 1) * self._per_bucket, stop, self._per_bucket)
-        for first, last in pairwise([start, *edges, stop]):
-            assembly.put(first - start, self.read(first, last))
-        return assembly.batch()
+                batch = {name: column[inside] for name, column in batch.items()}
+            else:
+                rows = rows[inside]
+            if assembly is not None:
+                assembly.put(first - start, batch, rows)
+            elif rows is not None:
+                batch = take(self.schema, batch, rows, arena, "shuffled")
+        return batch if assembly is None else assembly.batch()
 
     def _bucket(self, number: int, samples: int) -> Bucket:
         """Return a bucket, of which some samples are read now; waits until it is there.
