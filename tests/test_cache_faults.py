@@ -135,7 +135,7 @@ def test_what_does_not_say_that_it_is_a_copy_stays_and_is_named(origin, tmp_path
     assert epoch(origin, tmp_path).copied_nbytes
 
 
-@pytest.mark.parametrize("name", ["state", "use", "files"])
+@pytest.mark.parametrize("name", ["state", "files"])
 def test_a_copy_without_one_of_its_tables_is_made_again(origin, tmp_path, name):
     epoch(origin, tmp_path)
     (the_copy(tmp_path) / name).unlink()

@@ -72,7 +72,6 @@ COMMANDS = {
         "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --field \x1b",
     ),
     "cache list": ("cache list CACHE", "cache list CACHE --json"),
-    "cache verify": ("cache verify CACHE", "cache verify CACHE --json", "cache verify no\x1b"),
     "cache purge": (
         "cache purge CACHE --all --dry-run",
         "cache purge CACHE --dataset \x1b --json",

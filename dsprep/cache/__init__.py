@@ -2,7 +2,7 @@
 
 `pieces`
     Where the bytes of groups are: pure.
-`copies`, `locks`
+`copies`
     One copy in a directory: what it holds, who uses it.
 `folder`
     All copies: where they are, their size, and what is removed to make room.

@@ -100,7 +100,7 @@ class Copier:
         stop
             Whether to end early; asked between pieces and blocks.
         ask
-            Called first, when no other process fills it, not even one of another node.
+            Called first, when no other process fills it.
 
         Returns
         -------
@@ -116,7 +116,6 @@ class Copier:
         if lock is None:
             return False
         try:
-            copy.refresh()
             ask()
             while not (copy.is_filled or stop()):
                 copy.not_synced()
@@ -140,7 +139,7 @@ class Copier:
         pieces = [(i, self.pieces[int(copy.which[i])]) for i in todo]
         total = sum(piece.taken for _, piece in pieces)
         # For the names of files; and of mini-epochs, for the next one to begin.
-        spare = PAGE + (copy.facts.nbytes(self.pieces.edges) if copy.facts.part else PAGE)
+        spare = PAGE + (copy.facts.nbytes if copy.facts.part else PAGE)
         room = self._folder.make_room(total + spare, self._size, copy.name) - spare
         writer = _Writer(copy, self.pieces)
         full, extents = False, Counter[str]()
@@ -176,11 +175,9 @@ class Copier:
                 file.check_same(at)  # before it is written: ranges may overlap
                 self._drawn(len(part))
                 crc = pwrite_crc32c(to.fd, [part], at, crc)
-                copy.beat()
             if k == 0 and piece.crc32c is not None and crc != piece.crc32c:
                 self._refuse(copy, i, file, r, piece.crc32c, crc)
                 return
-        copy.set_sum(i, crc)
         copy.set_state(i, READY)
 
     def _refuse(self, copy: Copy, i: int, file: Handle, r: Range, expected: int, crc: int) -> None:

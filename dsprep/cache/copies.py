@@ -4,12 +4,10 @@
 
     images.h5-0f3a...-part-81c2....dsprep-copy/
         copy.json   what it is a copy of, and by its key that it is one; never changes
-        edges       int64: the first sample of each piece of the dataset, and the number of samples
         state       uint8 per piece: see `ABSENT` and what follows
         turn        uint32 per piece: which is wanted sooner
-        sums        uint32 per piece: the CRC-32C of its ranges, one after another
         use         locked by all who read it or fill it; its time is that of the last use
-        fill        locked by the one who fills it; its time is when something arrived
+        fill        locked by the one who fills it
         files       a line with name and bytes of each file of the dataset that it has
         synced      there once all that it holds is on the disk
         compared    what the files of the dataset were when they were compared with the sidecar;
@@ -37,17 +35,17 @@ from typing import Any, Self
 import numpy as np
 from typing_extensions import override
 
-from dsprep.cache.locks import Lock
 from dsprep.cache.pieces import PAGE, Pieces, name_of
 from dsprep.core.packing import digest
 from dsprep.core.schema import Array, Ints
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.local import LocalFile
+from dsprep.storage.locking import Lock
 from dsprep.storage.nodes import boot
 from dsprep.storage.ranges import close_quietly, fstat, pread_exact, pwrite_all
 from dsprep.storage.trees import remove
 
-VERSION = 2
+VERSION = 3
 
 KEY = "dsprep_copy"
 """The key of ``copy.json`` that no other file has; its value is `VERSION`."""
@@ -84,7 +82,6 @@ class Facts:
     """
 
     dataset: str = field(compare=False)  # a path from the root
-    sidecar: str = field(compare=False)  # empty: in the memory of the program that copied
     fields: tuple[str, ...]
     key: str  # of `Pieces`
     part: str  # a word for the pieces of it that the copy has; empty: all
@@ -95,9 +92,8 @@ class Facts:
         """Return those of a copy of some pieces, which rise; None: of all."""
         part = "" if numbers is None else digest(numbers.tobytes())
         runs = ((0, len(pieces)),) if numbers is None else _runs(numbers)
-        opened = pieces.sidecar
-        where = str(opened.path.absolute()) if opened.kept else ""
-        return cls(str(opened.dataset.absolute()), where, pieces.names, pieces.key, part, runs)
+        where = str(pieces.sidecar.dataset.absolute())
+        return cls(where, pieces.names, pieces.key, part, runs)
 
     @property
     def name(self) -> str:
@@ -106,11 +102,12 @@ class Facts:
         short = stem.lstrip(".").encode()[:64].decode(errors="ignore")
         return f"{short}-{self.key}" + (f"-part-{self.part}" if self.part else "") + SUFFIX
 
-    def nbytes(self, edges: Ints) -> int:
-        """Return the bytes that a copy takes which holds nothing yet; see `Copy.create`."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a copy takes which holds nothing yet; see `Copy.create`."""
         count = sum(high - low for low, high in self.pieces)
         json_nbytes = len(json.dumps(self.to_json()))
-        sizes = json_nbytes, edges.nbytes, count, 4 * count, 4 * count, PAGE, PAGE
+        sizes = json_nbytes, count, 4 * count, PAGE, PAGE
         return sum(-(-n // PAGE) * PAGE for n in sizes)  # of files, and of their extents
 
     def to_json(self) -> dict[str, Any]:
@@ -126,9 +123,8 @@ class Facts:
             if content[KEY] != VERSION or any(not 0 <= low < high for low, high in runs):
                 raise ValueError("it is of another version")
             names = tuple(map(str, content["fields"]))
-            words = str(content["key"]), str(content["part"])
-            made = cls(str(content["dataset"]), str(content["sidecar"]), names, *words, runs)
-            return made, str(content["boot"])
+            dataset, key, part = (str(content[name]) for name in ("dataset", "key", "part"))
+            return cls(dataset, names, key, part, runs), str(content["boot"])
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{FACTS} is damaged: {error}") from error
 
@@ -168,10 +164,6 @@ class _Table(Descriptor):
         for low, high in _runs(chosen):
             data = np.full(high - low, value, self._dtype).tobytes()
             pwrite_all(self.fd, [data], low * self._dtype.itemsize)
-
-    def refresh(self) -> None:
-        """Read anew what others may have written meanwhile: clients of some servers keep pages."""
-        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def write(self, values: Array) -> None:
         """Set all elements."""
@@ -222,24 +214,23 @@ class Copy:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._directory: Descriptor | None = Descriptor(os.open(path, flags))
         # Who only asks whether somebody uses it has the lock for a moment.
-        self._use = Lock(self.open("use", os.O_RDWR), shared=True, seconds=1.0)
+        self._use = Lock(self.open_path("use"), shared=True, seconds=1.0)
         if not os.path.samestat(path.stat(), fstat(self._directory.fd)):
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(path))
         self.facts, started = Facts.parse((path / FACTS).read_bytes())
         if not is_synced(path, started):
             raise ValueError(NOT_SYNCED)
         count = sum(high - low for low, high in self.facts.pieces)
-        for table, dtype in (("state", "<u1"), ("turn", "<u4"), ("sums", "<u4")):
+        for table, dtype in (("state", "<u1"), ("turn", "<u4")):
             self._opened[table] = _Table(self.open(table, os.O_RDWR), dtype, count)
         runs = [np.arange(low, high, dtype=np.int64) for low, high in self.facts.pieces]
         self.which: Ints = np.concatenate([np.zeros(0, np.int64), *runs])
 
     @classmethod
-    def create(cls, path: Path, facts: Facts, edges: Ints) -> Copy:
+    def create(cls, path: Path, facts: Facts) -> Copy:
         """Open the copy of these facts at a path; make it, empty, if there is none.
 
-        `edges` are those of the pieces of the dataset. What is there but not whole is removed.
-        Called with the directory of all copies locked.
+        What is there but not whole is removed. Called with the directory of all copies locked.
         """
         try:
             copy = cls(path)
@@ -258,10 +249,8 @@ class Copy:
         count = sum(high - low for low, high in facts.pieces)
         contents = {
             FACTS: json.dumps(facts.to_json()).encode(),
-            "edges": edges.astype("<i8").tobytes(),
             "state": bytes(count),
             "turn": np.full(count, LAST, "<u4").tobytes(),
-            "sums": bytes(4 * count),
             **dict.fromkeys(("use", "fill", "files"), b""),
         }
         for file, content in contents.items():
@@ -306,11 +295,6 @@ class Copy:
         inside = np.minimum(positions, len(self.which) - 1)
         return inside if bool((self.which[inside] == pieces).all()) else None
 
-    def refresh(self) -> None:
-        """See what other nodes have written."""
-        for name in ("state", "turn", "sums"):
-            self._table(name).refresh()
-
     def states(self) -> Array:
         """Return the state of each piece: uint8, shape ``(n,)``."""
         return self._table("state").read()
@@ -354,18 +338,6 @@ class Copy:
     def ask_again(self) -> None:
         """Have it seen whether there is room now for what was left out."""
         self._table("state").put_all(np.flatnonzero(self.states() == LEFT_OUT), ASKED)
-
-    def sum(self, i: int) -> int:
-        """Return the CRC-32C of the piece at a place in the tables, which is ready."""
-        return int(self._table("sums").read(i, i + 1)[0])
-
-    def set_sum(self, i: int, crc: int) -> None:
-        """Set it."""
-        self._table("sums").put(i, crc)
-
-    def edges(self) -> Ints:
-        """Return the edges of the pieces of the dataset, as `Pieces` has them."""
-        return np.fromfile(self.open_path("edges"), "<i8").astype(np.int64)
 
     # --- files -------------------------------------------------------------------------------
 
@@ -436,17 +408,9 @@ class Copy:
     def fill_lock(self) -> Lock | None:
         """Return what keeps others from filling it; None if another one does."""
         try:
-            return Lock(self.open("fill", os.O_RDWR))
+            return Lock(self.open_path("fill"))
         except BlockingIOError:
             return None
-
-    def beat(self) -> None:
-        """Note that something of it arrives, perhaps a part of a large piece."""
-        os.utime(self.open_path("fill"))
-
-    def beaten(self) -> int:
-        """Return when that was, by the clock of the file system."""
-        return self.open_path("fill").stat().st_mtime_ns
 
     def is_filled_by_somebody(self) -> bool:
         """Whether a process fills it now."""
@@ -473,13 +437,14 @@ def remove_unused(path: Path, *, dry_run: bool = False) -> str:
 
     `dry_run`: or would be. Called with the directory of all copies locked.
     """
-    lock = None
     try:
         Facts.parse((path / FACTS).read_bytes())  # nothing else is removed
-        with suppress(FileNotFoundError):
-            lock = Lock(os.open(path / "use", os.O_RDWR | os.O_CLOEXEC))
-        if not dry_run:
-            remove(path.rename(_unfinished(path)))  # nobody opens it from here on
+        lock = Lock(path / "use")
+        try:
+            if not dry_run:
+                remove(path.rename(_unfinished(path)))  # nobody opens it from here on
+        finally:
+            lock.release()
     except BlockingIOError:
         return IN_USE
     except FileNotFoundError:
@@ -488,9 +453,6 @@ def remove_unused(path: Path, *, dry_run: bool = False) -> str:
         return str(error)
     except OSError as error:
         return str(error.strerror or error)
-    finally:
-        if lock is not None:
-            lock.release()
     return ""
 
 

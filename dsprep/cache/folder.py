@@ -29,13 +29,15 @@ from dsprep.cache.copies import (
     is_synced,
     remove_unused,
 )
-from dsprep.cache.locks import PATIENCE, Lock
-from dsprep.core.schema import Ints
 from dsprep.core.units import as_nbytes
 from dsprep.errors import UsageError
+from dsprep.storage.locking import Lock
 from dsprep.storage.trees import remove
 
 LOCK = "dsprep-cache.lock"
+
+PATIENCE = 60.0
+"""Seconds that another process, which may have been stopped, is waited for."""
 
 SHARE = 0.75
 """Of what is free and what the cache holds, how much it may take by default."""
@@ -154,8 +156,7 @@ class CacheFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep all others from making or removing copies."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        lock = Lock(os.open(self.root / LOCK, flags, 0o600), seconds=PATIENCE)
+        lock = Lock(self.root / LOCK, seconds=PATIENCE)
         try:
             yield
         finally:
@@ -174,12 +175,11 @@ class CacheFolder:
         """Return the bytes that all copies take."""
         return sum(map(self.resident, self.names()))
 
-    def open(self, facts: Facts, edges: Ints, size: Size | None = None) -> Copy:
+    def open(self, facts: Facts, size: Size | None = None) -> Copy:
         """Open a copy; make it if it is not there, and remove what was left unfinished.
 
-        `edges` are those of the pieces of the dataset; `size` is what all copies may take.
-        Unfinished are mini-epochs that are not complete and that nobody uses: of jobs that were
-        killed.
+        `size` is what all copies may take. Unfinished are mini-epochs that are not complete and
+        that nobody uses: of jobs that were killed.
         """
         with self.locked():
             self.remove_unfinished()
@@ -188,11 +188,11 @@ class CacheFolder:
                 if info and (info.problem or (info.part and not info.complete)):
                     remove_unused(self.root / name)
             path = self.root / facts.name
-            if size is not None and not path.exists():
-                nbytes = facts.nbytes(edges)
-                if self.make_room(nbytes, size, facts.name) < nbytes:
-                    raise OSError(errno.ENOSPC, "there is no room for one more copy", str(path))
-            return Copy.create(path, facts, edges)
+            if not (size is None or path.exists()) and (
+                self.make_room(facts.nbytes, size, facts.name) < facts.nbytes
+            ):
+                raise OSError(errno.ENOSPC, "there is no room for one more copy", str(path))
+            return Copy.create(path, facts)
 
     def make_room(self, nbytes: int, size: Size, kept: str) -> int:
         """Return how many bytes may be taken; copies that nobody uses are removed for `nbytes`.
@@ -252,7 +252,7 @@ class CacheFolder:
 
     def _is_used(self, name: str) -> bool:
         try:
-            Lock(os.open(self.root / name / "use", os.O_RDWR | os.O_CLOEXEC)).release()
+            Lock(self.root / name / "use").release()
         except BlockingIOError:
             return True
         except OSError:

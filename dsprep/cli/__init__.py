@@ -59,7 +59,7 @@ COMMANDS: Mapping[str, Entry] = {
     "plan": Entry(
         "dsprep.cli.plan:plan", "Predict what a job needs from storage, and what it waits for."
     ),
-    "cache": Entry("dsprep.cli.tiers:caching", "List, check, remove copies on a fast tier."),
+    "cache": Entry("dsprep.cli.tiers:caching", "List and remove copies on a fast tier."),
 }
 
 

@@ -148,7 +148,7 @@ class Staged:
             now = time.monotonic()
             if now - looked > 10 * PAUSE:
                 looked = now
-                done = self.copy.beaten()
+                done = int((self.copy.states() == READY).sum())
                 if done != count:
                     count, progress = done, now
                 if self.copy.is_filled_by_somebody():
@@ -332,7 +332,7 @@ class ReaderCache:
                     self._draw,
                     self._refused,
                 )
-            copy = self._folder.open(facts, self._pieces.edges, self._options.size)
+            copy = self._folder.open(facts, self._options.size)
             staged = Staged(copy, self._sidecar, self._note)
             self._open[facts.name] = staged
         staged.copy.touch()

@@ -6,15 +6,11 @@ from dsprep.cli.usage import Entry, group
 
 caching = group(
     "cache",
-    "List, check, remove copies on a fast tier.",
+    "List and remove copies on a fast tier.",
     {
         "list": Entry(
             "dsprep.cli.tiers.cache:list_",
             "List the copies of a cache: what of which dataset, its size, who uses it.",
-        ),
-        "verify": Entry(
-            "dsprep.cli.tiers.cache:verify",
-            "Compare all copies of a cache with the checksums that they had when they were made.",
         ),
         "purge": Entry(
             "dsprep.cli.tiers.cache:purge",

@@ -1,4 +1,4 @@
-"""``dsprep cache list``, ``dsprep cache verify`` and ``dsprep cache purge``."""
+"""``dsprep cache list`` and ``dsprep cache purge``."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsprep.cli import options as opt
-from dsprep.cli.report import (
-    note,
-    print_json,
-    print_rows,
-    print_table,
-    progress_bar,
-    say,
-)
+from dsprep.cli.report import note, print_json, print_rows, print_table, say
 
 if TYPE_CHECKING:
     from dsprep.cache.folder import CopyInfo
-    from dsprep.verbs.cache import CopyVerdict, Listing, Purged
+    from dsprep.verbs.cache import Listing, Purged
 
 LIST = """
 dsprep cache list /local/nvme
@@ -27,12 +20,6 @@ dsprep cache list /local/nvme
 dsprep cache list /local/nvme --json
 
 Exit status: 0 done, 2 wrong usage.
-"""
-
-VERIFY = """
-dsprep cache verify /local/nvme
-
-Exit status: 0 all is right, 1 something is not, 2 wrong usage.
 """
 
 PURGE = """
@@ -44,9 +31,6 @@ dsprep cache purge /local/nvme --all
 
 Exit status: 0 done, 1 some of it was kept, as it is in use or no copy, 2 wrong usage.
 """
-
-SHOWN = 10
-"""Wrong pieces of a copy that are listed, except in JSON."""
 
 Root = Annotated[Path, opt.argument("DIR", "The directory that a Reader has as cache=.")]
 
@@ -61,33 +45,6 @@ def list_(root: Root, json: opt.Json = False) -> None:
         print_json(listing.to_json())
     else:
         print_listing(listing)
-
-
-@opt.command(VERIFY)
-def verify(
-    root: Root,
-    workers: int | None = opt.value(
-        "N", "Threads that read (one per core, at most 8).", "--workers", "-j", min=1
-    ),
-    json: opt.Json = False,
-) -> None:
-    """Compare all copies of a cache with the checksums that they had when they were made.
-
-    Copies may be in use. What is wrong is taken from the dataset from then on, by all loops that
-    begin later, until dsprep stage copies it again. The sidecars of the datasets have to be there.
-    """
-    from dsprep.verbs.cache import list_copies, verify_copies
-
-    copies = list_copies(root).copies
-    count, payload = sum(c.ready for c in copies), sum(c.nbytes for c in copies)
-    with progress_bar("verify", count, payload, not json, "pieces") as update:
-        verdicts = list(verify_copies(root, workers=workers, progress=update))
-    if json:
-        print_json([v.to_json() for v in verdicts])
-    for verdict in verdicts if not json else ():
-        print_verdict(verdict)
-    if not all(v.right for v in verdicts):
-        raise typer.Exit(1)
 
 
 @opt.command(PURGE)
@@ -166,22 +123,6 @@ def _ago(used: float) -> str:
 
     seconds = max(0.0, time.time() - used)
     return show_time(seconds) if seconds < 2 * 86400 else f"{seconds // 86400:.0f} d"
-
-
-def print_verdict(verdict: CopyVerdict) -> None:
-    """Print whether a copy is right for a person."""
-    from dsprep.core.units import show_nbytes
-
-    for bad in verdict.bad[:SHOWN]:
-        say(f"wrong: {bad}")
-    if len(verdict.bad) > SHOWN:
-        say(f"wrong: {len(verdict.bad) - SHOWN:,} more, which --json names")
-    subject = f"{verdict.info.path}, a copy of {verdict.info.dataset or 'something'}"
-    pieces = f"{verdict.compared:,} pieces, {show_nbytes(verdict.nbytes)}"
-    counts = [f"{len(verdict.bad):,} wrong"] if verdict.bad else []
-    if verdict.problem is not None:
-        counts.append(f"not compared: {verdict.problem}")
-    say(f"{subject}: {pieces}: {', '.join(counts) or 'right'}")
 
 
 def print_purged(done: Purged, dry_run: bool) -> None:

@@ -111,7 +111,7 @@ def copy_all(
         If the dataset cannot be read, or the copies not be written.
     """
     folder = CacheFolder(how.root)
-    copies = _opened(folder, pieces, wants)
+    copies = _opened(folder, wants)
     before = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     _left_out(wants, before, how, folder, partial)
     missing = sum(int(w.nbytes.sum()) for w in wants) - _total(wants, before, READY)
@@ -133,14 +133,14 @@ def copy_all(
     return Outcome(there, _total(wants, after, READY) - there, left, tuple(refused))
 
 
-def _opened(folder: CacheFolder, pieces: Pieces, wants: Sequence[PiecesNeeded]) -> list[Copy]:
+def _opened(folder: CacheFolder, wants: Sequence[PiecesNeeded]) -> list[Copy]:
     """Return all copies, open.
 
     One that was being filled when a run was killed comes first: opening another one removes it.
     """
     infos = [folder.info(want.facts.name) for want in wants]
     order = sorted(range(len(wants)), key=lambda i: infos[i].complete or not infos[i].ready)
-    opened = {i: folder.open(wants[i].facts, pieces.edges) for i in order}
+    opened = {i: folder.open(wants[i].facts) for i in order}
     return [opened[i] for i in range(len(wants))]
 
 
