@@ -19,13 +19,21 @@ from test_executors import mpiexec, needs, swept  # noqa: F401 (a fixture)
 
 import dsprep
 from dsprep import executors, formats
-from dsprep.errors import ItemError, SchemaError, TargetError, UsageError
+from dsprep.errors import (
+    ExecutorError,
+    FormatError,
+    ItemError,
+    SchemaError,
+    TargetError,
+    UsageError,
+)
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.trees import remove
-from dsprep.writing import plan, shards, shuffle, staging, transfer
-from dsprep.writing.items import calls, parts, tasks
+from dsprep.writing import plan, shards, shuffle, staging, tasks, transfer
+from dsprep.writing.items import calls, parts
+from dsprep.writing.items import tasks as items_tasks
 
 SCRIPT = Path(item_functions.__file__)
 COUNT = 60
@@ -99,9 +107,7 @@ def test_processes(whole, tmp_path, monkeypatch):
         ]:
             with pytest.raises(error, match=told) as caught:
                 write(tmp_path / "other.h5", function=function, executor=pool)
-            cause = caught.value.__cause__
-            assert type(cause) in (ValueError, RuntimeError)
-            assert any("item_functions.py" in note for note in cause.__notes__)
+            assert any("item_functions.py" in note for note in caught.value.__notes__)
             assert [f.result() for f in [pool.submit(abs, -i) for i in range(9)]] == list(range(9))
             remove(partial_path(tmp_path / "other.h5"))
 
@@ -192,17 +198,15 @@ def test_items_that_end_their_process_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(calls, "TASK_SECONDS", 1e9)
     options = {"schema": None, "workers": 2, "executor": "processes"}
     target = tmp_path / "set.h5"
-    with pytest.raises(ItemError, match=r"item \d+ \(\d+\): the function failed: "):
-        write(target, item_functions.ending, range(20), **options)
-    options.update(errors="skip", resume=True)
-    report = write(target, item_functions.ending, range(20), **options)
-    assert [f.number for f in report.failed] == [4, 11, 17]
-    ended = "ExecutorError: it ended two processes that were at this item alone: "
-    assert report.failed[0].error == f"{ended}LostProcess: the process ended with status 3"
-    assert report.failed[1].error.startswith(f"{ended}LostProcess: the process was ended by signal")
-    assert report.failed[2].error == "SystemExit: no more"
-    with dsprep.open(target) as source:
-        assert source[:]["y"].tolist() == [i for i in range(20) if i not in (4, 11, 17)]
+    with pytest.raises(ItemError, match=r"item 1 \(17\): the function failed: SystemExit"):
+        write(target, item_functions.ending, [0, 17], **options)
+    remove(partial_path(target))
+    told = {4: "ended with status 3", 11: r"was ended by signal 11 .*"}
+    for number, how in told.items():
+        lost = rf"^items? .*1: a worker was lost \(found the process {how}"
+        with pytest.raises(ExecutorError, match=lost):
+            write(target, item_functions.ending, [0, number], **options)
+        remove(partial_path(target))
 
 
 def test_if_all_items_fail_the_reasons_are_named(tmp_path):
@@ -215,7 +219,7 @@ def test_if_all_items_fail_the_reasons_are_named(tmp_path):
 
 
 def test_of_an_item_that_fails_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "BLOCK_NBYTES", 100)
+    monkeypatch.setattr(items_tasks, "BLOCK_NBYTES", 100)
     test_items_that_fail_are_left_out(tmp_path, monkeypatch)
 
 
@@ -247,7 +251,7 @@ def test_an_interrupted_run_keeps_what_is_complete(whole, tmp_path, monkeypatch)
 def left(target, monkeypatch, function=several, **options):
     """Leave an interrupted run with all parts."""
     with monkeypatch.context() as patch:
-        patch.setattr(calls.Calls, "source", interrupted)
+        patch.setattr(calls.Calls, "counts", interrupted)
         with pytest.raises(KeyboardInterrupt):
             write(target, function, **options)
     assert list(working(target).glob("part-*"))
@@ -277,7 +281,7 @@ def test_a_continuation_is_noted(whole, tmp_path, monkeypatch):
     left(tmp_path / "set.h5", monkeypatch)
     report = write(tmp_path / "set.h5", resume=True)
     assert report.notes[0].startswith("continued: 60 of 60 items are of an interrupted run")
-    assert report.resumed == report.samples == len(expected_samples())
+    assert report.samples == len(expected_samples())
     assert digests(tmp_path) == whole
     fresh = write(tmp_path / "new.h5", resume=True)  # a job may always have it
     assert not any("continued" in note for note in fresh.notes)
@@ -296,9 +300,7 @@ def test_what_is_left_is_neither_continued_nor_discarded_unasked(whole, tmp_path
     assert digests(tmp_path) == whole
 
 
-@pytest.mark.parametrize(
-    "damage", ["data", "flip", "part.json", "rename", "overlap", "gone", "known.json"]
-)
+@pytest.mark.parametrize("damage", ["data", "part.json", "rename", "overlap", "gone"])
 def test_parts_that_are_not_whole_are_made_again(damage, whole, tmp_path, monkeypatch):
     target = tmp_path / "set.h5"
     left(target, monkeypatch)
@@ -313,13 +315,6 @@ def test_parts_that_are_not_whole_are_made_again(damage, whole, tmp_path, monkey
         spec.write_record(content, shutil.copytree(others[0], late) / "part.json")
     elif damage == "gone":
         remove(part)
-    elif damage == "known.json":
-        (working(target) / damage).unlink()
-    elif damage == "flip":
-        data = next(iter(working(target).glob("part-*/data")))
-        raw = bytearray(data.read_bytes())
-        raw[len(raw) // 2] ^= 1
-        data.write_bytes(raw)
     else:
         os.truncate(part / damage, 10)
     write(target, resume=True)
@@ -342,9 +337,9 @@ def burning(fuse, format):
         around(staging.Staging, name)
     around(spec, "write")
     around(parts.PartWriter, "append")
-    around(tasks, "_put")
     around(parts, "write_record")
-    around(calls, "write_record")
+    around(tasks, "remove")
+    around(Path, "rename")
 
 
 def killed(make, fuse, format):
@@ -378,7 +373,7 @@ def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
     monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
-    monkeypatch.setattr(tasks, "BLOCK_NBYTES", 1000)
+    monkeypatch.setattr(items_tasks, "BLOCK_NBYTES", 1000)
     cut = plan.group_pieces
     monkeypatch.setattr(shards, "group_pieces", lambda *a, **k: cut(*a, **{"target": 2000, **k}))
     format, target = formats.load(to), tmp_path / "set"
@@ -396,10 +391,13 @@ def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
             remove(path)
         if not killed(make, step, format):
             break
-        if (partial_path(target) / "state.json").exists() or not target.exists():
-            make(1 + step % 3)
+        if staging.published(target):  # killed between its last acts
+            with pytest.raises(TargetError, match="an interrupted run had completed it"):
+                make(1)
+        elif target.exists():
+            remove(partial_path(target))
         else:
-            remove(partial_path(target))  # killed between its last two acts
+            make(1 + step % 3)
         assert digests(tmp_path) == expected, step
         step += STRIDE
     assert step > first + STRIDE
@@ -409,28 +407,36 @@ def test_items_of_a_killed_worker_are_done_again(whole, tmp_path):
     items = [(i, tmp_path / "marker") for i in ITEMS]
     target = tmp_path / "out" / "set.h5"
     target.parent.mkdir()
-    report = write(target, item_functions.lost, items, executor="processes", workers=2)
+    with pytest.raises(ExecutorError, match=r"items? .*a worker was lost \(found .*signal 9"):
+        write(target, item_functions.lost, items, executor="processes", workers=2)
     assert (tmp_path / "marker").exists()
+    report = write(target, item_functions.lost, items, resume=True)
     assert report.failures == 0
+    assert "continued" in report.notes[0]
     assert digests(target.parent)["set.h5"] == whole["set.h5"]
 
 
-def test_data_are_released_while_the_output_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
-    monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 3000)
-    cut = plan.group_pieces
-    monkeypatch.setattr(shards, "group_pieces", lambda *a, **k: cut(*a, **{"target": 2000, **k}))
+def test_damaged_values_are_noticed(whole, tmp_path, monkeypatch):
+    target = tmp_path / "set.h5"
+    left(target, monkeypatch)
+    data = next(p for p in working(target).glob("part-*/data") if p.stat().st_size)
+    raw = bytearray(data.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    data.write_bytes(raw)
+    with pytest.raises(FormatError, match=r"a temporary file is damaged; .*resume=True"):
+        write(target, resume=True)
+    write(target, resume=True)
+    assert digests(tmp_path) == whole
+
+
+def test_the_output_is_started_over_if_it_is_planned_otherwise(tmp_path, monkeypatch):
     target = tmp_path / "set.h5"
     with monkeypatch.context() as patch:
         patch.setattr(staging.Staging, "publish", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            write(target, durable=True)
-    with_samples = [p for p in working(target).iterdir() if (p / "lengths").exists()]
-    assert not any((p / "data").exists() for p in with_samples if (p / "lengths").stat().st_size)
-    # The output is lost all the same: the function is called again.
+            write(target)
+    (partial_path(target) / "plan.json").write_text("{}")
     for path in (partial_path(target) / "data").iterdir():
         remove(path)
-    state = partial_path(target) / "state.json"
-    spec.write_record({"shard": 0, "samples": 8, "writer": {"at": 0}}, state)
-    write(target, durable=True, resume=True)
+    write(target, resume=True)
     assert_samples(target, expected_samples())

@@ -7,7 +7,7 @@ pickled; it may be run twice, and by two workers at the same time if one of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import CancelledError, Executor, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
@@ -100,41 +100,37 @@ def run(
     tasks: Iterable[T],
     ahead: Callable[[], int] | None = None,
     count: int = 0,
-    again: Callable[[T, BaseException], Iterable[T]] | None = None,
 ) -> Generator[tuple[T, R], None, None]:
     """Yield each task with its result, as they are done.
 
     Parameters
     ----------
     executor, function, tasks
-        Who calls what on which arguments.
+        Who calls what on which arguments; a lost worker is told with ``task.subject``, if any.
     ahead
         Gives how many tasks are handed over before they are done, at most; enough to keep all
         workers busy if None.
     count
         How many tasks there are, if that is known: of thousands, several go to one worker
         together where handing one over is dear.
-    again
-        Gives the tasks that replace one whose worker was lost, where the executor continues without
-        it (its attribute `lost` has what such a task raises). It is called when there is room.
 
     Raises
     ------
     ExecutorError
-        If a worker was lost and its task cannot be given to another one.
+        If a worker was lost.
     Exception
         What a task raised first; those under way are waited for, others not begun.
     """
     if ahead is None:
         ahead = partial(max, LEAST_AHEAD, AHEAD * workers_of(executor))
     together = min(getattr(executor, "together", 1), max(1, count // FEWEST))
-    lost = getattr(executor, "lost", ()) if again is not None else ()
-    queues = [iter(tasks)]
+    lost = (BrokenProcessPool, CancelledError, *getattr(executor, "lost", ()))
+    todo = iter(tasks)
     running: dict[Future[list[R]], tuple[T, ...]] = {}
     done = SimpleQueue[Future[list[R]]]()  # to wait for all of thousands each time takes long
     try:
         while True:
-            while len(running) < ahead() and (some := _next(queues, together)):
+            while len(running) < ahead() and (some := tuple(islice(todo, together))):
                 future = executor.submit(_call, function, some)
                 running[future] = some
                 future.add_done_callback(done.put)
@@ -145,9 +141,13 @@ def run(
             try:
                 results = future.result()
             except lost as error:
-                assert again is not None
-                queues += (iter(again(task, error)) for task in some)
-                continue
+                raise ExecutorError(
+                    "a worker was lost",
+                    where=getattr(some[0], "subject", None),
+                    found=str(error)[:200] or None,
+                    fix="look into its log (is the memory enough?), and repeat the command: it "
+                    "continues with what is missing",
+                ) from error
             yield from zip(some, results, strict=True)
     except (KeyboardInterrupt, GeneratorExit) as error:
         # Nobody waits for what is under way; where that can be stopped, it is: it leaves nothing
@@ -156,10 +156,6 @@ def run(
         if isinstance(error, KeyboardInterrupt) and not getattr(executor, "waited_for", True):
             running.clear()
         raise
-    except (BrokenProcessPool, CancelledError) as error:
-        raise ExecutorError(
-            "a worker was lost", fix="repeat the command: it continues with what is missing"
-        ) from error
     finally:
         for future in running:
             future.cancel()
@@ -169,16 +165,6 @@ def run(
 
 def _call(function: Callable[[T], R], tasks: tuple[T, ...]) -> list[R]:
     return [function(task) for task in tasks]
-
-
-def _next(queues: list[Iterator[T]], count: int) -> tuple[T, ...]:
-    """Return the next tasks, of the last queue that has some."""
-    while queues:
-        some = tuple(islice(queues[-1], count))
-        if some:
-            return some
-        queues.pop()
-    return ()
 
 
 def workers_of(executor: Executor) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -24,7 +23,7 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
     MissingExtra
         If dask.distributed is not installed.
     ExecutorError
-        If there is no scheduler at that address, or a task killed several workers.
+        If there is no scheduler at that address.
     """
     try:
         from distributed import Client, KilledWorker, LocalCluster
@@ -32,22 +31,14 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
         raise MissingExtra(
             "--executor dask needs dask.distributed", fix="pip install 'dsprep[dask]'"
         ) from error
-    try:
-        with _client(Client, LocalCluster, workers, scheduler) as client:
-            executor = client.get_executor(pure=False)
-            executor.together = TOGETHER
-            executor.lost = (KilledWorker,)
-            executor.present = len(client.nthreads())
-            executor.num_workers = max(GROWN, len(client.nthreads()))
-            with _noting_no_workers(client):
-                yield executor
-    except KilledWorker as error:
-        raise ExecutorError(
-            "several of Dask's workers were lost over the same task",
-            found=str(error)[:200],
-            fix="look into their logs (is their memory enough?), and repeat the command: it "
-            "continues with what is missing",
-        ) from error
+    with _client(Client, LocalCluster, workers, scheduler) as client:
+        _note_no_worker(client)
+        executor = client.get_executor(pure=False)
+        executor.together = TOGETHER
+        executor.lost = (KilledWorker,)
+        executor.present = len(client.nthreads())
+        executor.num_workers = max(GROWN, len(client.nthreads()))
+        yield executor
 
 
 TOGETHER = 8
@@ -60,25 +51,13 @@ PATIENCE = 10.0
 """Seconds without a worker before that is said."""
 
 
-@contextmanager
-def _noting_no_workers(client: Any) -> Iterator[None]:
-    """Warn once if the cluster has no worker."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(PATIENCE):
-            if not client.nthreads():
-                text = f"no Dask worker at {client.scheduler.address}: waiting for one"
-                warnings.warn(text, DsprepWarning, stacklevel=1)
-                return
-
-    watching = threading.Thread(target=watch, name="dsprep-dask", daemon=True)
-    watching.start()
+def _note_no_worker(client: Any) -> None:
+    """Warn if the cluster has no worker yet."""
     try:
-        yield
-    finally:
-        ended.set()
-        watching.join()
+        client.wait_for_workers(1, timeout=PATIENCE)
+    except TimeoutError:
+        text = f"no Dask worker at {client.scheduler.address}: waiting for one"
+        warnings.warn(text, DsprepWarning, stacklevel=2)
 
 
 @contextmanager

@@ -35,25 +35,17 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
         pool.shutdown(cancel_futures=True)
 
 
-class LostProcess(BrokenProcessPool):
-    """A process ended while it did a task; the pool continues with another one."""
-
-
 class Processes(ThreadPoolExecutor):
     """A pool of processes, which are started when they are needed."""
 
     by_reference = True
     """Functions travel as module and name."""
 
-    lost = (LostProcess,)
-    """What a task raises whose worker was lost, where others go on."""
-
     def __init__(self, count: int) -> None:
         super().__init__(count, "dsprep-process")
         self._context = multiprocessing.get_context("spawn")
         self._own = threading.local()
-        self._children: dict[BaseProcess, Connection] = {}
-        self._killed: set[BaseProcess] = set()
+        self._children: list[tuple[BaseProcess, Connection]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have a process call `fn`."""
@@ -61,54 +53,36 @@ class Processes(ThreadPoolExecutor):
 
     def stop(self) -> None:
         """Kill all processes; what they were doing raises `BrokenProcessPool`."""
-        for process in list(self._children):
-            self._killed.add(process)
+        for process, _ in list(self._children):
             process.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End all processes when they have done what they are doing."""
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
         if wait:
-            for process, pipe in list(self._children.items()):
+            for process, pipe in self._children:
                 pipe.close()
                 process.join()
 
     def _ask(self, task: tuple[Any, ...]) -> Any:
         """Return what a task returns, or raise what it raises, in this thread's process."""
         child: tuple[BaseProcess, Connection] | None = getattr(self._own, "child", None)
-        if child is not None and child[0] in self._killed:  # while it had nothing to do
-            self._end(*child)
-            child = None
-        try:
-            if child is None:
-                child = self._own.child = self._start()
-                child[1].recv()  # it has come up; before, no task is the reason of its end
-            process, pipe = child
-        except (EOFError, ConnectionResetError) as error:
-            self._end(*self._own.child)
-            raise BrokenProcessPool("a process ended before it began to work") from error
+        if child is None or not child[0].is_alive():
+            child = self._own.child = self._start()
+        process, pipe = child
         try:
             pipe.send(task)
             good, result = pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            killed = process in self._killed
-            self._end(process, pipe)
-            kind, code = BrokenProcessPool if killed else LostProcess, process.exitcode
+            process.join()
+            code = process.exitcode
             ending = f"ended with status {code}"
             if code is not None and code < 0:
                 ending = f"was ended by signal {-code} ({signal.strsignal(-code)})"
-            raise kind(f"the process {ending}") from error
+            raise BrokenProcessPool(f"the process {ending}") from error
         if good:
             return result
         raise result
-
-    def _end(self, process: BaseProcess, pipe: Connection) -> None:
-        """Forget a process that was killed."""
-        self._own.child = None
-        del self._children[process]
-        self._killed.discard(process)
-        pipe.close()
-        process.join()
 
     def _start(self) -> tuple[BaseProcess, Connection]:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of this thread, and of the new process
@@ -116,7 +90,7 @@ class Processes(ThreadPoolExecutor):
         process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
-        self._children[process] = pipe
+        self._children.append((process, pipe))
         return process, pipe
 
 
@@ -126,7 +100,6 @@ def _serve(pipe: Connection) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
-    pipe.send(None)
     while True:
         try:
             function, args, kwargs = pipe.recv()

@@ -24,8 +24,8 @@ from dsprep.source.files import check_replaceable
 from dsprep.storage.paths import as_path
 from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import WriteArguments, as_options, plan_repack
-from dsprep.verbs.write_items import ItemsOptions, write_items
-from dsprep.writing.items.calls import ProgressCallback
+from dsprep.verbs.write_items import write_items
+from dsprep.writing.items.calls import Calls, ProgressCallback
 from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
 from dsprep.writing.plan import PIECE_NBYTES
@@ -420,16 +420,18 @@ def write(
         if batched or options.get("length") is not None:
             raise UsageError("length= and batched= are of samples, not of the items of a function")
         repacking, run = as_options(options)
-        how = ItemsOptions(
-            repack=repacking,
-            run=replace(run, restart=restart),
-            schema=declared(options.get("schema")),
+        if errors not in ("raise", "skip"):
+            raise UsageError(f"errors={errors!r} is not possible", expected="'raise' or 'skip'")
+        skip, fields = errors == "skip", declared(options.get("schema"))
+        return write_items(
+            target,
+            Calls(function, cast("Sequence[Any]", samples), fields, skip=skip),
+            repacking,
+            replace(run, restart=restart),
             executor=executor,
-            errors=errors,
             progress=cast("ProgressCallback | None", options.get("progress")),
             resume=resume,
         )
-        return write_items(target, cast("Sequence[Any]", samples), function, how)
     if executor != THREADS or errors != "raise" or resume or restart:
         raise UsageError(
             "executor=, errors=, resume= and restart= are of a function of items: function="

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,102 +21,70 @@ from typing import Any
 
 import dsprep
 from dsprep import executors
-from dsprep.core.schema import Schema
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source
-from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import KEPT, partial_path
 from dsprep.storage.paths import as_path
-from dsprep.storage.trees import HIDDEN, remove, tree_nbytes
+from dsprep.storage.trees import HIDDEN, remove
 from dsprep.verbs.convert import named_target
-from dsprep.verbs.repack import RepackOptions, plan_repack
-from dsprep.writing.items.calls import (
-    CONTINUED,
-    Call,
-    Calls,
-    NoSampleError,
-    ProgressCallback,
-    ProgressReporter,
-    Summary,
-)
-from dsprep.writing.items.parts import LostError, PartsSource, count_items
-from dsprep.writing.items.tasks import Function, check_main, show_function
+from dsprep.verbs.repack import RepackOptions, SplitPart, plan_repack
+from dsprep.writing.items.calls import CONTINUED, Calls, ProgressCallback, ProgressReporter
+from dsprep.writing.items.parts import Failed, PartsSource, part_paths
+from dsprep.writing.items.tasks import check_main
 from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
 from dsprep.writing.run import Output, make_in
 from dsprep.writing.shards import START
 from dsprep.writing.staging import Staging, published
+from dsprep.writing.tasks import Workplace
 from dsprep.writing.upload import open_staging
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemsReport(Report, Summary):
-    """What was written of items: a `Report` that also says what became of these."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ItemsOptions:
-    """How items are written.
+class ItemsReport(Report):
+    """What was written of items.
 
     Attributes
     ----------
-    repack
-        What is made of their samples.
-    run
-        How; its `workers` also call the function.
-    schema
-        Fields that are declared.
-    executor
-        Who calls the function: ``"threads"`` of this process, ``"processes"`` of this machine,
-        ``"mpi"``, ``"dask"``, or an executor that is open.
-    errors
-        ``"raise"``, or ``"skip"``: items that fail are left out, and listed in the report.
-    progress
-        Called with a `Progress`, which as text is a line for a person: ``progress=print``.
-    resume
-        Continue an interrupted run, if there is one.
+    items
+        How many there are.
+    left_out
+        Of how many the function gave no sample.
+    failures
+        How many failed, and were left out.
+    failed
+        The first 1000 of these: number, item and error of each.
     """
 
-    repack: RepackOptions
-    run: RunOptions
-    schema: Schema | None = None
-    errors: str = "raise"
-    executor: str | Executor = executors.THREADS
-    progress: ProgressCallback | None = None
-    resume: bool = False
+    items: int
+    left_out: int
+    failures: int
+    failed: tuple[Failed, ...]
 
 
 def write_items(
-    target: str | Path, items: Sequence[Any], function: Function, how: ItemsOptions
+    target: str | Path,
+    calls: Calls,
+    repack: RepackOptions,
+    run: RunOptions,
+    *,
+    executor: str | Executor = executors.THREADS,
+    progress: ProgressCallback | None = None,
+    resume: bool = False,
 ) -> ItemsReport:
-    """Call a function for all items, and write the samples that it gives.
+    """Call a function for all items, and write the samples that it gives; see `dsprep.write`.
 
     Parameters
     ----------
     target
         The file or directory to make.
-    items
-        A sequence in an order that another run finds again: paths, numbers, tuples.
-    function
-        Of an item: gives a sample (a dict), several (an iterable of dicts), or None, which leaves
-        the item out. For processes and MPI it is defined at the top level of a module.
-    how
-        How that is done.
-
-    Returns
-    -------
-    ItemsReport
-        As of `dsprep.convert`, with `items`, `left_out`, `failures` and `failed`.
-
-    Raises
-    ------
-    ItemError
-        If the function fails, from what it raised; the message names the item.
-    SchemaError
-        If a sample does not fit those before; the message names item and field.
-    DsprepError, OSError
-        If the target exists or is busy, space or memory do not suffice, or a worker was lost.
+    calls
+        What is called for which items.
+    repack, run
+        What is made of the samples, and how; the `workers` also call the function.
+    executor, progress, resume
+        As of `dsprep.write`.
 
     Notes
     -----
@@ -127,83 +95,98 @@ def write_items(
     beside the target have the samples that were made; a worker loses about two seconds of work, or
     the item that it is at.
 
-    A worker holds 2 MiB of samples, and the sample that it packs, besides what the function itself
-    holds; this process holds the items and 500 bytes for each of about 4096 parts. On the disk the
-    samples are twice, less what is removed when the output has it.
+    A worker holds 2 MiB of samples besides what the function itself holds, with ``"skip"`` all
+    those of an item; this process holds the items and 500 bytes for each of about 4096 parts. On
+    the disk the samples are twice until the output is complete.
     """
     target = named_target(as_path(target))
-    if how.errors not in ("raise", "skip"):
-        raise UsageError(f"errors={how.errors!r} is not possible", expected="'raise' or 'skip'")
-    call = Call(function=function, items=items, declared=how.schema, skip=how.errors == "skip")
-    if how.resume and how.run.restart:
+    if resume and run.restart:
         raise UsageError("resume=True continues what restart=True discards", fix="give one of them")
     check_main()
-    began, run = time.monotonic(), how.run
-    options = {k: str(v) for k, v in asdict(how.repack).items()}
-    identity = {"version": dsprep.__version__, **call.job(), "options": options}
+    began = time.monotonic()
+    options = {k: str(v) for k, v in asdict(repack).items()}
+    identity = {"version": dsprep.__version__, **calls.job(), "options": options}
     if run.overwrite:
         check_replaceable(target)
     with (
-        _opened(how.executor, run.workers) as executor,
+        _opened(executor, run.workers) as workers,
         open_staging(
             target,
             identity,
             overwrite=run.overwrite,
             restart=run.restart,
             durable=run.durable,
-            refuse=lambda job: None if how.resume else _refuse(target, job),
+            refuse=lambda job: None if resume else _refuse(target, job),
         ) as staging,
     ):
         staging.again = "call again with resume=True to continue"
         if published(target):
-            earlier = _published(target, staging)
             staging.discard()
-            return earlier
-        try:
-            calls, output = _made(target, call, how, staging, executor)
-        except LostError:  # the output was lost, or a part: what is missing is made again
-            _reset(staging)
-            calls, output = _made(target, call, how, staging, executor)
-        except NoSampleError:
-            staging.discard()  # a rerun calls the function again
-            raise
-        report, summary = output.publish(), calls.summary()
-        notes = (*calls.notes, *report.notes, *output.discard(), *_notes(summary))
-        changed = {
-            "notes": notes,
-            "seconds": time.monotonic() - began,
-            "resumed": max(report.resumed, calls.samples),
-        }
-        return ItemsReport(**{**vars(report), **vars(summary), **changed})
+            raise TargetError(
+                "an interrupted run had completed it", where=target, fix="nothing is left to do"
+            )
+
+        def plan(samples: Source) -> SplitPart:
+            return plan_repack(samples, target, repack, run).parts[0]
+
+        samples = _called(staging, calls, workers, progress, plan)
+        output = _made(staging, calls, plan(samples), (run, workers), progress)
+        report, counts = output.publish(), calls.counts()
+        notes = (*_notes(calls.resumed, counts), *report.notes, *output.discard())
+        done = {**vars(report), **counts, "notes": notes, "seconds": time.monotonic() - began}
+        return ItemsReport(**done)
+
+
+def _called(
+    staging: Staging,
+    calls: Calls,
+    workers: Executor,
+    progress: ProgressCallback | None,
+    plan: Callable[[Source], object],
+) -> PartsSource:
+    """Call the function for all items for which that was not done; return their samples."""
+    if staging.state is None:
+        staging.save(START)  # a rerun continues
+        staging.state = dict(START)
+    directory = staging.root / "items"
+    directory.mkdir(exist_ok=True)
+    calls.find(directory)
+    place = Workplace.begin(directory, durable=staging.durable)
+    # What the target cannot hold is refused before all items are done.
+    calls.run(workers, place, progress, lambda f: plan(PartsSource(directory, f, ())))
+    if not calls.samples:
+        staging.discard()  # a rerun calls the function again
+        raise calls.no_samples()
+    return calls.source(directory)
+
+
+def _made(
+    staging: Staging,
+    calls: Calls,
+    part: SplitPart,
+    by: tuple[RunOptions, Executor],
+    progress: ProgressCallback | None,
+) -> Output:
+    """Make the output of all samples."""
+    run, workers = by
+    job = replace(part.job, recipe={**part.job.recipe, **calls.lineage()})
+    _bind(staging, job, part.source)
+    with part.source as source:
+        threads = admit(job, source, run.workers, run.memory)
+        executor = None if type(workers) is ThreadPoolExecutor else workers
+        reporter = ProgressReporter(progress, "samples", job.samples)
+        return make_in(staging, job, source, (threads, executor), progress=reporter)
 
 
 def _refuse(target: Path, job: Mapping[str, Any]) -> None:
     """Raise `TargetError` if an interrupted run of a function is there."""
     if isinstance(total := job.get("items"), int):
-        done = count_items(partial_path(target) / "items")
+        done = sum(b - a for a, b, _ in part_paths(partial_path(target) / "items"))
         raise TargetError(
             f"an interrupted run left {done:,} of {total:,} items",
             where=target,
             fix="resume=True continues it, restart=True discards what it left",
         )
-
-
-def _made(
-    target: Path, call: Call, how: ItemsOptions, staging: Staging, executor: Executor
-) -> tuple[Calls, Output]:
-    """Have all samples made, and the output of them."""
-    while True:
-        calls = _called(call, how, staging, executor)
-        part = plan_repack(calls.source(), target, how.repack, how.run).parts[0]
-        recipe = {**part.job.recipe, **_lineage(call, calls.summary())}
-        job = replace(part.job, recipe=recipe)
-        if _bind(staging, job, part.source):
-            break
-    with part.source as source:
-        threads = admit(job, source, how.run.workers, how.run.memory)
-        reporter = ProgressReporter(how.progress, "samples", job.samples)
-        by = threads, None if type(executor) is ThreadPoolExecutor else executor
-        return calls, make_in(staging, job, source, by, progress=reporter)
 
 
 @contextmanager
@@ -220,98 +203,38 @@ def _opened(executor: str | Executor, workers: int | None) -> Iterator[Executor]
             yield opened
 
 
-def _called(call: Call, how: ItemsOptions, staging: Staging, executor: Executor) -> Calls:
-    """Call the function for all items for which that was not done."""
-    state = staging.state or START
-    begun = state["writer"] is not None or bool(state["shard"] or state.get("complete"))
-    if staging.state is None:
-        staging.save(START)  # a rerun continues
-        staging.state = dict(START)
-    target = staging.target
-    calls = Calls(call, staging.root / "items", durable=staging.durable, released=begun)
-
-    def check(schema: Schema) -> None:
-        """Have what the target cannot hold refused before all items are done."""
-        plan_repack(PartsSource(staging.root / "items", schema, ()), target, how.repack, how.run)
-
-    calls.run(executor, how.progress, check)
-    return calls
-
-
 _KEPT = ("items", "job.json", "state.json", "plan.json", "data", *KEPT)
 
 
-def _bind(staging: Staging, job: Job, source: Source) -> bool:
-    """Return whether the output is to be made, or has been begun, as it is planned now.
+def _bind(staging: Staging, job: Job, source: Source) -> None:
+    """Have the output started over if one was begun that is planned otherwise now.
 
-    If another one was begun, such as with the stripes of another disk, that is removed: parts whose
-    data are in it have to be made again.
+    Such as with the stripes of another disk.
     """
     path = staging.root / "plan.json"
     plan = json.loads(json.dumps(fingerprint(job, source, ())))
-    before = None
     with suppress(FileNotFoundError, ValueError):
-        before = json.loads(path.read_bytes())
-    if before == plan:
-        return True
-    _reset(staging)
-    write_json(plan, path, durable=staging.durable)
-    return before is None
-
-
-def _reset(staging: Staging) -> None:
-    """Start the output over, from the parts."""
+        if json.loads(path.read_bytes()) == plan:
+            return
     for left in (*staging.root.iterdir(), *staging.data.iterdir()):
         if left.name not in _KEPT and not left.name.startswith(HIDDEN):
             remove(left)
     staging.reset()
     staging.save(START)
     staging.state = dict(START)
+    write_json(plan, path, durable=staging.durable)
 
 
-def _lineage(call: Call, summary: Summary) -> dict[str, Any]:
-    """Return what the sidecar says of the origin of the samples."""
-    return {
-        "command": "dsprep.write",
-        "function": show_function(call.function),
-        "items": summary.items,
-        "left_out": summary.left_out,
-        "failures": summary.failures,
-    }
-
-
-def _notes(summary: Summary) -> tuple[str, ...]:
-    lines = []
-    if summary.left_out:
-        lines.append(f"{summary.left_out:,} of {summary.items:,} items gave no sample")
-    if summary.failures:
-        first = summary.failed[0]
+def _notes(resumed: int, counts: Mapping[str, Any]) -> tuple[str, ...]:
+    items, lines = f"{counts['items']:,}", []
+    if resumed:
+        lines.append(CONTINUED.format(f"{resumed:,}", items))
+    if counts["left_out"]:
+        lines.append(f"{counts['left_out']:,} of {items} items gave no sample")
+    if counts["failures"]:
+        first = counts["failed"][0]
         lines.append(
-            f"{summary.failures:,} of {summary.items:,} items failed and were left out, first item "
+            f"{counts['failures']:,} of {items} items failed and were left out, first item "
             f"{first.number} ({first.item}): {first.error}"
         )
     return tuple(lines)
-
-
-def _published(target: Path, staging: Staging) -> ItemsReport:
-    """Return what an earlier run did that was killed when all had been done."""
-    content = spec.read(spec.sidecar_path(target))
-    known, nbytes = content.lineage, tree_nbytes(target)
-    items = int(known["items"])
-    return ItemsReport(
-        target=target,
-        sidecar=spec.sidecar_path(target),
-        samples=content.samples,
-        files=len(content.files),
-        bytes_in=0,
-        payload=nbytes,
-        copied=0,
-        bytes_out=nbytes,
-        seconds=0.0,
-        resumed=content.samples,
-        notes=(*staging.notes, CONTINUED.format(f"{items:,}", f"{items:,}")),
-        items=items,
-        left_out=int(known["left_out"]),
-        failures=int(known["failures"]),
-        failed=(),
-    )

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from dsprep.errors import DsprepError, ExecutorError
 from dsprep.formats.base import Opening, Source, State
 from dsprep.storage.identity import sole_writer
 from dsprep.storage.trees import remove
@@ -28,6 +27,7 @@ from dsprep.writing.shards import (
     ranges_of,
     record_shard,
     shard_path,
+    while_written,
 )
 from dsprep.writing.staging import Staging, published
 from dsprep.writing.tasks import Task, Workplace, run_tasks
@@ -58,21 +58,21 @@ class ShardTask(Task[Done]):
     number: int
     samples: tuple[int, int]
 
+    @property
+    @override
+    def subject(self) -> str:
+        (start, stop), (shard,) = self.samples, self.job.shards
+        return f"samples {start:,} to {stop:,} of {shard.name}"
+
     @override
     def make(self, directory: Path) -> Done:
-        try:
-            with sole_writer(self.workplace.directory):
-                return self._make(directory)
-        except DsprepError as error:
-            raise self._error(error.args[0]) from error
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            raise self._error(f"{where}{error.strerror or error}") from error
-
-    def _make(self, directory: Path) -> Done:
-        job, durable, made = self.job, self.workplace.durable, directory / self.job.shards[0].name
-        with self.source.opened() as source:
-            with closing(create_writer(job, made, 0, None)) as writer:
+        job, durable, name = self.job, self.workplace.durable, self.job.shards[0].name
+        with (
+            sole_writer(self.workplace.directory),
+            while_written(name),
+            self.source.opened() as source,
+        ):
+            with closing(create_writer(job, directory / name, 0, None)) as writer:
                 save = _save_nothing if durable else None
                 ranges = ranges_of(job, source, writer, 0, 0)
                 copy = copying(job, source, writer, 0, ranges, THREADS_PER_TASK, save)
@@ -80,13 +80,6 @@ class ShardTask(Task[Done]):
                 complete(writer, directory / "groups.json", durable)
             writer.clean()
         return Done(job.samples, nbytes)
-
-    def _error(self, error: str) -> ExecutorError:
-        start, stop = self.samples
-        name = self.job.shards[0].name
-        return ExecutorError(
-            f"{error} (while samples {start:,} to {stop:,} were written to {name})"
-        )
 
 
 def _save_nothing(samples: int, position: State) -> None:

@@ -20,7 +20,6 @@ from dsprep.layout.model import Blocks, Groups
 from dsprep.sidecar.spec import read_record, write_record
 from dsprep.storage.marks import Mark
 from dsprep.storage.trees import remove
-from dsprep.writing.items.parts import PartsSource
 from dsprep.writing.job import Job
 from dsprep.writing.plan import group_pieces, pieces
 from dsprep.writing.shuffle import ShuffledSource
@@ -33,7 +32,7 @@ START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
 
 def need(source: Source, first: int) -> None:
     """Make the samples from this one on available, even if an earlier run released them."""
-    if isinstance(source, ShuffledSource | PartsSource):
+    if isinstance(source, ShuffledSource):
         source.need(first)
 
 

@@ -80,6 +80,11 @@ class Task(ABC, Generic[R]):
         """What it makes: it is there when it is complete."""
         return self.workplace.directory / self.name
 
+    @property
+    def subject(self) -> str:
+        """What it is about, for a person."""
+        return self.name
+
     @abstractmethod
     def make(self, directory: Path) -> R:
         """Do the work in an empty directory, durably if the workplace is."""

@@ -7,11 +7,10 @@ that are there.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,20 +18,27 @@ from typing import Any, TypeAlias
 
 from dsprep import executors
 from dsprep.core.schema import Schema
-from dsprep.errors import UsageError
-from dsprep.sidecar.spec import read_record, write_record
-from dsprep.storage.nodes import node, wait_for
+from dsprep.errors import FormatError, UsageError
+from dsprep.storage.nodes import node
 from dsprep.storage.trees import remove
-from dsprep.writing.items.parts import LISTED, Failed, Part, PartsSource, parts_in
+from dsprep.writing.items.parts import (
+    LISTED,
+    Failed,
+    Part,
+    PartsSource,
+    part_name,
+    part_paths,
+    read_part,
+)
 from dsprep.writing.items.tasks import (
     Function,
-    Outcome,
-    Task,
+    ItemsTask,
     check_function,
-    do,
     name_of,
+    show_function,
     show_item,
 )
+from dsprep.writing.tasks import Workplace, run_tasks
 
 TASK_SECONDS = 2.0
 """Seconds of work per task, about: what is lost when a worker is killed."""
@@ -48,9 +54,6 @@ OFTEN = 0.5
 
 REASONS = 3
 """Errors that are shown when all items failed."""
-
-_KNOWN = "known.json"
-_RUN = "run-"
 
 
 @dataclass(frozen=True)
@@ -117,47 +120,6 @@ class ProgressReporter:
         self._callback(Progress(self._subject, done, self._total, self._before, now - self._began))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """What is to be done.
-
-    Attributes
-    ----------
-    function, items
-        What is called for each of which.
-    declared
-        Fields that the user declares.
-    skip
-        Whether items that fail are left out, and not raised.
-    """
-
-    function: Function
-    items: Sequence[Any]
-    declared: Schema | None
-    skip: bool
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise UsageError("function= is not callable", found=show_item(self.function))
-        kind = type(self.items)
-        listed = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
-        if not listed or issubclass(kind, Mapping | str | bytes):
-            raise UsageError(
-                f"items cannot be a {kind.__name__}",
-                expected="a sequence, in an order that another run finds again",
-                fix="give a list, such as sorted(items)",
-            )
-
-    def job(self) -> dict[str, Any]:
-        """Return what a rerun must have in common to continue, as JSON."""
-        declared = self.declared
-        return {
-            "function": name_of(self.function),
-            "items": len(self.items),
-            "fields declared": None if declared is None else declared.to_json(),
-        }
-
-
 CONTINUED = (
     "continued: {} of {} items are of an interrupted run; that the function has the same name and "
     "the items the same number is all that was checked: restart=True makes them again"
@@ -195,120 +157,84 @@ class TaskSizer:
         self._size = max(1, min(MOST_ITEMS, int(target)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """What became of items.
-
-    Attributes
-    ----------
-    items
-        How many there are.
-    left_out
-        Of how many the function gave no sample.
-    failures
-        How many failed, and were left out.
-    failed
-        The first `LISTED` of these: number, item and error of each.
-    """
-
-    items: int
-    left_out: int
-    failures: int
-    failed: tuple[Failed, ...]
-
-
-class NoSampleError(UsageError):
-    """No item has a sample: the function gave none, or failed each time."""
-
-    def __init__(self, summary: Summary) -> None:
-        first = [f"item {f.number} ({f.item}): {f.error}" for f in summary.failed[:REASONS]]
-        super().__init__(
-            f"there is no sample: of {summary.items:,} items {summary.failures:,} failed, and of "
-            "the others the function gave none",
-            found="; ".join(first) or None,
-            fix="correct the function or its items",
-        )
-
-
 class Calls:
-    """Calls the function for the items that no part has.
+    """Calls of a function for items: the parts that there are, and those that are missing.
 
     Parameters
     ----------
-    call
-        What is to be done.
-    directory
-        Where parts are.
-    durable
-        Whether to wait for the disk.
-    released
-        Whether the output has samples whose data were removed here.
+    function, items
+        What is called for each of which.
+    declared
+        Fields that the user declares.
+    skip
+        Whether items that fail are left out, and not raised.
 
     Attributes
     ----------
-    parts
-        Those that are there, in order.
     schema
         The fields of all samples; None as long as there is none.
     resumed, samples
-        The items that earlier runs have done, and their samples.
-    notes
-        What is worth knowing.
+        The items that earlier runs have done, and all samples that there are.
     """
 
-    def __init__(self, call: Call, directory: Path, *, durable: bool, released: bool) -> None:
-        self._call, self._directory, self._durable = call, directory.absolute(), durable
-        self.notes: tuple[str, ...] = ()
-        directory.mkdir(exist_ok=True)
-        for path in directory.glob(f"{_RUN}*"):
-            remove(path)
-        self.schema = self._known_schema()
-        self.parts, self._failed = list[Part](), list[Failed]()
-        self._find(released)
-        self.resumed = sum(part.stop - part.start for part in self.parts)
-        self.samples = sum(part.samples for part in self.parts)
-        if self.resumed:
-            self.notes = (CONTINUED.format(f"{self.resumed:,}", f"{len(call.items):,}"),)
+    def __init__(
+        self, function: Function, items: Sequence[Any], declared: Schema | None, *, skip: bool
+    ) -> None:
+        if not callable(function):
+            raise UsageError("function= is not callable", found=show_item(function))
+        kind = type(items)
+        listed = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
+        if not listed or issubclass(kind, Mapping | str | bytes):
+            raise UsageError(
+                f"items cannot be a {kind.__name__}",
+                expected="a sequence, in an order that another run finds again",
+                fix="give a list, such as sorted(items)",
+            )
+        self._function, self._items, self._declared, self._skip = function, items, declared, skip
+        self._parts, self._failed = list[Part](), list[Failed]()
+        self.schema: Schema | None = None
+        self.resumed = self.samples = 0
 
-    def _known_schema(self) -> Schema | None:
-        """Return the fields that an earlier run found, with the attributes that are declared."""
-        try:
-            known = read_record(self._directory / _KNOWN)
-            schema = Schema.from_json(known["schema"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        declared = self._call.declared or Schema(())
-        fields = (declared[f.name] if f.name in declared.names else f for f in schema)
-        return Schema(tuple(fields), declared.attrs)
+    def job(self) -> dict[str, Any]:
+        """Return what a rerun must have in common to continue, as JSON."""
+        return {
+            "function": name_of(self._function),
+            "items": len(self._items),
+            "fields declared": None if self._declared is None else self._declared.to_json(),
+        }
 
-    def _find(self, released: bool) -> None:
-        """Take the parts that are there and count; the others are removed."""
+    def find(self, directory: Path) -> None:
+        """Take the parts of earlier runs that are in a directory; what is of no use is removed."""
         stop = 0
-        for part in parts_in(self._directory, released):
-            unknown = part.samples and self.schema is None
-            failing = part.failures and not self._call.skip
-            if unknown or failing or not stop <= part.start <= part.stop <= len(self._call.items):
-                remove(self._directory / part.name)
-            else:
-                self._add(part)
-                stop = part.stop
+        for first, last, path in part_paths(directory):
+            with suppress(FormatError):
+                part = read_part(path)
+                known = self.schema is None or part.schema in (None, self.schema.to_json())
+                skipped = self._skip or not part.failures
+                same = (part.start, part.stop) == (first, last)
+                if known and skipped and same and stop <= first < last <= len(self._items):
+                    self._add(part)
+                    stop = last
+                    continue
+            remove(path)
+        self.resumed = sum(part.stop - part.start for part in self._parts)
 
     def _add(self, part: Part) -> None:
         """Keep what is known of a part; of all that failed only the first `LISTED`."""
+        if self.schema is None and part.schema is not None:
+            own, fields = self._declared or Schema(()), Schema.from_json(part.schema)
+            known = (own[f.name] if f.name in own.names else f for f in fields)
+            self.schema = Schema(tuple(known), own.attrs)
         self._failed = sorted((*self._failed, *part.failed))[:LISTED]
-        self.parts.append(replace(part, failed=()))
-
-    def summary(self) -> Summary:
-        """Return what became of all items."""
-        return Summary(
-            items=len(self._call.items),
-            left_out=sum(part.none for part in self.parts),
-            failures=sum(part.failures for part in self.parts),
-            failed=tuple(self._failed),
-        )
+        self._parts.append(replace(part, failed=(), schema=None))
+        self.samples += part.samples
 
     def run(
-        self, executor: Executor, callback: ProgressCallback | None, check: Callable[[Schema], None]
+        self,
+        executor: Executor,
+        place: Workplace,
+        callback: ProgressCallback | None,
+        check: Callable[[Schema], object],
     ) -> None:
         """Call the function for all items that are missing.
 
@@ -316,6 +242,8 @@ class Calls:
         ----------
         executor
             Who calls it.
+        place
+            Where the parts are.
         callback
             Called with how far that has come.
         check
@@ -326,78 +254,72 @@ class Calls:
         ItemError, SchemaError
             If an item fails, from what was raised; the parts that are complete stay.
         """
-        call, apart = self._call, type(executor) is not ThreadPoolExecutor
         if getattr(executor, "by_reference", isinstance(executor, ProcessPoolExecutor)):
-            check_function(call.function)
-        attempts = Path(tempfile.mkdtemp(prefix=_RUN, dir=self._directory))
+            check_function(self._function)
         workers = executors.workers_of(executor)
-        pace = TaskSizer(len(call.items), getattr(executor, "present", workers))
-        reporter = ProgressReporter(callback, "items", len(call.items))
+        sizer = TaskSizer(len(self._items), getattr(executor, "present", workers))
+        reporter = ProgressReporter(callback, "items", len(self._items))
         done = self.resumed
         reporter(done)
         for alone in (True, False):  # the first sample has the fields of all
             if not alone and self.schema is not None:
                 check(self.schema)
-            tasks = self._tasks(attempts, pace, alone, apart)
-            ahead = (lambda: 1) if alone else partial(pace.ahead, workers) if workers else None
-            with closing(executors.run(executor, do, tasks, ahead, again=self._again)) as outcomes:
-                for task, outcome in outcomes:
-                    self._take(task, outcome)
-                    pace.learn(len(task.items), outcome.seconds)
-                    done += outcome.part.stop - outcome.part.start
+            ahead = (lambda: 1) if alone else partial(sizer.ahead, workers) if workers else None
+            tasks = self._tasks(place, sizer, alone)
+            with closing(run_tasks(executor, tasks, ahead)) as results:
+                for task, seconds in results:
+                    self._add(read_part(task.made))
+                    sizer.learn(len(task.items), seconds)
+                    done += len(task.items)
                     reporter(done)
-        self.parts.sort(key=lambda part: part.start)
-        remove(attempts)
+        self._parts.sort(key=lambda part: part.start)
 
-    def _tasks(self, attempts: Path, pace: TaskSizer, alone: bool, apart: bool) -> Iterator[Task]:
+    def _tasks(self, place: Workplace, sizer: TaskSizer, alone: bool) -> Iterator[ItemsTask]:
         """Yield tasks for the items that are missing; `alone`: as long as no fields are known."""
-        call = self._call
-        edges = [
-            0,
-            *(e for p in sorted(self.parts, key=lambda p: p.start) for e in (p.start, p.stop)),
-        ]
-        gaps = list(zip(edges[::2], [*edges[1::2], len(call.items)], strict=True))
+        edges = sorted(edge for part in self._parts for edge in (part.start, part.stop))
+        gaps = list(zip([0, *edges[1::2]], [*edges[::2], len(self._items)], strict=True))
         left = sum(stop - start for start, stop in gaps)
         for start, stop in gaps:
             while start < stop and not (alone and self.schema is not None):
-                size = min(stop - start, pace.size(left))
-                yield Task(
-                    function=call.function,
-                    items=tuple(call.items[i] for i in range(start, start + size)),
+                size = min(stop - start, sizer.size(left))
+                yield ItemsTask(
+                    workplace=place,
+                    name=part_name(start, start + size),
+                    function=self._function,
+                    items=tuple(self._items[i] for i in range(start, start + size)),
                     start=start,
-                    declared=call.declared,
+                    declared=self._declared,
                     schema=self.schema,
-                    skip=call.skip,
-                    directory=self._directory,
-                    attempts=attempts,
-                    durable=self._durable,
-                    apart=apart,
-                    node=node(),
+                    skip=self._skip,
                 )
                 start, left = start + size, left - size
 
-    def _again(self, task: Task, error: BaseException) -> Iterator[Task]:
-        return task.again(error, lambda: self.schema)
+    def counts(self) -> dict[str, Any]:
+        """Return what became of all items, as in an `ItemsReport`."""
+        return {
+            "items": len(self._items),
+            "left_out": sum(part.none for part in self._parts),
+            "failures": sum(part.failures for part in self._parts),
+            "failed": tuple(self._failed),
+        }
 
-    def _take(self, task: Task, outcome: Outcome) -> None:
-        """Account for a finished task."""
-        if outcome.error is not None:
-            raise outcome.error from outcome.cause
-        wait_for(self._directory / outcome.part.name / "part.json", outcome.node)
-        if self.schema is None and outcome.schema is not None:
-            self.schema = outcome.schema
-            known = {"schema": self.schema.to_json()}
-            write_record(known, self._directory / _KNOWN, durable=self._durable)
-        self._add(outcome.part)
+    def lineage(self) -> dict[str, Any]:
+        """Return what a sidecar says of the origin of the samples."""
+        counts = self.counts()
+        del counts["failed"]
+        return {"command": "dsprep.write", "function": show_function(self._function), **counts}
 
-    def source(self) -> PartsSource:
-        """Return the samples of all parts.
+    def no_samples(self) -> UsageError:
+        """Return the error that no item has a sample: the function gave none, or failed."""
+        first = [f"item {f.number} ({f.item}): {f.error}" for f in self._failed[:REASONS]]
+        counts = self.counts()
+        return UsageError(
+            f"there is no sample: of {counts['items']:,} items {counts['failures']:,} failed, and "
+            "of the others the function gave none",
+            found="; ".join(first) or None,
+            fix="correct the function or its items",
+        )
 
-        Raises
-        ------
-        NoSampleError
-            If there is none.
-        """
-        if self.schema is None:
-            raise NoSampleError(self.summary())
-        return PartsSource(self._directory, self.schema, self.parts, node())
+    def source(self, directory: Path) -> PartsSource:
+        """Return the samples of all parts."""
+        return PartsSource(directory, self.schema or Schema(()), self._parts, node())

@@ -1,48 +1,43 @@
-"""Calling the user's function for some consecutive items, and writing its samples as a part.
-
-A task may be done twice, by two workers at the same time if one of them is taken for dead: each
-writes into a directory of its own, in one that is of this run alone, and the first part that is
-complete gets the name.
-"""
+"""Calling the user's function for some consecutive items, and writing its samples as a part."""
 
 from __future__ import annotations
 
-import copy
-import errno
 import multiprocessing
+import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Schema
-from dsprep.errors import ExecutorError, ItemError, SchemaError, UsageError, describe
-from dsprep.storage.durable import sync_directory
-from dsprep.storage.nodes import node, wait_for
-from dsprep.storage.trees import remove
-from dsprep.writing.items.parts import BLOCK_NBYTES, LISTED, Failed, Part, PartWriter, read_part
+from dsprep.errors import ItemError, SchemaError, UsageError, describe
+from dsprep.writing.items.parts import LISTED, Failed, PartWriter
 from dsprep.writing.samples.assemble import Assembler
 from dsprep.writing.samples.values import infer
+from dsprep.writing.tasks import Task
 
 Function: TypeAlias = Callable[[Any], Any]
 """Of an item: gives a sample, an iterable of samples, or None."""
+
+BLOCK_NBYTES = 1 << 20
+"""Payload of a block, about: what is read of one to get a sample."""
 
 SHOWN = 200
 """Characters that are shown of an item, and five times as many of what went wrong with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """Consecutive items, as they travel.
+class ItemsTask(Task[float]):
+    """Consecutive items; returns the seconds that they took.
 
     Attributes
     ----------
@@ -54,17 +49,8 @@ class Task:
         Fields that the user declares; and those of all samples, None: of the first one here.
     skip
         Whether an item that fails is left out, and not raised.
-    directory, attempts
-        Where the part gets its name; and a directory of this run, where it is made: workers of an
-        earlier run find theirs gone.
-    durable
-        Whether to wait for the disk.
-    apart
-        Whether another process does it, so that what is raised there has to travel.
-    node
-        Where the directories were made; see `storage.node`.
-    losses
-        How many workers have ended over it: it is done again in halves, of one item once more.
+    process
+        Which one hands it out: to another one, what the function raised goes as a note.
     """
 
     function: Function
@@ -73,120 +59,33 @@ class Task:
     declared: Schema | None
     schema: Schema | None
     skip: bool
-    directory: Path
-    attempts: Path
-    durable: bool
-    apart: bool
-    node: str
-    losses: int = 0
+    process: int = field(default_factory=os.getpid)
 
-    def again(self, error: BaseException, schema: Callable[[], Schema | None]) -> Iterator[Task]:
-        """Yield the tasks that replace this one after it ended a worker.
+    @property
+    @override
+    def subject(self) -> str:
+        last = self.start + len(self.items) - 1
+        return f"items {self.start} to {last}" if last > self.start else f"item {last}"
 
-        In the end that is to say of one item that it ends workers. `schema`: gives the fields that
-        are known when each of these tasks begins.
-        """
-        count = len(self.items)
-        if count > 1:
-            cuts = ((0, count // 2), (count // 2, count))
-            for first, last in cuts:
-                items, start = self.items[first:last], self.start + first
-                yield replace(self, items=items, start=start, schema=schema())
-            return
-        again = replace(self, losses=self.losses + 1, schema=schema())
-        yield replace(again, function=Ends(describe(error))) if self.losses else again
-
-
-class Outcome(NamedTuple):
-    """What became of a task.
-
-    Attributes
-    ----------
-    part
-        The part, of fewer items if one failed.
-    schema
-        The fields of its samples; None if it has none.
-    error, cause
-        If an item failed: the error that names it, and what was raised.
-    seconds, node
-        How long it took, and where it was done.
-    """
-
-    part: Part
-    schema: Schema | None
-    error: ItemError | SchemaError | None
-    cause: BaseException | None
-    seconds: float
-    node: str
-
-
-@dataclass(frozen=True)
-class Ends:
-    """Stands in for a function that ends the processes calling it: raises an error that says so."""
-
-    reason: str
-
-    def __call__(self, item: Any) -> Any:
-        """Raise `ExecutorError`."""
-        raise ExecutorError(f"it ended two processes that were at this item alone: {self.reason}")
-
-
-def do(task: Task) -> Outcome:
-    """Call the function for the items of a task, and write a part."""
-    for directory in (task.attempts, task.directory):
-        wait_for(directory, task.node)
-    began = time.monotonic()
-    own = Path(tempfile.mkdtemp(prefix=f"{task.start}-", dir=task.attempts))
-    with closing(_Making(task, own)) as making:
-        stop, error = task.start, None
-        try:
-            for item in task.items:
-                making.add(stop, item)
-                stop += 1
-        except (ItemError, SchemaError) as failed:
-            making.undo()
-            error = failed
-        part = making.finish(stop)
-    if stop > task.start:
-        path = task.directory / part.name
-        if not _put(own, path):
-            part = read_part(path) or part
-        if task.durable:
-            sync_directory(task.directory)
-    remove(own)
-    cause = None if error is None else error.__cause__
-    if cause is not None and task.apart:
-        cause = _travelling(cause)
-    return Outcome(part, making.schema, error, cause, time.monotonic() - began, node())
-
-
-def _put(own: Path, path: Path) -> bool:
-    """Give a complete part its name; return whether no other attempt has done so before."""
-    try:
-        own.rename(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
-    return True
+    @override
+    def make(self, directory: Path) -> float:
+        began = time.monotonic()
+        with closing(PartWriter(directory)) as writer:
+            making = _Making(self, writer)
+            for number, item in enumerate(self.items, self.start):
+                making.add(number, item)
+            making.finish()
+        return time.monotonic() - began
 
 
 class _Making:
-    """A part that is being made.
+    """A part that is being made."""
 
-    Attributes
-    ----------
-    schema
-        The fields of its samples; None as long as there is none.
-    """
-
-    def __init__(self, task: Task, directory: Path) -> None:
-        self._task, self._directory, self.schema = task, directory, task.schema
+    def __init__(self, task: ItemsTask, writer: PartWriter) -> None:
+        self._task, self._writer, self._schema = task, writer, task.schema
         self._packed: Assembler | None = None
-        self._writer: PartWriter | None = None
         self._none = self._failures = 0
         self._failed: list[Failed] = []
-        self._before = self._blocks = 0  # samples in memory, and blocks, before the item
 
     def add(self, number: int, item: Any) -> None:
         """Add the samples of an item, all or none.
@@ -196,75 +95,55 @@ class _Making:
         ItemError, SchemaError
             If the function fails, or gives what is not a sample of the schema.
         """
-        self._before = 0 if self._packed is None else len(self._packed)
-        self._blocks = self._writer.blocks if self._writer is not None else 0
-        count = 0
+        before, count = 0 if self._packed is None else len(self._packed), 0
         try:
             for sample in _samples(self._task.function, number, item):
                 where = _Where(number, item, count)
-                packed = self._packed if self._packed is not None else self._begin(sample, where)
-                if packed.nbytes >= BLOCK_NBYTES:
-                    self._write(packed)
-                packed.add(sample, where)
+                if self._packed is None:
+                    if self._schema is None:
+                        self._schema = infer(sample, self._task.declared, where)
+                    self._packed = Assembler(self._schema)
+                self._packed.add(sample, where)
                 count += 1
+                if not self._task.skip:  # or the item may be taken back
+                    self._write(BLOCK_NBYTES)
         except (ItemError, SchemaError) as error:
             if not self._task.skip:
-                raise
-            self.undo()
+                raise self._travelling(error) from error.__cause__
+            if self._packed is not None:
+                self._packed.cut(before)
             self._failures += 1
             if len(self._failed) < LISTED:
-                cause = error.__cause__ or error
-                text = cut(describe(cause), 5 * SHOWN)
+                text = cut(describe(error.__cause__ or error), 5 * SHOWN)
                 self._failed.append(Failed(number, show_item(item), text))
         else:
             self._none += not count
+        self._write(BLOCK_NBYTES)
 
-    def _begin(self, sample: Any, where: _Where) -> Assembler:
-        if self.schema is None:
-            self.schema = infer(sample, self._task.declared, where)
-        self._packed = Assembler(self.schema)
-        self._writer = PartWriter(self._directory, self.schema)
-        return self._packed
+    def _travelling(self, error: ItemError | SchemaError) -> ItemError | SchemaError:
+        """Return an error as another process learns of it, which is not told its cause."""
+        if self._task.process != os.getpid() and error.__cause__ is not None:
+            trace = "".join(traceback.format_exception(error.__cause__))
+            error.add_note(f"In the function:\n{trace}")
+        return error
 
-    def _write(self, packed: Assembler) -> None:
-        """Write what is in memory; what is of the item that is being added, as its own block."""
-        assert self._writer is not None
-        count, before, batch = len(packed), self._before, packed.take()
-        if before:
-            self._writer.append({name: column[:before] for name, column in batch.items()})
-            self._blocks, self._before = self._writer.blocks, 0
-        if count > before:
-            self._writer.append({name: column[before:] for name, column in batch.items()})
+    def _write(self, nbytes: int) -> None:
+        """Write the samples in memory, if they have so many bytes."""
+        if self._packed is not None and len(self._packed) and self._packed.nbytes >= nbytes:
+            self._writer.append(self._packed.take())
 
-    def undo(self) -> None:
-        """Forget the samples of the item that was added last."""
-        if self._writer is not None and self._writer.blocks > self._blocks:
-            self._writer.take_back(self._blocks)
-        if self._packed is not None and len(self._packed) > self._before:
-            batch = self._packed.take()
-            self._packed.extend(batch, 0, self._before)
-
-    def finish(self, stop: int) -> Part:
-        """Complete the part, which has the items up to `stop`."""
-        if self._packed is not None and len(self._packed):
-            self._before = len(self._packed)
-            self._write(self._packed)
-        part = Part(
+    def finish(self) -> None:
+        """Complete the part."""
+        self._write(0)
+        self._writer.finish(
+            self._task.workplace.durable,
             start=self._task.start,
-            stop=stop,
-            samples=0,
-            nbytes=0,
+            stop=self._task.start + len(self._task.items),
+            schema=None if self._schema is None else self._schema.to_json(),
             none=self._none,
             failures=self._failures,
             failed=tuple(self._failed),
         )
-        self._writer = self._writer or PartWriter(self._directory, Schema(()))
-        return self._writer.finish(part, self._task.durable)
-
-    def close(self) -> None:
-        """Close the files."""
-        if self._writer is not None:
-            self._writer.close()
 
 
 def _samples(function: Function, number: int, item: Any) -> Iterator[Any]:
@@ -324,18 +203,6 @@ def cut(text: str, limit: int) -> str:
     """Return the first line or so of a text, of at most so many characters."""
     text = " ".join(text.split()) if len(text) < 16 * limit else text[: 16 * limit]
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def _travelling(error: BaseException) -> BaseException:
-    """Return an exception as it can be sent to another process, with where it was raised."""
-    trace = "".join(traceback.format_exception(error))
-    try:
-        again = copy.copy(error)  # as it is made again there
-        ForkingPickler.dumps(again)
-    except Exception:
-        again = RuntimeError(cut(describe(error), 5 * SHOWN))
-    again.add_note(f"In the function:\n{trace}")
-    return again
 
 
 def check_function(function: Function) -> None:

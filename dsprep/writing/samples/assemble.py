@@ -135,8 +135,7 @@ class Assembler:
             for rows in self._ragged:
                 rows.put(sample[rows.name], number)
         except BaseException as error:
-            for rows in self._ragged:
-                rows.cut(at)
+            self.cut(at)
             if isinstance(error, KeyError | TypeError) and not _named(sample, self._names):
                 raise misnamed(sample, self.schema, number) from None
             if isinstance(error, OverflowError):  # an int is too large
@@ -157,6 +156,12 @@ class Assembler:
             assert isinstance(part, Ragged)  # the schema says so
             rows.join(part)
         self._count = end
+
+    def cut(self, count: int) -> None:
+        """Forget the samples that come after so many."""
+        self._count = count
+        for rows in self._ragged:
+            rows.cut(count)
 
     def _grow(self, minimum: int) -> None:
         self._room = max(minimum, 2 * self._room)
