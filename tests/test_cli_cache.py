@@ -14,7 +14,7 @@ import dsprep
 from dsprep.cache.folder import CacheFolder
 from dsprep.cli import app
 from dsprep.errors import UsageError
-from dsprep.verbs.cache import list_copies, purge
+from dsprep.verbs.cache import purge
 
 
 def run(*words, code=0):
@@ -66,10 +66,9 @@ def test_nothing_that_is_in_use_is_removed(path, cache):
         list(reader)
         assert "in use, kept" in run("purge", cache, "--all", code=1)
         assert "in use, kept" in run("purge", cache, "--all", "--dry-run")
-        assert len(list_copies(cache).copies) == 1
+        assert len(CacheFolder(cache).infos()) == 1
     assert run("purge", cache, "--all", "--json")["nbytes"] > 0
-    assert list_copies(cache).copies == ()
-    assert list_copies(cache).nbytes == 0
+    assert CacheFolder(cache).infos() == []
 
 
 def test_what_is_removed_is_chosen(path, cache, tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from dsprep.cache.copies import ASKED, LEFT_OUT, OPEN, PLANNED, READY, REFUSED, 
 from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import PAGE, Pieces, Range, name_of
 from dsprep.core.schema import Bytes
-from dsprep.storage.base import Handle
 from dsprep.storage.checksums import pwrite_crc32c
 from dsprep.storage.ranges import fstat, named, truncate
 
@@ -49,10 +48,6 @@ class Throttle:
             self._free = begin + nbytes / self._rate
         while (pause := begin - time.monotonic()) > 0 and not stop():
             time.sleep(min(pause, 0.1))
-
-
-class Stopped(Exception):
-    """Nothing more is to be copied."""
 
 
 class Copier:
@@ -120,7 +115,7 @@ class Copier:
             while not (copy.is_filled or stop()):
                 copy.not_synced()
                 self._plan(copy)
-                _Filling(self, copy, stop).run(self._threads)
+                self._copy_planned(copy, stop)
             if not (stop() or copy.is_synced):
                 copy.sync()
             return not stop()
@@ -158,6 +153,47 @@ class Copier:
                 full = True
             copy.set_state(i, LEFT_OUT if full else PLANNED)
 
+    def _copy_planned(self, copy: Copy, stop: Callable[[], bool]) -> None:
+        """Copy until nothing is planned any more, or something else was asked for."""
+        writer, lock = _Writer(copy, self.pieces), threading.Lock()
+        active, failed = set[int](), list[BaseException]()
+
+        def ended() -> bool:
+            return bool(failed) or stop()
+
+        def take() -> int | None:
+            with lock:
+                left = list(active)  # before: what is ready then may be active no more
+                states = copy.states()
+                coming = states == PLANNED
+                coming[left] = False
+                todo = np.flatnonzero(coming)
+                if ended() or bool((states == ASKED).any()) or not len(todo):
+                    return None
+                i = int(todo[np.argmin(copy.turns()[todo])])
+                active.add(i)
+                return i
+
+        def work() -> None:
+            buffer = np.empty(BLOCK, np.uint8)
+            try:
+                while (i := take()) is not None:
+                    self.copy_piece(copy, writer, i, buffer, ended)
+                    active.discard(i)
+            except BaseException as error:
+                failed.append(error)
+
+        works = [
+            threading.Thread(target=work, name=f"dsprep-copy-{i}", daemon=True)
+            for i in range(self._threads)
+        ]
+        for each in works:
+            each.start()
+        for each in works:
+            each.join()
+        if failed:
+            raise failed[0]
+
     def copy_piece(
         self, copy: Copy, writer: _Writer, i: int, buffer: Bytes, stop: Callable[[], bool]
     ) -> None:
@@ -168,7 +204,7 @@ class Copier:
             to = writer.file(r)
             for at in range(r.begin, r.end, BLOCK):
                 if stop():
-                    raise Stopped
+                    return
                 part = buffer[: min(BLOCK, r.end - at)]
                 self._throttle.take(len(part), stop)
                 file.pread_into(part, at)
@@ -176,68 +212,14 @@ class Copier:
                 self._drawn(len(part))
                 crc = pwrite_crc32c(to.fd, [part], at, crc)
             if k == 0 and piece.crc32c is not None and crc != piece.crc32c:
-                self._refuse(copy, i, file, r, piece.crc32c, crc)
+                copy.set_state(i, REFUSED)
+                self._refused(
+                    f"{file.path}: bytes {r.begin:,} to {r.end:,} are not kept in the cache, as "
+                    f"their CRC-32C is {crc:#010x}, not {piece.crc32c:#010x}: the file was changed "
+                    "or is damaged"
+                )
                 return
         copy.set_state(i, READY)
-
-    def _refuse(self, copy: Copy, i: int, file: Handle, r: Range, expected: int, crc: int) -> None:
-        copy.set_state(i, REFUSED)
-        self._refused(
-            f"{file.path}: bytes {r.begin:,} to {r.end:,} are not kept in the cache, as their "
-            f"CRC-32C is {crc:#010x}, not {expected:#010x}: the file was changed or is damaged"
-        )
-
-
-class _Filling:
-    """The threads that copy what is planned of a copy."""
-
-    def __init__(self, copier: Copier, copy: Copy, stop: Callable[[], bool]) -> None:
-        self._copier, self._copy, self._stop = copier, copy, stop
-        self._lock = threading.Lock()
-        self._active: set[int] = set()
-        self._error: BaseException | None = None
-        self._writer = _Writer(copy, copier.pieces)
-
-    def run(self, threads: int) -> None:
-        """Copy until nothing is planned any more, or something else was asked for."""
-        works = [
-            threading.Thread(target=self._work, name=f"dsprep-copy-{i}", daemon=True)
-            for i in range(threads)
-        ]
-        for work in works:
-            work.start()
-        for work in works:
-            work.join()
-        if self._error is not None:
-            raise self._error
-
-    def _work(self) -> None:
-        buffer = np.empty(BLOCK, np.uint8)
-        try:
-            while (i := self._next()) is not None:
-                self._copier.copy_piece(self._copy, self._writer, i, buffer, self._ended)
-                self._active.discard(i)
-        except Stopped:
-            return
-        except BaseException as error:
-            self._error = self._error or error
-
-    def _ended(self) -> bool:
-        return self._error is not None or self._stop()
-
-    def _next(self) -> int | None:
-        """Return what is to be copied next; None: nothing, or there is more to plan."""
-        with self._lock:
-            active = list(self._active)  # before: what is ready then may be active no more
-            states = self._copy.states()
-            coming = states == PLANNED
-            coming[active] = False
-            todo = np.flatnonzero(coming)
-            if self._ended() or bool((states == ASKED).any()) or not len(todo):
-                return None
-            i = int(todo[np.argmin(self._copy.turns()[todo])])
-            self._active.add(i)
-            return i
 
 
 class _Writer:

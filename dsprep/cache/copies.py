@@ -154,20 +154,10 @@ class _Table(Descriptor):
         data = pread_exact(self.fd, (stop - first) * size, first * size, "a table of the cache")
         return np.frombuffer(data, self._dtype)
 
-    def put(self, i: int, value: int) -> None:
-        """Set an element."""
-        data = np.array(value, self._dtype).tobytes()
-        pwrite_all(self.fd, [data], i * self._dtype.itemsize)
-
-    def put_all(self, chosen: Ints, value: int) -> None:
-        """Set some elements, given rising, and none of those between them."""
-        for low, high in _runs(chosen):
-            data = np.full(high - low, value, self._dtype).tobytes()
-            pwrite_all(self.fd, [data], low * self._dtype.itemsize)
-
-    def write(self, values: Array) -> None:
-        """Set all elements."""
-        pwrite_all(self.fd, [values.astype(self._dtype).tobytes()], 0)
+    def write(self, values: Array, first: int = 0) -> None:
+        """Set the elements from one on."""
+        data = values.astype(self._dtype).tobytes()
+        pwrite_all(self.fd, [data], first * self._dtype.itemsize)
 
 
 class CopyFile(LocalFile):
@@ -307,7 +297,12 @@ class Copy:
 
     def set_state(self, i: int, state: int) -> None:
         """Set the state of the piece at a place in the tables."""
-        self._table("state").put(i, state)
+        self._set_states(np.array([i]), state)
+
+    def _set_states(self, chosen: Ints, state: int) -> None:
+        """Set some states, given rising, and none of those between them."""
+        for low, high in _runs(chosen):
+            self._table("state").write(np.full(high - low, state), low)
 
     @property
     def is_filled(self) -> bool:
@@ -333,11 +328,11 @@ class Copy:
             turns = self.turns().copy()
             np.minimum.at(turns, index, np.arange(len(index), dtype=np.uint32))
             self._table("turn").write(turns)
-        self._table("state").put_all(np.sort(index[absent]), ASKED)
+        self._set_states(np.sort(index[absent]), ASKED)
 
     def ask_again(self) -> None:
         """Have it seen whether there is room now for what was left out."""
-        self._table("state").put_all(np.flatnonzero(self.states() == LEFT_OUT), ASKED)
+        self._set_states(np.flatnonzero(self.states() == LEFT_OUT), ASKED)
 
     # --- files -------------------------------------------------------------------------------
 

@@ -1,72 +1,12 @@
-"""What a cache holds: it is listed, and removed."""
+"""Copies of a cache are chosen and removed."""
 
 from __future__ import annotations
 
-import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dsprep.cache.folder import CacheFolder, CopyInfo
 from dsprep.errors import UsageError
-
-# --- what there is ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Listing:
-    """What a cache holds, and the bytes that are free beside it."""
-
-    root: Path
-    copies: tuple[CopyInfo, ...]
-    free: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the copies take."""
-        return sum(c.nbytes for c in self.copies)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        copies = [c.to_json() for c in self.copies]
-        return {"root": str(self.root), "copies": copies, "nbytes": self.nbytes, "free": self.free}
-
-
-def list_copies(root: str | Path) -> Listing:
-    """Return what a cache holds.
-
-    Raises
-    ------
-    UsageError
-        If there is no such directory, or no cache of this user in it.
-    """
-    folder = CacheFolder(root, create=False)
-    filesystem = os.statvfs(folder.root)
-    free = filesystem.f_bavail * filesystem.f_frsize
-    return Listing(folder.root, tuple(folder.infos()), free)
-
-
-# --- what goes -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Purged:
-    """What was removed of a cache, or would be, and what remains, with the reason."""
-
-    removed: tuple[CopyInfo, ...]
-    kept: tuple[tuple[CopyInfo, str], ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is gone."""
-        return sum(info.nbytes for info in self.removed)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        removed = [info.to_json() for info in self.removed]
-        kept = [{**info.to_json(), "why": reason} for info, reason in self.kept]
-        return {"removed": removed, "kept": kept, "nbytes": self.nbytes}
 
 
 def purge(
@@ -76,7 +16,7 @@ def purge(
     unused_since: float | None = None,
     everything: bool = False,
     dry_run: bool = False,
-) -> Purged:
+) -> tuple[list[CopyInfo], list[tuple[CopyInfo, str]]]:
     """Remove copies that are not in use; nothing that is not a copy is touched.
 
     Of several conditions all have to hold.
@@ -93,6 +33,10 @@ def purge(
         All copies.
     dry_run
         Only say what would be removed.
+
+    Returns
+    -------
+    Those that are gone, or would be; and those that stay, with the reason.
 
     Raises
     ------
@@ -117,7 +61,7 @@ def purge(
     if everything and not dry_run:
         with folder.locked():
             folder.remove_unfinished()
-    return Purged(tuple(removed), tuple(kept))
+    return removed, kept
 
 
 def _is_of(info: CopyInfo, dataset: Path) -> bool:

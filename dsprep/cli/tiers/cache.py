@@ -12,7 +12,6 @@ from dsprep.cli.report import note, print_json, print_rows, print_table, say
 
 if TYPE_CHECKING:
     from dsprep.cache.folder import CopyInfo
-    from dsprep.verbs.cache import Listing, Purged
 
 LIST = """
 dsprep cache list /local/nvme
@@ -38,13 +37,16 @@ Root = Annotated[Path, opt.argument("DIR", "The directory that a Reader has as c
 @opt.command(LIST)
 def list_(root: Root, json: opt.Json = False) -> None:
     """List the copies of a cache: what of which dataset, its size, who uses it."""
-    from dsprep.verbs.cache import list_copies
+    from dsprep.cache.folder import CacheFolder
+    from dsprep.storage.trees import free_nbytes
 
-    listing = list_copies(root)
+    copies, free = CacheFolder(root, create=False).infos(), free_nbytes(root)
+    nbytes = sum(c.nbytes for c in copies)
     if json:
-        print_json(listing.to_json())
+        listed = [c.to_json() for c in copies]
+        print_json({"root": str(root), "copies": listed, "nbytes": nbytes, "free": free})
     else:
-        print_listing(listing)
+        print_listing(copies, nbytes, free)
 
 
 @opt.command(PURGE)
@@ -63,22 +65,36 @@ def purge(
     from dsprep.core.units import parse_seconds
     from dsprep.verbs.cache import purge as remove
 
-    done = remove(
+    removed, kept = remove(
         root,
         dataset=dataset,
         unused_since=None if unused_since is None else parse_seconds(unused_since),
         everything=everything,
         dry_run=dry_run,
     )
+    nbytes = sum(info.nbytes for info in removed)
     if json:
-        print_json(done.to_json())
+        print_json(
+            {
+                "removed": [info.to_json() for info in removed],
+                "kept": [{**info.to_json(), "why": reason} for info, reason in kept],
+                "nbytes": nbytes,
+            }
+        )
     else:
-        print_purged(done, dry_run)
-    if done.kept and not dry_run:
+        from dsprep.core.units import show_nbytes
+
+        would = "would be " if dry_run else ""
+        for c in removed:
+            print_copy(f"{would}removed", c)
+        for c, reason in kept:
+            print_copy(f"{reason}, kept", c)
+        say(f"{show_nbytes(nbytes)} {would}freed")
+    if kept and not dry_run:
         raise typer.Exit(1)
 
 
-def print_listing(listing: Listing) -> None:
+def print_listing(copies: list[CopyInfo], nbytes: int, free: int) -> None:
     """Print what a cache holds for a person."""
     from dsprep.core.units import show_nbytes
 
@@ -92,20 +108,20 @@ def print_listing(listing: Listing) -> None:
             _state(c),
             c.dataset or str(c.path),
         )
-        for c in listing.copies
+        for c in copies
     ]
-    if listing.copies:
+    if copies:
         print_table(rows)
         say("")
-    used = sum(c.in_use for c in listing.copies)
+    used = sum(c.in_use for c in copies)
     print_rows(
         [
-            ("copies", f"{len(listing.copies):,}, {used:,} in use"),
-            ("size", show_nbytes(listing.nbytes)),
-            ("free", show_nbytes(listing.free)),
+            ("copies", f"{len(copies):,}, {used:,} in use"),
+            ("size", show_nbytes(nbytes)),
+            ("free", show_nbytes(free)),
         ]
     )
-    for c in listing.copies:
+    for c in copies:
         if c.problem is not None:
             note(f"{c.path} is worthless: {c.problem}")
 
@@ -125,13 +141,8 @@ def _ago(used: float) -> str:
     return show_time(seconds) if seconds < 2 * 86400 else f"{seconds // 86400:.0f} d"
 
 
-def print_purged(done: Purged, dry_run: bool) -> None:
-    """Print what was removed for a person."""
+def print_copy(words: str, info: CopyInfo) -> None:
+    """Print what becomes of a copy."""
     from dsprep.core.units import show_nbytes
 
-    word = "would be removed" if dry_run else "removed"
-    for c in done.removed:
-        say(f"{word}: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
-    for c, reason in done.kept:
-        say(f"{reason}, kept: {c.path}, {show_nbytes(c.nbytes)} of {c.dataset or 'something'}")
-    say(f"{show_nbytes(done.nbytes)} {'would be ' if dry_run else ''}freed")
+    say(f"{words}: {info.path}, {show_nbytes(info.nbytes)} of {info.dataset or 'something'}")
