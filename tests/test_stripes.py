@@ -15,7 +15,7 @@ from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing import stripes
 from dsprep.writing.job import RunOptions
 from dsprep.writing.plan import Cut
-from dsprep.writing.stripes import choose, detect, hint, parse_layout, requested_stripe
+from dsprep.writing.stripes import detect, hint, requested_stripe
 
 MIB = 1 << 20
 
@@ -71,21 +71,6 @@ DATA_ON_METADATA = composite(
     component(1, 0, MIB, MIB, 0, pattern="mdt").replace("stripe_offset", "mdt_index"),
     component(2, MIB, "EOF", 4 * MIB, 6, osts=(1, 2, 3, 4, 5, 0)),
 )
-OLD_COPY = composite(  # the copy that is preferred for reading is outdated behind 1 GiB
-    component(65537, 0, 1 << 30, MIB, 2, mirror=1, flags="init,prefer", osts=(0, 1)),
-    component(65538, 1 << 30, "EOF", MIB, 2, mirror=1, flags="init,stale,prefer", osts=(2, 3)),
-    component(131073, 0, "EOF", 4 * MIB, 8, mirror=2, osts=(4, 5, 6, 7, 8, 9, 10, 11)),
-    mirrors=2,
-)
-PREFERRED = composite(
-    component(65537, 0, "EOF", MIB, 2, mirror=1, osts=(0, 1)),
-    component(131073, 0, 64 * MIB, 2 * MIB, 1, mirror=2, flags="init,prefrd", osts=(4,)),
-    component(
-        131074, 64 * MIB, "EOF", 16 * MIB, 4, mirror=2, flags="init,prefrd", osts=(5, 6, 7, 8)
-    ),
-    component(196609, 0, "EOF", 32 * MIB, 3, mirror=3, flags="init,offline", osts=(9, 10, 11)),
-    mirrors=3,
-)
 SELF_EXTENDING = composite(  # room for extension has a size of its own in place of stripes
     component(1, 0, 256 * MIB, MIB, 1, osts=(7,)),
     component(2, 256 * MIB, 1 << 30, MIB, 0, flags="extension").replace(
@@ -114,23 +99,7 @@ OVERSTRIPED_DEFAULT = (
     "stripe_count:  -2 stripe_size:   4194304 "
     "pattern:       raid0,overstriped stripe_offset: -1\n\n"
 )
-RELEASED = """lmm_stripe_count:  3
-lmm_stripe_size:   1048576
-lmm_pattern:       raid0,released
-lmm_layout_gen:    2
-lmm_stripe_offset: 0
-
-"""
 FOREIGN = "lfm_value:     'pool/31d2/container/77aa'\n\n"
-HSM_PART = composite(
-    component(65537, 0, "EOF", 2 * MIB, 4, mirror=1, flags="init,stale", osts=(0, 1, 2, 3)),
-    "    lcme_id:             131073\n    lcme_mirror_id:      2\n    lcme_flags:          init\n"
-    "    lcme_extent.e_start: 0\n    lcme_extent.e_end:   EOF\n"
-    "      lhm_magic:         0x0BD70BD0\n      lhm_pattern:       foreign\n"
-    "      lhm_length:        72\n      lhm_type:          0x00000001 (posix)\n"
-    "      lhm_flags:         exists,archived\n",
-    mirrors=2,
-)
 YAML = """lmm_stripe_count:  2
 lmm_stripe_size:   8388608
 lmm_pattern:       raid0
@@ -143,14 +112,6 @@ lmm_objects:
       - l_ost_idx: 6
         l_fid:     0x100060000:0xb:0x0
 """
-IN_A_POOL = (
-    "stripe_count:  5 stripe_size:   4194304 pattern:       raid0 stripe_offset: -1 "
-    "pool:          flash\n\n"
-)
-INHERITED = (
-    "(Default) lmm_fid:           [0x200000401:0x5:0x0]\n"
-    "stripe_count:  -1 stripe_size:   1048576 pattern:       raid0 stripe_offset: -1\n\n"
-)
 WITH_DIRECTORY_STRIPES = (  # of the directory over metadata targets, which are no stripes of files
     "lmv_stripe_count: 4 lmv_stripe_offset: 1 lmv_hash_type: crush\n"
     "mdtidx\t\t FID[seq:oid:ver]\n     1\t\t [0x240000401:0x2:0x0]\n"
@@ -174,57 +135,6 @@ DEFAULT_PARTS = """  lcm_layout_gen:    0
       stripe_count:  8 stripe_size:   4194304 pattern:       raid0 stripe_offset: -1 pool: disk
 
 """
-NOTHING = (None, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected", "size", "count"),
-    [
-        (PLAIN, None, 4 * MIB, 4),
-        (PLAIN.replace("\n", "\n  "), None, 4 * MIB, 4),
-        (DIRECTORY, None, MIB, 1),
-        (OLD_DIRECTORY, None, 0, -1),
-        (PROGRESSIVE, None, 2 * MIB, 4),  # the last that holds data
-        (PROGRESSIVE, 10 * MIB, MIB, 1),
-        (PROGRESSIVE, 30 * MIB, MIB, 1),  # most of the bytes
-        (PROGRESSIVE, 300 * MIB, 2 * MIB, 4),
-        (PROGRESSIVE, 10 << 30, 8 * MIB, -1),
-        (DATA_ON_METADATA, None, 4 * MIB, 6),
-        (DATA_ON_METADATA, 1000, 4 * MIB, 6),
-        (DATA_ON_METADATA, 1 << 30, 4 * MIB, 6),
-        (OLD_COPY, None, MIB, 2),
-        (OLD_COPY, 500 * MIB, MIB, 2),
-        (OLD_COPY, 100 << 30, 4 * MIB, 8),
-        (PREFERRED, None, 16 * MIB, 4),
-        (PREFERRED, 30 * MIB, 2 * MIB, 1),
-        (PREFERRED, 1 << 30, 16 * MIB, 4),
-        (SELF_EXTENDING, None, MIB, 1),
-        (SELF_EXTENDING, 512 * MIB, MIB, 1),
-        (OVERSTRIPED, None, 2 * MIB, 6),
-        (OVERSTRIPED_DEFAULT, 1 << 40, 4 * MIB, -2),
-        (RELEASED, 1 << 30, MIB, 3),
-        (FOREIGN, None, *NOTHING),
-        (HSM_PART, 1 << 30, *NOTHING),
-        (YAML, 1 << 30, 8 * MIB, 2),
-        (IN_A_POOL, None, 4 * MIB, 5),
-        (INHERITED, None, MIB, -1),
-        (WITH_DIRECTORY_STRIPES, None, MIB, 2),
-        (DEFAULT_PARTS, None, 4 * MIB, 8),
-        (DEFAULT_PARTS, 20 * MIB, MIB, 1),
-    ],
-)
-def test_the_component_that_holds_the_data(text, expected, size, count):
-    chosen = choose(parse_layout(text), expected)
-    assert (chosen and chosen.size, chosen and chosen.count) == (size, count)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "no stripe info\n", "stripe_count: x stripe_size: 5", "stripe_size: 1048576", "\0" * 99],
-)
-def test_output_without_a_layout(text):
-    assert parse_layout(text) == []
-    assert choose([], 5) is None
 
 
 @pytest.fixture
@@ -248,13 +158,42 @@ def lustre(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.parametrize(
+    ("text", "expected", "nbytes", "targets"),
+    [
+        (PLAIN, None, 4 * MIB, 4),
+        (PLAIN.replace("\n", "\n  "), None, 4 * MIB, 4),
+        (DIRECTORY, None, MIB, 1),
+        (OLD_DIRECTORY, None, MIB, None),
+        (PROGRESSIVE, None, 8 * MIB, None),
+        (PROGRESSIVE, 10 * MIB, MIB, 1),
+        (PROGRESSIVE, 300 * MIB, 2 * MIB, 4),
+        (PROGRESSIVE, 10 << 30, 8 * MIB, None),
+        (DATA_ON_METADATA, None, 4 * MIB, 6),
+        (DATA_ON_METADATA, 1000, 4 * MIB, 6),
+        (SELF_EXTENDING, 10 * MIB, MIB, 1),
+        (SELF_EXTENDING, 2 << 30, 4 * MIB, 4),
+        (OVERSTRIPED, None, 2 * MIB, None),
+        (OVERSTRIPED_DEFAULT, 1 << 40, 4 * MIB, None),
+        (YAML, 1 << 30, 8 * MIB, 2),
+        (WITH_DIRECTORY_STRIPES, None, MIB, 2),
+        (DEFAULT_PARTS, None, 4 * MIB, 8),
+        (DEFAULT_PARTS, 20 * MIB, MIB, 1),
+    ],
+)
+def test_the_layout_of_the_last_byte(text, expected, nbytes, targets, lustre, tmp_path):
+    lustre(text)
+    found = detect(tmp_path, expected)
+    assert (found.nbytes, found.targets) == (nbytes, targets)
+    assert found.matters is (targets != 1)
+
+
 def test_lustre(lustre, tmp_path):
     args = lustre(PROGRESSIVE)
     found = detect(tmp_path / "not" / "yet.h5", 500 * MIB)
     assert args().split() == ["getstripe", "-d", str(tmp_path)]
     assert (found.nbytes, found.targets, found.matters) == (2 * MIB, 4, True)
     assert "lfs getstripe" in found.source
-    assert "component 2 of 3" in found.source
     assert found.file_system == "lustre"
     file = tmp_path / "here stripe_size: 77"
     file.write_bytes(b"x")
@@ -262,54 +201,27 @@ def test_lustre(lustre, tmp_path):
     found = detect(file)
     assert args().split() == ["getstripe", *str(file).split()]
     assert (found.nbytes, found.targets, found.matters) == (MIB, 1, False)
-    assert "not expected to matter" in found.advice
     lustre(OLD_DIRECTORY)
     found = detect(tmp_path)
     assert (found.nbytes, found.targets, found.matters) == (MIB, None, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes", "targets", "matters", "words"),
-    [
-        (OVERSTRIPED, 2 * MIB, 2, True, "several stripes each"),
-        (OVERSTRIPED_DEFAULT, 4 * MIB, None, True, "over all storage targets"),
-        (OVERSTRIPED.replace("     0\t", "     1\t"), 2 * MIB, 1, False, "one storage target"),
-        (RELEASED, MIB, 3, True, "the first read brings it back"),
-        (RELEASED.replace("raid0,released", "80000001"), MIB, 3, True, "first read brings it back"),
-        (YAML, 8 * MIB, 2, True, "over 2 storage targets"),
-        (PROGRESSIVE, 2 * MIB, 4, True, "over 4 storage targets"),
-        (INHERITED, MIB, None, True, "over all storage targets"),
-    ],
-)
-def test_what_a_layout_means(lustre, tmp_path, text, nbytes, targets, matters, words):
-    lustre(text)
-    found = detect(tmp_path)
-    assert (found.nbytes, found.targets, found.matters) == (nbytes, targets, matters)
-    assert words in found.advice
-
-
-@pytest.mark.parametrize("text", [FOREIGN, HSM_PART])
-def test_what_has_no_stripes_of_lustre_goes_by_its_block_size(lustre, tmp_path, text):
-    lustre(text)
-    found = detect(tmp_path)
-    assert "lfs getstripe" not in found.source
-    assert found.matters is None
-
-
 def test_stripes_that_are_no_power_of_two(lustre, tmp_path):
     lustre(DIRECTORY.replace("1048576", str(3 * MIB)).replace("count:  1", "count:  5"))
-    found = detect(tmp_path)
-    assert found.nbytes == MIB
-    assert "not a power of two" in found.advice
+    assert detect(tmp_path).nbytes == MIB
 
 
-@pytest.mark.parametrize("how", ["fails", "nonsense", "hangs", "missing"])
+@pytest.mark.parametrize("how", ["fails", "nonsense", "no number", "foreign", "hangs", "missing"])
 def test_lfs_that_does_not_help(how, lustre, tmp_path, monkeypatch):
     match how:
         case "fails":
             lustre(PROGRESSIVE, code=1)
         case "nonsense":
             lustre("\udcff what\n".encode("utf-8", "surrogateescape").decode("latin1"))
+        case "no number":
+            lustre(f"stripe_count: x stripe_size: 5\nstripe_count: 1 stripe_size: {'9' * 5000}\n")
+        case "foreign":
+            lustre(FOREIGN)
         case "hangs":
             lustre("")
             (tmp_path / "bin" / "lfs").write_text("#!/bin/sh\nexec sleep 5\n")
@@ -317,7 +229,6 @@ def test_lfs_that_does_not_help(how, lustre, tmp_path, monkeypatch):
     found = detect(tmp_path)
     assert "lfs getstripe" not in found.source
     assert found.matters is None
-    assert "unknown" in found.advice
 
 
 @pytest.mark.parametrize(
@@ -344,8 +255,6 @@ def test_other_file_systems(kind, matters, targets, tmp_path, monkeypatch):
     assert kind in found.source
     assert found.nbytes >= 4096
     assert found.nbytes & (found.nbytes - 1) == 0
-    if matters is not True:
-        assert "large contiguous reads" in found.advice
 
 
 def test_this_machine(tmp_path):
@@ -407,16 +316,6 @@ GIB = 1 << 30
             "-S 1M -c 4 DIR",
             "3 ranks read the file",
         ),
-        # Outputs of very different sizes: a progressive layout.
-        (
-            "1MiB",
-            [[200 * GIB], [2 * GIB]],
-            {"ranks": 32},
-            "-E 1G -S 1M -c 1 -E 10G -S 1M -c 4 -E 100G -S 1M -c 16 -E -1 -S 1M -c 32 DIR",
-            "differ much in size",
-        ),
-        ("1MiB", [[20 * GIB] * 3 + [MIB]], {}, "-S 1M -c 16 DIR", ""),  # the rest, in a last file
-        ("4GiB", [[90 * GIB], [MIB]], {}, "-E 10G -S 4G -c 4 -E -1 -S 4G -c 16 DIR", ""),
     ],
 )
 def test_the_hint(tmp_path, stripe, outputs, more, command, words):
@@ -453,8 +352,8 @@ def test_a_repack_expects_the_bytes_of_its_largest_file(lustre, tmp_path):
     with dsprep.open(source) as opened:
         for expected, options in (
             (4 * MIB, {}),
-            (MIB, {"split": "train=.4,val=.3,test=.3"}),
-            (4 * MIB, {"split": "train=.4,val=.3,test=.3", "duplicate": 3}),
+            (MIB, {"split": "train=.25,a=.25,b=.25,c=.25"}),
+            (4 * MIB, {"split": "train=.25,a=.25,b=.25,c=.25", "duplicate": 3}),
             (MIB, {"cut": Cut(samples_per_file=100)}),
             (MIB, {"cut": Cut(shard_nbytes=50 * MIB)}),
             (MIB, {"stripe_size": "1MiB"}),

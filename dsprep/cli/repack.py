@@ -347,7 +347,6 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
                 "reads_per_group": part.plans[0].reads,
                 "aligned": all(p.aligned for p in part.plans),
                 "how": part.plans[0].how,
-                "reasoning": list(part.choice.reasoning),
                 "reason": part.choice.reason,
                 "padding_nbytes": part.padding,
                 "estimated_nbytes": part.job.estimate,

@@ -44,7 +44,6 @@ from dsprep.verbs.convert import named_target, reading, stem_of, writing
 from dsprep.writing.buffers import (
     BufferChoice,
     BufferSize,
-    InBytes,
     decide,
     edges_by_bytes,
     parse_buffer,
@@ -540,7 +539,7 @@ def _plan_part(
     (schema, lost), count = with_static(source.schema, whole[0], format), len(source)
     payload = _payload(source, whole[1], whole[0])
     choice = decide(count, payload.sizes, size, stripe, total_memory(), options.ranks or 1)
-    if isinstance(size, InBytes) and payload.rows and not format.uneven_groups:
+    if size.nbytes is not None and payload.rows and not format.uneven_groups:
         choice = within(choice, size.nbytes, schema, payload.rows)
     edges = _edges(count, payload.sizes, choice, format)
     shards, groupings = _shards(target, format, edges, payload, stripe, options.cut)

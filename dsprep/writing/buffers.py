@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
@@ -40,25 +39,11 @@ INDEX_NBYTES = 16
 
 
 @dataclass(frozen=True)
-class InSamples:
-    """Groups of so many samples."""
+class BufferSize:
+    """Groups of so many samples, or of at most so many bytes; neither: as large as is good."""
 
-    count: int
-
-
-@dataclass(frozen=True)
-class InBytes:
-    """Groups of at most so many bytes."""
-
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class Auto:
-    """Groups as large as is good."""
-
-
-BufferSize: TypeAlias = InSamples | InBytes | Auto
+    samples: int | None = None
+    nbytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,8 +59,6 @@ class BufferChoice:
     limit_nbytes
         Bytes that no group passes that has more than one sample; for `edges_by_bytes`. None: the
         groups have `samples` samples each, whatever their bytes.
-    reasoning
-        Why, one sentence each.
     reason
         What decided, in a few words.
     """
@@ -83,15 +66,14 @@ class BufferChoice:
     samples: int
     group_nbytes: int
     limit_nbytes: int | None
-    reasoning: tuple[str, ...]
     reason: str
 
 
 def parse_buffer(text: str) -> BufferSize:
     """Return what ``--buffer-size`` asks for.
 
-    >>> parse_buffer("128"), parse_buffer("1KiB"), parse_buffer("auto")
-    (InSamples(count=128), InBytes(nbytes=1024), Auto())
+    >>> parse_buffer("1KiB")
+    BufferSize(samples=None, nbytes=1024)
 
     Raises
     ------
@@ -100,14 +82,14 @@ def parse_buffer(text: str) -> BufferSize:
     """
     word = text.strip().lower()
     if word == "auto":
-        return Auto()
+        return BufferSize()
     if word.isdecimal() and word.isascii():
         if int(word) < 1 or int(word) >= 1 << 62:
             raise UsageError(f"groups of {text} samples are not possible", expected="at least 1")
-        return InSamples(int(word))
+        return BufferSize(samples=int(word))
     try:
         if word[-1:].isalpha():
-            return InBytes(parse_nbytes(word))
+            return BufferSize(nbytes=parse_nbytes(word))
         raise UsageError("a number of samples is whole")
     except UsageError as error:
         raise UsageError(
@@ -147,33 +129,19 @@ def decide(
     """
     ragged = isinstance(sample_nbytes, np.ndarray)
     mean = _mean(sample_nbytes)
-    if isinstance(requested, InSamples):
-        count = max(1, min(requested.count, samples))
-        nbytes = round(mean * count)
-        size = f"{_count(count, 'sample')} as asked"
-        if count < requested.count:
-            size = f"{_count(requested.count, 'sample')} asked, the dataset has {count:,}"
-        first_reason = (f"{size}: {show_nbytes(nbytes)}" + " on average" * ragged,)
-        return BufferChoice(count, nbytes, None, first_reason, "as asked")
-    if isinstance(requested, InBytes):
-        limit = requested.nbytes
-        reasons = [f"at most {show_binary_nbytes(limit)} as asked"]
-        reason = reasons[0]
+    if requested.samples is not None:
+        count = max(1, min(requested.samples, samples))
+        return BufferChoice(count, round(mean * count), None, "as asked")
+    if requested.nbytes is not None:
+        limit, reason = requested.nbytes, f"at most {show_binary_nbytes(requested.nbytes)} as asked"
     else:
-        limit, reasons, reason = _automatic(samples, mean, stripe, memory, ranks)
+        limit, reason = _automatic(samples, mean, stripe, memory, ranks)
     count = max(1, min(samples, int(limit // max(mean, 1))))
     groups = max(1, -(-samples // count))
     count = max(1, -(-samples // groups))  # a short last group would be padded like a whole one
     if mean > limit:
-        reasons.append(f"one sample has {show_nbytes(mean)}, more than that")
         reason = "a sample is larger than a group was to be"
-    nbytes = round(mean * count)
-    reasons.append(
-        f"{'about ' * ragged}{_count(count, 'sample')}: "
-        f"{show_nbytes(nbytes)}, {nbytes / stripe.nbytes:.1f} stripes of "
-        f"{show_binary_nbytes(stripe.nbytes)}"
-    )
-    return BufferChoice(count, nbytes, int(limit) if ragged else None, tuple(reasons), reason)
+    return BufferChoice(count, round(mean * count), int(limit) if ragged else None, reason)
 
 
 def within(
@@ -208,20 +176,11 @@ def within(
             break
         groups = -(-count // max(smallest, min(samples - 1, samples * limit // nbytes)))
         samples = -(-count // groups)  # a short last group would be padded like a whole one
-    subject = f"{_count(samples, 'sample')} each, so that the largest group fits"
-    reason = choice.reason if samples == choice.samples else f"{choice.reason} for the largest"
-    if nbytes > limit:
-        samples, subject = choice.samples, "some groups are larger: samples are too different"
-        reason = choice.reason
+    if nbytes > limit or samples == choice.samples:
+        return choice
     mean = choice.group_nbytes / max(1, choice.samples)
-    more = (subject,) if nbytes > limit or samples < choice.samples else ()
-    return replace(
-        choice,
-        samples=samples,
-        group_nbytes=round(mean * samples),
-        reasoning=(*choice.reasoning, *more),
-        reason=reason,
-    )
+    reason = f"{choice.reason} for the largest"
+    return replace(choice, samples=samples, group_nbytes=round(mean * samples), reason=reason)
 
 
 def _count(number: int, noun: str) -> str:
@@ -236,36 +195,22 @@ def _mean(sample_nbytes: int | Ints) -> float:
 
 def _automatic(
     samples: int, mean: float, stripe: Stripe, memory: int, ranks: int
-) -> tuple[int, list[str], str]:
-    """Return the bytes of a group, why, and the one reason that decided."""
-    enough = STRIPES * stripe.nbytes
-    limit = max(AIM, enough)
-    if limit > AIM:
-        reasons = [f"{STRIPES} stripes are {show_binary_nbytes(limit)}: padding stays below 2 %"]
-        reason = f"{STRIPES} stripes keep padding below 2 %"
-    else:
-        reasons = [f"{show_binary_nbytes(AIM)} is far more than one request costs"]
-        reason = reasons[0]
+) -> tuple[int, str]:
+    """Return the bytes of a group, and the reason that decided."""
+    limit, reason = AIM, f"{show_binary_nbytes(AIM)} is far more than one request costs"
+    if STRIPES * stripe.nbytes > AIM:
+        limit, reason = STRIPES * stripe.nbytes, f"{STRIPES} stripes keep padding below 2 %"
     largest = max(1, memory // MEMORY_SHARE)
     if limit > largest:
-        limit = largest
-        reasons.append(f"1/{MEMORY_SHARE} of the memory is {show_nbytes(limit)}")
-        reason = f"1/{MEMORY_SHARE} of the memory"
+        limit, reason = largest, f"1/{MEMORY_SHARE} of the memory"
     target = GROUPS_PER_RANK * ranks
     share = int(mean * (samples // target))
     if samples >= target and 0 < share < limit:
-        limit = share
-        reasons.append(
-            f"{_count(target, 'group')}, {GROUPS_PER_RANK} per rank, have {show_nbytes(share)}"
-        )
-        reason = f"{GROUPS_PER_RANK} groups per rank"
+        limit, reason = share, f"{GROUPS_PER_RANK} groups per rank"
     elif samples < target and mean:
         limit = max(1, int(mean))
-        reasons.append(f"there are fewer samples than {GROUPS_PER_RANK} per rank")
-        reason = reasons[-1]
-    if limit < enough and stripe.matters:
-        reasons.append(f"that is less than {STRIPES} stripes: padding may exceed 2 %")
-    return limit, reasons, reason
+        reason = f"there are fewer samples than {GROUPS_PER_RANK} per rank"
+    return limit, reason
 
 
 def edges_by_bytes(sizes: Iterable[Ints], limit: int) -> Ints:

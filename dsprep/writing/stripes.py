@@ -3,15 +3,15 @@
 A file on a parallel file system is cut into stripes, which lie on its storage targets in turn. A
 read that begins and ends with a stripe asks no more targets than it must. Lustre tells its stripes
 by ``lfs getstripe`` (manual pages ``lfs-getstripe(1)``, ``lfs-setstripe(1)``): a file or directory
-has one layout, or is *composite*, with a layout for each of several ranges of bytes, perhaps in
-several mirrors, on the metadata target, or with room to extend. Elsewhere the block size of the
-file system is all that can be learnt.
+has one layout, or is *composite*, with a layout for each of several ranges of bytes. Elsewhere the
+block size of the file system is all that can be learnt.
 
 Nothing here changes a layout.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -34,13 +34,8 @@ LUSTRE_DEFAULT = 1 << 20
 LUSTRE_UNIT = 64 << 10
 """Bytes of which every stripe size of Lustre is a multiple."""
 
-RELEASED = "80000001"
-"""How ``lfs`` before 2.10 prints the pattern of a file that is in the archive alone."""
-
 TIMEOUT = 20.0
 """Seconds to wait for ``lfs``."""
-
-CONTIGUOUS = "large contiguous reads are what counts"
 
 LOCAL = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay", "vfat")
@@ -65,9 +60,8 @@ class Stripe:
     targets
         Storage targets over which a file is striped; None if that is unknown.
     matters
-        Whether alignment is expected to make reads faster; None if that is unknown.
-    advice
-        One sentence about it for a person.
+        Whether alignment is expected to make reads faster, not only long contiguous reads; None if
+        that is unknown.
     """
 
     nbytes: int
@@ -75,7 +69,6 @@ class Stripe:
     file_system: str
     targets: int | None
     matters: bool | None
-    advice: str
 
 
 STORE = Stripe(
@@ -84,48 +77,8 @@ STORE = Stripe(
     file_system="objects",
     targets=None,
     matters=False,
-    advice="a store has no stripes: alignment is not expected to matter",
 )
 """Of objects, wherever they are."""
-
-
-@dataclass(frozen=True)
-class Component:
-    """One layout of a Lustre file, for the bytes ``start .. end``; `end` None: to the end.
-
-    `count` is the number of stripes that lie side by side, below 0 for as many as there are
-    targets, or a multiple of them; `flags` as ``lfs`` prints them; `mirror` the number of the copy;
-    `targets` the storage targets of a file's objects, empty where none are listed.
-    """
-
-    start: int
-    end: int | None
-    size: int
-    count: int
-    pattern: str
-    flags: frozenset[str]
-    mirror: str = ""
-    targets: frozenset[int] = frozenset()
-
-    @property
-    def valid(self) -> bool:
-        """Whether its bytes are those of the file, as an outdated mirror's are not."""
-        return not self.flags & {"stale", "offline", "parity"} and "parity" not in self.pattern
-
-    @property
-    def striped(self) -> bool:
-        """Whether its bytes lie on storage targets: not on a metadata target, or nowhere yet."""
-        return "mdt" not in self.pattern and "extension" not in self.flags and self.count != 0
-
-    @property
-    def preferred(self) -> bool:
-        """Whether its mirror is the one to read."""
-        return bool(self.flags & {"prefer", "prefrd"})
-
-    def covered(self, nbytes: int) -> int:
-        """Return how many of the first `nbytes` bytes of a file it holds."""
-        end = nbytes if self.end is None else min(self.end, nbytes)
-        return max(0, end - self.start)
 
 
 @dataclass(frozen=True)
@@ -152,15 +105,7 @@ def requested_stripe(text: str, path: Path) -> Stripe:
             fix="give the largest power of two that divides the stripe size of the storage",
         )
     kind = STORE.file_system if isinstance(path, StorePath) else file_system(_existing(path))
-    advice = "alignment is as asked; whether it matters here was not looked up"
-    return Stripe(
-        nbytes=nbytes,
-        source="as asked",
-        file_system=kind,
-        targets=None,
-        matters=None,
-        advice=advice,
-    )
+    return Stripe(nbytes=nbytes, source="as asked", file_system=kind, targets=None, matters=None)
 
 
 def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
@@ -177,11 +122,8 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
         return STORE
     at = _existing(path)
     kind = file_system(at)
-    if kind.startswith("lustre"):
-        stripe = _lustre(at, expected_nbytes, kind)
-        if stripe is not None:
-            return stripe
-    return _by_block(at, kind)
+    stripe = _lustre(at, expected_nbytes, kind) if kind.startswith("lustre") else None
+    return stripe or _by_block(at, kind)
 
 
 TARGETS = ((1 << 30, 1), (10 << 30, 4), (100 << 30, 16))
@@ -192,9 +134,6 @@ LARGE = TARGETS[0][0]
 
 MOST = 128
 """Targets from which on all are asked for (-1)."""
-
-DIFFERS = 16
-"""How many times the smallest file the largest has to be for a progressive layout."""
 
 
 def hint(
@@ -226,7 +165,7 @@ def hint(
     if size % LUSTRE_UNIT:
         size, more = LUSTRE_DEFAULT, " (on Lustre, with --stripe-size 1MiB)"
     largest = max(outputs, key=max)
-    largest_nbytes, smallest_nbytes = max(largest), min(map(max, outputs))
+    largest_nbytes = max(largest)
     readers = None if ranks is None else -(-ranks // len(largest))
     if len(largest) > 1 and readers == 1:
         count = 1
@@ -240,19 +179,7 @@ def hint(
         verb = "rank reads" if readers == 1 else "ranks read"
         file = "the file" if len(largest) == 1 else "each file"
         reason = f"{readers:,} {verb} {file} at once, {_spread(count)}"
-    where = f"{shlex.quote(directory)}{more}"
-    ends = [
-        (end, few)
-        for end, few in TARGETS
-        if size <= end < largest_nbytes and (few < count or count < 0)
-    ]
-    parts = []
-    if largest_nbytes >= DIFFERS * smallest_nbytes:
-        parts = [f"-E {_unit(end)} -S {_unit(size)} -c {few}" for end, few in ends]
-    if parts:
-        reason += "; the outputs differ much in size, so small ones are on few"
-        parts.append("-E -1")
-    command = " ".join(["lfs setstripe", *parts, f"-S {_unit(size)} -c {count} {where}"])
+    command = f"lfs setstripe -S {_unit(size)} -c {count} {shlex.quote(directory)}{more}"
     return Hint(command, f"{reason}; files that exist keep their layout")
 
 
@@ -294,12 +221,7 @@ def mounts() -> list[tuple[str, str]]:
     except OSError:
         return []
     words = [line.split(" ") for line in lines]
-    return [(_unescape(w[1]), w[2]) for w in words if len(w) > 2]
-
-
-def _unescape(text: str) -> str:
-    """Return a path of ``/proc/mounts``, in which blanks are written as octal numbers."""
-    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)
+    return [(w[1].replace("\\040", " "), w[2]) for w in words if len(w) > 2]
 
 
 def file_system(at: Path) -> str:
@@ -317,26 +239,9 @@ def _by_block(at: Path, kind: str) -> Stripe:
     blocks = {"st_blksize": at.stat().st_blksize, "statvfs f_bsize": os.statvfs(at).f_bsize}
     name = max(blocks, key=lambda n: blocks[n])
     nbytes, source = _aligned(blocks[name]), f"{name} of {at} ({kind})"
-    if kind in LOCAL:
-        targets, matters = 1, False
-        advice = f"{kind} is one storage target: alignment is not expected to matter, {CONTIGUOUS}"
-    elif kind in _IN_BLOCKS:
-        targets, matters = None, True
-        advice = f"{kind} spreads files over its targets in blocks, to which groups are aligned"
-    else:
-        targets, matters = None, None
-        advice = (
-            f"how {'this file system' if kind == 'unknown' else kind} stripes files is unknown: "
-            f"alignment is not expected to matter, {CONTIGUOUS}; --stripe-size sets it"
-        )
-    return Stripe(
-        nbytes=nbytes,
-        source=source,
-        file_system=kind,
-        targets=targets,
-        matters=matters,
-        advice=advice,
-    )
+    matters = False if kind in LOCAL else True if kind in _IN_BLOCKS else None
+    targets = 1 if kind in LOCAL else None
+    return Stripe(nbytes=nbytes, source=source, file_system=kind, targets=targets, matters=matters)
 
 
 def _aligned(nbytes: int) -> int:
@@ -347,49 +252,40 @@ def _aligned(nbytes: int) -> int:
 # --- Lustre ----------------------------------------------------------------------------------
 
 
+_LAYOUT = re.compile(
+    r"(?:lcme_extent\.e_end:\s*(\d{1,20}|EOF)\s+)?(?<!\w)(?:lmm_)?stripe_count:\s*(-?\d{1,9})\s+"
+    r"(?:lmm_)?stripe_size:\s*(\d{1,18})(?!\w)"
+)
+"""A layout, of a file or the default of a directory: where it ends if there are several, the number
+of stripes side by side, below 0 for as many as there are targets, and their bytes."""
+
+
 def _lustre(at: Path, expected_nbytes: int | None, kind: str) -> Stripe | None:
-    """Return the stripe that ``lfs`` reports, or None if it reports none."""
+    """Return the stripe that ``lfs`` reports, or None if it reports none.
+
+    Of several layouts it is the one with the last byte that is expected, else the last one. Those
+    without stripes do not count, such as that of the metadata target.
+    """
     is_directory = at.is_dir()
     text = _lfs(["getstripe", *(["-d"] if is_directory else []), str(at)])
     if expected_nbytes is None and not is_directory:
-        expected_nbytes = at.stat().st_size or None
-    components = parse_layout(text.replace(f"{at}\n", "", 1))
-    chosen = choose(components, expected_nbytes)
-    if chosen is None:
+        expected_nbytes = at.stat().st_size
+    layouts = [
+        (math.inf if end in ("", "EOF") else int(end), int(count), int(size))
+        for end, count, size in _LAYOUT.findall(text.replace(f"{at}\n", "", 1))
+        if int(count)
+    ]
+    if not layouts:
         return None
-    stripe = chosen.size or LUSTRE_DEFAULT
-    nbytes = _aligned(stripe)
-    source = f"lfs getstripe {at}"
-    if len(components) > 1:
-        end = "the end" if chosen.end is None else f"{chosen.end}"
-        number = components.index(chosen) + 1
-        source += f", component {number} of {len(components)} (bytes {chosen.start} to {end})"
-    targets = len(chosen.targets) or (chosen.count if chosen.count > 0 else None)
-    several = "overstriped" in chosen.pattern
-    if several and not chosen.targets:
-        targets = None
-    if targets == 1:
-        matters = False
-        advice = (
-            f"each file is on one storage target: alignment is not expected to matter, {CONTIGUOUS}"
-        )
-    else:
-        matters = True
-        spread = "all" if targets is None else f"{targets}"
-        advice = f"files are striped over {spread} storage targets: aligned groups ask fewer"
-        if several:
-            advice += ", on which they have several stripes each"
-    if nbytes != stripe:
-        advice += f" (stripes of {stripe} bytes are not a power of two; {nbytes} divides them)"
-    if "released" in chosen.pattern or chosen.pattern == RELEASED:
-        advice += "; the file is in the archive alone, and the first read brings it back"
+    fitting = [layout for layout in layouts if layout[0] >= (expected_nbytes or math.inf)]
+    _, count, size = (fitting or layouts[-1:])[0]
+    several = count < 0 or "overstriped" in text  # on as many targets as there are
     return Stripe(
-        nbytes=nbytes,
-        source=source,
+        nbytes=_aligned(size or LUSTRE_DEFAULT),
+        source=f"lfs getstripe {at}",
         file_system=kind,
-        targets=targets,
-        matters=matters,
-        advice=advice,
+        targets=None if several else count,
+        matters=count != 1,
     )
 
 
@@ -411,77 +307,3 @@ def _lfs(arguments: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else ""
-
-
-_PAIR = re.compile(
-    r"(?:^|\s)(?:lmm_)?(lcme_id|lcme_mirror_id|lcme_flags|lcme_extent\.e_start|lcme_extent\.e_end"
-    r"|stripe_count|stripe_size|pattern|l_ost_idx):[ \t]*([^\s,]+(?:,[^\s,]+)*)"
-)
-_OBJECT = re.compile(r"^\s+(\d+)\s+\d+\s+0x[0-9a-f]+\s", re.MULTILINE)
-"""A line of the table under ``obdidx``: the target, and the object there."""
-
-
-def parse_layout(text: str) -> list[Component]:
-    """Return the layouts that ``lfs getstripe`` printed for one file or directory.
-
-    Understood are files (``lmm_stripe_size: 1048576``), defaults of directories (``stripe_count:
-    1 stripe_size: ...`` in one line), composite layouts of both, and ``--yaml``. A composite
-    layout begins each part with ``lcme_id``. What is incomplete or no number is left out, as are
-    parts without stripes: room for extension, and what is not Lustre's (``foreign``).
-    """
-    parts: list[dict[str, str]] = [{}]
-    targets: list[set[int]] = [set(map(int, _OBJECT.findall(text)))]
-    for key, value in _PAIR.findall(text):
-        if key == "lcme_id":
-            parts.append({})
-            targets.append(set())
-        if key == "l_ost_idx" and value.isdecimal():
-            targets[-1].add(int(value))
-        parts[-1].setdefault(key, value)
-    components = []
-    for part, objects in zip(parts, targets, strict=True):
-        try:
-            start, end = part.get("lcme_extent.e_start", "0"), part.get("lcme_extent.e_end", "EOF")
-            component = Component(
-                int(start),
-                None if end == "EOF" else int(end),
-                int(part["stripe_size"]),
-                int(part["stripe_count"]),
-                part.get("pattern", "raid0"),
-                frozenset(part.get("lcme_flags", "0").split(",")),
-                part.get("lcme_mirror_id", ""),
-                frozenset(objects),
-            )
-        except (KeyError, ValueError):
-            continue
-        if component.size >= 0:
-            components.append(component)
-    return components
-
-
-def choose(components: Sequence[Component], expected_nbytes: int | None) -> Component | None:
-    """Return the component that holds the data, or None if there is none.
-
-    Of several mirrors one that is complete is read, and a preferred one first. In it that is the
-    component with most of the expected bytes; without an expectation the last that holds data, and
-    where none does, as for a directory, the last of all. Outdated mirrors, room for extension and
-    what lies on the metadata server do not count.
-    """
-    mirrors: dict[str, list[Component]] = {}
-    for c in components:
-        mirrors.setdefault(c.mirror, []).append(c)
-
-    def better(of: list[Component]) -> tuple[bool, bool]:
-        valid = [c for c in of if c.valid]
-        nbytes = expected_nbytes or 0
-        return sum(c.covered(nbytes) for c in valid) >= nbytes, any(c.preferred for c in valid)
-
-    usable = {m: [c for c in of if c.valid and c.striped] for m, of in mirrors.items()}
-    name = max((m for m in mirrors if usable[m]), key=lambda m: better(mirrors[m]), default=None)
-    if name is None:
-        return None
-    of = usable[name]
-    if expected_nbytes:
-        best = max(of, key=lambda c: c.covered(expected_nbytes))
-        return best if best.covered(expected_nbytes) else of[0]
-    return ([c for c in of if "init" in c.flags] or of)[-1]

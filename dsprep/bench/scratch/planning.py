@@ -25,7 +25,7 @@ from dsprep.storage.paths import StorePath
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
-from dsprep.writing.buffers import InBytes, InSamples, parse_buffer
+from dsprep.writing.buffers import parse_buffer
 from dsprep.writing.create_sidecar import dataset_of
 from dsprep.writing.job import RunOptions
 from dsprep.writing.run import run_job
@@ -193,10 +193,10 @@ def _buffer(
 ) -> tuple[int, str]:
     """Return the bytes of a group of samples of `each` bytes, and its size for `dsprep.repack`."""
     buffer = parse_buffer("auto" if requested is None else str(requested))
-    if isinstance(buffer, InSamples):
-        return max(1, buffer.count * each), str(buffer.count)
+    if buffer.samples is not None:
+        return max(1, buffer.samples * each), str(buffer.samples)
     nbytes = max(1, each, min(BUFFER, payload // GROUPS)) if grouped is None else grouped
-    if isinstance(buffer, InBytes):
+    if buffer.nbytes is not None:
         nbytes = max(buffer.nbytes, each, 1)
     return nbytes, f"{nbytes}B"
 
