@@ -19,6 +19,7 @@ import pytest
 from support import (
     MemorySource,
     assert_same_batch,
+    check_layout,
     epochs,
     kill_at,
     random_batch,
@@ -453,9 +454,10 @@ class FormatContract(SourceContract):
                 writer.write(piece)
             writer.sync()
 
-        def end(writer):
+        def end(writer, path):
             writer.finish()
             writer.close()
+            check_layout(self.known, path, self.schema, writer)
             writer.clean()
 
         whole, broken = (tmp_path / n / self.target.name for n in ("whole", "broken"))
@@ -463,7 +465,7 @@ class FormatContract(SourceContract):
             path.parent.mkdir()
         writer = self.known.create(whole, self.schema, samples, self.options, None)
         feed(writer, 0, COUNT)
-        end(writer)
+        end(writer, whole)
         half = 16 if grouped else min(COUNT, -(-16 // writer.unit) * writer.unit)
         writer = self.known.create(broken, self.schema, samples, self.options, None)
         feed(writer, 0, half)
@@ -473,7 +475,7 @@ class FormatContract(SourceContract):
         writer.close()
         writer = self.known.create(broken, self.schema, samples, self.options, state)
         feed(writer, half, COUNT)
-        end(writer)
+        end(writer, broken)
         self.target = whole
         expected = self.digest()
         self.target = broken

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
-from dsprep.formats.base import Format, Source
-from dsprep.formats.options import WriteOptions
+from dsprep.formats.base import Format, Source, Writer
+from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.layout import as_json, fit
+from dsprep.sidecar.spec import sidecar_path
+from dsprep.source.many import open_native
 from dsprep.verbs.convert import ConvertOptions, plan_job
+from dsprep.writing.create_sidecar import Looks, Made, Subject, make
 from dsprep.writing.job import RunOptions
 from dsprep.writing.run import run_job
 
@@ -146,6 +152,26 @@ def write_batch(
     writer.finish()
     writer.close()
     writer.clean()
+
+
+def describe(format: Format, schema: Schema, files: Sequence[Path], dataset: Path) -> Made:
+    """The sidecar of files that a test has written by a format's writer."""
+    subject = Subject(format, files, dataset, sidecar_path(dataset), schema, {})
+    with open_native(format, files, OpenOptions(), schema) as source:
+        return make(source, subject, Looks())
+
+
+def check_layout(format: Format, path: Path, schema: Schema, writer: Writer) -> bool:
+    """Whether a writer knows where it put the samples; what it knows is what is found."""
+    written = writer.layout()
+    if written is None:
+        return False
+    with format.open(path, OpenOptions(), schema) as source:
+        found = [fit.fit(layout) for layout in (written, source.extents())]
+    told = [json.dumps(as_json.to_json(layout, schema, Tables())) for layout in found]
+    assert told[0] == told[1]
+    assert found[0].facts == found[1].facts
+    return True
 
 
 class MemorySource(Source):

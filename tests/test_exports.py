@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from support import random_batch, raw, schemas, take, write_batch
+from support import describe, random_batch, raw, schemas, take, write_batch
 
 from dsprep.core.schema import Batch, Field, Schema
 from dsprep.errors import FormatError, TargetError, UsageError
@@ -22,7 +22,6 @@ from dsprep.sidecar.export import KINDS, export
 from dsprep.sidecar.export import kerchunk as kerchunk_module
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.provenance import provenance
-from dsprep.writing.create_sidecar import describe
 
 SUFFIXES = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 F4, U1, I8 = np.dtype("<f4"), np.dtype("u1"), np.dtype("<i8")
@@ -35,7 +34,7 @@ def described(path: Path, schema: Schema | None = None, *files: tuple[Path, int]
         provenance(path)
     else:
         format = recognise(files[0][0])
-        describe(format, schema, WriteOptions(), [(*file, None) for file in files], path, {}).save()
+        describe(format, schema, [file for file, _ in files], path).save()
     return Sidecar.open(path)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import assert_same_batch, flip, random_batch, write_batch
+from support import assert_same_batch, describe, flip, random_batch, write_batch
 from typer.testing import CliRunner
 
 import dsprep
@@ -19,7 +19,6 @@ from dsprep import formats
 from dsprep.cli import app
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.errors import DsprepError, FormatError
-from dsprep.formats.options import WriteOptions
 from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import StaleError, StaleWarning
 from dsprep.sidecar.spec import sidecar_path
@@ -27,7 +26,6 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import marks
 from dsprep.storage.trees import data_files
 from dsprep.verbs.provenance import provenance, refresh
-from dsprep.writing.create_sidecar import describe
 
 FORMATS = sorted(SUFFIX)
 TYPELESS = [name for name in FORMATS if not formats.load(name).keeps_types]
@@ -50,9 +48,7 @@ def typed(request, tmp_path):
 def made(format: str, folder: Path, count: int = COUNT) -> Path:
     path = folder / f"set{SUFFIX[format]}"
     write_batch(formats.load(format), path, SCHEMA, random_batch(SCHEMA, count, seed=1))
-    describe(formats.load(format), SCHEMA, WriteOptions(), [(path, count, None)], path, {}).save(
-        durable=False
-    )
+    describe(formats.load(format), SCHEMA, [path], path).save(durable=False)
     return path
 
 
@@ -194,9 +190,7 @@ def test_a_new_file_beside_typed_ones(name, tmp_path):
         path = folder / f"part{i}{SUFFIX[name]}"
         write_batch(formats.load(name), path, SCHEMA, random_batch(SCHEMA, 5, seed=i))
         paths.append(path)
-    entries = [(p, 5, None) for p in paths[:2]]
-    made = describe(formats.load(name), SCHEMA, WriteOptions(), entries, folder, {})
-    made.save(durable=False)
+    describe(formats.load(name), SCHEMA, paths[:2], folder).save(durable=False)
     with pytest.raises(FormatError, match="does not list"):
         dsprep.open(folder)
     provenance(folder)

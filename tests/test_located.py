@@ -12,7 +12,7 @@ from functools import partial
 import h5py
 import numpy as np
 import pytest
-from support import assert_same_batch, flip, random_batch, some_schemas, write_batch
+from support import assert_same_batch, describe, flip, random_batch, some_schemas, write_batch
 
 import dsprep
 from dsprep import formats
@@ -26,7 +26,6 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import marks
 from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
-from dsprep.writing.create_sidecar import describe
 
 FORMATS = sorted(formats.WRITTEN)
 SUFFIX = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
@@ -46,9 +45,7 @@ def written(format, directory, schema, batch, count, **options):
     """A dataset of one file and its sidecar."""
     path = directory / f"set{SUFFIX[format]}"
     write_batch(formats.load(format), path, schema, batch, WriteOptions(**options))
-    describe(
-        formats.load(format), schema, WriteOptions(**options), [(path, count, None)], path, {}
-    ).save(durable=False)
+    describe(formats.load(format), schema, [path], path).save(durable=False)
     return path
 
 
@@ -224,9 +221,7 @@ def test_any_change_is_noticed(format, tmp_path, monkeypatch):
     for change in (append, cut, partial(flip, data, middle), flip_and_hide, replace, remove):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         shutil.copytree(kept, path) if path.is_dir() or kept.is_dir() else shutil.copy(kept, path)
-        describe(formats.load(format), schema, WriteOptions(), [(path, 40, None)], path, {}).save(
-            durable=False
-        )
+        describe(formats.load(format), schema, [path], path).save(durable=False)
         time.sleep(0.02)  # change times are counted in steps
         with Sidecar.open(path) as opened:
             compared.clear()

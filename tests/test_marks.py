@@ -10,18 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import flip, random_batch, write_batch
+from support import describe, flip, random_batch, write_batch
 
 import dsprep
 from dsprep import executors, formats
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import TargetError
-from dsprep.formats.options import WriteOptions
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.storage.identity import ChangedError
 from dsprep.storage.trees import data_files
 from dsprep.writing import shuffle, staging
-from dsprep.writing.create_sidecar import describe
 
 FORMATS = sorted(SUFFIX)
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (50,)), Field("y", np.dtype("<i8"))))
@@ -58,11 +56,8 @@ def made(format: str, folder: Path, seed: int, files: int, *, beside: bool) -> l
         write_batch(formats.load(format), path, SCHEMA, some)
         paths.append(path)
     if beside:
-        entries = [(p, each, None) for p in paths]
         where = paths[0] if files == 1 else folder
-        describe(formats.load(format), SCHEMA, WriteOptions(), entries, where, {}).save(
-            durable=False
-        )
+        describe(formats.load(format), SCHEMA, paths, where).save(durable=False)
     return paths
 
 

@@ -397,11 +397,16 @@ class Writer(ABC):
         """
         return None
 
-    def lengths(self) -> NDArray[np.int64] | None:
-        """Return the bytes of each record, of payload alone: int64, shape ``(samples,)``.
+    def layout(self) -> FileLayout | None:
+        """Return where the samples are, as `Source.extents` would find it; called after `finish`.
 
-        Or offsets and bytes: shape ``(2, samples)``. None if they are of no use to
-        `WritePlan.layout`, or another run has written some.
+        There is at least one sample. None if only looking through the output gives it, since an
+        earlier run has written some of it; or if its samples have no offsets.
+
+        Raises
+        ------
+        FormatError
+            If the output is not what was written.
         """
         return None
 
@@ -434,11 +439,6 @@ class WritePlan:
         How many files and directories the output consists of.
     groups
         How the groups are laid out; None if the output is not written in groups.
-    layout
-        Takes the path of the complete output, and what `Writer.lengths` returned. Returns its
-        layout, as `Source.extents` would find it, and compares some samples of the file with it;
-        raises `FormatError` if they differ. None, also as its result, where only looking through
-        the whole file gives the layout.
     """
 
     stored: Mapping[str, str]
@@ -448,7 +448,6 @@ class WritePlan:
     unit: int = 1
     files: int = 1
     groups: GroupPlan | None = None
-    layout: Callable[[Path, NDArray[np.int64] | None], FileLayout | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ begins at a multiple of the capacity that all have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, DType, Ints, Kind
 from dsprep.errors import FormatError
+from dsprep.layout.laws import Affine, Explicit, Law
 
 _SCAN = 1 << 20
 
@@ -232,7 +233,30 @@ def locate(tables: Sequence[IndexTable], target: int, start: int, stop: int) -> 
             zero = np.zeros(1, np.int64)
             return Located(zero, zero, np.zeros(len(offsets), np.int64))
         low, high = int(first[0]), int(end[-1])
-        cuts = np.flatnonzero(first[1:] != end[:-1])
-        lows, highs = first[np.append(0, cuts + 1)], end[np.append(cuts, -1)]
-        offsets = np.append(0, np.cumsum(end - first))[offsets]
+        located = runs_of(first, end)
+        lows, highs, offsets = located.lows, located.highs, located.offsets[offsets]
     return Located(lows, highs, offsets)
+
+
+def runs_of(first: Ints, end: Ints) -> Located:
+    """Return where samples are that have these rows: at least one sample."""
+    cuts = np.flatnonzero(first[1:] != end[:-1])
+    lows, highs = first[np.append(0, cuts + 1)], end[np.append(cuts, -1)]
+    return Located(lows, highs, np.append(0, np.cumsum(end - first)))
+
+
+def laws_of(located: Callable[[int, int], Located], count: int) -> tuple[Law, Law]:
+    """Return the first row of each of `count` samples, and how many rows it has.
+
+    `located` returns where samples ``start <= i < stop`` are.
+    """
+    first, number, end = np.empty(count, np.int64), np.empty(count, np.int64), 0
+    for start in range(0, count, _SCAN):
+        stop = min(start + _SCAN, count)
+        some = located(start, stop)
+        number[start:stop] = np.diff(some.offsets)
+        first[start:stop] = end  # of samples without rows: where those before them end
+        if some.offsets[-1]:
+            first[start:stop], end = some.first, int(some.highs[-1])
+    even = count and bool((number == number[0]).all())
+    return Explicit(first), Affine(count, int(number[0])) if even else Explicit(number)

@@ -540,6 +540,17 @@ def read_record(path: Path, data: bytes | None = None) -> dict[str, Any]:
     )
 
 
+def to_record(content: Content, companion: bytes) -> dict[str, Any]:
+    """Return a sidecar and its companion as one record."""
+    return {"sidecar": content.to_json(), "companion": base64.b64encode(companion).decode()}
+
+
+def from_record(record: Mapping[str, Any], where: Path) -> tuple[Content, bytes]:
+    """Return what `to_record` was given; `ValueError` or `LookupError` if it is anything else."""
+    content = Content.from_json(record["sidecar"], where)
+    return content, base64.b64decode(record["companion"])
+
+
 def _replace(
     path: Path, content: bytes, durable: bool, within: Path | None = None, replace: bool = True
 ) -> None:

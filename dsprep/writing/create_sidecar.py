@@ -22,12 +22,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep import __version__, executors, formats
-from dsprep.core.groups import Grouping
 from dsprep.core.packing import Tables, digest, to_planes
-from dsprep.core.schema import Ints, Schema
+from dsprep.core.schema import Schema
 from dsprep.errors import TargetError, UnsupportedError, UsageError
-from dsprep.formats.base import Format, Source, WritableFormat
-from dsprep.formats.options import OpenOptions, WriteOptions
+from dsprep.formats.base import Format, Source, Writer
+from dsprep.formats.options import OpenOptions
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import Column, FileLayout, Groups
 from dsprep.reading.files import KEPT
@@ -103,61 +102,28 @@ class Made:
             ) from error
 
 
-def describe(
-    format: WritableFormat,
-    schema: Schema,
-    options: WriteOptions,
-    files: Sequence[tuple[Path, int | Grouping, Ints | None]],
-    dataset: Path,
-    lineage: Mapping[str, Any],
-    groups: Sequence[Groups] = (),
-    executor: Executor | None = None,
-) -> Made:
-    """Return the sidecar of a dataset that has just been written.
+def describe(format: Format, schema: Schema, path: Path, samples: int, writer: Writer) -> Made:
+    """Return the sidecar of a file of so many samples that `writer` has just completed.
 
-    The files are looked through where their layout does not follow from what was written. Where
-    samples have no offsets the sidecar says nothing of their places.
-
-    Parameters
-    ----------
-    options
-        With which they were written.
-    files
-        Path and samples of each file, or their groups; and what `Writer.lengths` returned.
-    groups
-        The groups of each file, if it was written in groups.
-    executor
-        Who looks at the files, if there are several; None: threads of this process.
+    The file is looked through where the writer does not know its layout. Where samples have no
+    offsets the sidecar says nothing of their places.
     """
-    paths, path = [p for p, _, _ in files], spec.sidecar_path(dataset)
-    marks = tuple(replace(Mark.of(p.absolute()), locked=True) for p in paths)
-    subject = Subject(format, paths, dataset, path, schema, lineage, groups=groups)
-    counts = [n if isinstance(n, int) else int(n.edges[-1]) for _, n, _ in files]
-    planned = [format.plan(schema, options, n).layout for _, n, _ in files]
-    known = [layout for layout in planned if layout is not None]
-    if len(known) == len(files) and all(counts):
-        looked: list[Looked] = []
-        for (p, _, lengths), mark, layout in zip(files, marks, known, strict=True):
-            with unchanged((mark,)):
-                found = layout(p, lengths)
-                if found is None:
-                    break
-                looked.append((fit.fit(found), identity.identify(p, format.name), None))
-        else:
-            return _made(subject, looked)
+    groups, beside = writer.groups(), spec.sidecar_path(path)
+    given = () if groups is None else (groups,)
+    subject = Subject(format, [path], path, beside, schema, {}, groups=given)
+    who, layout = identity.identify(path, format.name), writer.layout() if samples else None
+    if layout is not None:
+        return _made(subject, [(fit.fit(layout), who, None)])
     try:
-        with open_native(format, paths, OpenOptions(), schema, marks=marks) as source:
-            return _made(subject, _look(source, subject, Looks(executor=executor)))
+        with open_native(format, [path], OpenOptions(), schema) as source:
+            return _made(subject, [(_fitted(source, source.schema, None, None), who, None)])
     except UnsupportedError:
-        entries = tuple(
-            FileEntry(os.path.relpath(p, dataset), n, identity.identify(p, format.name))
-            for p, n in zip(paths, counts, strict=True)
-        )
-        return Made(Content(format.name, schema, entries, lineage), b"", dataset, path)
+        entry = FileEntry(os.path.relpath(path, path), samples, who)
+        return Made(Content(format.name, schema, (entry,), {}), b"", path, beside)
 
 
 def joined(
-    format: WritableFormat,
+    format: Format,
     schema: Schema,
     dataset: Path,
     files: Sequence[Path],
@@ -166,6 +132,10 @@ def joined(
 ) -> Made:
     """Return the sidecar of a dataset whose files have one each, in `parts`, with its companion."""
     path = spec.sidecar_path(dataset)
+    if len(parts) == 1:
+        ((content, companion),) = parts
+        entry = replace(content.files[0], path=os.path.relpath(files[0], dataset))
+        return Made(replace(content, files=(entry,), lineage=lineage), companion, dataset, path)
     looked: list[Looked] = []
     for content, companion in parts:
         entry = content.files[0]

@@ -25,13 +25,16 @@ from dsprep.writing.shards import (
     is_kept,
     need,
     ranges_of,
-    record_shard,
+    record_path,
     shard_path,
     while_written,
 )
 from dsprep.writing.staging import Staging, published
 from dsprep.writing.tasks import Task, Workplace, run_tasks
 from dsprep.writing.transfer import Done
+
+RECORD = "made.json"
+"""The record of a shard, in the directory in which it is made."""
 
 THREADS_PER_TASK = 2
 """One reads while another one writes."""
@@ -77,7 +80,7 @@ class ShardTask(Task[Done]):
                 ranges = ranges_of(job, source, writer, 0, 0)
                 copy = copying(job, source, writer, 0, ranges, THREADS_PER_TASK, save)
                 nbytes = sum(piece.nbytes for piece in copy)
-                complete(writer, directory / "groups.json", durable)
+                complete(job, 0, writer, made, directory / RECORD, durable)
             writer.clean()
         return Done(job.samples, nbytes)
 
@@ -133,12 +136,11 @@ def _put(job: Job, staging: Staging, index: int) -> None:
     """Put a shard that a worker has made in its place."""
     made, path = staging.root / _made(index), shard_path(job, staging.data, index)
     with suppress(FileNotFoundError):  # killed while it did this
-        (made / "groups.json").replace(staging.root / f"groups-{index}.json")
-    with suppress(FileNotFoundError):
         if (made / path.name).exists():
             remove(path)
         (made / path.name).replace(path)
-        record_shard(path, staging.root / f"shard-{index}.json", durable=staging.durable)
+    with suppress(FileNotFoundError):
+        (made / RECORD).replace(record_path(staging.root, index))
     remove(made)
 
 
@@ -153,8 +155,9 @@ def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
     for i in numbers:
         if _made(i) in there:
             _put(job, staging, i)
-            there.add(f"shard-{i}.json")
-    complete = {i for i in numbers if f"shard-{i}.json" in there and is_kept(job, staging, i)}
+            there.add(record_path(staging.root, i).name)
+    recorded = [i for i in numbers if record_path(staging.root, i).name in there]
+    complete = {i for i in recorded if is_kept(job, staging, i)}
     stays = [job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))]
     directory = staging.data / job.target.name if job.sharded else staging.data
     for path in directory.iterdir() if directory.is_dir() else ():

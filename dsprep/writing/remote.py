@@ -13,7 +13,6 @@ Beside ``NAME`` there are, in ``.NAME.dsprep-partial/``:
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -189,12 +188,7 @@ def version_of(path: StorePath) -> tuple[int, int, str]:
 
 def write_record(target: StorePath, number: int, run: str, made: tuple[Content, bytes]) -> None:
     """Record that a shard is complete, which has this sidecar and companion."""
-    content, companion = made
-    record = {
-        "run": run,
-        "sidecar": content.to_json(),
-        "companion": base64.b64encode(companion).decode(),
-    }
+    record = {"run": run, **spec.to_record(*made)}
     path = _root(target) / f"shard-{number}.json"
     path.store.put(path.key, json.dumps(record).encode(), overwrite=True)
 
@@ -206,9 +200,8 @@ def read_records(target: StorePath, run: str) -> dict[int, tuple[Content, bytes]
         with suppress(ValueError, KeyError, TypeError, FileNotFoundError):
             record = json.loads(path.read_bytes())
             if record["run"] == run:
-                content = Content.from_json(record["sidecar"], path)
                 number = int(path.name.removeprefix("shard-").removesuffix(".json"))
-                return number, (content, base64.b64decode(record["companion"]))
+                return number, spec.from_record(record, path)
         return None
 
     with ThreadPoolExecutor(THREADS) as pool:

@@ -22,7 +22,7 @@ from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import is_own, partial_path
 from dsprep.storage.marks import Mark, unchanged
 from dsprep.storage.trees import tree_nbytes
-from dsprep.writing.create_sidecar import Made, describe
+from dsprep.writing.create_sidecar import Made, joined
 from dsprep.writing.job import (
     Job,
     Progress,
@@ -42,10 +42,9 @@ from dsprep.writing.shards import (
     create_writer,
     need,
     ranges_of,
-    record_shard,
+    read_shard,
+    record_path,
     remove_leftovers,
-    samples_of,
-    saved_groups,
     shard_path,
     while_written,
 )
@@ -147,7 +146,7 @@ def make_in(
     if isinstance(staging, UploadStaging):
         made = staging.described(job, {**lineage(job, source), **job.recipe})
     elif not published(job.target):
-        made = _described(job, source, staging, executor)
+        made = _described(job, source, staging)
     if shuffled is not None:
         shuffled.clean()
     report = Report(
@@ -166,20 +165,16 @@ def make_in(
     return Output(staging, made, report)
 
 
-def _described(job: Job, source: Source, staging: Staging, executor: Executor | None) -> Made:
+def _described(job: Job, source: Source, staging: Staging) -> Made:
     """Write the sidecar of a complete output that has not got its name, and return it."""
-    made = describe(
+    shards = range(len(job.shards))
+    made = joined(
         job.format,
         job.schema,
-        job.options,
-        [
-            (shard_path(job, staging.data, i), samples_of(job, i), staging.lengths.get(i))
-            for i in range(len(job.shards))
-        ],
         staging.made,
+        [shard_path(job, staging.data, i) for i in shards],
+        [read_shard(staging.root, i) for i in shards],
         {**lineage(job, source), **job.recipe},
-        [saved_groups(staging, i) for i in range(len(job.groupings))],
-        executor,
     )
     spec.write(made.content, staging.sidecar, made.companion, durable=staging.durable)
     return made
@@ -338,12 +333,9 @@ def _write_here(
             ranges = ranges_of(job, source, writer, index, done)
             saved = save if staging.durable else None
             with while_written(path.name):
-                groups = staging.root / f"groups-{index}.json"
-                finish = partial(complete, writer, groups, staging.durable)
+                record = record_path(staging.root, index)
+                finish = partial(complete, job, index, writer, path, record, staging.durable)
                 yield from copying(job, source, writer, index, ranges, threads, saved, finish)
-                if (lengths := writer.lengths()) is not None:
-                    staging.lengths[index] = lengths
-                record_shard(path, staging.root / f"shard-{index}.json")
                 if staging.durable:
                     staging.save({"shard": index + 1, "samples": 0, "writer": None})
                     source.release(job.shards[index].stop)

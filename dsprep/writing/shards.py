@@ -10,16 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dsprep.core.groups import Grouping
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Source, State, Writer
-from dsprep.layout.laws import Explicit, Law
-from dsprep.layout.model import Blocks, Groups
-from dsprep.sidecar.spec import read_record, write_record
-from dsprep.storage.marks import Mark
+from dsprep.sidecar import spec
+from dsprep.sidecar.identity import compare_file
+from dsprep.sidecar.spec import Content, read_record, write_record
 from dsprep.storage.trees import remove
+from dsprep.writing.create_sidecar import describe
 from dsprep.writing.job import Job
 from dsprep.writing.plan import group_pieces, pieces
 from dsprep.writing.shuffle import ShuffledSource
@@ -75,13 +73,23 @@ def copying(
     return copy.run(finish)
 
 
-def complete(writer: Writer, path: Path, durable: bool) -> None:
-    """Complete a shard, and keep in a file where its groups are."""
+def complete(job: Job, index: int, writer: Writer, path: Path, record: Path, durable: bool) -> None:
+    """Complete a shard, and record its sidecar: as long as that fits it, it is complete."""
     writer.durable = durable
     writer.finish()
-    groups = writer.groups()
-    if groups is not None:
-        _save_groups(path, groups, durable)
+    made = describe(job.format, job.schema, path, len(job.shards[index]), writer)
+    write_record(spec.to_record(made.content, made.companion), record, durable=durable)
+
+
+def record_path(root: Path, index: int) -> Path:
+    """Return the path of the record of a shard, in the working directory `root`."""
+    return root / f"shard-{index}.json"
+
+
+def read_shard(root: Path, index: int) -> tuple[Content, bytes]:
+    """Return the recorded sidecar of a complete shard, and its companion."""
+    path = record_path(root, index)
+    return spec.from_record(read_record(path), path)
 
 
 def shard_path(job: Job, data: Path, index: int) -> Path:
@@ -125,53 +133,14 @@ def continue_writer(
     return create_writer(job, path, index, None), 0
 
 
-def record_shard(path: Path, record: Path, *, durable: bool = False) -> None:
-    """Record what a complete shard is; if the record is lost, the shard is made again."""
-    write_record(Mark.of(path, sampled=True).to_json(), record, durable=durable)
-
-
 def is_kept(job: Job, staging: Staging, index: int) -> bool:
     """Whether a shard is what an earlier run recorded when it was complete."""
     path = shard_path(job, staging.data, index)
     try:
-        mark = Mark.from_json(read_record(staging.root / f"shard-{index}.json"), path)
-        if job.groupings:
-            saved_groups(staging, index)
-        return mark.is_same(Mark.with_files(path, refresh=True)[0])
-    except (OSError, ValueError, TypeError, LookupError):
+        content, _ = read_shard(staging.root, index)
+        return not compare_file(path, job.format.name, content.files[0].identity).differences
+    except (OSError, DsprepError, ValueError, TypeError, LookupError):
         return False
-
-
-def _save_groups(path: Path, groups: Groups, durable: bool) -> None:
-    """Keep where the groups of a complete shard lie until the sidecar is written."""
-    blocks = groups.blocks
-    laws: dict[str, Law | None] = {
-        "offsets": blocks.offsets,
-        "lengths": blocks.lengths,
-        "crc32c": groups.crc32c,
-        "first": groups.first,
-    }
-    content: dict[str, Any] = {
-        "samples": groups.samples,
-        "path": blocks.path,
-        "files": groups.files,
-    }
-    for name, law in laws.items():
-        content[name] = None if law is None else law.span(0, law.count).tolist()
-    write_record(content, path, durable=durable)
-
-
-def saved_groups(staging: Staging, index: int) -> Groups:
-    """Return what `_save_groups` kept."""
-    content = read_record(staging.root / f"groups-{index}.json")
-    law = {
-        name: None if content[name] is None else Explicit(np.array(content[name], np.int64))
-        for name in ("offsets", "lengths", "crc32c", "first")
-    }
-    assert law["offsets"] is not None
-    assert law["lengths"] is not None
-    blocks = Blocks(law["offsets"], law["lengths"], content["path"])
-    return Groups(content["samples"], blocks, law["crc32c"], law["first"], content["files"])
 
 
 def remove_leftovers(path: Path) -> None:

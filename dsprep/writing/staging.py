@@ -6,9 +6,9 @@ While ``DIR/NAME`` is being made, everything lies in ``DIR/.NAME.dsprep-partial/
     What is being made from what; a rerun with another job is refused, not mixed in.
 ``state.json``
     How far it has come: replaced as a whole after the data up to there are durable.
-``shard-N.json``, ``groups-N.json``
-    What a complete shard is, and where its groups are. A shard that is anything else when a run
-    continues is made again.
+``shard-N.json``
+    The sidecar of a complete shard. A shard that is anything else when a run continues is made
+    again.
 ``dsprep.lock``, and perhaps ``dsprep.lock.owner``
     Held while a process works on it, and which process that is; see `dsprep.storage.locking`.
 ``data/``
@@ -35,7 +35,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, TargetError
 from dsprep.formats.options import flag
 from dsprep.sidecar import spec
@@ -146,7 +145,6 @@ class Staging:
         self._stack = ExitStack()
         self._is_discarded = False
         self.notes: tuple[str, ...] = ()
-        self.lengths: dict[int, Ints] = {}
         try:
             self._take_lock(restart)
             self.put_sidecar()

@@ -31,10 +31,10 @@ from dsprep.storage.atomic import make_scratch
 from dsprep.storage.locking import signature
 from dsprep.storage.paths import StorePath
 from dsprep.writing import remote
-from dsprep.writing.create_sidecar import Made, describe, joined
+from dsprep.writing.create_sidecar import Made, joined
 from dsprep.writing.job import AT_ONCE, Job
 from dsprep.writing.remote import Claim, as_object
-from dsprep.writing.shards import START, samples_of, saved_groups, shard_path
+from dsprep.writing.shards import START, read_shard, shard_path
 from dsprep.writing.staging import Staging
 
 UNCONDITIONAL = (
@@ -204,18 +204,16 @@ class UploadStaging(Staging):
         assert self._claim is not None
         name = job.shards[number].name if job.sharded else ""
         target = self._remote / name
-        groups = [saved_groups(self, number)] if job.groupings else []
-        shard = path, samples_of(job, number), self.lengths.get(number)
-        made = describe(job.format, job.schema, job.options, [shard], path, {}, groups)
+        content, companion = read_shard(self.root, number)
         self._begun.add(target)
         if path.is_dir() or job.sharded:
             self._remove_sidecar()
         etag = self._put_all(path, target) if path.is_dir() else self._put(path, target)
-        entry = made.content.files[0]
+        entry = content.files[0]
         who = replace(entry.identity, etag=etag, mtime_ns=None, inode=None)
-        content = replace(made.content, files=(replace(entry, path=name or ".", identity=who),))
-        remote.write_record(self._remote, number, self._claim.run, (content, made.companion))
-        self.uploaded[number] = content, made.companion
+        content = replace(content, files=(replace(entry, path=name or ".", identity=who),))
+        remote.write_record(self._remote, number, self._claim.run, (content, companion))
+        self.uploaded[number] = content, companion
         trees.remove(path)
 
     def _put_all(self, directory: Path, target: StorePath) -> str:

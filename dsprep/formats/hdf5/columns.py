@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,10 @@ from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.locate import Outside, Unlocated, locate_grid
 from dsprep.formats.hdf5.rows import FieldColumn, Rows, fitting
-from dsprep.formats.index_tables import Route, locate
-from dsprep.layout.laws import Affine, Explicit
+from dsprep.formats.index_tables import Route, laws_of, locate
 from dsprep.layout.model import Column
 from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle
-
-_STEP = 1 << 20
 
 
 class Indexed(FieldColumn):
@@ -74,18 +72,9 @@ class Indexed(FieldColumn):
             )
         if self.route.kind == "bytes" and field.kind == "array":
             raise Unlocated("it was given a type here; dsprep convert gives it one in the file")
-        grid, end = self.rows.grid() if field.row_nbytes else None, 0
-        first, number = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
-        for start in range(0, self.count, _STEP):
-            stop = min(start + _STEP, self.count)
-            located = locate(self.route.tables, self.rows.count, start, stop)
-            number[start:stop] = np.diff(located.offsets)
-            first[start:stop] = end  # of samples without rows: where those before them end
-            if located.offsets[-1]:
-                first[start:stop], end = located.first, int(located.highs[-1])
-        even = self.count and bool((number == number[0]).all())
-        lengths = Affine(self.count, int(number[0])) if even else Explicit(number)
-        return fitting(Column(grid, 1, Explicit(first), lengths), self.count, field)
+        grid = self.rows.grid() if field.row_nbytes else None
+        found = partial(locate, self.route.tables, self.rows.count)
+        return fitting(Column(grid, 1, *laws_of(found, self.count)), self.count, field)
 
 
 def _rebase(first: Array, offsets: Ints) -> None:

@@ -49,15 +49,13 @@ begin."""
 
 
 @contextmanager
-def build(
-    path: Path, file: FilePlan, totals: Mapping[str, int], metadata: int = 0
-) -> Iterator[Any]:
+def build(path: Path, file: FilePlan, metadata: int = 0) -> Iterator[Any]:
     """Make an `h5py.File` at `path` with all groups, datasets and attributes, open in the block.
 
     Contiguous datasets and unfiltered chunks are allocated already, unless the file is in groups:
     then no chunk is, and the caller allocates them in turn. What is allocated follows on what was
     allocated before, without gaps, as long as the metadata fit in the `metadata` bytes that are
-    set aside for them at the beginning. `totals` has the rows of each ragged field, by name.
+    set aside for them at the beginning.
     """
     # Opened by ourselves first: the system's own words for a folder without permission.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666))
@@ -66,7 +64,7 @@ def build(
         made.attrs.create(LAYOUT_ATTRIBUTE, 1, dtype="<i4")
         write_attributes(made, file.schema.attrs)
         for p in file.plans:
-            _add(made, p, file.count, totals.get(p.field.name, 0), group)
+            _add(made, p, file.count, file.totals.get(p.field.name, 0), group)
         static = file.schema.static
         for s in static:
             _add_static(_group(made, s.field.name.rpartition("/")[0]), s)
@@ -259,7 +257,7 @@ def allocate(path: Path, file: FilePlan) -> None:
     """Make the file with an offset for every sample; raise `OSError` if there is no space."""
     if not file.grouped:
         _check_size(path, sum(int(p.used.sum()) * p.row_nbytes for p in file.parts))
-        with build(path, file, file.totals):
+        with build(path, file):
             return
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:
@@ -295,14 +293,10 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
             else:
                 at = np.array([dataset.id.get_offset() or -1], np.int64)
                 sizes = np.array([dataset.id.get_storage_size()], np.int64)
-            rows = int(part.used.sum())
-            if file.grouped and part.role == "values":
-                rows = part.chunk * file.grouping.count
-            shape = (rows,) if part.role in ("first", "count") else part.plan.shape(rows)
-            stored = part.nbytes if part.chunk else rows * part.row_nbytes
+            nbytes_in_all = part.rows * part.row_nbytes
+            stored = part.nbytes if part.chunk else nbytes_in_all
             if (
-                (dataset.shape, dataset.nbytes, chunks)
-                != (shape, rows * part.row_nbytes, part.chunk)
+                (dataset.shape, dataset.nbytes, chunks) != (part.shape, nbytes_in_all, part.chunk)
                 or bool(((at <= 0) | (at > nbytes - sizes)).any())
                 or not (file.compressed or bool((sizes == stored).all()))
             ):
@@ -358,7 +352,7 @@ def _made(path: Path, file: FilePlan, attempt: int) -> Iterator[Any]:
     metadata = file.metadata << (2 * attempt)
     groups = file.grouping.count
     _check_size(path, metadata + file.grouping.align + groups * file.stride)
-    with build(path, file, file.totals, metadata) as made:
+    with build(path, file, metadata) as made:
         yield made
     _without_times(path)
 

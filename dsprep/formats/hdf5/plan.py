@@ -8,9 +8,9 @@ of the last one is not read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -65,6 +65,15 @@ class FieldPlan:
     def shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape of the dataset with so many samples or rows."""
         return (rows, *self.field.inner, *self.carrier.axis)
+
+    @property
+    def filters(self) -> tuple[Mapping[str, Any], ...]:
+        """What is done to a chunk, as `dsprep.core.filters` undoes it."""
+        if self.codec is None:
+            return ()
+        shuffled = {"id": "shuffle", "elementsize": self.carrier.stored.itemsize}
+        codec = {"id": "zlib" if self.codec == "gzip" else self.codec}
+        return (shuffled, codec) if self.shuffle else (codec,)
 
     def chunk_rows(self, rows: int) -> int:
         """Return the rows per chunk of a dataset with this many rows; 0 is contiguous."""
@@ -220,6 +229,17 @@ class AllocatedDataset:
     used: Ints
 
     @property
+    def rows(self) -> int:
+        """Rows of the dataset; the chunks of values have one size, whatever groups use of them."""
+        padded = self.role == "values" and self.chunk and len(self.used) > 1
+        return self.chunk * len(self.used) if padded else int(self.used.sum())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the dataset."""
+        return (self.rows,) if self.role in ("first", "count") else self.plan.shape(self.rows)
+
+    @property
     def path(self) -> str:
         """Where the dataset is in the file."""
         name = self.plan.field.name
@@ -277,6 +297,10 @@ class FilePlan:
     def spooled(self) -> bool:
         """Whether sizes are known only when all samples are there."""
         return self.compressed or self.schema.ragged != bool(self.totals)
+
+    def with_totals(self, totals: dict[str, int]) -> FilePlan:
+        """Return the plan of a file without groups whose ragged fields have so many rows."""
+        return replace(self, parts=_parts(self.plans, self.count, totals), totals=totals)
 
     @property
     def group_nbytes(self) -> int:
@@ -350,10 +374,19 @@ def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> F
 
 def _without_groups(schema: Schema, options: WriteOptions, count: int) -> FilePlan:
     plans = plan(schema, options, count)
-    ragged = [p for p in plans if p.field.ragged]
     totals = dict(count.rows) if isinstance(count, Samples) else {}
-    if any(not p.field.row_nbytes for p in ragged):
+    if any(not p.field.row_nbytes for p in plans if p.field.ragged):
         totals = {}  # the rows are there, but nothing says how many
+    grouping = Grouping(np.array([0, count], np.int64))
+    return FilePlan(
+        schema, grouping, plans, _parts(plans, count, totals), totals, False, unit(schema, options)
+    )
+
+
+def _parts(
+    plans: Sequence[FieldPlan], count: int, totals: Mapping[str, int]
+) -> list[AllocatedDataset]:
+    """Return the datasets of a file without groups, those of ragged fields if `totals` has them."""
     parts: list[AllocatedDataset] = []
 
     def add(p: FieldPlan, role: Role, chunk: int, nbytes: int, rows: int) -> None:
@@ -365,11 +398,11 @@ def _without_groups(schema: Schema, options: WriteOptions, count: int) -> FilePl
         if not p.field.ragged:
             add(p, "rows", p.chunk_rows(count), p.field.row_nbytes, count)
         elif totals:
-            add(p, "values", 0, p.field.row_nbytes, totals[p.field.name])
+            rows = totals[p.field.name]
+            add(p, "values", p.chunk_rows(rows), p.field.row_nbytes, rows)
             add(p, "first", 0, _INDEX_NBYTES, count)
             add(p, "count", 0, _INDEX_NBYTES, count)
-    grouping = Grouping(np.array([0, count], np.int64))
-    return FilePlan(schema, grouping, plans, parts, totals, False, unit(schema, options))
+    return parts
 
 
 def plan_of_groups(file: FilePlan) -> GroupPlan:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -44,9 +44,11 @@ from dsprep.formats.base import State, Writer
 from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular, write_groups
 from dsprep.formats.hdf5.guard import hdf5_errors
 from dsprep.formats.hdf5.plan import AllocatedDataset, FieldPlan, FilePlan
+from dsprep.formats.index_tables import laws_of, runs_of
 from dsprep.formats.record_writer import RecordWriter, stored_groups
 from dsprep.formats.stored_rows import contiguous, spans
-from dsprep.layout.model import Groups
+from dsprep.layout.laws import Explicit, Law
+from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Groups
 from dsprep.storage.checksums import combine, crc32c, pwrite_crc32c
 from dsprep.storage.durable import close, preallocate, start_sync, sync
 from dsprep.storage.paths import open_file
@@ -151,6 +153,10 @@ class PlacedWriter(RecordWriter):
         self.close()
 
     @override
+    def layout(self) -> FileLayout:
+        return layout_of(self.path, self._file, self._places)
+
+    @override
     def sum_of(self, group: int, begin: int, end: int) -> int | None:
         used = sum(int(p.used[group]) * p.row_nbytes for p in self._file.parts)
         return self.sums.of(group, begin, end, used) if self._regular else None
@@ -170,6 +176,36 @@ def _ranges(file: FilePlan, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
         begins = ends = np.zeros((1, file.grouping.count), np.int64)
     first = begins.min(axis=0)
     return first, np.maximum(ends.max(axis=0), first)
+
+
+def layout_of(path: Path, file: FilePlan, places: Sequence[tuple[Ints, Ints]]) -> FileLayout:
+    """Return where the samples of a complete file are, whose datasets have these places."""
+    grids, tables = dict[str, Grid](), dict[str, Ints]()
+    with closing(open_file(path)) as opened:
+        for part, (offsets, sizes) in zip(file.parts, places, strict=True):
+            shape, plan = part.shape, part.plan
+            if part.role in ("first", "count"):
+                table = tables[part.path] = np.empty(shape, _INT)
+                chunk = part.chunk or part.rows
+                for offset, low, high in spans(offsets, chunk, _INT.itemsize, 0, part.rows):
+                    opened.pread_into(table[low:high], offset)
+                continue
+            grids[plan.field.name] = Grid(
+                Blocks(Explicit(offsets), Explicit(sizes)),
+                shape,
+                plan.carrier.stored.itemsize,
+                (part.chunk or part.rows, *shape[1:]),
+                filters=plan.filters,
+            )
+    columns = {}
+    for f in file.schema:
+        rows: tuple[Law, ...] = ()
+        if f.ragged:
+            first = tables[f"{f.name}/first"]
+            end = first + tables[f"{f.name}/count"]
+            rows = laws_of(lambda a, b: runs_of(first[a:b], end[a:b]), file.count)  # noqa: B023
+        columns[f.name] = Column(grids.get(f.name), 1, *rows)
+    return FileLayout(file.count, columns=columns)
 
 
 # --- sizes unknown beforehand -----------------------------------------------------------------
@@ -303,8 +339,8 @@ class SpoolWriter(Writer):
             numbers = p.field.ragged or p.eager
             fields.append((p, next(left), next(left) if numbers else None))
         totals = {p.field.name: _count_rows(p, v, n) for p, v, n in fields if p.field.ragged and n}
-        places = []
-        with build(self._path, self._file, totals) as made:
+        self._file, places = self._file.with_totals(totals), []
+        with build(self._path, self._file) as made:
             for p, values, lengths in fields:
                 with hdf5_errors(self._path, f"field {p.field.name} cannot be written"):
                     rows = totals.get(p.field.name, self._file.count)
@@ -320,6 +356,10 @@ class SpoolWriter(Writer):
     def groups(self) -> Groups | None:
         """Return where the groups are."""
         return self._written_groups
+
+    @override
+    def layout(self) -> FileLayout:
+        return layout_of(self._path, self._file, find(self._path, self._file))
 
     def clean(self) -> None:
         """Remove the spool."""

@@ -9,7 +9,6 @@ cannot crash the process and any number of threads read at once.
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -100,14 +99,7 @@ class Lmdb(WritableFormat):
             nbytes = groups.nbytes
         else:
             groups, nbytes = None, _estimate(schema, samples, payload, options)
-        layout = None
-        if schema.ragged:
-            from dsprep.formats.lmdb.locate import written_layout
-
-            layout = partial(written_layout, schema, options, data_file)
-        return WritePlan(
-            stored=stored, notes=tuple(lost), nbytes=nbytes, files=2, groups=groups, layout=layout
-        )
+        return WritePlan(stored=stored, notes=tuple(lost), nbytes=nbytes, files=2, groups=groups)
 
     def create(
         self,

@@ -6,26 +6,22 @@ the encoding alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from dsprep.core.schema import Field, Ints, Schema
 from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.fields import describe_recipe
-from dsprep.formats.lmdb.keys import plan_keys
 from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.pages import HEADER
 from dsprep.formats.lmdb.parse import Records
 from dsprep.formats.lmdb.recover import StoredValues, recover
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import Values
-from dsprep.formats.options import WriteOptions
 from dsprep.layout import model
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout, Part
 
 KEYS = "keys are in the leaf pages of the tree, not in the values"
-_PROBED = 64  # values of a file just written that are compared with it
 
 
 def file_layout(
@@ -46,27 +42,17 @@ def file_layout(
     return FileLayout(len(records), stored, unlocated=keys, candidates=laws, facts=facts)
 
 
-def written_layout(
-    schema: Schema,
-    options: WriteOptions,
-    data_file: Callable[[Path], Path],
-    path: Path,
-    positions: Ints | None,
-) -> FileLayout | None:
+def written_layout(schema: Schema, key_nbytes: int, inside: str, positions: Ints) -> FileLayout:
     """Return the layout of samples that were written with their values at these positions.
 
-    `positions` has offsets and sizes: int64, shape ``(2, samples)``. `data_file` gives the file of
-    `path`.
+    `positions` has offsets and sizes: int64, shape ``(2, samples)``, in the file that is at
+    `inside` below the path of the dataset.
     """
-    if positions is None:
-        return None
     (offsets, sizes), n = positions, positions.shape[1]
-    keys, stored_in = plan_keys(options.key_format, n), data_file(path)
-    inside = "" if stored_in == path else stored_in.name
     blocks = model.Blocks(Explicit(offsets), Explicit(sizes), inside)
     fields = [(f.name, f) for f in schema]
     framed = PSIZE if (offsets % PSIZE == HEADER).any() else 0
-    values = StoredValues(PSIZE, offsets, sizes, (keys.nbytes, keys.nbytes), 1, 0, named=False)
+    values = StoredValues(PSIZE, offsets, sizes, (key_nbytes, key_nbytes), 1, 0, named=False)
     laws, facts = recover(values)
     stored = records_of(blocks, Values(schema), fields, framed=framed)
     return FileLayout(n, stored, candidates=laws, facts=facts)

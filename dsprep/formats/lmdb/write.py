@@ -38,6 +38,7 @@ from dsprep.core.spans import move_spans, offsets_of, ranges
 from dsprep.errors import UnsupportedError
 from dsprep.formats.base import State
 from dsprep.formats.lmdb.keys import plan_keys
+from dsprep.formats.lmdb.locate import written_layout
 from dsprep.formats.lmdb.overflow import overflow_spans
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
 from dsprep.formats.lmdb.parse import Records
@@ -51,6 +52,7 @@ from dsprep.formats.lmdb.values import (
 )
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.record_writer import RecordWriter
+from dsprep.layout.model import FileLayout
 from dsprep.storage.checksums import read_crc32c
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.paths import open_file
@@ -107,6 +109,7 @@ class LmdbWriter(RecordWriter):
     ) -> None:
         super().__init__(path, inside, samples if isinstance(samples, Grouping) else None, state)
         self._count = int(samples.edges[-1]) if isinstance(samples, Grouping) else samples
+        self._schema = schema
         keys = self._keys = plan_keys(options.key_format, self._count)
         self._values = Values(schema)
         possible = [self._values.head, *([MAX_VALUE] if schema.ragged else [])]  # has a small node
@@ -304,8 +307,10 @@ class LmdbWriter(RecordWriter):
         return page.tobytes()
 
     @override
-    def lengths(self) -> Ints | None:
-        return self._positions
+    def layout(self) -> FileLayout | None:
+        if self._positions is None:
+            return None
+        return written_layout(self._schema, self._keys.nbytes, self.inside, self._positions)
 
     def checkpoint(self) -> State:
         """Return the tree's right edge and the nodes of the open leaf: some kilobytes."""

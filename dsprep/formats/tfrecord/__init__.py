@@ -9,7 +9,6 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -74,9 +73,7 @@ class TFRecord(WritableFormat):
     ) -> WritePlan:
         """Return the list that carries each field; groups are contiguous, as all records are."""
         from dsprep.formats.tfrecord import features
-        from dsprep.formats.tfrecord.locate import layout_of
         from dsprep.formats.tfrecord.plan import arrange, plan_groups
-        from dsprep.formats.tfrecord.source import written_layout
 
         codec = options.compress.codec if options.compress else None
         if codec not in (None, "gzip"):
@@ -106,16 +103,7 @@ class TFRecord(WritableFormat):
             nbytes = _estimate(schema, types, samples, payload)
             if options.compress is not None:  # what does not compress grows a little
                 nbytes += nbytes // 500 + 1024
-        layout = None
-        if codec is None:
-            layout = layout_of(arranged, samples) or partial(written_layout, schema)
-        return WritePlan(
-            stored=stored,
-            notes=_lost(schema, types),
-            nbytes=nbytes,
-            groups=groups,
-            layout=layout,
-        )
+        return WritePlan(stored=stored, notes=_lost(schema, types), nbytes=nbytes, groups=groups)
 
     @override
     def create(

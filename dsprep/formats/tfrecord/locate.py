@@ -7,13 +7,12 @@ may still differ in length: by padding behind the features (`plan`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from dsprep.core.groups import Grouping
-from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import framing
 from dsprep.formats.tfrecord.build import Assembly, Template
@@ -78,10 +77,8 @@ def opaque_parts(index: Index, features: Sequence[Feature], label: Label) -> dic
 # --- files that were written -----------------------------------------------------------------
 
 
-def layout_of(
-    arranged: Arrangement, samples: int | Grouping
-) -> Callable[[Path, Ints | None], FileLayout | None] | None:
-    """Return what gives the layout of a file that was written as `arranged`; see `WritePlan`.
+def layout_of(arranged: Arrangement, samples: int | Grouping, path: Path) -> FileLayout | None:
+    """Return the layout of a file that was written as `arranged`.
 
     None unless records have one size, and all values have bytes.
     """
@@ -89,15 +86,11 @@ def layout_of(
     if isinstance(builder, Assembly) or not all(f.field.row_nbytes for f, _ in builder.features):
         return None
     by_name = builder.features
-
-    def layout(path: Path, lengths: Ints | None = None) -> FileLayout:
-        index, chosen = Index(*_lengths(arranged, builder, samples)), [f for f, _ in by_name]
-        parts = {f.field.name: Part(at, f.field.row_nbytes) for f, at in by_name if f.type != INT64}
-        check_written(path, index)
-        known = frozenset(f.name for f in chosen)
-        return FileLayout(index.count, records_of(index, chosen, known, parts))
-
-    return layout
+    index, chosen = Index(*_lengths(arranged, builder, samples)), [f for f, _ in by_name]
+    parts = {f.field.name: Part(at, f.field.row_nbytes) for f, at in by_name if f.type != INT64}
+    check_written(path, index)
+    known = frozenset(f.name for f in chosen)
+    return FileLayout(index.count, records_of(index, chosen, known, parts))
 
 
 def _lengths(arranged: Arrangement, builder: Template, samples: int | Grouping) -> tuple[Law, int]:

@@ -225,10 +225,8 @@ class TFRecordSource(Source):
         self._stream.close()
 
 
-def written_layout(schema: Schema, path: Path, lengths: Ints | None) -> FileLayout | None:
+def written_layout(schema: Schema, path: Path, lengths: Ints) -> FileLayout:
     """Return the layout of a file of samples that were written as records of these lengths."""
-    if lengths is None:
-        return None
     constant = bool((lengths == lengths[0]).all())
     law = Affine(len(lengths), int(lengths[0])) if constant else Table(lengths)
     index = Index(law, int(lengths.sum()) + framing.FRAME * len(lengths))

@@ -25,8 +25,11 @@ from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head
+from dsprep.formats.tfrecord.locate import layout_of
 from dsprep.formats.tfrecord.plan import arrange
+from dsprep.formats.tfrecord.source import written_layout
 from dsprep.formats.tfrecord.stream import read_index
+from dsprep.layout.model import FileLayout
 from dsprep.storage.checksums import crc32c
 from dsprep.storage.durable import sync
 from dsprep.storage.paths import open_file
@@ -70,6 +73,7 @@ class TFRecordWriter(RecordWriter):
     ) -> None:
         grouping = samples if isinstance(samples, Grouping) else None
         super().__init__(path, "", grouping, state)
+        self._schema, self._samples = schema, samples
         self._arrangement = arrange(schema, features.plan(schema, options), grouping)
         self._level: int | None = None
         if options.compress is not None:
@@ -142,8 +146,14 @@ class TFRecordWriter(RecordWriter):
             self.sums.add(piece.group, piece.offset, at - piece.offset, crc)
 
     @override
-    def lengths(self) -> Ints | None:
-        return np.concatenate(self._lengths).astype(np.int64) if self._lengths else None
+    def layout(self) -> FileLayout | None:
+        if self._level is not None:
+            return None
+        known = layout_of(self._arrangement, self._samples, self.path)
+        if known is not None or not self._lengths:
+            return known
+        lengths = np.concatenate(self._lengths).astype(np.int64)
+        return written_layout(self._schema, self.path, lengths)
 
     def checkpoint(self) -> State:
         """Return where the next piece goes."""

@@ -7,12 +7,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
-from support import random_batch, write_batch
+from support import describe, random_batch, write_batch
 
 from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
-from dsprep.formats.options import WriteOptions
-from dsprep.writing.create_sidecar import describe
 
 FIXED = Schema(
     (
@@ -76,10 +74,9 @@ def samples(schema: Schema, count: int, version: int = 0) -> Batch:
 def origin(folder: Path, schema: Schema, batch: Batch) -> Path:
     """Write the samples as a TFRecord with its sidecar, from which all else is made."""
     path = folder / "origin.tfrecord"
-    count = len(next(iter(batch.values())))
     format = formats.load("tfrecord")
     write_batch(format, path, schema, batch)
-    describe(format, schema, WriteOptions(), [(path, count, None)], path, {}).save(durable=False)
+    describe(format, schema, [path], path).save(durable=False)
     return path
 
 
