@@ -70,17 +70,18 @@ class ShardTask(Task[Done]):
     @override
     def make(self, directory: Path) -> Done:
         job, durable, name = self.job, self.workplace.durable, self.job.shards[0].name
+        path = directory / name
         with (
             sole_writer(self.workplace.directory),
             while_written(name),
             self.source.opened() as source,
         ):
-            with closing(create_writer(job, directory / name, 0, None)) as writer:
+            with closing(create_writer(job, path, 0, None)) as writer:
                 save = _save_nothing if durable else None
                 ranges = ranges_of(job, source, writer, 0, 0)
                 copy = copying(job, source, writer, 0, ranges, THREADS_PER_TASK, save)
                 nbytes = sum(piece.nbytes for piece in copy)
-                complete(job, 0, writer, made, directory / RECORD, durable)
+                complete(job, 0, writer, path, directory / RECORD, durable)
             writer.clean()
         return Done(job.samples, nbytes)
 
