@@ -6,7 +6,7 @@ A format that only says where its samples are gives a `Parsed`, and needs nothin
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from dsprep.formats.fields import wanted
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes
-from dsprep.layout.model import FileLayout
+from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.storage.base import Handle
 
@@ -48,6 +48,41 @@ class Parsed:
     layout: FileLayout
     attrs: Attrs = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+class Unlocated(Exception):
+    """Only the format's library finds a field; the text is the reason, a clause."""
+
+
+def locate_fields(
+    fields: Mapping[str, Callable[[], Column]],
+    count: int,
+    progress: Callable[[int, int], None] | None,
+) -> FileLayout:
+    """Return the layout of `count` samples; see `Source.extents`.
+
+    `fields` locate one field each, or raise `Unlocated`.
+    """
+    columns: dict[str, Column] = {}
+    unlocated: dict[str, str] = {}
+    for done, (name, locate) in enumerate(fields.items(), 1):
+        try:
+            columns[name] = locate()
+        except Unlocated as reason:
+            unlocated[name] = str(reason)
+        if progress is not None:
+            progress(done, len(fields))
+    return FileLayout(count, None, columns, unlocated)
+
+
+def total_sizes(parts: Iterable[Ints | None], count: int) -> Ints | None:
+    """Return the bytes of `count` samples, from those of each field; None if one is not known."""
+    total = np.zeros(count, np.int64)
+    for part in parts:
+        if part is None:
+            return None
+        total += part
+    return total
 
 
 class LocatedSource(Source):
@@ -93,13 +128,10 @@ class LocatedSource(Source):
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        total = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
-        for f in (f for f in self.schema if f.ragged):
-            nbytes = sizes(self._layout, f, np.arange(start, stop, dtype=np.int64))
-            if nbytes is None:
-                return None
-            total += nbytes
-        return total
+        some = np.arange(start, stop, dtype=np.int64)
+        parts = (sizes(self._layout, f, some) for f in self.schema if f.ragged)
+        ragged = total_sizes(parts, stop - start)
+        return None if ragged is None else ragged + self.schema.fixed_nbytes
 
     @override
     def resident_nbytes(self) -> int:

@@ -438,7 +438,6 @@ def test_a_missing_file_of_dsprep_is_damage(tmp_path: Path, how: str, zipped: bo
         path = zip_up(path, tmp_path / "a.zip", how=zipfile.ZIP_DEFLATED)
     for name, key in lost.items():
         with opened(path, name) as source:
-            assert re.fullmatch("1 of [0-9]+ chunk files of [rx/first]+ are missing", *source.notes)
             for read in (lambda s: s.read(0, 20), lambda s: s.extents())[: 1 + (not zipped)]:
                 with pytest.raises(FormatError, match=f"{key}: a chunk file is missing"):
                     read(source)

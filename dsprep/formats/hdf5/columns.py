@@ -24,9 +24,10 @@ from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import StoredType
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.heaps import Heaps
-from dsprep.formats.hdf5.locate import Outside, Unlocated, locate_grid
+from dsprep.formats.hdf5.locate import Outside, locate_grid
 from dsprep.formats.hdf5.rows import FieldColumn, Rows, fitting
 from dsprep.formats.index_tables import Route, laws_of, locate
+from dsprep.formats.located import Unlocated
 from dsprep.layout.model import Column
 from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle

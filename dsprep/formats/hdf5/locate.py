@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from dsprep.core.filters import decode
 from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
+from dsprep.formats.located import Unlocated
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Grid
 from dsprep.storage.base import Handle
@@ -220,10 +221,6 @@ def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
 
 
 # --- datasets --------------------------------------------------------------------------------
-
-
-class Unlocated(Exception):
-    """Only the library can find a field; the argument is the reason, a clause."""
 
 
 class Outside(FormatError):

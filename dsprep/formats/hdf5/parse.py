@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Batch, Ints, Schema
+from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
 from dsprep.core.schema import Column as Values
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype
 from dsprep.formats.hdf5.columns import Indexed
 from dsprep.formats.hdf5.fields import Fields
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
-from dsprep.formats.hdf5.locate import Unlocated, filter_name
+from dsprep.formats.hdf5.locate import filter_name
 from dsprep.formats.hdf5.rows import FieldColumn, Rows
+from dsprep.formats.located import locate_fields, total_sizes
 from dsprep.formats.options import OpenOptions
-from dsprep.layout import model as layout
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
-from dsprep.layout.model import FileLayout
+from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.columns import fetch
 from dsprep.storage.paths import open_file
 
@@ -87,13 +87,8 @@ class Hdf5Source(Source):
 
     def sizes(self, start: int, stop: int) -> Ints | None:
         """Return the payload bytes of each sample; None where that takes reading them."""
-        total = np.zeros(stop - start, np.int64)
-        for column, _ in self._columns.values():
-            sizes = column.sizes(start, stop)
-            if sizes is None:
-                return None
-            total += sizes
-        return total
+        parts = (column.sizes(start, stop) for column, _ in self._columns.values())
+        return total_sizes(parts, stop - start)
 
     @override
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
@@ -117,17 +112,12 @@ class Hdf5Source(Source):
 
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        located: dict[str, layout.Column] = {}
-        unlocated: dict[str, str] = {}
-        for done, (name, (column, field)) in enumerate(self._columns.items(), 1):
-            try:
-                with hdf5_errors(f"{self.path}, field {name}", "the field cannot be located"):
-                    located[name] = column.locate(field)
-            except Unlocated as reason:
-                unlocated[name] = str(reason)
-            if progress is not None:
-                progress(done, len(self._columns))
-        return FileLayout(self._count, None, located, unlocated)
+        def locate(name: str, column: FieldColumn, field: Field) -> Column:
+            with hdf5_errors(f"{self.path}, field {name}", "the field cannot be located"):
+                return column.locate(field)
+
+        fields = {name: partial(locate, name, *both) for name, both in self._columns.items()}
+        return locate_fields(fields, self._count, progress)
 
     def close(self) -> None:
         """Close the file."""

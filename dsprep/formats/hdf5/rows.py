@@ -20,7 +20,8 @@ from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import StoredType, check_sources, sources
 from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
-from dsprep.formats.hdf5.locate import Outside, Unlocated, check_chunks, locate_grid
+from dsprep.formats.hdf5.locate import Outside, check_chunks, locate_grid
+from dsprep.formats.located import Unlocated
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.columns import ColumnReader, PendingRead, fetch
 from dsprep.storage.base import Handle

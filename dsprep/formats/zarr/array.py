@@ -18,9 +18,10 @@ import numpy as np
 from dsprep.core.memory import free_memory
 from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
 from dsprep.errors import FormatError, MissingExtra
+from dsprep.formats.located import Unlocated
 from dsprep.formats.zarr.attributes import FIELDS
 from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
-from dsprep.formats.zarr.locate import Unlocated, locate
+from dsprep.formats.zarr.locate import locate
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
 from dsprep.layout.model import Column, FileLayout

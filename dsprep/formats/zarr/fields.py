@@ -25,10 +25,10 @@ from dsprep.core.memory import free_memory
 from dsprep.core.schema import DIMENSIONS, Arena, Array, Column, Field, Ints, Kind, Ragged
 from dsprep.errors import FormatError
 from dsprep.formats.index_tables import Route, locate
+from dsprep.formats.located import Unlocated
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
 from dsprep.formats.zarr.chunks import MAX_CHUNK
-from dsprep.formats.zarr.locate import Unlocated
 from dsprep.formats.zarr.metadata import MAX_ROW, NoField
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.laws import Explicit

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
+from dsprep.formats.located import Unlocated
 from dsprep.formats.zarr.chunks import shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, Zip, is_number, join
@@ -36,10 +37,6 @@ MAX_BLOCKS = 1 << 27
 FEW_BLOCKS = 1 << 20
 SPARSE = 256
 """An array of more than `FEW_BLOCKS` chunks has files for at least one in `SPARSE`."""
-
-
-class Unlocated(Exception):
-    """Only zarr reads this; the text is the reason, a clause."""
 
 
 def locate(array: StoredArray) -> Grid:

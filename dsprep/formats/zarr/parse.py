@@ -22,6 +22,7 @@ from dsprep.formats.base import Source
 from dsprep.formats.conventions import Stated, state_common
 from dsprep.formats.fields import missing_field, retype, wanted
 from dsprep.formats.index_tables import IndexTable, Route
+from dsprep.formats.located import locate_fields, total_sizes
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import (
     ArrayTree,
@@ -35,11 +36,11 @@ from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, STATIC, from_json
 from dsprep.formats.zarr.fields import Elements, Parts, Reading
-from dsprep.formats.zarr.locate import Unlocated, stored_files
+from dsprep.formats.zarr.locate import stored_files
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_node
 from dsprep.formats.zarr.store import DOCUMENTS, Directory, Store, Zip, join
 from dsprep.layout.describe import FieldStorage
-from dsprep.layout.model import Column, FileLayout
+from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import fetch
 
 ROOT_NAME = "data"
@@ -47,11 +48,8 @@ ROOT_NAME = "data"
 
 MAX_DEPTH = 32  # Linux follows 40 symbolic links on one path
 MAX_NODES = 100_000
-MAX_FILES = 10_000
-"""Files of a store that are looked for when it is opened."""
-
 FEW_FILES = 64
-"""Those of an array of more files."""
+"""Files of an array that are looked for by name before all are listed."""
 
 PARTS = ("values", "first", "count")
 
@@ -124,7 +122,9 @@ class ZarrSource(Source):
         notes += unkept(groups, chosen)
         if not requested:
             notes += samples.unapplied({f.name: f.attrs for f in self.schema})
-        self.notes = (*notes, *missing(self._store, chosen))
+        self.notes = tuple(notes)
+        for array in (a for r in chosen for a in r.arrays if a.meta.shape):
+            check_names(self._store, array.meta)
 
     def _choose(self, options: OpenOptions, readings: dict[str, Reading], attrs: Attrs) -> None:
         available = {n: r.field for n, r in readings.items()}
@@ -155,26 +155,12 @@ class ZarrSource(Source):
 
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        columns: dict[str, Column] = {}
-        unlocated: dict[str, str] = {}
-        for done, (field, reading) in enumerate(self._columns, 1):
-            try:
-                columns[field.name] = reading.located(field, len(self))
-            except Unlocated as reason:
-                unlocated[field.name] = str(reason)
-            if progress is not None:
-                progress(done, len(self._columns))
-        return FileLayout(len(self), columns=columns, unlocated=unlocated)
+        fields = {f.name: partial(r.located, f, len(self)) for f, r in self._columns}
+        return locate_fields(fields, len(self), progress)
 
     @override
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        total = np.zeros(stop - start, np.int64)
-        for _, reading in self._columns:
-            part = reading.sizes(start, stop)
-            if part is None:
-                return None
-            total += part
-        return total
+        return total_sizes((r.sizes(start, stop) for _, r in self._columns), stop - start)
 
     def resident_nbytes(self) -> int:
         """See `Source.resident_nbytes`: each array keeps the chunk that it decoded last.
@@ -438,32 +424,11 @@ def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading]) -> list[str
     return [f"attributes of {samples.listed(owners, 8)} are not kept"] if owners else []
 
 
-def missing(store: Store, readings: Sequence[Reading]) -> list[str]:
-    """Return how many files of each array are missing, for as many files as are soon counted.
-
-    Raise `FormatError` if they lie there under other names than the metadata give.
-    """
-    notes, left = [], MAX_FILES
-    for array in (a for r in readings for a in r.arrays if a.meta.shape):
-        meta, files = array.meta, array.meta.files()
-        if files > left:
-            lines = range(min(FEW_FILES, -(-meta.shape[0] // meta.grid[0])))
-            if not any(store.has(meta.key(line)) for line in lines):
-                check_names(store, meta)
-            continue
-        left -= files
-        absent = files - stored_files(store, meta).shape[1]
-        if absent == files:
-            check_names(store, meta)
-        if absent:
-            consequence = "" if array.complete else " and read as the fill value"
-            name = meta.path or "the array"
-            notes.append(f"{absent} of {files} chunk files of {name} are missing{consequence}")
-    return notes
-
-
 def check_names(store: Store, meta: ArrayMeta) -> None:
     """Raise `FormatError` if no chunk of an array is there, but other files are."""
+    lines = range(min(FEW_FILES, -(-meta.shape[0] // meta.grid[0])))
+    if any(store.has(meta.key(line)) for line in lines) or stored_files(store, meta).size:
+        return
     inside = {*store.children(meta.path), *(name for name, *_ in store.listed(meta.path, 0))}
     names = sorted(n for n in inside if n[0] != "." and n not in DOCUMENTS)
     if names and store.nbytes(meta.path):
