@@ -271,7 +271,7 @@ def test_files_do_not_depend_on_threads(tmp_path, tiny):
         source = numbered(2000)
         with ShuffledSource(source, 1, 30_000, scratch, workers=workers) as shuffled:
             shuffled.prepare()
-        found.append({p.name: p.read_bytes() for p in scratch.glob("part-*")})
+        found.append({p.name: p.read_bytes() for p in scratch.glob("part-*/runs")})
     assert found[0] == found[1]
 
 
@@ -381,7 +381,7 @@ def test_space_is_given_back(tmp_path):
     want = expected(source, 1)
     with ShuffledSource(source, 1, 1 << 20, tmp_path / "s") as shuffled:
         assert_same_batch(shuffled.read(0, 50), take(want, 0, 50), schema)
-        runs = tmp_path / "s" / "part-0"
+        runs = tmp_path / "s" / "part-0" / "runs"
         before = runs.stat()
         shuffled.release(50)
         assert runs.stat().st_size == before.st_size
@@ -425,7 +425,7 @@ def test_damaged_files_are_refused(where, tmp_path, tiny, monkeypatch):
     source = numbered(1000)
     with ShuffledSource(source, 1, 20_000, tmp_path / "s") as shuffled:
         shuffled.prepare()
-    path = tmp_path / "s" / "part-1"
+    path = tmp_path / "s" / "part-1" / "runs"
     data = bytearray(path.read_bytes())
     match where:
         case "position":
@@ -488,4 +488,3 @@ def test_the_path_of_the_base_is_kept(tmp_path):
     with ShuffledSource(numbered(10), 1, 1 << 20, tmp_path) as shuffled:
         assert shuffled.path == Path("memory")
         assert shuffled.schema is X
-        assert "memory" in shuffled.described

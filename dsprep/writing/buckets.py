@@ -53,7 +53,6 @@ def index_nbytes(buckets: int) -> int:
 
 def write_runs(
     fd: int,
-    path: Path,
     schema: Schema,
     order: Permutation,
     bucket_samples: int,
@@ -93,7 +92,7 @@ def write_runs(
             held.append(memory)
             iovecs.append(np.stack([addresses, np.diff(ends)], axis=1))
         iovec = np.concatenate(iovecs)[np.argsort(np.concatenate(numbers), kind="stable")]
-        drain(fd, end, np.ascontiguousarray(iovec[iovec[:, 1] > 0]), path)
+        drain(fd, end, np.ascontiguousarray(iovec[iovec[:, 1] > 0]), "a temporary file")
         index += [edges, offsets]
         end = int(offsets[-1])
     pwrite_all(fd, [*index, np.array([len(index) // 2])], end)
@@ -236,9 +235,8 @@ class BucketReader:
         sizes = [float(n * self._schema.fixed_nbytes)]
         for name, rows in lengths.items():
             sizes.append(float(rows.sum(dtype=np.float64)) * self._schema[name].row_nbytes)
-        if min(int(numbers.min()) for numbers in (order, *lengths.values())) < 0:
-            raise _damaged(self._paths[0])
-        if sum(sizes) != nbytes:
+        least = min(int(numbers.min()) for numbers in (order, *lengths.values()))
+        if least < 0 or sum(sizes) != nbytes:
             raise _damaged(self._paths[0])
         return order
 

@@ -19,10 +19,7 @@ and every sample comes exactly once.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import (
@@ -30,31 +27,28 @@ from concurrent.futures import (
     Executor,
     Future,
     ThreadPoolExecutor,
-    as_completed,
 )
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from typing_extensions import override
 
-from dsprep import executors
 from dsprep.core.gather import LONG, Assembly, take
 from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Batch, Ints, Schema, empty_batch
-from dsprep.core.units import show_nbytes
-from dsprep.errors import FormatError, UsageError
+from dsprep.errors import FormatError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import read_record, write_record
-from dsprep.source.derived import DerivedSource, probe_nbytes
-from dsprep.storage.durable import sync, sync_directory
+from dsprep.source.derived import DerivedSource
+from dsprep.storage.durable import sync
 from dsprep.storage.trees import remove
 from dsprep.writing.buckets import MOST, BucketReader, index_nbytes, write_runs
-from dsprep.writing.plan import PIECE_NBYTES, Shard, pieces
+from dsprep.writing.plan import PIECE_NBYTES, Shard, payload_nbytes, pieces
+from dsprep.writing.tasks import Task, Workplace, run_tasks
 
 How: TypeAlias = Literal["memory", "direct", "buckets"]
 
@@ -80,8 +74,6 @@ UNSYNCED_NBYTES = 4 << 30
 """Up to so many bytes, temporary files are made again by a rerun, not synced."""
 
 _JOURNAL = "shuffle.json"
-_RUN = "run-"  # of the first pass: where its parts are until they are complete
-_STEP = 1 << 18  # samples whose sizes are asked for at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +82,15 @@ class FirstPass(Opening):
 
     Attributes
     ----------
-    directory
-        Where the parts are.
-    attempts
-        A directory of this run, where they are until they are complete: workers of an earlier
-        run find theirs gone.
+    place
+        Where the parts are, each in a directory of its own.
     path, schema, seed, samples, per_bucket, piece_nbytes
         What is dealt, and how.
     parts
         Into how many ranges of samples it is cut.
-    synced
-        Whether to wait for the disk.
     """
 
-    directory: Path
-    attempts: Path
+    place: Workplace
     path: Path
     schema: Schema
     seed: int
@@ -112,59 +98,58 @@ class FirstPass(Opening):
     per_bucket: int
     piece_nbytes: int
     parts: int
-    synced: bool
 
     def range(self, part: int) -> tuple[int, int]:
         """Return the samples of a part, half-open."""
         return part * self.samples // self.parts, (part + 1) * self.samples // self.parts
 
-    def file_of(self, part: int) -> Path:
-        """Return the file of a part; it is there when the part is complete."""
-        return self.directory / f"part-{part}"
-
-    def deal(
-        self,
-        part: int,
-        base: Source,
-        offset: int,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Deal the samples of a part; sample `offset` of all is the first one of `base`.
-
-        `stopped`: whether to give up.
-        """
-        start, stop = self.range(part)
-
-        def batches() -> Iterator[tuple[int, Batch]]:
-            arena, shard = Arena(), Shard("", start - offset, stop - offset)
-            for first, last in pieces(base, shard, 1, self.piece_nbytes):
-                if stopped():
-                    raise CancelledError
-                yield first + offset, base.read(first, last, arena)
-
-        fd, name = tempfile.mkstemp(prefix=f"{part}-", dir=self.attempts)
-        try:
-            order = Permutation(self.seed, self.samples)
-            write_runs(fd, Path(name), self.schema, order, self.per_bucket, batches())
-            if self.synced:
-                sync(fd, data=True)
-        finally:
-            os.close(fd)
-        Path(name).replace(self.file_of(part))  # another process, taken for lost, made the same
-        if self.synced:
-            sync_directory(self.directory)
-
     def open(self) -> BucketSource:
         """Open the buckets."""
-        files = [self.file_of(i) for i in range(self.parts)]
+        files = [self.place.directory / f"part-{i}" / "runs" for i in range(self.parts)]
         reader = BucketReader(files, self.schema, self.samples, self.per_bucket)
         return BucketSource(self, self.samples, self.per_bucket, reader.load, reader)
 
 
-def _deal(first_pass: FirstPass, task: tuple[int, Opening, int]) -> None:
-    part, opening, offset = task
-    with opening.opened() as base:
-        first_pass.deal(part, base, offset)
+class _Threads(ThreadPoolExecutor):
+    """Threads that deal samples until they are stopped."""
+
+    stopped = False
+
+    def stop(self) -> None:
+        """Have them end with the pieces that they are at."""
+        self.stopped = True
+
+
+@dataclass(frozen=True)
+class _Deal(Task[None]):
+    """A part of a first pass that is to be dealt; sample `offset` of all is the first of `base`."""
+
+    first_pass: FirstPass
+    number: int
+    base: Opening | Source
+    offset: int
+    threads: _Threads | None = None
+
+    @override
+    def make(self, directory: Path) -> None:
+        how, base = self.first_pass, self.base
+        with (
+            base.opened() if isinstance(base, Opening) else nullcontext(base) as source,
+            (directory / "runs").open("xb", buffering=0) as file,
+        ):
+            order = Permutation(how.seed, how.samples)
+            write_runs(file.fileno(), how.schema, order, how.per_bucket, self._batches(source))
+            if self.workplace.durable:
+                sync(file.fileno(), data=True)
+
+    def _batches(self, base: Source) -> Iterator[tuple[int, Batch]]:
+        """Yield the samples of the part, each batch with the number of the first one."""
+        start, stop = self.first_pass.range(self.number)
+        arena, shard = Arena(), Shard("", start - self.offset, stop - self.offset)
+        for first, last in pieces(base, shard, 1, self.first_pass.piece_nbytes):
+            if self.threads is not None and self.threads.stopped:
+                raise CancelledError
+            yield first + self.offset, base.read(first, last, arena)
 
 
 class BucketSource(Source):
@@ -313,7 +298,7 @@ class ShuffledSource(DerivedSource):
         self.seed, self.scratch, self._workers = seed, scratch, workers
         self._order = Permutation(seed, len(base))
         self._identity, self.durable = identity, durable
-        payload, exact = _payload(base)
+        payload, _ = payload_nbytes(base, 0, len(base))
         mean = self._mean = max(1, -(-payload // max(1, len(base))))
         self.how: How = _choose(base, payload, mean, memory_nbytes)
         per_bucket = min(memory_nbytes // 3, payload // 2) // mean
@@ -330,7 +315,7 @@ class ShuffledSource(DerivedSource):
             each = 4 + 8 * sum(f.ragged for f in base.schema)
             self.scratch_nbytes = payload + each * len(base) + 4096
             self.scratch_nbytes += runs * index_nbytes(self._buckets)
-            self.scratch_nbytes += 0 if exact else payload // 20
+            self.scratch_nbytes += payload // 20 if base.schema.ragged else 0  # an estimate
         self._first_pass: FirstPass | None = None  # when it is done
         self._served: BucketSource | None = None
         self._journal: dict[str, Any] = {"released": 0}
@@ -342,17 +327,6 @@ class ShuffledSource(DerivedSource):
     def numbers(self, indices: Ints) -> Ints:
         """Return which samples of `base` come at some positions of the new order."""
         return self._order.forward(indices)
-
-    @property
-    def described(self) -> str:
-        """How the order is made, for a person."""
-        words = {
-            "memory": "all samples are kept in memory",
-            "direct": "samples are large: they are read one by one",
-            "buckets": f"in two passes, through {show_nbytes(self.scratch_nbytes)} of "
-            f"temporary files, {self._buckets} buckets",
-        }
-        return words[self.how]
 
     def prepare(self, executor: Executor | None = None) -> None:
         """Do the first pass, or what earlier runs left of it.
@@ -375,7 +349,6 @@ class ShuffledSource(DerivedSource):
                 return
             first_pass = self._begin(executor)
             self._do(first_pass, executor)
-            remove(first_pass.attempts)
             self._first_pass, self._served = first_pass, first_pass.open()
 
     def _load_all(self, _: int) -> Bucket:
@@ -393,12 +366,11 @@ class ShuffledSource(DerivedSource):
 
     def _begin(self, executor: Executor | None) -> FirstPass:
         """Return what is to be done; what other runs left is removed if it is not of use."""
-        parts = max(1, min(MOST_PARTS, -(-self.scratch_nbytes // PART_NBYTES)))
-        if parts > 1:  # as many as are dealt side by side
-            parts = min(len(self), -(-parts // PIECES) * PIECES)
+        parts = PIECES * -(-self.scratch_nbytes // (PIECES * PART_NBYTES))  # of equal size
+        parts = min(len(self), MOST_PARTS, parts)
         facts: list[Any] = [5, self.seed, len(self), self._per_bucket, self._piece_nbytes, parts]
         facts += [str(self.path.absolute()), self._identity, self.schema.to_json()]
-        job = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        job = json.dumps(facts)
         lasting = self.durable and self.scratch_nbytes > UNSYNCED_NBYTES
         with suppress(FormatError):
             self._journal = read_record(self.scratch / _JOURNAL)
@@ -408,12 +380,10 @@ class ShuffledSource(DerivedSource):
         self.scratch.mkdir(parents=True, exist_ok=True)
         if lasting:
             write_record(self._journal, self.scratch / _JOURNAL)
-        for path in self.scratch.glob(f"{_RUN}*"):
-            remove(path)
-        directory = self.scratch.absolute()
+        # Nobody learns of a crash of another node, which takes what is not on the disk.
+        synced = lasting or executor is not None
         return FirstPass(
-            directory=directory,
-            attempts=Path(tempfile.mkdtemp(prefix=_RUN, dir=directory)),
+            place=Workplace.begin(self.scratch, durable=synced),
             path=self.path,
             schema=self.schema,
             seed=self.seed,
@@ -421,30 +391,23 @@ class ShuffledSource(DerivedSource):
             per_bucket=self._per_bucket,
             piece_nbytes=self._piece_nbytes,
             parts=parts,
-            # Nobody learns of a crash of another node, which takes what is not on the disk.
-            synced=lasting or executor is not None,
         )
 
     def _do(self, first_pass: FirstPass, executor: Executor | None) -> None:
         """Deal the parts that are missing."""
-        names = {path.name for path in self.scratch.iterdir()}
-        missing = [i for i in range(first_pass.parts) if first_pass.file_of(i).name not in names]
-        if executor is not None:
-            tasks = ((i, *self.base.part(*first_pass.range(i))) for i in missing)
-            for _ in executors.run(executor, partial(_deal, first_pass), tasks):
+        there = {path.name for path in self.scratch.iterdir()}
+        missing = [i for i in range(first_pass.parts) if f"part-{i}" not in there]
+        threads = _Threads(min(self._workers, PIECES), "dsprep-shuffle")
+
+        def task(i: int) -> _Deal:
+            how, name = first_pass, f"part-{i}"
+            if executor is None:
+                return _Deal(how, i, self.base, 0, threads, workplace=how.place, name=name)
+            return _Deal(how, i, *self.base.part(*how.range(i)), workplace=how.place, name=name)
+
+        with threads, closing(run_tasks(executor or threads, map(task, missing))) as done:
+            for _ in done:
                 pass
-            return
-        stopped = threading.Event()
-        with ThreadPoolExecutor(min(self._workers, PIECES), "dsprep-shuffle") as pool:
-            try:
-                for part in as_completed(
-                    pool.submit(first_pass.deal, i, self.base, 0, stopped.is_set) for i in missing
-                ):
-                    part.result()
-            except BaseException:
-                stopped.set()
-                pool.shutdown(cancel_futures=True)
-                raise
 
     def release(self, first: int) -> None:
         """Free the space of the samples before this one, which are not read again.
@@ -468,19 +431,12 @@ class ShuffledSource(DerivedSource):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        if start == stop:
-            return empty_batch(self.schema)
         if self.how == "direct":
             return super().read(start, stop, arena)
         self.prepare()
         served = self._served
-        if served is None:
-            raise UsageError("the source is closed")
+        assert served is not None
         return served.read(start, stop, arena)
-
-    @override
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        return None if self.schema.ragged else super().sizes(start, stop)
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
@@ -512,20 +468,6 @@ class ShuffledSource(DerivedSource):
         """Release memory and files, and close `base`; the temporary files stay for a rerun."""
         self._drop()
         super().close()
-
-
-def _payload(source: Source) -> tuple[int, bool]:
-    """Return the bytes of all samples, and whether that is exact or an estimate."""
-    count = len(source)
-    if not source.schema.ragged:
-        return source.schema.fixed_nbytes * count, True
-    total = 0
-    for start in range(0, count, _STEP):
-        sizes = source.sizes(start, min(count, start + _STEP))
-        if sizes is None:
-            return probe_nbytes(source, 0, count) * count, False
-        total += int(sizes.sum())
-    return total, True
 
 
 def _choose(base: Source, payload: int, mean: int, memory_nbytes: int) -> How:
