@@ -234,16 +234,16 @@ MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
         ([2**63 + 1, -1], "9223372036854775809 does not fit float64, which numpy makes"),
         ([2**53 + 1, 0.5], "9007199254740993 does not fit float64"),
         ([[1.5, 2], [2**53 + 1, 4]], "9007199254740993 does not fit float64"),
-        ([np.float64(0.5), 2**53 + 1], "9007199254740993 does not fit float64"),
+        ([np.float64(0.5), 2**53 + 1], r"different types \(found float64, int64\)"),
         ([np.array([2**53 + 1]), np.array([0.5])], r"different types \(found float64, int64\)"),
-        ([np.uint64(1), -1], r"different types \(found int, uint64\)"),
-        ([np.float32(1.5), 2], r"different types \(found float32, int\)"),
+        ([np.uint64(1), -1], r"different types \(found int64, uint64\)"),
+        ([np.float32(1.5), 2], r"different types \(found float32, int64\)"),
         ([np.datetime64("2020"), np.datetime64("2020-01-01")], "different types"),
         ([1.0, np.ma.masked], "masks are not written"),
         ([[1.0, np.ma.masked]], "masks are not written"),
         ([MASKED, np.zeros(2)], "masks are not written"),
         ((MASKED,), "masks are not written"),
-        ([1, "a"], "1 does not fit U21"),
+        ([1, "a"], r"different types \(found int64, str\)"),
         ([b"a\0", b"bc"], "does not fit S2"),
         ([[], []], "cannot be seen"),
     ],
@@ -288,7 +288,7 @@ def test_lists_are_kept_exactly(value, dtype):
         ("complex64", 2**24 + 1, "16777217 does not fit complex64"),
         ("bfloat16", 257, "257 does not fit bfloat16"),
         ("float32[None]", [2, np.float64(0.1)], "found float64"),
-        ("U5[None]", [1, "a"], "1 does not fit"),
+        ("U5[None]", [1, "a"], "different types"),
         ("U5", "ab\0", "NULs at its end"),
         ("S5", b"ab\0", "NULs at its end"),
     ],
@@ -302,22 +302,14 @@ def test_numbers_without_a_type_are_exact_or_refused(field, value, says):
 class Table:
     """What numpy makes one array of, though its columns are of two types."""
 
-    shape, dtypes = (1, 2), ["int64", "float64"]
-
     def __array__(self, dtype=None, copy=None):
         return np.array([[2**53 + 1, 0.5]])
 
-
-class Nullable(Table):
-    """What numpy makes NaN of where it has nothing."""
-
-    shape, dtypes, null_count = (2,), (), 1
+    def to_numpy(self):
+        return np.array([[0.5]])
 
 
 @pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [v]], ids=["value", "list"])
-@pytest.mark.parametrize(
-    ("value", "says"), [(Table(), "columns of different types"), (Nullable(), "nulls are not")]
-)
-def test_what_an_array_of_a_table_would_lack(value, says, wrap):
-    with pytest.raises(SchemaError, match=says):
-        infer({"x": wrap(value)})
+def test_what_an_array_of_a_table_would_lack(wrap):
+    with pytest.raises(SchemaError, match=r"a Table is not an array; .*x\.to_numpy"):
+        infer({"x": wrap(Table())})

@@ -37,9 +37,6 @@ NAMES = (THREADS, *EXECUTORS)
 AHEAD = 2
 """Tasks per worker that are handed over before the first is done."""
 
-FEWEST = 1000
-"""Parts into which tasks are cut at least before several of them go to a worker together."""
-
 LEAST_AHEAD = 64
 """Tasks that are handed over at least: an executor may not know how many workers it has."""
 
@@ -99,7 +96,6 @@ def run(
     function: Callable[[T], R],
     tasks: Iterable[T],
     ahead: Callable[[], int] | None = None,
-    count: int = 0,
 ) -> Generator[tuple[T, R], None, None]:
     """Yield each task with its result, as they are done.
 
@@ -110,9 +106,6 @@ def run(
     ahead
         Gives how many tasks are handed over before they are done, at most; enough to keep all
         workers busy if None.
-    count
-        How many tasks there are, if that is known: of thousands, several go to one worker
-        together where handing one over is dear.
 
     Raises
     ------
@@ -123,32 +116,31 @@ def run(
     """
     if ahead is None:
         ahead = partial(max, LEAST_AHEAD, AHEAD * workers_of(executor))
-    together = min(getattr(executor, "together", 1), max(1, count // FEWEST))
     lost = (BrokenProcessPool, CancelledError, *getattr(executor, "lost", ()))
     todo = iter(tasks)
-    running: dict[Future[list[R]], tuple[T, ...]] = {}
-    done = SimpleQueue[Future[list[R]]]()  # to wait for all of thousands each time takes long
+    running: dict[Future[R], T] = {}
+    done = SimpleQueue[Future[R]]()  # to wait for all of thousands each time takes long
     try:
         while True:
-            while len(running) < ahead() and (some := tuple(islice(todo, together))):
-                future = executor.submit(_call, function, some)
-                running[future] = some
+            for task in islice(todo, max(0, ahead() - len(running))):
+                future = executor.submit(function, task)
+                running[future] = task
                 future.add_done_callback(done.put)
             if not running:
                 return
             future = done.get()
-            some = running.pop(future)
+            task = running.pop(future)
             try:
-                results = future.result()
+                result = future.result()
             except lost as error:
                 raise ExecutorError(
                     "a worker was lost",
-                    where=getattr(some[0], "subject", None),
+                    where=getattr(task, "subject", None),
                     found=str(error)[:200] or None,
                     fix="look into its log (is the memory enough?), and repeat the command: it "
                     "continues with what is missing",
                 ) from error
-            yield from zip(some, results, strict=True)
+            yield task, result
     except (KeyboardInterrupt, GeneratorExit) as error:
         # Nobody waits for what is under way; where that can be stopped, it is: it leaves nothing
         # that a later run takes for complete.
@@ -161,10 +153,6 @@ def run(
             future.cancel()
         if running:
             wait([f for f in running if not f.cancelled()])
-
-
-def _call(function: Callable[[T], R], tasks: tuple[T, ...]) -> list[R]:
-    return [function(task) for task in tasks]
 
 
 def workers_of(executor: Executor) -> int:

@@ -34,15 +34,11 @@ def opened(workers: int | None, scheduler: str | None) -> Iterator[Executor]:
     with _client(Client, LocalCluster, workers, scheduler) as client:
         _note_no_worker(client)
         executor = client.get_executor(pure=False)
-        executor.together = TOGETHER
         executor.lost = (KilledWorker,)
         executor.present = len(client.nthreads())
         executor.num_workers = max(GROWN, len(client.nthreads()))
         yield executor
 
-
-TOGETHER = 8
-"""Tasks that one worker is given at a time, of thousands: handing one over takes about 3 ms."""
 
 GROWN = 256
 """Workers that a cluster is taken to have at least: it may grow while it is used."""

@@ -217,7 +217,7 @@ class Source(ABC):
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the payload bytes of each sample, or None where that takes reading them.
 
-        The default serves schemas without ragged fields.
+        The default serves schemas without ragged fields, and those whose `rows` are known.
 
         Parameters
         ----------
@@ -229,9 +229,13 @@ class Source(ABC):
         array or None
             int64, shape ``(stop - start,)``.
         """
-        if self.schema.ragged:
-            return None
-        return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+        nbytes = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+        for f in self.schema:
+            rows = self.rows(f.name, start, stop) if f.ragged else 0
+            if rows is None:
+                return None
+            nbytes += rows * f.row_nbytes
+        return nbytes
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.int64] | None:
         """Return the rows of a ragged field in each sample; None where that takes reading them.

@@ -395,7 +395,7 @@ def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
             pool = looks.executor
             tasks = (task(i, opening) for i, opening in enumerate(source.openings()))
             look = _look_apart
-        for done, looked in executors.run(pool, look, tasks, count=files):
+        for done, looked in executors.run(pool, look, tasks):
             results[done.number] = looked
             if looks.progress is not None:
                 looks.progress(len(results), files)

@@ -122,7 +122,7 @@ def write_apart(
                 samples=(shard.start, shard.stop),
             )
 
-    for task, done in run_tasks(executor, tasks(), count=len(missing)):
+    for task, done in run_tasks(executor, tasks()):
         _put(job, staging, task.number)
         staging.completed(job, task.number)
         yield done

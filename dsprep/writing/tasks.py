@@ -112,18 +112,17 @@ def run_tasks(
     executor: Executor,
     tasks: Iterable[T],
     ahead: Callable[[], int] | None = None,
-    count: int = 0,
 ) -> Generator[tuple[T, Any], None, None]:
     """Yield each task with what it returned when its directory is seen here.
 
     Parameters
     ----------
-    executor, ahead, count
+    executor, ahead
         As of `executors.run`.
     tasks
         Of one workplace.
     """
-    with closing(executors.run(executor, do, tasks, ahead, count)) as results:
+    with closing(executors.run(executor, do, tasks, ahead)) as results:
         for task, (result, by, nbytes) in results:
             wait_for(task.made, by, nbytes)
             yield task, result

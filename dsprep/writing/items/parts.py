@@ -294,27 +294,13 @@ class PartsSource(Source):
 
     @override
     def rows(self, name: str, start: int, stop: int) -> Ints:
-        rows: Ints = self._rows(start, stop)[self._ragged.index(self.schema[name])]
-        return rows
-
-    def _rows(self, start: int, stop: int) -> Ints:
-        """Return the rows of samples: int64, shape ``(ragged fields, stop - start)``."""
-        out, at = np.empty((len(self._ragged), stop - start), np.int64), 0
+        number = self._ragged.index(self.schema[name])
+        parts = [np.empty(0, np.int64)]
         for path, fd, block, some in self._blocks(start, stop):
-            rows = np.empty((len(self._ragged), block.samples), np.int64)
-            pread_into(fd, rows, block.begin, path)
-            out[:, at : at + some.stop - some.start] = rows[:, some]
-            at += some.stop - some.start
-        return out
-
-    @override
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        if not self._ragged:
-            return super().sizes(start, stop)
-        out = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
-        for f, rows in zip(self._ragged, self._rows(start, stop), strict=True):
-            out += rows * f.row_nbytes
-        return out
+            rows = np.empty(block.samples, np.int64)
+            pread_into(fd, rows, block.begin + number * rows.nbytes, path)
+            parts.append(rows[some])
+        return np.concatenate(parts)
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:

@@ -161,13 +161,6 @@ class Spool(Source):
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
         return np.diff(self._edges[name][start : stop + 1])
 
-    @override
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        out = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
-        for name, edges in self._edges.items():
-            out += np.diff(edges[start : stop + 1]) * self.schema[name].row_nbytes
-        return out
-
     def release(self, first: int) -> None:
         """Give back the space of the samples before this one; see `Source.release`."""
         part = int(np.searchsorted(self._firsts, first, "right")) - 1

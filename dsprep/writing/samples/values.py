@@ -20,7 +20,7 @@ hold each integer: nothing is rounded in order to make one array of a list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
@@ -46,7 +46,6 @@ Declared: TypeAlias = Schema | Mapping[str, Any]
 """A `Schema`, or field name to what the field is: ``"float32[None,3]"``, a `Field` or a dtype."""
 
 _NUMBERS = (bool, int, float, complex)
-_FILL = "fill it: x.filled(VALUE)"
 _WIDER = "declare a wider type: schema="
 _MOST_AXES = 64
 """Of an array of numpy."""
@@ -210,9 +209,11 @@ def as_array(value: Any, where: str) -> Array:
     Raises
     ------
     SchemaError
-        If it is not an array, not numbers, or has values that are masked.
+        If it is not an array, not numbers, or has values that are masked or that numpy would round.
     """
-    known = isinstance(value, (np.ndarray, np.generic, list, tuple, memoryview, *_NUMBERS))
+    if isinstance(value, list | tuple):
+        return _array_of_list(value, where)
+    known = isinstance(value, (np.ndarray, np.generic, memoryview, *_NUMBERS))
     if not known and not any(hasattr(value, n) for n in ("__array__", "__array_interface__")):
         raise SchemaError(
             f"{_kind(value)} is not a value that is written",
@@ -222,11 +223,24 @@ def as_array(value: Any, where: str) -> Array:
             if isinstance(value, Mapping)
             else None,
         )
-    if isinstance(value, list | tuple):
-        array = _array_of_rows(value, where)
-    else:
-        _check_whole(value, known, where)
-        array = _made_array(value, where)
+    if isinstance(value, np.ma.MaskedArray):
+        raise SchemaError("masks are not written", where=where, fix="fill it: x.filled(VALUE)")
+    if not known and hasattr(value, "to_numpy"):  # tables: with nulls, and columns of many types
+        raise SchemaError(
+            f"{_kind(value)} is not an array", where=where, fix="give what is meant: x.to_numpy()"
+        )
+    return _made_array(value, where)
+
+
+def _made_array(value: Any, where: str, dtype: DType | None = None) -> Array:
+    try:
+        array = np.asarray(value, dtype)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise SchemaError(
+            f"{_kind(value)} cannot be made an array: {error}",
+            where=where,
+            expected="rows of one shape" if isinstance(value, list | tuple) else None,
+        ) from error
     if array.dtype.hasobject:
         raise SchemaError(
             f"{show_value(value)} has no fixed-width dtype", where=where, found=f"{array.dtype}"
@@ -234,100 +248,36 @@ def as_array(value: Any, where: str) -> Array:
     return array
 
 
-def _made_array(value: Any, where: str, dtype: DType | None = None) -> Array:
-    try:
-        return np.asarray(value, dtype)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise SchemaError(
-            f"{_kind(value)} cannot be made an array: {error}",
-            where=where,
-            expected="rows of one shape" if isinstance(value, list | tuple) else None,
-        ) from error
-
-
-def _check_whole(value: Any, known: bool, where: str) -> None:
-    """Raise `SchemaError` if an array of a value would lack something: masks, columns' types."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise SchemaError("masks are not written", where=where, fix=_FILL)
-    if known:
-        return
-    nulls = getattr(value, "null_count", 0)  # of Arrow and Polars
-    nulls = nulls() if callable(nulls) else nulls
-    if isinstance(nulls, int) and nulls:
-        raise SchemaError(
-            "nulls are not written",
-            where=where,
-            found=f"{nulls:,} of them in {_kind(value)}",
-            fix="fill them with a value, or leave such samples out",
-        )
-    types = getattr(getattr(value, "schema", None), "types", getattr(value, "dtypes", ()))
-    names = dict.fromkeys(map(str, types)) if isinstance(types, Iterable) else ()
-    if len(getattr(value, "shape", ())) == 2 and len(names) > 1:
-        raise SchemaError(
-            f"{_kind(value)} has columns of different types",
-            where=where,
-            found=_list(list(names)),
-            fix="give a field for each column",
-        )
-
-
-def _array_of_rows(rows: list[Any] | tuple[Any, ...], where: str) -> Array:
-    """Return the array of a list, in which every value is what it is in the list.
-
-    Raises
-    ------
-    SchemaError
-        If numpy would round some, take them for another type, or drop their masks.
-    """
+def _array_of_list(rows: list[Any] | tuple[Any, ...], where: str) -> Array:
+    """Return the array of a list of Python's numbers, or of text, or of arrays of one dtype."""
     leaves, kinds = _leaves(rows)
-    if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
-        raise SchemaError("masks are not written", where=where, found="one in a list", fix=_FILL)
-    array = _made_array(rows, where)
-    if kinds == {int} and array.dtype.kind == "f" and 0 <= min(leaves) <= max(leaves) < 1 << 64:
-        array = _made_array(rows, where, np.dtype(np.uint64))  # numpy makes floats of some of them
-    if array.dtype.hasobject or (len(kinds) == 1 and kinds <= {bool, float, complex}):
-        return array
-    if kinds == {int} and array.dtype.kind in "iu":
-        return array
-    _check_leaves(leaves, array, where)
-    return array
-
-
-def _check_leaves(leaves: list[Any], array: Array, where: str) -> None:
-    """Raise `SchemaError` if an array is not of what it was made of."""
-    values, at = array.reshape(-1), 0
-    for leaf in leaves:
-        if isinstance(leaf, (str, bytes, *_NUMBERS)) and not isinstance(leaf, np.generic):
-            if not is_kept(leaf, values[at]):
+    if not (kinds <= {*_NUMBERS} or kinds in ({str}, {bytes})):
+        types = {
+            type(leaf).__name__
+            if type(leaf) in (str, bytes)
+            else show_dtype(as_array(leaf, where).dtype.newbyteorder("="))
+            for leaf in leaves
+        }
+        if len(types) > 1:
+            raise SchemaError(
+                "the values of a list are of different types",
+                where=where,
+                found=_list(sorted(types)),
+                fix="give all of them the same: numpy.asarray(x, DTYPE)",
+            )
+        return _made_array(rows, where)
+    small = kinds == {int} and 0 <= min(leaves) <= max(leaves) < 1 << 64
+    large = small and max(leaves) >= 1 << 63  # numpy makes floats of some of them
+    array = _made_array(rows, where, np.dtype(np.uint64) if large else None)
+    if array.dtype.kind not in "biu" and kinds not in ({float}, {complex}):
+        for leaf, kept in zip(leaves, array.reshape(-1).tolist(), strict=True):
+            if leaf == leaf and leaf != kept:
                 raise SchemaError(
-                    f"{leaf!r} does not fit {show_dtype(array.dtype)}, which numpy makes "
-                    "of this list",
+                    f"{leaf!r} does not fit {show_dtype(array.dtype)}, which numpy makes of a list",
                     where=where,
                     fix="give an array, or a field for each type",
                 )
-            at += 1
-            continue
-        row = _made_array(leaf, where)
-        _check_whole(leaf, isinstance(leaf, np.ndarray | np.generic), where)
-        text = row.dtype.kind in "SU" and row.dtype.kind == array.dtype.kind
-        if row.dtype.newbyteorder("=") != array.dtype.newbyteorder("=") and not text:
-            others = {type(v).__name__ for v in leaves if isinstance(v, _NUMBERS)}
-            dtypes = {show_dtype(v.dtype) for v in leaves if isinstance(v, np.ndarray | np.generic)}
-            raise SchemaError(
-                "the rows of a list are of different types",
-                where=where,
-                found=_list(sorted(dtypes | others | {show_dtype(row.dtype)})),
-                fix="give all rows the same: numpy.asarray(row, DTYPE)",
-            )
-        at += row.size
-
-
-def is_kept(value: Any, element: Any) -> bool:
-    """Whether an element of an array is a number, `str` or `bytes` of Python, exactly."""
-    plain = float(element) if is_extension(element.dtype) else element.item()
-    if isinstance(value, float | complex) and value != value:
-        return bool(plain != plain)
-    return bool(plain == value) and isinstance(plain, str | bytes) == isinstance(value, str | bytes)
+    return array
 
 
 def _leaves(value: Any) -> tuple[list[Any], set[type]]:
@@ -390,7 +340,7 @@ def _text_array(value: Any, field: Field, where: str) -> Array:
     array = np.asarray(value)
     if array.dtype.kind != field.dtype.kind:
         raise _wrong(where, field, value)
-    if not is_kept(value, array[()]):
+    if array[()] != value:
         raise SchemaError(
             "the NULs at its end would be lost", where=where, expected=show_dtype(field.dtype)
         )
@@ -406,20 +356,17 @@ def _fitting(value: Any, field: Field, where: str) -> Array:
         raise _wrong(where, field, array)
     if array.dtype == field.dtype:
         return array
-    return _cast(array, field, _without_dtype(value), where)
+    return _cast(array, field, _leaves(value)[1] <= {*_NUMBERS}, where)
 
 
 def _cast(array: Array, field: Field, free: bool, where: str) -> Array:
-    """Return values with the dtype of the field; only those without one of their own change."""
+    """Return values with the dtype of the field; only Python's own, that are `free`, change."""
     dtype = field.dtype
-    if array.dtype == dtype:
-        return array
-    if array.dtype.newbyteorder("=") == dtype.newbyteorder("="):
-        return array.astype(dtype)
-    numbers = _is_number(array.dtype) and _is_number(dtype)
     text = array.dtype.kind in "SU" and array.dtype.kind == dtype.kind
-    if text and array.dtype.itemsize <= dtype.itemsize:
-        return array.astype(dtype)
+    same = array.dtype.newbyteorder("=") == dtype.newbyteorder("=")
+    if same or (text and array.dtype.itemsize <= dtype.itemsize):
+        return array.astype(dtype, copy=False)
+    numbers = _is_number(array.dtype) and _is_number(dtype)
     if not free or not numbers or (array.dtype.kind == "c" and dtype.kind != "c"):
         raise _wrong(where, field, array)
     try:
@@ -428,18 +375,12 @@ def _cast(array: Array, field: Field, free: bool, where: str) -> Array:
         raise SchemaError(error.what, where=where, fix=_WIDER) from error
     kept = np.asarray(cast).reshape(array.shape)
     if array.dtype.kind in "iu" and dtype.kind not in "biu":  # integers are exact, unlike floats
-        exact = kept.astype(np.complex128 if dtype.kind == "c" else np.float64)
-        for number, rounded in zip(array.flat, exact.reshape(-1).tolist(), strict=True):
-            if int(number) != rounded:
-                problem = f"{number} does not fit {show_dtype(dtype)}"
-                raise SchemaError(problem, where=where, fix=_WIDER)
+        with np.errstate(invalid="ignore"):
+            lost = array[kept.astype(np.complex128).real.astype(array.dtype) != array]
+        if lost.size:
+            problem = f"{lost.flat[0]} does not fit {show_dtype(dtype)}"
+            raise SchemaError(problem, where=where, fix=_WIDER)
     return kept
-
-
-def _without_dtype(value: Any) -> bool:
-    """Whether values are Python's own numbers, all of them."""
-    _, kinds = _leaves(value)
-    return all(issubclass(k, _NUMBERS) and not issubclass(k, np.generic) for k in kinds)
 
 
 def _is_number(dtype: DType) -> bool:
