@@ -5,6 +5,7 @@
     DsprepError
      ├── UsageError        (ValueError)       options or arguments that contradict each other
      ├── FormatError       (ValueError)       a file is damaged, or is not of the expected format
+     │    └── ChangedError                    data changed while they were read
      ├── SchemaError       (ValueError)       fields are missing, or files disagree about them
      │    └── AmbiguousError                  a file can be read in several ways
      ├── UnsupportedError  (TypeError)        a target cannot hold the data
@@ -126,6 +127,10 @@ class FormatError(DsprepError, ValueError):
     """A file is damaged, or is not of the expected format."""
 
 
+class ChangedError(FormatError):
+    """Data changed while they were read."""
+
+
 class ReadError(DsprepError, OSError):
     """Samples cannot be read; the cause is what the system or the format said.
 
@@ -214,6 +219,15 @@ def layout_mismatch(
         found=found,
         fix="the data were damaged or changed since their layout was found; where a sidecar gives "
         "it, write that again with dsprep provenance",
+    )
+
+
+def changed(where: object, how: str) -> ChangedError:
+    """Return the error for data that are no longer those that were opened, in one clause."""
+    return ChangedError(
+        f"the data changed while they were read: {how}",
+        where=where,
+        fix="start again once nobody writes to them",
     )
 
 

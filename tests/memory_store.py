@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dsprep.errors import ChangedError
 from dsprep.storage.base import Handle, Store, made_status
-from dsprep.storage.identity import ChangedError, status
 
 
 class MemoryFile(Handle):
@@ -15,15 +15,15 @@ class MemoryFile(Handle):
         self.name, self._store, self._key = name, store, key
         if key not in store.files:
             raise FileNotFoundError(2, "No such file or directory", name)
-        self.status = self.identify()
-        self.nbytes = self.status.nbytes
+        self.nbytes, self.mtime_ns = self.look()
 
     def pread(self, nbytes, offset):
         self._store.reads += 1
         return self._store.files[self._key][0][offset : offset + nbytes]
 
-    def identify(self, offset=None):
-        return status(self._store.stat(self._key))
+    def look(self, offset=None):
+        found = self._store.stat(self._key)
+        return found.st_size, found.st_mtime_ns
 
 
 class MemoryStore(Store):
@@ -45,7 +45,7 @@ class MemoryStore(Store):
     def stat(self, name):
         if name in self.files:
             data, version = self.files[name]
-            return made_status(len(data), version)
+            return made_status(len(data), version, version)
         if any(key.startswith(f"{name}/") or not name for key in self.files):
             return made_status(None)
         raise FileNotFoundError(2, "No such file or directory", name)

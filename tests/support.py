@@ -22,6 +22,8 @@ from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout import as_json, fit
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.many import open_native
+from dsprep.storage.identity import BLOCK_NBYTES, BLOCKS
+from dsprep.storage.trees import sized_files
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.create_sidecar import Looks, Made, Subject, make
 from dsprep.writing.job import RunOptions
@@ -200,6 +202,17 @@ def flip(file: Path, at: int, bits: int = 1, *, keep_time: bool = False) -> None
         opened.write(bytes([byte ^ bits]))
     if keep_time:
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def flip_sampled(path: Path) -> None:
+    """Invert a bit of a sampled block in the middle of a file or directory; see `Identity`."""
+    files = list(sized_files(path))
+    at = (sum(size for _, size in files) - BLOCK_NBYTES) * 8 // (BLOCKS - 1)
+    for file, size in files:
+        if at < size:
+            flip(file, max(0, at))
+            return
+        at -= size
 
 
 def kill_at(step: int) -> Callable[[Any, str], None]:

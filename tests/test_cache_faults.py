@@ -456,8 +456,6 @@ def away(folder: Path, number: int, *, seen: bool) -> Iterator[None]:
     ("name", "seen", "number"),
     [
         ("set.h5", False, errno.ENOTCONN),
-        ("set.h5", True, errno.EACCES),
-        ("set.zarr", False, errno.EIO),
         ("set.lmdb", True, errno.ESTALE),
     ],
 )

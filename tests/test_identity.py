@@ -23,7 +23,7 @@ from dsprep.sidecar import sidecar, spec
 from dsprep.sidecar.sidecar import StaleError, StaleWarning
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.storage import marks
+from dsprep.storage.identity import BLOCK_NBYTES, BLOCKS, Identity
 from dsprep.storage.trees import data_files
 from dsprep.verbs.provenance import provenance, refresh
 
@@ -76,12 +76,11 @@ def test_a_touched_dataset_is_read_through_its_sidecar(data, tmp_path):
         source = dsprep.open(data)
     with source:
         assert isinstance(source, SidecarSource)
-        assert any("--refresh" in note for note in source.notes)
+        assert not source.notes
         assert source.schema == SCHEMA
     assert_whole(data)
     sidecar.Sidecar.open(data).close()
-    report = dsprep.convert(data, tmp_path / "out.h5", durable=False)
-    assert any("--refresh" in note for note in report.notes)
+    dsprep.convert(data, tmp_path / "out.h5", durable=False)
     assert_whole(tmp_path / "out.h5")
 
 
@@ -94,8 +93,6 @@ def test_refresh_records_the_time(data):
     after = spec.read(sidecar_path(data))
     assert after.files[0].identity.mtime_ns == 1 << 61
     assert after.layouts == before.layouts
-    with dsprep.open(data) as source:
-        assert not any("--refresh" in note for note in source.notes)
     touch(data)
     os.utime(file_of(data))
     done = run("provenance", data, "--refresh", "--json")
@@ -106,11 +103,38 @@ def test_refresh_records_the_time(data):
 
 def unsampled(file: Path) -> int:
     """Return an offset of which no sampled block tells: in the middle between two."""
-    last = file.stat().st_size - marks.BLOCK_NBYTES
-    at = [last * k // (marks.BLOCKS - 1) for k in range(marks.BLOCKS)]
-    gap = at[8] - (at[7] + marks.BLOCK_NBYTES)
+    last = file.stat().st_size - BLOCK_NBYTES
+    at = [last * k // (BLOCKS - 1) for k in range(BLOCKS)]
+    gap = at[8] - (at[7] + BLOCK_NBYTES)
     assert gap > 8
     return at[8] - gap // 2
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_counts_as_a_change(kind, tmp_path):
+    """Size; then the time stamp; then the sampled blocks."""
+    path = tmp_path / "data"
+    file = path / "b" if kind == "directory" else path
+    file.parent.mkdir(exist_ok=True)
+    if kind == "directory":
+        (path / "a").write_bytes(b"x" * 5000)
+    file.write_bytes(os.urandom(1 << 20))
+    os.utime(file, (1 << 31, 1 << 31))
+    known = Identity.of(path)
+    assert Identity.from_json(json.loads(json.dumps(known.to_json()))) == known
+    assert known.changed(path) is None
+    flip(file, file.stat().st_size - 10, keep_time=True)
+    assert known.changed(path) is None
+    os.utime(file)
+    assert "sampled" in known.changed(path)
+    flip(file, file.stat().st_size - 10)
+    flip(file, unsampled(file))
+    assert known.changed(path) is None
+    with file.open("ab") as opened:
+        opened.write(b"1")
+    assert "bytes, expected" in known.changed(path)
+    file.unlink()
+    assert known.changed(path)
 
 
 BIG = 700
@@ -120,7 +144,7 @@ BIG = 700
 @pytest.mark.parametrize("kind", ["checksums", "groups"])
 @pytest.mark.parametrize("name", ["hdf5", "lmdb", "tfrecord"])
 def test_checksums_settle_what_was_written_to(name, kind, tmp_path):
-    """A byte outside of the sampled blocks, and a new time stamp."""
+    """A byte outside of the sampled blocks, and a new time stamp, when that is to be recorded."""
     path = made(name, tmp_path, BIG)
     if kind == "groups":
         path = tmp_path / f"groups{SUFFIX[name]}"
@@ -131,9 +155,8 @@ def test_checksums_settle_what_was_written_to(name, kind, tmp_path):
     sidecar.Sidecar.open(path).close()
     file = file_of(path)
     flip(file, unsampled(file))
-    for use in (sidecar.Sidecar.open, refresh):
-        with pytest.raises(StaleError, match="CRC-32C"):
-            use(path)
+    with pytest.raises(StaleError, match="CRC-32C"):
+        refresh(path)
 
 
 def test_changed_data_without_their_types_are_refused(typed, tmp_path):
@@ -230,8 +253,9 @@ def calls_of_open(path: Path, monkeypatch, patched) -> int:
 
 def test_errors_while_a_sidecar_is_examined_are_told(data, monkeypatch):
     """Whichever read fails, the data are not taken for others."""
+    touch(data)
     count = calls_of_open(data, monkeypatch, lambda k, real, *args: real(*args))
-    assert count >= marks.BLOCKS // 4
+    assert count >= BLOCKS // 4
 
     for which in range(1, count + 1):
 

@@ -21,10 +21,16 @@ from object_server import Running
 from support import assert_same_batch
 
 import dsprep
-from dsprep.errors import FormatError, MissingExtra, ReadError, UnsupportedError, UsageError
+from dsprep.errors import (
+    ChangedError,
+    FormatError,
+    MissingExtra,
+    ReadError,
+    UnsupportedError,
+    UsageError,
+)
 from dsprep.sidecar.sidecar import Sidecar, StaleError
 from dsprep.storage import paths
-from dsprep.storage.identity import ChangedError
 from dsprep.storage.objects import requests
 from dsprep.storage.objects import store as objects
 from dsprep.storage.scatter import runs

@@ -22,11 +22,10 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep import cli
-from dsprep.errors import DsprepError, TargetError, UsageError
+from dsprep.errors import ChangedError, DsprepError, TargetError, UsageError
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import paths
-from dsprep.storage.identity import ChangedError
 from dsprep.storage.objects.store import ObjectStore
 from dsprep.writing.remote import Claim, read_claim, write_claim
 

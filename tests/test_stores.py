@@ -14,12 +14,11 @@ from sample_files import COUNT, FORMS, make
 from support import assert_same_batch, take
 
 import dsprep
-from dsprep.errors import UnsupportedError, UsageError
+from dsprep.errors import ChangedError, UnsupportedError, UsageError
 from dsprep.reader.engines import EngineWarning
 from dsprep.sidecar.sidecar import Sidecar, StaleError
 from dsprep.source.dataset import open_dataset
 from dsprep.storage import paths
-from dsprep.storage.identity import ChangedError
 from dsprep.verbs.verify import verify
 
 RNG = np.random.default_rng(5)
@@ -133,7 +132,7 @@ def test_other_data_of_the_same_name_are_refused(store, tmp_path):
         data[at.offset] ^= 1
         path.write_bytes(data)
         store.add(path)
-        with pytest.raises(ChangedError, match="changed while it was read"):
+        with pytest.raises(ChangedError):
             opened.check_same()
         with pytest.raises((ChangedError, StaleError)):
             sidecar.read([0])

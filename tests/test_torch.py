@@ -34,9 +34,8 @@ from support import epochs, raw
 import dsprep
 from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Field, Schema
-from dsprep.errors import UnsupportedError, UsageError
+from dsprep.errors import ChangedError, UnsupportedError, UsageError
 from dsprep.reader.memory import anonymous
-from dsprep.storage.identity import ChangedError
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ import numpy as np
 from dsprep.core.groups import Grouping, GroupPlan, round_up
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.formats.base import FileIdentity, Format, Source, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import Format, Source, WritableFormat, WritePlan, Writer
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.layout.describe import FieldStorage
@@ -39,8 +39,8 @@ class Toy(WritableFormat):
     def recognises(self, candidate: Candidate) -> bool:
         return candidate.head.startswith(MAGIC)
 
-    def identity(self, path: Path) -> FileIdentity:
-        return FileIdentity({"samples": Shape.of(path).count})
+    def facts(self, path: Path) -> dict[str, int]:
+        return {"samples": Shape.of(path).count}
 
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         check_options(options, self.open_options, self.name)

@@ -8,8 +8,6 @@
     All copies: where they are, their size, and what is removed to make room.
 `copier`
     Fills copies.
-`compared`
-    What is known of the files of the dataset without opening them.
 
 A copy has, for each file of the dataset, a sparse file of the same size in which some ranges have
 been filled in, at the offsets that they have in the dataset: nothing has to be translated, and

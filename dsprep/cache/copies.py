@@ -10,8 +10,6 @@
         fill        locked by the one who fills it
         files       a line with name and bytes of each file of the dataset that it has
         synced      there once all that it holds is on the disk
-        compared    what the files of the dataset were when they were compared with the sidecar;
-                    only where it was staged
         0, 1-5be0.. the files of the dataset, sparse
 
 What is written is in the page cache and survives the end of a process, not that of the kernel: a
@@ -57,7 +55,7 @@ there is no room for it; it was not right when it was copied."""
 OPEN = 64
 """Files of a copy that stay open."""
 
-FACTS, SYNCED, COMPARED = "copy.json", "synced", "compared"
+FACTS, SYNCED = "copy.json", "synced"
 
 SUFFIX = ".dsprep-copy"
 """How the names of copies end."""

@@ -87,7 +87,7 @@ def provenance(
     ),
     checksums: bool = opt.switch("Read all data and keep CRC-32Cs of it.", "--checksums"),
     refresh: bool = opt.switch(
-        "Record new time stamps and inodes of data that were touched or copied, once all existing "
+        "Record new time stamps of data that were touched or copied, once all existing "
         "checksums agree.",
         "--refresh",
     ),
@@ -184,8 +184,8 @@ def _refresh(paths: list[str], out: Path | None, json: bool) -> None:
         return
     rest = "; all their checksums agree" if result.sums else ""
     say(
-        f"{result.path}: recorded {_files(result.renewed)} again; sizes, the format's own marks "
-        f"and sampled blocks have not changed{rest}"
+        f"{result.path}: recorded {_files(result.renewed)} again; sizes and sampled blocks have "
+        f"not changed{rest}"
     )
 
 

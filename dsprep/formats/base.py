@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, overload
@@ -28,8 +28,7 @@ from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout, Groups
-from dsprep.storage.checksums import Members
-from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.identity import Identities, identities_of, unchanged
 from dsprep.storage.paths import Candidate
 
 State: TypeAlias = dict[str, Any]
@@ -43,11 +42,11 @@ class Opening(ABC):
 
     Attributes
     ----------
-    marks
+    identities
         What the files were, those of the data first; empty: not looked at.
     """
 
-    marks: tuple[Mark, ...] = ()
+    identities: Identities = ()
 
     @abstractmethod
     def open(self) -> Source:
@@ -62,7 +61,7 @@ class Opening(ABC):
     @contextmanager
     def opened(self) -> Iterator[Source]:
         """Open the source, and close it; a `ChangedError` if its files are others now."""
-        with unchanged(self.marks), self.open() as source:
+        with unchanged(self.identities), self.open() as source:
             yield source
 
 
@@ -180,17 +179,16 @@ class Source(ABC):
         """Return the files and stores that it reads."""
         return [self.path]
 
-    def marks(self) -> tuple[Mark, ...]:
+    def identities(self) -> Identities:
         """Return what its files were when it was opened, or else are now, in their order.
 
         Empty for a source that was made in this process.
         """
         if self.opening is None:
             return ()
-        if not self.opening.marks:
-            marks = tuple(Mark.of(path.absolute()) for path in self.files())
-            self.opening = replace(self.opening, marks=marks)
-        return self.opening.marks
+        if not self.opening.identities:
+            self.opening = replace(self.opening, identities=identities_of(self.files()))
+        return self.opening.identities
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
         """Return how another process opens what samples ``start <= i < stop`` need.
@@ -211,7 +209,7 @@ class Source(ABC):
         """
         if self.opening is None:
             raise UsageError("other processes cannot open this dataset", where=self.path)
-        self.marks()
+        self.identities()
         return self.opening, 0
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
@@ -454,23 +452,6 @@ class WritePlan:
     groups: GroupPlan | None = None
 
 
-@dataclass(frozen=True)
-class FileIdentity:
-    """What a file states about itself.
-
-    Attributes
-    ----------
-    values
-        JSON that changes when the file is changed; empty if the format has nothing of the kind.
-    members
-        Reads the checksums that the file keeps of its members and returns them; None if it keeps
-        none. Raises `FormatError` or `OSError` if the file is damaged or gone.
-    """
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-    members: Callable[[], Members | None] = lambda: None
-
-
 class CommonSchema(NamedTuple):
     """How the files of one dataset are read with the same fields: see `Format.merge_schemas`.
 
@@ -521,17 +502,17 @@ class Format(ABC):
         cannot be read.
         """
 
-    def identity(self, path: Path) -> FileIdentity:
-        """Return what `path` states about itself, by a few reads at most.
+    def facts(self, path: Path) -> Mapping[str, Any]:
+        """Return what `path` states about itself and changes when it is changed, by a few reads.
 
-        Size and time stamp are known already. Imports no heavy library.
+        It is JSON. Size and time stamp are known already. Imports no heavy library.
 
         Raises
         ------
         FormatError, OSError
             If it is damaged or gone.
         """
-        return FileIdentity()
+        return {}
 
     @abstractmethod
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

@@ -8,9 +8,16 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
 
 from dsprep.errors import FormatError
-from dsprep.storage.base import Handle
+from dsprep.storage.base import Handle, stream
+from dsprep.storage.checksums import Members
+from dsprep.storage.paths import open_file
 
 LOCAL_HEADER = 30
 """Bytes of a local header, less the name and the extra field."""
@@ -51,3 +58,39 @@ def begin(file: Handle, info: zipfile.ZipInfo, where: str, known: bytes = b"") -
     if header[:4] != b"PK\3\4" or header[LOCAL_HEADER:] != own or name != len(own):
         raise FormatError("the local header of a ZIP member is wrong", where=where)
     return int(at + size + extra)
+
+
+@contextmanager
+def opened_zip(file: Handle) -> Iterator[zipfile.ZipFile]:
+    """Open a ZIP file; `FormatError` if it is truncated or damaged."""
+    try:
+        with zipfile.ZipFile(stream(file)) as archive:
+            yield archive
+    except ZIP_ERRORS as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError("the ZIP file is truncated or damaged", where=file.path) from error
+
+
+def stored_members(path: Path) -> Members | None:
+    """Return the members of a ZIP file that are stored as they are; None of what is none.
+
+    Raises
+    ------
+    FormatError, OSError
+        If it is damaged or gone.
+    """
+    if path.is_dir():
+        return None
+    with closing(open_file(path)) as file:
+        if file.pread(4, 0) != b"PK\3\4":
+            return None
+        plain: list[tuple[int, int, int, str]] = []
+        with opened_zip(file) as archive:
+            for info in archive.NameToInfo.values():  # of names that come twice, the last one
+                if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
+                    at = begin(file, info, f"{path}, {info.filename}")
+                    plain.append((at, info.file_size, info.CRC, info.filename))
+    plain.sort()
+    starts, sizes, crcs = np.array([m[:3] for m in plain], np.int64).reshape(-1, 3).T
+    return Members(tuple(m[3] for m in plain), starts, sizes, crcs)

@@ -31,18 +31,16 @@ from weakref import WeakValueDictionary, finalize, ref
 
 import numpy as np
 
-from dsprep.cache.compared import kept
 from dsprep.cache.copier import NO_SPACE, Copier, Throttle
 from dsprep.cache.copies import ASKED, PLANNED, READY, Copy, Facts
-from dsprep.cache.folder import CacheFolder, Size, find_root
+from dsprep.cache.folder import CacheFolder, Size
 from dsprep.cache.pieces import Pieces
 from dsprep.core.schema import Ints
-from dsprep.errors import DsprepError, UsageError
+from dsprep.errors import DsprepError
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Stopped
 from dsprep.reader.order import Assignment, EpochSegment, Sequence
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.marks import Mark
 
 CachePolicy: TypeAlias = Literal["epoch", "mini-epoch"]
 
@@ -71,20 +69,6 @@ class CacheOptions:
     policy: CachePolicy
     throttle: Throttle  # of what is copied
     threads: int
-
-
-def compared(
-    sidecar: Sidecar, names: tuple[str, ...], order: Assignment, options: CacheOptions, rank: int
-) -> dict[int, Mark]:
-    """Return what files were when they were staged for the first pass; nothing if they were not."""
-    pieces, pool = Pieces(sidecar, order.stored, names), None
-    if options.policy == "mini-epoch" and order.mini is not None:
-        pool = order.pool(order.mini.at(0), rank)
-    try:
-        root = find_root(options.root, create=False)
-    except (OSError, UsageError):
-        return {}
-    return kept(root / Facts.of(pieces, pool).name, sidecar.root)
 
 
 class Staged:

@@ -23,7 +23,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.join import join
 from dsprep.sidecar.sidecar import MissingError, Sidecar
 from dsprep.source.files import find_dataset, find_files
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identity
 from dsprep.storage.paths import as_path, common_path, scan
 from dsprep.writing.create_sidecar import locate
 
@@ -151,8 +151,8 @@ def _located(
     command = "dsprep provenance " + shlex.join(named[:3]) + " ..." * (len(named) > 3)
     count = nbytes = 0
     for file in files[: QUICK_FILES + 1]:
-        mark = Mark.with_files(file)[0]
-        count, nbytes = count + mark.files, nbytes + mark.status.nbytes
+        seen = Identity.look(file)
+        count, nbytes = count + seen.files, nbytes + seen.nbytes
     size = f"{show_nbytes(nbytes)} in {count:,} file{'s' * (count != 1)}"
     if count > QUICK_FILES or nbytes > QUICK_NBYTES:
         raise MissingError(spec.sidecar_path(common_path(files)), common_path(files), command, size)

@@ -515,7 +515,7 @@ class Filler:
         if part.decode is not None and isinstance(error, (FormatError, FileNotFoundError)):
             return self._first_damaged(np.sort(fill.samples))
         if part.file is not None and part.runs is not None:
-            starts, end = part.runs.starts, part.file.identify().nbytes
+            starts, end = part.runs.starts, part.file.look()[0]
             beyond = np.flatnonzero(starts + part.runs.sizes > end)
             offset = int(starts[0])
             if isinstance(error, RangeError):

@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 from dsprep.core.schema import Schema
 from dsprep.errors import DsprepError, UsageError
 from dsprep.reader.adaptive import Adaptive
-from dsprep.reader.cached import CacheWarning, ReaderCache, compared
+from dsprep.reader.cached import CacheWarning, ReaderCache
 from dsprep.reader.data import open_data
 from dsprep.reader.defaults import (
     Choice,
@@ -49,7 +49,6 @@ from dsprep.reader.units import first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import WORDS, summarize
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import OrderWarning, sorting_field
-from dsprep.storage.marks import Mark
 from dsprep.storage.paths import StorePath
 
 STATE_VERSION = 2
@@ -245,7 +244,7 @@ class Reader(ReaderOptions):
         if mini is not None and not mini.repeats:
             self._adaptive = Adaptive(cast("Policy", self.repeats), self.rank_info, self.comm)
         self._check_steps()
-        self._check_data()
+        self._sidecar.check()
         self._warn_of_order()
         self._warn_of_pools()
         self._choice = self._chosen()
@@ -266,15 +265,6 @@ class Reader(ReaderOptions):
         how = {"check": False, "follow_external": self.follow_external}
         return open_data(self.path, self.data, **how, note=not self.rank_info.rank)
 
-    def _check_data(self) -> None:
-        """Raise `StaleError` if the data changed; those that were staged are not opened for it."""
-        options = self.cache_options(1)
-        known: dict[int, Mark] = {}
-        if options is not None and self.samples:
-            names, rank = self.schema.names, self.rank_info.rank
-            known = compared(self._sidecar, names, self._order, options, rank)
-        self._sidecar.check(known)
-
     def _check_again(self) -> None:
         """Raise `StaleError` if the data changed.
 
@@ -282,7 +272,7 @@ class Reader(ReaderOptions):
         all the same, and what it lacks fails as it is read.
         """
         try:
-            self._sidecar.check()
+            self._sidecar.check(again=True)
         except OSError as error:
             if self._cache is None or error.errno == errno.ENOENT:
                 raise
@@ -392,7 +382,7 @@ class Reader(ReaderOptions):
         if engine.name == "buffered":
             return engine
         fallback = Fallback(engine)
-        if len(self._sidecar) and not self._sidecar.is_known:  # what was staged is elsewhere
+        if len(self._sidecar) and self.cache is None:  # else files of a copy may be read
             with suppress(OSError, DsprepError):  # reading will report it
                 fallback.prepare(first_file(self._sidecar, self.schema.names))
         return fallback
@@ -425,11 +415,9 @@ class Reader(ReaderOptions):
         """Warn, once for each dataset, if samples are sorted by a field and groups not mixed."""
         opened = self._sidecar
         several = self.buffers_mixed is None and self.shuffle == "group"
-        if not (self.check_order and several) or self.rank_info.rank:
+        if not (self.check_order and several and self.cache is None) or self.rank_info.rank:
             return
         if self._order.groups <= self._order.mixed or opened.path in _looked_at:
-            return
-        if self._sidecar.is_known:  # it was looked at when it was staged
             return
         _looked_at.add(opened.path)
         if name := sorting_field(opened):
@@ -729,7 +717,7 @@ class Reader(ReaderOptions):
 
     def _reopen(self) -> None:
         self._sidecar = self._sidecar.again()
-        self._check_data()
+        self._sidecar.check()
         self._begin_process()
         self._settings = self._reading(None)
 

@@ -5,7 +5,7 @@ value within it, and blocks are merged as Chan, Golub and LeVeque do, in the ord
 large offsets cost no digits, and the result is the same on any number of threads and after a kill.
 
 Results are kept in a file beside the sidecar, not in it: the sidecar and whatever has its digest
-stay as they are, and datasets without one have them, too. That file has the marks of the data and
+stay as they are, and datasets without one have them, too. That file says what the data were and
 of the sidecar, and is used only while these are the same.
 """
 
@@ -45,7 +45,7 @@ from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.identity import Identities, Identity, unchanged
 from dsprep.storage.paths import StorePath
 from dsprep.writing.create_sidecar import dataset_of
 from dsprep.writing.plan import PIECE_NBYTES, Shard, payload_nbytes, pieces
@@ -351,12 +351,12 @@ def stats(
         names = everything if given is None else tuple(source.schema[n].name for n in given)
         chosen = Subset.of(subset)
         kept = None if chosen is None else _kept(source, chosen)
-        marks = source.marks()
-        stack.enter_context(unchanged(marks))
-        state = _Pass(_kept_path(source, names, kept), source.files()[:1], marks, names)
+        known = source.identities()
+        stack.enter_context(unchanged(known))
+        state = _Pass(_kept_path(source, names, kept), source.files()[:1], known, names)
         if not state.load() and names != everything:
             whole = _kept_path(source, everything, kept)
-            other = _Pass(whole, source.files()[:1], marks, everything)
+            other = _Pass(whole, source.files()[:1], known, everything)
             if other.load() and other.done == (len(source) if kept is None else len(kept)):
                 state = other
         reading = _narrowed(source, names)
@@ -386,7 +386,7 @@ def _narrowed(source: Source, names: Sequence[str]) -> Source:
 
 def _kept_path(source: Source, names: Sequence[str], kept: Ints | None) -> Path | None:
     """Return where statistics are kept; None if that is not possible."""
-    if not source.marks():
+    if not source.identities():
         return None
     path = source.sidecar.path if isinstance(source, SidecarSource) else None
     with suppress(UsageError):
@@ -410,9 +410,9 @@ class _Pass:
     """A pass over samples, as far as it is done."""
 
     def __init__(
-        self, path: Path | None, data: list[Path], marks: tuple[Mark, ...], names: Sequence[str]
+        self, path: Path | None, data: list[Path], known: Identities, names: Sequence[str]
     ) -> None:
-        self._path, self._data, self._marks = path, data, marks
+        self._path, self._data, self._known = path, data, known
         self.done = self.nbytes = 0
         self.sums = {name: FieldSums() for name in names}
         self._local = threading.local()
@@ -429,10 +429,10 @@ class _Pass:
         kept = json.loads(data)
         if kept.pop("digest") != digest(json.dumps(kept).encode()):
             raise ValueError("it has another digest")
-        if len(kept["marks"]) != len(self._marks):
+        if len(kept["files"]) != len(self._known):
             return ()
-        for old, mark in zip(kept["marks"], self._marks, strict=True):
-            if not Mark.from_json(old, mark.path).is_same(mark):
+        for old, (path, _) in zip(kept["files"], self._known, strict=True):
+            if Identity.from_json(old).changed(path):
                 return ()
         sums = {name: FieldSums.from_json(kept["fields"][name]) for name in self.sums}
         return int(kept["done"]), int(kept["nbytes"]), sums
@@ -444,7 +444,7 @@ class _Pass:
         content = {
             "done": self.done,
             "nbytes": self.nbytes,
-            "marks": [mark.to_json() for mark in self._marks],
+            "files": [identity.to_json() for _, identity in self._known],
             "fields": {name: sums.to_json() for name, sums in self.sums.items()},
         }
         stated = digest(json.dumps(content).encode())

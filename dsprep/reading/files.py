@@ -7,14 +7,15 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dsprep.core.schema import Bytes, Ints
+from dsprep.errors import changed
 from dsprep.storage.base import Handle, Known
-from dsprep.storage.identity import Status, changed, is_coarse, same_file, status
+from dsprep.storage.identity import Identity
 from dsprep.storage.local import DirectoryGuard
-from dsprep.storage.marks import DataFiles, Mark, seal
 from dsprep.storage.paths import open_file
 
 KEPT = 64
@@ -36,63 +37,51 @@ class Files:
     ----------
     inside
         Where the files have to be.
-    first
-        Called with entry, path and file when one is opened for the first time of an entry of which
-        `expect` was told nothing, though of others; raises if it is not the one that is meant.
-    known
-        Returns what is known of a file by entry and path: see `dsprep.storage.base.Known`.
-    most
+    root
+        Returns the path of a file entry, by its number.
+    recorded
+        Returns what is known of an entry.
+    stated
+        Returns what the format states about a path, for what is recorded of that.
+    kept_open
         Files that stay open at most; None: `KEPT`.
+
+    Attributes
+    ----------
+    expects
+        Whether entries have to be what is recorded of them; else each file has to be what it was
+        when it was opened first.
     """
+
+    expects = False
 
     def __init__(
         self,
         inside: DirectoryGuard,
-        first: Callable[[int, str, Handle], None] | None = None,
-        known: Callable[[int, str], Known | None] | None = None,
+        root: Callable[[int], Path],
+        recorded: Callable[[int], Identity] | None = None,
+        stated: Callable[[Path], Mapping[str, Any]] = lambda path: {},
         kept_open: int | None = None,
     ) -> None:
-        self._inside, self._first, self._recorded = inside, first, known
+        self._inside, self._path_of, self._recorded, self._stated = inside, root, recorded, stated
         self._open: OrderedDict[tuple[int, str], Handle] = OrderedDict()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         kept = KEPT if kept_open is None else kept_open
         self._kept = kept if limit == resource.RLIM_INFINITY else max(1, min(kept, limit // SHARE))
-        self._known: dict[tuple[int, str], Status] = {}
-        self._marks: dict[int, Mark] = {}
-        self._seen: Mapping[int, DataFiles] = {}
-        self._compared: set[int] = set()  # entries whose marks were compared since these are known
+        self._known: dict[tuple[int, str], tuple[int, int]] = {}  # sizes and time stamps
+        self._newest: dict[int, int | None] = {}  # of entries that have other ones than recorded
         self._root = (-1, "")  # of the entry that was asked for last
         self._lock = threading.Lock()
 
-    def expect(self, marks: Mapping[int, Mark], seen: Mapping[int, DataFiles]) -> None:
-        """Take these to be the files of some entries, whatever they were before.
-
-        `seen`: the data files of some of them, when their marks were taken.
-        """
-        with self._lock:
-            self._seen, self._compared = seen, set()
-            if marks != self._marks:
-                self._open.clear()
-                self._known.clear()
-                self._marks = dict(marks)
-
-    def recognise(self, entry: int, path: str, file: Path, now: Status) -> None:
-        """Raise `ChangedError` if a file, which is at `file`, is not what it was before; see `get`.
-
-        What is seen for the first time, or is what it is expected to be, is remembered.
-        """
-        with self._lock:
-            self._check((entry, path), file, now)
-
-    def get(self, entry: int, path: str, root: Callable[[int], Path]) -> Handle:
-        """Return the file at `path` below file entry number `entry`, open; `root` has its path.
+    def get(self, entry: int, path: str) -> Handle:
+        """Return the file at `path` below file entry number `entry`, open.
 
         Raises
         ------
         OSError
             If it cannot be opened.
         ChangedError
-            If it is not the file that it was before, or that it is expected to be.
+            If it is not the file that it was before, or that is recorded.
         FormatError
             If a link leads out of the dataset's directory.
         """
@@ -102,32 +91,30 @@ class Files:
             if known is not None:
                 self._open.move_to_end(key)
                 return known
-        recorded = None if self._recorded is None else self._recorded(entry, path)
-        made = open_file(self._name(entry, path, root), recorded)
+        recorded = None if self._recorded is None else self._recorded(entry)
+        version = None
+        if recorded is not None and recorded.is_object and not path:
+            version = Known(recorded.nbytes, recorded.etag)
+        made = open_file(self._name(entry, path), version)
         self._inside.check(made)
-        if self._first and self._marks and entry not in self._marks and key not in self._known:
-            self._first(entry, path, made)
         with self._lock:
-            self._check(key, made.name, made.status)
+            if version is None or made.fd >= 0:  # else each read names the version
+                self._check(key, made.name, (made.nbytes, made.mtime_ns))
+            if self.expects:
+                made.judge = partial(self._judge, entry)
             known = self._open.setdefault(key, made)
             if len(self._open) > self._kept:
                 self._open.popitem(last=False)
         return known
 
-    def _name(self, entry: int, path: str, root: Callable[[int], Path]) -> str:
+    def _name(self, entry: int, path: str) -> str:
         below = self._root
         if below[0] != entry:
-            below = self._root = entry, os.fspath(root(entry))
+            below = self._root = entry, os.fspath(self._path_of(entry))
         return f"{below[1]}/{path}" if path else below[1]
 
     def read_each(
-        self,
-        entry: int,
-        names: Sequence[bytes],
-        begins: Ints,
-        ends: Ints,
-        root: Callable[[int], Path],
-        out: Bytes,
+        self, entry: int, names: Sequence[bytes], begins: Ints, ends: Ints, out: Bytes
     ) -> None:
         """Fill ``out[begins[i]:ends[i]]`` with files of just as many bytes; none is kept open.
 
@@ -136,51 +123,56 @@ class Files:
         OSError, FormatError
             As `get` and `Handle.read_whole` do.
         """
-        seen, above = self._seen.get(entry), self._name(entry, "", root)
         found: Sequence[os.stat_result | None] = [None] * len(names)
-        if entry in self._marks:
-            found = self._inside.read_each(above, names, begins, ends, out)
-        # Looked at after it was read: nobody wrote to it until then if it is as it is expected.
-        seals = [
-            0 if f is None else hash((name, f.st_size, f.st_mtime_ns, f.st_ctime_ns))
-            for name, f in zip(names, found, strict=True)
-        ]
-        same = repeat(False) if seen is None else seen.has(seals).tolist()
-        for i, (facts, is_same) in enumerate(zip(found, same, strict=False)):
-            if is_same and facts is not None:
+        if self.expects:
+            found = self._inside.read_each(self._name(entry, ""), names, begins, ends, out)
+        newest = self._newest_of(entry)
+        # Looked at after it was read: nobody wrote to it until then if it is not newer.
+        for i, facts in enumerate(found):
+            if facts is not None and newest is not None and facts.st_mtime_ns <= newest:
                 continue
             path = os.fsdecode(names[i])
             if facts is None:
-                self.get(entry, path, root).read_whole(out[begins[i] : ends[i]])
+                self.get(entry, path).read_whole(out[begins[i] : ends[i]])
                 continue
             with self._lock:
-                if self._known.get((entry, path)) != (now := status(facts)):
-                    self._check((entry, path), f"{above}/{path}", now)
+                now = facts.st_size, facts.st_mtime_ns
+                self._check((entry, path), self._name(entry, path), now)
+            newest = self._newest_of(entry)
 
-    def _check(self, key: tuple[int, str], file: str | Path, now: Status) -> None:
-        mark, before, unknown = self._marks.get(key[0]), self._known.get(key), None
-        if before is None and mark is not None:
-            before = mark.status
-            if mark.each:
-                unknown = self._seen.get(key[0])
-                if unknown is not None and unknown.has([seal(os.fsencode(key[1]), now)])[0]:
-                    return
-                if unknown is not None:
-                    unknown.settled = False  # the next check looks at all of them
-                # Of many files, only the newest of their change times is known.
-                newer = now.ctime_ns > before.ctime_ns
-                before = now._replace(ctime_ns=before.ctime_ns) if newer else now
-        if before is not None and not same_file(file, before, now):
-            raise changed(Path(file), before, now)
-        if unknown is not None and mark is not None and key[0] not in self._compared:
-            mark.check()  # some clients give the same file other times: this tells
-            self._compared.add(key[0])
-        if before is None or before[0] == now[0] or not is_coarse(before):
-            pass  # else neither another inode nor the same change time says much
-        elif mark is not None and mark.sampled and not mark.each and not mark.has_sampled():
-            raise changed(Path(file), before, now)
+    def _newest_of(self, entry: int) -> int | None:
+        """Return the time stamp that a file entry is known to have; None: it is not known."""
+        if entry in self._newest or not self.expects or self._recorded is None:
+            return self._newest.get(entry)
+        return self._recorded(entry).mtime_ns
+
+    def _check(self, key: tuple[int, str], file: str | Path, now: tuple[int, int]) -> None:
+        """Raise `ChangedError` if a file, of this size and time stamp, is not what it should be."""
+        (entry, path), before = key, self._known.get(key)
+        if before == now:
+            return
+        if self._recorded is None or not self.expects:
+            if before is not None:
+                raise changed(file, "it was replaced or written to")
+        else:
+            newest = self._newest_of(entry)
+            same = now == (self._recorded(entry).nbytes, newest)
+            if path:  # of many files, only the newest time stamp is known
+                same = before is None and newest is not None and now[1] <= newest
+            if not same and (how := self._judge(entry)) is not None:
+                raise changed(file, how)
         if len(self._known) < KNOWN:
             self._known[key] = now
+
+    def _judge(self, entry: int) -> str | None:
+        """Return how an entry differs from what is recorded of it, if it has another time stamp."""
+        assert self._recorded is not None
+        path = self._path_of(entry)
+        now = Identity.look(path)
+        how = self._recorded(entry).differs(path, now, self._stated)
+        if how is None:
+            self._newest[entry] = now.mtime_ns
+        return how
 
     def close(self) -> None:
         """Forget all files."""

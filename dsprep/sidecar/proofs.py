@@ -26,11 +26,11 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from dsprep import formats
 from dsprep.core.packing import Tables, from_planes
 from dsprep.core.schema import Ints
 from dsprep.core.spans import ranges
 from dsprep.errors import FormatError, UsageError
+from dsprep.formats.zip_members import stored_members
 from dsprep.layout.laws import Explicit
 from dsprep.layout.locate import locate
 from dsprep.layout.model import FileLayout, Groups, Rest
@@ -256,10 +256,8 @@ class Proofs:
         self.once = False
         self._proved: set[tuple[int, Kind, int]] = set()
         self.kinds = lru_cache(maxsize=1024)(self._kinds)
-        format, root = sidecar.content.format, sidecar.root
-        self._members = lru_cache(maxsize=256)(
-            lambda number: formats.load(format).identity(root(number)).members()
-        )
+        root = sidecar.root
+        self._members = lru_cache(maxsize=256)(lambda number: stored_members(root(number)))
         self._sums = lru_cache(maxsize=256)(self._find_sums)
         self._edges = lru_cache(maxsize=256)(self._find_edges)
 

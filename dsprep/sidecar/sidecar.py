@@ -1,8 +1,8 @@
 """Reading a dataset through its sidecar: offsets are computed, bytes come by ``preadv``.
 
 No format library is opened. Every statement of the sidecar is compared with the files before it is
-used. That the files are still those it was written for is checked when it is opened, and again
-after every read.
+used. That the files are still those it was written for is checked when it is opened, when a file
+is, and after every read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -36,14 +36,12 @@ from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
 from dsprep.reading.single import Single
 from dsprep.sidecar import spec
-from dsprep.sidecar.identity import FileComparison, block_crc32c, compare_file
 from dsprep.sidecar.proofs import BadGroup, Proofs
-from dsprep.sidecar.spec import Content, Identity
+from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import refuse_partial, restore, written_as
-from dsprep.storage.base import Handle, Known
-from dsprep.storage.identity import same_time
+from dsprep.storage.base import Handle
+from dsprep.storage.checksums import data_crc32c
 from dsprep.storage.local import DirectoryGuard
-from dsprep.storage.marks import Mark
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.scatter import APART_NEAR
 
@@ -58,9 +56,6 @@ CHECKED = 64
 """Files that are compared with the sidecar when it is opened; of more, so many spread evenly."""
 
 MAX_COMPANION = 8 << 30
-
-SUMS_NBYTES = 256 << 20
-"""Bytes of which checksums are compared at most, where time stamps alone changed."""
 
 
 class StaleError(FormatError):
@@ -88,80 +83,35 @@ class StaleWarning(UserWarning):
 
 
 def changes(
-    content: Content,
-    dataset: Path,
-    which: Literal["all", "some", "unnamed"] = "all",
-    path: Path | None = None,
-    notes: list[str] | None = None,
-    found: dict[int, FileComparison] | None = None,
-    untouched: Callable[[int], FileComparison | None] = lambda number: None,
-    companion: bytes | None = None,
+    content: Content, dataset: Path, which: Literal["all", "some", "unnamed", "alone"] = "all"
 ) -> list[str]:
     """Return how the files differ from what a sidecar says, one clause each.
-
-    Of files of which the time stamp alone changed, checksums are compared where there are some, of
-    `SUMS_NBYTES` of them all.
 
     Parameters
     ----------
     which
         Which files to look at: ``"all"``; ``"some"``, at most `CHECKED`, spread evenly; or, of
-        those, ``"unnamed"`` ones: not objects whose version is recorded, since reading names it.
-    path
-        The sidecar, if it is not beside the dataset.
-    notes
-        Gets a line that names the files with another time stamp.
-    found
-        Gets the result for each file, by its number.
-    untouched
-        Returns the result for a file, by its number, that is known without opening it.
-    companion
-        The companion of the sidecar, if it is not beside that.
+        those, ``"unnamed"`` ones: not objects whose version is recorded, since reading names it;
+        or, of these, ``"alone"``: not directories of many files.
 
     Raises
     ------
     OSError
         If a file cannot be examined.
     """
-    files = content.files
+    files, lines = content.files, []
     chosen: Iterable[int] = range(len(files))
     if which != "all" and len(files) > CHECKED:
         chosen = np.unique(np.linspace(0, len(files) - 1, CHECKED).astype(int)).tolist()
-    lines, touched = [], []
+    facts = formats.load(content.format).facts
     for i in chosen:
-        file, compared = dataset / files[i].path, untouched(i)
-        if compared is None:
-            if which == "unnamed" and _is_named(file, files[i].identity):
-                continue
-            compared = compare_file(file, content.format, files[i].identity)
-        lines += [f"{file.name}: {line}" for line in compared.differences]
-        if compared.written:
-            touched.append(i)
-        if found is not None:
-            found[i] = compared
-    if lines or not touched:
-        return lines
-    if content.layouts:
-        with Sidecar(content, dataset, path or spec.sidecar_path(dataset), companion) as opened:
-            lines = list(opened.wrong_sums(touched, SUMS_NBYTES))
-    if notes is not None and not lines:
-        notes.append(only_touched([dataset / files[i].path for i in touched], dataset))
+        file, recorded = dataset / files[i].path, files[i].identity
+        named = recorded.is_object and isinstance(file, StorePath)
+        if (named and which in ("unnamed", "alone")) or (which == "alone" and recorded.files > 1):
+            continue
+        if how := recorded.changed(file, facts):
+            lines.append(f"{file.name}: {how}")
     return lines
-
-
-def _is_named(file: Path, recorded: Identity) -> bool:
-    """Whether every read of a file names the version that was recorded."""
-    return bool(recorded.etag) and recorded.files == 1 and isinstance(file, StorePath)
-
-
-def only_touched(files: Sequence[Path], dataset: Path) -> str:
-    """Return the note that the time stamps of some files alone changed."""
-    more = f" and {len(files) - 1:,} other files" if len(files) > 1 else ""
-    return (
-        f"{files[0].name}{more}: written to since the sidecar was, but the size, the format's own "
-        f"marks and the sampled blocks are as recorded; dsprep provenance {dataset} --refresh "
-        "compares all checksums there are and records the new time stamp"
-    )
 
 
 def stale(change: str, path: Path, dataset: Path) -> StaleError:
@@ -231,8 +181,6 @@ class Sidecar:
         The fields of every sample.
     proofs
         Compares samples with checksums.
-    marks
-        By file number, the marks of files as `check` took them, or as `expect` was given them.
     """
 
     def __init__(
@@ -254,11 +202,9 @@ class Sidecar:
                 fix=f"write it again with dsprep provenance {dataset}; what cannot be located, "
                 "such as GZIP TFRecord, is read by dsprep.open, or repacked",
             )
-        self.marks: Mapping[int, Mark] = {}
-        self._found: Mapping[int, FileComparison] = {}
-        self._compared: Mapping[int, Mark] | None = None
         guard = DirectoryGuard(dataset, follow_external)
-        self._files = Files(guard, self._check_first, self._known)
+        facts = formats.load(content.format).facts
+        self._files = Files(guard, self.root, lambda n: content.files[n].identity, facts)
         self._open_file: Callable[[int, str], Handle] | None = None
         counts = [f.samples for f in content.files]
         self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -379,63 +325,19 @@ class Sidecar:
                     digits.update(extents.offset.tobytes() + extents.length.tobytes())
         return digits.hexdigest()
 
-    def check(self, known: Mapping[int, Mark] | None = None) -> None:
-        """Raise `StaleError` if the data changed since the sidecar was written; a few reads.
+    def check(self, *, again: bool = False) -> None:
+        """Raise `StaleError` if the data changed since the sidecar was written.
 
-        `known`: the marks of files when they were last compared, for this call and all later ones.
-        Files that still have them are not opened.
+        `again`: directories of many files were looked at, and their files are when they are opened.
         """
-        self._compared = known or self._compared
-        found: dict[int, FileComparison] = {}
-        changed = changes(
-            self.content,
-            self.dataset,
-            "unnamed",
-            self.path,
-            found=found,
-            untouched=self._untouched,
-            companion=self._companion_bytes,
-        )
+        changed = changes(self.content, self.dataset, "alone" if again else "unnamed")
         if changed:
-            self._found = {}
             raise self._stale(changed[0])
-        self._expect({i: one.mark for i, one in found.items() if one.mark is not None}, found)
+        self.expect()
 
-    def _untouched(self, number: int) -> FileComparison | None:
-        """Return the result for a file that is what it was when it was compared last; else None.
-
-        Files that samples have of their own are compared when they are read.
-        """
-        found = self._found.get(number)
-        if found is not None and found.files is not None and found.files.settled:
-            own = self.layout(number).files.values()
-            names = (name for f in own for name in f.names.data.split(b"\0"))
-            if found.files.is_same(names):
-                return found
-        mark = (self._compared or {}).get(number)
-        same = mark is not None and mark.is_untouched()
-        return FileComparison([], False, mark) if same else None
-
-    def _known(self, file: int, path: str) -> Known | None:
-        """Return the version of an object that was recorded, which is opened without asking."""
-        recorded = self.content.files[file].identity
-        named = not path and _is_named(self.dataset, recorded)
-        return Known(recorded.nbytes, recorded.etag) if named else None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether all files that `check` compares are what they were when that was done before."""
-        known = self._compared or {}
-        return bool(self.marks) and all(known.get(i) is mark for i, mark in self.marks.items())
-
-    def expect(self, marks: Mapping[int, Mark]) -> None:
-        """Expect these marks: a file that is opened from here on must have its own."""
-        self._expect(marks, {})
-
-    def _expect(self, marks: Mapping[int, Mark], found: Mapping[int, FileComparison]) -> None:
-        self.marks, self._found = marks, found
-        seen = {i: one.files for i, one in found.items() if one.files and one.files.watched}
-        self._files.expect(marks, seen)  # of local directories
+    def expect(self) -> None:
+        """Expect every file that is opened from here on to be what is recorded of it."""
+        self._files.expects = True
 
     def __len__(self) -> int:
         return self._count
@@ -791,7 +693,7 @@ class Sidecar:
         """Return the file at `path` below entry number `number`, open; see `Files.get`."""
         if self._open_file is not None:
             return self._open_file(number, path)
-        return self._files.get(number, path, self.root)
+        return self._files.get(number, path)
 
     def read_files(
         self, number: int, names: Sequence[bytes], begins: Ints, ends: Ints, out: Bytes
@@ -800,19 +702,7 @@ class Sidecar:
         if self._open_file is not None:
             read_files(names, begins, ends, partial(self._open_file, number), out)
         else:
-            self._files.read_each(number, names, begins, ends, self.root, out)
-
-    def _check_first(self, number: int, path: str, file: Handle) -> None:
-        """Raise `StaleError` if a file that `check` skipped, of very many, has changed."""
-        known = self.content.files[number].identity
-        inode, nbytes, mtime, _ = file.status
-        if path or known.inode is None or known.mtime_ns is None:
-            return
-        if (inode, nbytes) == (known.inode, known.nbytes) and same_time(mtime, known.mtime_ns):
-            return
-        compared = compare_file(file.path, self.content.format, known)
-        if compared.differences:
-            raise self._stale(f"{file.path.name}: {compared.differences[0]}")
+            self._files.read_each(number, names, begins, ends, out)
 
     def root(self, number: int) -> Path:
         """Return the path of file number `number`."""
@@ -854,44 +744,32 @@ class Sidecar:
         own = self.content.files[number].crc32c is not None
         return own or (groups is not None and (groups.crc32c or groups.rest) is not None)
 
-    def wrong_sums(self, numbers: Sequence[int], max_nbytes: int | None = None) -> Iterator[str]:
+    def wrong_sums(self, numbers: Sequence[int]) -> Iterator[str]:
         """Yield where checksums of some files are wrong, one clause each.
 
-        Parameters
-        ----------
-        numbers
-            Of the files. Their own checksums are compared, or else those of their groups.
-        max_nbytes
-            Bytes that are read at most, about, spread over all; None: all.
+        Their own checksums are compared, or else those of their groups.
 
         Raises
         ------
         FormatError, OSError
             If the checksums are damaged, or a file cannot be read.
         """
-        files = self.content.files
-        nbytes = sum(files[i].identity.nbytes for i in numbers)
-        step = 1 if max_nbytes is None else max(1, -(-nbytes // max_nbytes))
-        before = 0
         for number in numbers:
-            name, size = self.root(number).name, files[number].identity.nbytes
+            root, size = self.root(number), self.content.files[number].identity.nbytes
             if (sums := self.proofs.block_sums(number)) is not None:
                 block, expected = sums
-                for k in range(-before % step, len(expected), step):
+                for k in range(len(expected)):
                     begin, end = k * block, min(size, (k + 1) * block)
-                    crc = block_crc32c(self.root(number), begin, end)
+                    crc = data_crc32c(root, begin, end)
                     if crc != expected[k]:
                         yield (
-                            f"{name}: the CRC-32C of bytes {begin:,} to {end:,} is {crc:#010x}, "
-                            f"expected {int(expected[k]):#010x}"
+                            f"{root.name}: the CRC-32C of bytes {begin:,} to {end:,} is {crc:#010x}"
+                            f", expected {int(expected[k]):#010x}"
                         )
-                before += len(expected)
-            elif (groups := self.layout(number).groups) is not None:
-                count = groups.blocks.count
-                for bad in self.proofs.bad_groups(number, range(-before % step, count, step)):
+            else:
+                for bad in self.proofs.bad_groups(number):
                     crcs = f"({bad.actual:#010x}, expected {bad.expected:#010x})"
-                    yield f"{name}: {bad.message} {crcs}"
-                before += count
+                    yield f"{root.name}: {bad.message} {crcs}"
 
     def close(self) -> None:
         """Close all files; reading opens them again."""

@@ -18,12 +18,11 @@ Numbers are JSON integers; offsets and sizes count bytes.
                    `encode_attr`
 ``files``          in sample order: ``path`` (``.`` for a dataset of one file or store, otherwise
                    relative to the dataset's directory), ``samples``, ``nbytes``; the rest of its
-                   identity: ``mtime_ns``, ``inode``, ``files`` (data files in a directory, 1 if
-                   left out), ``facts`` (what the format states about itself), ``sampled``
-                   (digest of sampled blocks), ``etag`` (of an object: its version, which
-                   every read names; of a directory in a store: a digest of those);
-                   ``layout`` (which one of ``layouts``, 0 if left out); ``crc32c`` (optional: see
-                   below)
+                   identity: ``mtime_ns``, ``files`` (data files in a directory, 1 if left out),
+                   ``facts`` (what the format states about itself), ``sampled`` (digest of sampled
+                   blocks), ``etag`` (of an object: its version, which every read names; of a
+                   directory in a store: a digest of those); ``layout`` (which one of ``layouts``,
+                   0 if left out); ``crc32c`` (optional: see below)
 ``layouts``        how the samples of a file are stored; files that are alike share one
 ``reading``        how samples are made from the file, where that is not the default: the
                    options of `OpenOptions`
@@ -112,8 +111,7 @@ from dsprep.core.schema import Field, Schema, StaticArray, decode_dtype, encode_
 from dsprep.errors import FormatError, TargetError
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.durable import sync, sync_directory
-from dsprep.storage.identity import same_time
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identity
 from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import StorePath, common_path, open_file
 from dsprep.storage.trees import SIDECARS
@@ -131,58 +129,6 @@ MAX_FILES = 1 << 20
 """Files that a sidecar lists at most."""
 _MAX_COUNTS = ((b'"path"', MAX_FILES), (b"{", 4 << 20), (b"[", 4 << 20), (b",", 12 << 20))
 """How often a sidecar may contain each text: parsed values take far more memory than their text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What is known of a file (or of all data files of a directory) besides its content.
-
-    Attributes
-    ----------
-    nbytes
-        Its size.
-    mtime_ns
-        The newest time stamp; None: not recorded.
-    inode
-        Of the file, or of the directory; None: not recorded.
-    files
-        Data files in a directory; 1 for a file.
-    facts
-        What the format states about the file, see `Format.identity`.
-    sampled
-        Digest of the sampled blocks; empty: not recorded.
-    etag
-        Of an object, or a digest of those of a directory: what the store says changes with every
-        other content. Empty: not recorded.
-    """
-
-    nbytes: int
-    mtime_ns: int | None = None
-    inode: int | None = None
-    files: int = 1
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    sampled: str = ""
-    etag: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON, without what is not recorded."""
-        kept = {name: getattr(self, name) for name in self.__slots__} | {"facts": dict(self.facts)}
-        return {k: v for k, v in kept.items() if k == "nbytes" or v != getattr(Identity(0), k)}
-
-    @classmethod
-    def from_json(cls, json: Mapping[str, Any]) -> Self:
-        """Return what `to_json` wrote; `TypeError` or `KeyError` if it is something else."""
-        get = json.get
-        nbytes, files, facts = json["nbytes"], get("files", 1), get("facts", {})
-        mtime_ns, inode = get("mtime_ns"), get("inode")
-        times = 0 if mtime_ns is None else mtime_ns, 0 if inode is None else inode
-        for value in (nbytes, files, *times):
-            if type(value) is not int or not 0 <= value < 1 << 64:  # inodes have 64 bits
-                raise TypeError(f"{value!r} is not a size, a time or an inode")
-        if not isinstance(facts, Mapping):
-            raise TypeError("facts are no JSON object")
-        words = str(get("sampled", "")), str(get("etag", ""))
-        return cls(nbytes, mtime_ns, inode, files, facts, *words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,17 +359,13 @@ def beside(dataset: Path) -> Path:
     where, staged = sidecar_path(dataset), staged_path(dataset)
     if isinstance(dataset, StorePath) or not os.path.isfile(staged):  # noqa: PTH113 (or may not look)
         return where
-    numbered = []
-    for path in (where, staged):
-        with suppress(OSError, FormatError, IndexError):
-            first = read(path).files[0]
-            inode, nbytes, mtime, _ = Mark.with_files(dataset / first.path)[0].status
-            who = first.identity
-            if (inode, nbytes) == (who.inode, who.nbytes) and mtime == who.mtime_ns:
-                return path
-            timed = who.mtime_ns is not None and same_time(mtime, who.mtime_ns)
-            numbered += [path] if inode == who.inode or (timed and nbytes == who.nbytes) else []
-    return numbered[0] if numbered else where
+    for is_same in (Identity.is_exact, lambda known, data: known.changed(data) is None):
+        for path in (where, staged):
+            with suppress(OSError, FormatError, IndexError):
+                first = read(path).files[0]
+                if is_same(first.identity, dataset / first.path):
+                    return path
+    return where
 
 
 def read(path: Path) -> Content:

@@ -8,9 +8,9 @@ through its sidecar if there is a valid one, else by the library of its format.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,7 +20,6 @@ from dsprep.formats.base import Format, Opening, Source
 from dsprep.formats.fields import MissingField, wanted
 from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
 from dsprep.sidecar import sidecar, spec
-from dsprep.sidecar.identity import FileComparison
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.joined import (
@@ -34,7 +33,7 @@ from dsprep.source.joined import (
 from dsprep.source.many import NativeOpening, open_native
 from dsprep.source.numbered import without
 from dsprep.storage.atomic import refuse_partial, written_as
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identities, identities_of
 from dsprep.storage.paths import as_path
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -74,7 +73,7 @@ def open_dataset(
     at
         The sidecar, if it is not beside the dataset.
     marked
-        Look at the status of every file before anything is read, for `Source.marks`.
+        Look at every file before anything else is read, for `Source.identities`.
 
     Returns
     -------
@@ -132,16 +131,16 @@ def _open(
     if options is not None:
         check_options(options, format.open_options, format.name)
     files = _Files(format, names, at, notes)
-    marks = tuple(Mark.of(path.absolute()) for path in names) if marked else ()
+    identities = identities_of(names) if marked else ()
     known, lost = _find_usable(files, options, through)
     if known is None:
         refuse_partial(written_as(names))
     options = _choose_options(options, known)
     source: Source | None = None
     if known is not None and through != "library":
-        source = _open_through_sidecar(files, known, options, through, marks)
+        source = _open_through_sidecar(files, known, options, through, identities)
     if source is None:
-        source = _open_by_library(files, known, lost, options, progress, marks)
+        source = _open_by_library(files, known, lost, options, progress, identities)
     source.named = tuple(map(str, named))
     return source
 
@@ -224,7 +223,7 @@ class SidecarOpening(Opening):
         format, names, notes = find_dataset(self.paths)
         check_options(self.options, format.open_options, format.name)
         files = _Files(format, names, self.at, notes)
-        known = _require(_find_valid(files, trusted=bool(self.marks)), names)
+        known = _require(_find_valid(files), names)
         source = _open_through_sidecar(
             files, known, _choose_options(self.options, known), "strict", ()
         )
@@ -285,7 +284,7 @@ def _open_through_sidecar(
     known: ValidSidecar,
     options: OpenOptions,
     through: Through,
-    marks: tuple[Mark, ...],
+    identities: Identities,
 ) -> Source | None:
     """Return the dataset opened through its sidecar, None if that does not serve."""
     source = None
@@ -302,7 +301,7 @@ def _open_through_sidecar(
             paths=tuple(p.absolute() for p in files.names),
             options=options,
             at=None if files.at is None else files.at.absolute(),
-            marks=(*marks, *source.beside()) if marks else (),
+            identities=(*identities, *source.beside()) if identities else (),
         )
     elif through == "strict":
         raise UsageError(
@@ -319,13 +318,13 @@ def _open_by_library(
     lost: UnusableSidecar | None,
     options: OpenOptions,
     progress: Progress | None,
-    marks: tuple[Mark, ...],
+    identities: Identities,
 ) -> Source:
     """Return the dataset opened by the format's own library."""
     schema = _type_hint(known.content) if known is not None else None
     try:
         native = open_native(
-            files.format, files.names, options, schema, files.notes, progress, marks=marks
+            files.format, files.names, options, schema, files.notes, progress, identities=identities
         )
     except SchemaError as error:
         raise error if lost is None else lost.error from error
@@ -344,13 +343,10 @@ class ValidSidecar:
     content: spec.Content
     dataset: Path
     path: Path
-    marks: Mapping[int, Mark] = field(default_factory=dict)
 
 
-def _find_valid(files: _Files, trusted: bool = False) -> ValidSidecar | None:
-    """Return the sidecar of `files`, None if there is none; notes are added if they were touched.
-
-    `trusted`: they are known to be those that it was compared with.
+def _find_valid(files: _Files) -> ValidSidecar | None:
+    """Return the sidecar of `files`, None if there is none.
 
     Raises
     ------
@@ -363,8 +359,6 @@ def _find_valid(files: _Files, trusted: bool = False) -> ValidSidecar | None:
     if located is None:
         return None
     content, dataset, path = located
-    marks: dict[int, Mark] = {}
-    known = ValidSidecar(content, dataset, path, marks)
     if content.format != files.format.name:
         raise FormatError(
             "the sidecar is of another format",
@@ -373,13 +367,10 @@ def _find_valid(files: _Files, trusted: bool = False) -> ValidSidecar | None:
             found=files.format.name,
             fix=f"write it again with dsprep provenance {dataset}",
         )
-    if not trusted:
-        found: dict[int, FileComparison] = {}
-        changed = sidecar.changes(content, dataset, "unnamed", path, files.notes, found)
-        marks.update({i: one.mark for i, one in found.items() if one.mark is not None})
-        if changed:
-            raise sidecar.stale(changed[0], path, dataset)
-    return known
+    changed = sidecar.changes(content, dataset, "unnamed")
+    if changed:
+        raise sidecar.stale(changed[0], path, dataset)
+    return ValidSidecar(content, dataset, path)
 
 
 @dataclass(frozen=True)
@@ -510,7 +501,7 @@ def _make_source(
     opened = sidecar.Sidecar(
         content, known.dataset, known.path, follow_external=options.follow_external
     )
-    opened.expect(known.marks)
+    opened.expect()
     if content.files:
         opened.layout(0)  # with the companion: a pair that a killed run left does not go together
     full = "check_crc" in format.open_options and options.check_crc

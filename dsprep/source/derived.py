@@ -17,7 +17,7 @@ from dsprep.core.schema import Arena, Batch, Ints, empty_batch
 from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identities
 
 PROBE = 64
 """Samples that are read to estimate the size of ragged ones that only reading gives."""
@@ -136,9 +136,9 @@ class DerivedSource(Source):
         """Return what `base` reads."""
         return self.base.files()
 
-    def marks(self) -> tuple[Mark, ...]:
+    def identities(self) -> Identities:
         """Return what the files of `base` were."""
-        return self.base.marks()
+        return self.base.identities()
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
@@ -146,7 +146,8 @@ class DerivedSource(Source):
         base, indices = self.origin(np.arange(start, stop, dtype=np.int64))
         first = int(indices.min(initial=len(base)))
         opening, offset = base.part(first, int(indices.max(initial=first - 1)) + 1)
-        return Selection(base=opening, indices=indices - offset, marks=opening.marks), start
+        known = opening.identities
+        return Selection(base=opening, indices=indices - offset, identities=known), start
 
     def resident_nbytes(self) -> int:
         """Return what reading `base` holds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from dsprep.layout.model import FileLayout
 from dsprep.reading.records import Verify
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identities, identities_of
 
 
 class SidecarSource(Source):
@@ -62,29 +62,28 @@ class SidecarSource(Source):
         return self.paths
 
     @override
-    def marks(self) -> tuple[Mark, ...]:
+    def identities(self) -> Identities:
         # Those of the sidecar, by which the samples are found, come last.
-        if self.opening is not None and not self.opening.marks:
-            marks = (*super().marks(), *self.beside())
-            self.opening = replace(self.opening, marks=marks)
-        return super().marks()
+        if self.opening is not None and not self.opening.identities:
+            known = (*super().identities(), *self.beside())
+            self.opening = replace(self.opening, identities=known)
+        return super().identities()
 
-    def beside(self) -> Iterator[Mark]:
-        """Yield the marks of the sidecar and its companion."""
-        path = self.sidecar.path
-        yield Mark.of(path.absolute())
-        if self.sidecar.content.companion is not None:
-            yield Mark.of(path.with_name(spec.companion_name(path)).absolute())
+    def beside(self) -> Identities:
+        """Return what the sidecar and its companion are."""
+        path, has_companion = self.sidecar.path, self.sidecar.content.companion is not None
+        companion = path.with_name(spec.companion_name(path))
+        return identities_of([path, companion] if has_companion else [path])
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        # Of the data, only files that hold some of the samples are marked.
+        # Of the data, only files that hold some of the samples are compared.
         opening, offset = super().part(start, stop)
         files = len(self.paths)
         first, last = (self.sidecar.file_of(i)[0] for i in (start, max(start, stop - 1)))
         some = slice(min(first, files), min(last + 1, files))
-        marks = (*opening.marks[some], *opening.marks[files:])
-        return replace(opening, marks=marks), offset
+        known = (*opening.identities[some], *opening.identities[files:])
+        return replace(opening, identities=known), offset
 
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""

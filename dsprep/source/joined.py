@@ -16,7 +16,7 @@ from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.fields import missing_field
 from dsprep.layout.describe import FieldStorage
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identities
 
 KEY = "__key__"
 """The field that keys become where they are compared."""
@@ -112,8 +112,8 @@ class JoinedSource(Source):
         return [path for part in self.parts for path in part.files()]
 
     @override
-    def marks(self) -> tuple[Mark, ...]:
-        return tuple(mark for part in self.parts for mark in part.marks())
+    def identities(self) -> Identities:
+        return tuple(known for part in self.parts for known in part.identities())
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
@@ -124,8 +124,8 @@ class JoinedSource(Source):
         before = [offset - n for (_, offset), n in zip(openings, self._skipped, strict=True)]
         first = max(before)
         parts = tuple((o, first - n) for (o, _), n in zip(openings, before, strict=True))
-        marks = tuple(mark for opening, _ in openings for mark in opening.marks)
-        return JoinedOpening(names=self.schema.names, parts=parts, marks=marks), first
+        known = tuple(known for opening, _ in openings for known in opening.identities)
+        return JoinedOpening(names=self.schema.names, parts=parts, identities=known), first
 
     @override
     def confirm(self) -> None:

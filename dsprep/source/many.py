@@ -30,7 +30,7 @@ from dsprep.core.schema import (
     empty_batch,
     with_others,
 )
-from dsprep.errors import AmbiguousError, DsprepError, FormatError, SchemaError
+from dsprep.errors import AmbiguousError, DsprepError, FormatError, SchemaError, changed
 from dsprep.formats import foreign
 from dsprep.formats.base import CommonSchema, Format, Opening, Source
 from dsprep.formats.fields import MissingField
@@ -39,8 +39,7 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar import spec
 from dsprep.source.numbered import NumberedSource, without
 from dsprep.source.turned import is_turned, open_turned
-from dsprep.storage.identity import Status, changed, same_file, status
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identities, Identity
 from dsprep.storage.paths import Candidate, common_path
 
 MAX_OPEN = 8
@@ -87,7 +86,7 @@ def open_native(
     notes: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
     *,
-    marks: tuple[Mark, ...] = (),
+    identities: Identities = (),
     first: int = 0,
 ) -> Source:
     """Open files of one format by its own library.
@@ -96,7 +95,7 @@ def open_native(
     ----------
     schema
         Types that the format does not keep.
-    marks
+    identities
         What the files were before; empty: not compared.
     first
         The number of the first file among those of the dataset.
@@ -127,7 +126,7 @@ def open_native(
         samples = len(source) + source.dropped
         source.notes = (*source.notes, f"left out {source.dropped:,} of {samples:,} samples")
     source.notes = tuple(dict.fromkeys(source.notes))
-    source.opening = _opening(format, paths, options, schema, marks, first)
+    source.opening = _opening(format, paths, options, schema, identities, first)
     return source
 
 
@@ -136,7 +135,7 @@ def _opening(
     paths: Sequence[Path],
     options: OpenOptions,
     hint: Schema | None,
-    marks: tuple[Mark, ...],
+    identities: Identities,
     first: int,
 ) -> NativeOpening:
     return NativeOpening(
@@ -145,7 +144,7 @@ def _opening(
         format=format.name,
         hint=hint,
         first=first,
-        marks=marks,
+        identities=identities,
     )
 
 
@@ -226,7 +225,7 @@ class MultiSource(Source):
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
         self._note_counts: Counter[str] = Counter()
-        self._status: dict[int, Status] = {}
+        self._seen: dict[int, Identity] = {}
         self._inferring = format.infers and hint is None
         try:
             counts = self._infer(progress) if self._inferring else self._check_files(progress)
@@ -370,12 +369,11 @@ class MultiSource(Source):
         path = self.paths[index]
         if path.is_dir():
             return self._open_path(path, self.first + index)
-        before = self._status.setdefault(index, status(path.stat()))
+        before = self._seen.setdefault(index, Identity.look(path))
         source = self._open_path(path, self.first + index)
-        now = status(path.stat())
-        if not same_file(path, before, now):
+        if how := before.changed(path):
             source.close()
-            raise changed(path, before, now)
+            raise changed(path, how)
         return source
 
     def _open_path(self, path: Path, number: int) -> Source:
@@ -422,8 +420,8 @@ class MultiSource(Source):
         return (self._opening(slice(i, i + 1)) for i in range(len(self.paths)))
 
     def _opening(self, some: slice) -> NativeOpening:
-        paths, marks, first = self.paths[some], self.marks()[some], self.first + some.start
-        return _opening(self.format, paths, self.options, self.hint, marks, first)
+        paths, known, first = self.paths[some], self.identities()[some], self.first + some.start
+        return _opening(self.format, paths, self.options, self.hint, known, first)
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:

@@ -10,7 +10,7 @@ import io
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,9 +18,8 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Array, Bytes, Ints
-from dsprep.errors import layout_mismatch
+from dsprep.errors import ChangedError, changed, layout_mismatch
 from dsprep.storage import copying
-from dsprep.storage.identity import ChangedError, Status, changed, same_file
 from dsprep.storage.ranges import as_bytes, ends_early
 from dsprep.storage.scatter import NEAR, Runs, runs
 
@@ -43,14 +42,17 @@ class Known(NamedTuple):
 class Handle(ABC):
     """A file open for reading, by any number of threads; closed when nothing refers to it.
 
-    All else follows from `pread` and `identify`; implementations replace what they do faster.
+    All else follows from `pread` and `look`; implementations replace what they do faster.
 
     Attributes
     ----------
     name
         Its path as it was opened, for messages.
-    nbytes, status
-        What it was when it was opened.
+    nbytes, mtime_ns
+        Its size and time stamp when it was opened.
+    judge
+        Returns how the data differ from what they were, of which this file has another time stamp
+        now; that is a difference by itself where nobody knows more.
     fd
         The descriptor of a local file, for what only the kernel can do with one (``O_DIRECT``,
         ``mmap``, ``io_uring``); -1 if it has none.
@@ -60,7 +62,8 @@ class Handle(ABC):
 
     name: str | Path
     nbytes: int
-    status: Status
+    mtime_ns: int
+    judge: Callable[[], str | None] | None = None
     fd: int = -1
     original: tuple[int, str] | None = None
 
@@ -74,14 +77,19 @@ class Handle(ABC):
         """Return `nbytes` bytes from `offset` on, fewer only where the file ends first."""
 
     @abstractmethod
-    def identify(self, offset: int | None = None) -> Status:
-        """Return what it is now; an error names the file, and the `offset` that was read."""
+    def look(self, offset: int | None = None) -> tuple[int, int]:
+        """Return size and time stamp now; an error names the file, and the `offset` of a read."""
 
     def check_same(self, offset: int | None = None) -> None:
-        """Raise `ChangedError` if the file was written to or replaced since it was opened."""
-        now = self.identify(offset)
-        if now != self.status and not same_file(self.name, self.status, now):
-            raise changed(self.path, self.status, now)
+        """Raise `ChangedError` if the file was written to since it was opened."""
+        nbytes, mtime_ns = self.look(offset)
+        if nbytes != self.nbytes:
+            raise changed(self.path, f"it has {nbytes:,} bytes, expected {self.nbytes:,}")
+        if mtime_ns != self.mtime_ns:
+            how = "its time stamp is another one" if self.judge is None else self.judge()
+            if how is not None:
+                raise changed(self.path, how)
+            self.mtime_ns = mtime_ns
 
     def close(self) -> None:  # noqa: B027 (not every file has something to close)
         """Close it at once; closing twice is allowed."""
@@ -298,15 +306,15 @@ class Store(ABC):
         """Remove a file, if there is one."""
 
 
-def made_status(nbytes: int | None, version: int = 0) -> os.stat_result:
+def made_status(nbytes: int | None, mtime_ns: int = 0, version: int = 0) -> os.stat_result:
     """Return the status of a file of so many bytes, or (None) of a directory.
 
-    `version` takes the place of the time stamp and the change time, in ns.
+    The number of its `version` takes the place of the change time.
     """
     mode = 0o555 | (stat.S_IFDIR if nbytes is None else stat.S_IFREG)
-    seconds = version // 10**9
+    seconds = mtime_ns // 10**9
     fields = (mode, 0, 0, 1, 0, 0, nbytes or 0, seconds, seconds, seconds)
-    return os.stat_result(fields, {"st_mtime_ns": version, "st_ctime_ns": version})
+    return os.stat_result(fields, {"st_mtime_ns": mtime_ns, "st_ctime_ns": version})
 
 
 def read_all(parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:

@@ -1,107 +1,224 @@
-"""Whether a file is still the same, by what the file system states about it.
+"""Whether data are still those that were opened or described, at the cost of a status of each file.
 
-What decides is size, time stamp and change time; see `dsprep.storage.marks`, of whole datasets.
+Another size is a change, and the same size and time stamp is none. Another time stamp alone
+decides nothing: files are touched and copied, and some file systems move times of what has long
+been closed. Then blocks do that are spread over the data: a change of other bytes that keeps the
+size is not noticed. Of an object in a store its ETag decides.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Self, TypeAlias
 
-from dsprep.errors import FormatError
+from dsprep.errors import DsprepError, changed
+from dsprep.storage.nodes import revalidate
+from dsprep.storage.paths import StorePath, open_file, status_of
+from dsprep.storage.trees import data_entries, sized_files
+
+BLOCKS = 16
+BLOCK_NBYTES = 4096
+
+ENDS = 2
+"""Blocks that are sampled of objects, of which the ETag decides: each would be a request."""
 
 
-class Status(NamedTuple):
-    """What of a file's status changes when it is written to or replaced; times are in ns."""
+Stated: TypeAlias = Callable[[Path], Mapping[str, Any]]
 
-    inode: int
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """By what a file, or all data files of a directory together, are recognised.
+
+    Attributes
+    ----------
+    nbytes
+        Its size.
+    mtime_ns
+        The newest time stamp; None: not recorded.
+    files
+        Data files in a directory; 1 for a file.
+    facts
+        What the format states about it, see `Format.facts`.
+    sampled
+        Digest of the sampled blocks; empty: not recorded.
+    etag
+        Of an object, or a digest of those of a directory: what the store says changes with every
+        other content. Empty: not recorded.
+    """
+
     nbytes: int
-    mtime_ns: int
-    ctime_ns: int
+    mtime_ns: int | None = None
+    files: int = 1
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    sampled: str = ""
+    etag: str = ""
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it is of one object, of which a read can name the version."""
+        return bool(self.etag) and self.files == 1
+
+    @classmethod
+    def of(cls, path: Path, facts: Mapping[str, Any] | None = None) -> Self:
+        """Return the identity of `path` with its sampled blocks; raises as `look`."""
+        seen = cls.look(path)
+        mtime_ns, blocks = (None, ENDS) if seen.etag else (seen.mtime_ns, BLOCKS)
+        sampled = sample(path, seen.nbytes, blocks)
+        return replace(seen, mtime_ns=mtime_ns, facts=facts or {}, sampled=sampled)
+
+    @classmethod
+    def look(cls, path: Path) -> Self:
+        """Return the identity of `path` as far as nothing is read for it.
+
+        Raises
+        ------
+        OSError
+            If it is gone, or cannot be looked at.
+        """
+        own, is_stored = path.stat(), isinstance(path, StorePath)
+        if not stat.S_ISDIR(own.st_mode):
+            etag = path.store.etag(path.key) if isinstance(path, StorePath) else ""
+            return cls(own.st_size, own.st_mtime_ns, etag=etag)
+        nbytes = newest = files = 0
+        versions, root = hashlib.blake2b(digest_size=8), len(os.fsencode(path).rstrip(b"/")) + 1
+        for entry in data_entries(path):
+            facts = status_of(entry)
+            nbytes, files = nbytes + facts.st_size, files + 1
+            newest = max(newest, facts.st_mtime_ns)
+            if is_stored:  # the change time of an object is the number of its version
+                name, version = os.fsencode(entry.path)[root:], facts.st_ctime_ns
+                versions.update(b"%b\0%d\0%d\n" % (name, version, version))
+        etag = versions.hexdigest() if is_stored and files else ""
+        return cls(nbytes, newest, files, etag=etag)
+
+    def changed(self, path: Path, stated: Stated = lambda path: {}) -> str | None:
+        """Return how `path` differs from it now, in one clause; None if it does not.
+
+        Parameters
+        ----------
+        path
+            What is looked at.
+        stated
+            Returns what the format states about it, for `facts`.
+
+        Raises
+        ------
+        OSError
+            If it is there and cannot be examined.
+        """
+        how = self._changed(path, stated)
+        if how is not None:  # unless a client has kept what its server knows better
+            revalidate(path)
+            how = self._changed(path, stated)
+        return how
+
+    def _changed(self, path: Path, stated: Stated) -> str | None:
+        try:
+            return self.differs(path, Identity.look(path), stated)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
+            return "it is missing"
+
+    def differs(self, path: Path, now: Identity, stated: Stated) -> str | None:
+        """Return how `path`, which is looked at as `now`, differs from it; see `changed`."""
+        if now.nbytes != self.nbytes:
+            return f"it has {now.nbytes:,} bytes, expected {self.nbytes:,}"
+        if now.files != self.files:
+            return f"it has {now.files:,} files, expected {self.files:,}"
+        if self.etag and now.etag:
+            same = now.etag == self.etag
+            return None if same else f"its ETag is {now.etag}, expected {self.etag}"
+        if self.mtime_ns == now.mtime_ns:
+            return None
+        if not self.sampled:
+            other = f"its time stamp is {now.mtime_ns}, expected {self.mtime_ns}"
+            return None if self.mtime_ns is None else other
+        if self.sampled not in (sample(path, now.nbytes, n) for n in (BLOCKS, ENDS)):
+            return "its content changed (sampled blocks differ)"
+        facts = stated(path) if self.facts else {}
+        for name in self.facts.keys() & facts.keys():
+            if facts[name] != self.facts[name]:
+                words = name.replace("_", " ")
+                return f"its {words} is {facts[name]}, expected {self.facts[name]}"
+        return None
+
+    def is_exact(self, path: Path) -> bool:
+        """Whether `path` has this size and time stamp."""
+        now = Identity.look(path)
+        return (now.nbytes, now.mtime_ns) == (self.nbytes, self.mtime_ns)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, without what is not recorded."""
+        kept = {name: getattr(self, name) for name in self.__slots__} | {"facts": dict(self.facts)}
+        return {k: v for k, v in kept.items() if k == "nbytes" or v != getattr(Identity(0), k)}
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Self:
+        """Return what `to_json` wrote; `TypeError` or `KeyError` if it is something else."""
+        get = json.get
+        nbytes, files, facts = json["nbytes"], get("files", 1), get("facts", {})
+        mtime_ns = get("mtime_ns")
+        for value in (nbytes, files, 0 if mtime_ns is None else mtime_ns):
+            if type(value) is not int or not 0 <= value < 1 << 64:
+                raise TypeError(f"{value!r} is not a size or a time")
+        if not isinstance(facts, Mapping):
+            raise TypeError("facts are no JSON object")
+        return cls(nbytes, mtime_ns, files, facts, str(get("sampled", "")), str(get("etag", "")))
 
 
-SECOND = 10**9
+def sample(path: Path, nbytes: int, blocks: int = BLOCKS) -> str:
+    """Return the digest of blocks spread over `nbytes` of data: the first, the last, those between.
 
-UNITS = (100, 10**6, 10**7, SECOND, 2 * SECOND)
-"""To which file systems, archives and protocols cut times, in ns: SMB and NTFS, UDF, exFAT, many,
-and FAT."""
-
-
-class ChangedError(FormatError):
-    """Data changed while they were read."""
-
-
-def status(facts: os.stat_result) -> Status:
-    """Return what of a file's status changes when it is written to or replaced."""
-    return Status(facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
-
-
-def same_time(a: int, b: int) -> bool:
-    """Whether two times are equal, perhaps since one was cut to coarser units."""
-    return a == b or any(a // u == b // u and (a % u == 0 or b % u == 0) for u in UNITS)
+    The data files of a directory count in the order of their paths.
+    """
+    last, begin = max(0, nbytes - BLOCK_NBYTES), 0
+    positions = sorted({last * k // (blocks - 1) for k in range(blocks)})
+    state = hashlib.blake2b(digest_size=8)
+    for file, size in sized_files(path):
+        within = [p - begin for p in positions if begin <= p < begin + size]
+        if within:
+            with closing(open_file(file)) as opened:
+                for block in opened.pread_blocks(BLOCK_NBYTES, within):
+                    state.update(block)
+        begin += size
+    return state.hexdigest()
 
 
-_sole: Counter[str] = Counter()
-"""Absolute paths at and below which nobody but the job of this process writes, and how often."""
-_sole_lock = threading.Lock()
+Identities: TypeAlias = tuple[tuple[Path, Identity], ...]
+"""Files and directories by their absolute paths, and what they were when they were looked at."""
+
+
+def identities_of(paths: Iterable[Path]) -> Identities:
+    """Return what some files are now; raises as `Identity.look`."""
+    return tuple((path.absolute(), Identity.of(path)) for path in paths)
+
+
+def check(identities: Identities) -> None:
+    """Raise `ChangedError` if data are not what they were."""
+    for path, identity in identities:
+        if how := identity.changed(path):
+            raise changed(path, how)
 
 
 @contextmanager
-def sole_writer(*paths: Path) -> Iterator[None]:
-    """Compare what lies at and below these paths by size alone: nobody else can write there."""
-    own = [os.path.abspath(path) for path in paths]  # noqa: PTH100 (links stay as they are)
-    with _sole_lock:
-        _sole.update(own)
+def unchanged(identities: Identities) -> Iterator[None]:
+    """Raise `ChangedError` if data are not what they were, before or after what is done.
+
+    That is also raised where what is done fails: its own error may just be a consequence.
+    """
+    check(identities)
     try:
         yield
-    finally:
-        with _sole_lock:
-            _sole.subtract(own)
-            for path in own:
-                if not _sole[path]:
-                    del _sole[path]
-
-
-def _is_sole(path: str | Path) -> bool:
-    """Whether only this job writes to a file."""
-    if not _sole:
-        return False
-    name = os.path.abspath(path)  # noqa: PTH100
-    with _sole_lock:
-        return any(name == own or name.startswith(f"{own}/") for own in _sole)
-
-
-def same_file(path: str | Path, before: Status, now: Status) -> bool:
-    """Whether a file on the same mount is the same, as far as its status says that."""
-    if before.nbytes != now.nbytes:
-        return False
-    same = same_time(before.mtime_ns, now.mtime_ns) and same_time(before.ctime_ns, now.ctime_ns)
-    return same or _is_sole(path)
-
-
-def is_coarse(status: Status) -> bool:
-    """Whether a change time says too little, being of whole seconds; it may be the time stamp."""
-    return status.ctime_ns % SECOND == 0
-
-
-def changed(path: Path, before: Status, now: Status | None) -> ChangedError:
-    """Return the error for a file that was replaced, written to, or (None) removed."""
-    return ChangedError(
-        "the file changed while it was read",
-        where=path,
-        expected=_differences(before, now),
-        found="nothing there" if now is None else _differences(now, before),
-        fix="start again once nobody writes to it",
-    )
-
-
-def _differences(one: Status, other: Status | None) -> str:
-    """Return what of a status differs from the other one, all of it if there is none."""
-    inode, nbytes, mtime, ctime = one
-    words = f"inode {inode}", f"{nbytes:,} bytes", f"time stamp {mtime}", f"change time {ctime}"
-    return ", ".join(w for k, w in enumerate(words) if other is None or one[k] != other[k])
+    except (DsprepError, OSError):
+        check(identities)
+        raise
+    check(identities)

@@ -12,7 +12,6 @@ from typing_extensions import override
 from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle
-from dsprep.storage.identity import Status, changed, same_file, status
 from dsprep.storage.ranges import close_quietly, fstat, pread_into, pread_most, read_each
 from dsprep.storage.scatter import Runs, fill, read_files
 
@@ -33,8 +32,7 @@ class LocalFile(Handle):
         facts = fstat(self.fd)
         if not stat.S_ISREG(facts.st_mode):
             raise FormatError("this is not a regular file", where=path)
-        self.status, self._links = status(facts), facts.st_nlink
-        self.nbytes = self.status.nbytes
+        self.nbytes, self.mtime_ns = facts.st_size, facts.st_mtime_ns
 
     @override
     def close(self) -> None:
@@ -67,21 +65,9 @@ class LocalFile(Handle):
         return read_files([(file.fd, ranges, file.name) for file, ranges in parts])
 
     @override
-    def identify(self, offset: int | None = None) -> Status:
-        return status(fstat(self.fd, offset))
-
-    @override
-    def check_same(self, offset: int | None = None) -> None:
+    def look(self, offset: int | None = None) -> tuple[int, int]:
         facts = fstat(self.fd, offset)
-        if (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns) == self.status:
-            return  # nearly always, and without an object of its own
-        now = status(facts)
-        if not same_file(self.name, self.status, now):
-            # Another name, or one less when another file takes its place, changes its change time.
-            renamed = same_file(self.name, self.status, now._replace(ctime_ns=self.status.ctime_ns))
-            if not renamed or facts.st_nlink == self._links:
-                raise changed(self.path, self.status, now)
-            self.status, self._links = now, facts.st_nlink
+        return facts.st_size, facts.st_mtime_ns
 
 
 class DirectoryGuard:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 
-from dsprep.storage.paths import DirectoryEntry, as_path, scan
+from dsprep.storage.paths import DirectoryEntry, as_path, scan, status_of
 
 HIDDEN = (".nfs", ".fuse_hidden")
 """How names begin under which clients of NFS and FUSE keep removed files that are still open."""
@@ -102,16 +102,21 @@ def data_files(path: Path) -> Iterator[Path]:
         yield as_path(entry.path)
 
 
-def data_entries(
-    directory: Path, before: Callable[[str | Path], object] = lambda path: None
-) -> Iterator[DirectoryEntry]:
+def sized_files(path: Path) -> Iterator[tuple[Path, int]]:
+    """Yield `data_files` with their sizes."""
+    if not path.is_dir():
+        yield path, path.stat().st_size
+        return
+    for entry in data_entries(path):
+        yield as_path(entry.path), status_of(entry).st_size
+
+
+def data_entries(directory: Path) -> Iterator[DirectoryEntry]:
     """Yield the entries of `data_files` under a directory, in the order of their paths.
 
-    The entries of one directory are in memory at a time; `before` is called with its path before
-    they are read. Directories below that are gone, or may not be read, count as empty; any other
-    error is raised.
+    The entries of one directory are in memory at a time. Directories below that are gone, or may
+    not be read, count as empty; any other error is raised.
     """
-    before(directory)
     waiting = [_entries(directory)]
     while waiting:
         if not waiting[-1]:
@@ -125,7 +130,6 @@ def data_entries(
         elif not name.endswith(WORKING) and not entry.is_symlink():
             below: list[DirectoryEntry] = []
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                before(entry.path)
                 below = _entries(entry.path)
             waiting.append(below)
 

@@ -49,7 +49,7 @@ def find(
     content, dataset, path = existing
     if not content.layouts:
         return None
-    changed = sidecar.changes(content, dataset, "some", path)
+    changed = sidecar.changes(content, dataset, "some")
     if changed:
         raise sidecar.stale(changed[0], path, dataset)
     recorded = OpenOptions.from_json(content.reading)

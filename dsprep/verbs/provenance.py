@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dsprep import formats
 from dsprep.core.schema import Schema
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, check_options
-from dsprep.sidecar import identity, spec
+from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
 from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.joined import refuse_join
 from dsprep.source.many import open_native
 from dsprep.storage.atomic import refuse_partial, written_as
-from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.identity import Identity, identities_of, unchanged
 from dsprep.storage.paths import as_path
 from dsprep.writing.create_sidecar import (
     Looks,
@@ -121,7 +122,7 @@ class Refreshed:
     files
         Of the dataset.
     renewed
-        How many of them had another time stamp or inode.
+        How many of them had another time stamp.
     sums
         Whether all of those have checksums, which were compared.
     """
@@ -135,9 +136,9 @@ class Refreshed:
 def refresh(
     paths: str | Path | Sequence[str | Path], *, out: str | Path | None = None
 ) -> Refreshed:
-    """Record the present time stamps and inodes of a dataset in its sidecar.
+    """Record the present time stamps of a dataset in its sidecar.
 
-    Sizes, the format's own marks and sampled blocks must be as they were, and so must be every
+    Sizes and sampled blocks must be as they were, and so must be every
     checksum that the sidecar has of the files concerned, its own or those of groups: these are
     read whole.
 
@@ -166,17 +167,18 @@ def refresh(
     else:
         raise MissingError(spec.sidecar_path(dataset_of(names)), dataset_of(names))
     content = spec.read(path)
-    marks = [Mark.of(dataset / f.path) for f in content.files]
-    with unchanged(marks):
+    known = identities_of(dataset / f.path for f in content.files)
+    with unchanged(known):
+        pairs = enumerate(zip(known, content.files, strict=True))
         other = [
             i
-            for i, (mark, f) in enumerate(zip(marks, content.files, strict=True))
-            if (mark.status.inode, mark.status.mtime_ns) != (f.identity.inode, f.identity.mtime_ns)
+            for i, ((_, now), f) in pairs
+            if (now.mtime_ns, now.etag) != (f.identity.mtime_ns, f.identity.etag)
         ]
         # Objects that were uploaded again have other ETags, and perhaps the same content.
         bare = tuple(replace(f, identity=replace(f.identity, etag="")) for f in content.files)
         unnamed = replace(content, files=bare)
-        changed = changes(unnamed, dataset, path=path)
+        changed = changes(unnamed, dataset)
         companion, sums = b"", False
         if content.layouts:
             with Sidecar(unnamed, dataset, path) as opened:
@@ -187,7 +189,8 @@ def refresh(
             raise stale(changed[0], path, dataset)
         files = list(content.files)
         for i in other:
-            recorded = identity.identify(dataset / files[i].path, content.format)
+            file, _ = known[i]
+            recorded = Identity.of(file, formats.load(content.format).facts(file))
             if sampled := files[i].identity.sampled:  # it was compared, and saved states name it
                 recorded = replace(recorded, sampled=sampled)
             files[i] = replace(files[i], identity=recorded)
@@ -257,11 +260,11 @@ def _open(
     FormatError
         If they do not fit, and the files themselves have none.
     """
-    marks = tuple(map(Mark.of, files))
+    known = identities_of(files)
     if hint is not None:
         try:
             with ExitStack() as opened:
-                source = open_native(format, files, options, hint, notes, marks=marks)
+                source = open_native(format, files, options, hint, notes, identities=known)
                 opened.callback(source.close)
                 source.confirm()
                 opened.pop_all()
@@ -276,7 +279,7 @@ def _open(
                     fix="move the sidecar away if these are other data, or name their fields with "
                     "--field NAME:DTYPE[SHAPE]",
                 ) from error
-    return open_native(format, files, options, None, notes, marks=marks)
+    return open_native(format, files, options, None, notes, identities=known)
 
 
 def _with_unknown(content: Content, old: Content) -> Content:

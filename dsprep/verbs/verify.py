@@ -23,7 +23,7 @@ from dsprep.reader.subset import Subset
 from dsprep.source.derived import DuplicatedSource, SelectedSource
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.many import MultiSource
-from dsprep.storage.marks import unchanged
+from dsprep.storage.identity import unchanged
 from dsprep.writing.plan import (
     PIECE_NBYTES,
     Cast,
@@ -176,7 +176,7 @@ def verify(
     compared = nbytes = differing = 0
     ranges = _ranges(a, share, seed)
     with ExitStack() as stack:
-        stack.enter_context(unchanged((*a.marks(), *b.marks())))
+        stack.enter_context(unchanged((*a.identities(), *b.identities())))
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(workers, "dsprep-verify"))
             work = _Comparing(a, b, limit, casts).range

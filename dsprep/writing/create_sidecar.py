@@ -27,18 +27,19 @@ from dsprep.core.schema import Schema
 from dsprep.errors import TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source, Writer
 from dsprep.formats.options import OpenOptions
+from dsprep.formats.zip_members import stored_members
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import Column, FileLayout, Groups
 from dsprep.reading.files import KEPT
 from dsprep.reading.records import RecordReader
-from dsprep.sidecar import identity, spec
+from dsprep.sidecar import spec
 from dsprep.sidecar.proofs import rest_of
-from dsprep.sidecar.spec import Content, FileEntry, Identity
+from dsprep.sidecar.spec import Content, FileEntry
 from dsprep.source.many import MultiSource, NativeOpening, open_native
 from dsprep.source.static import with_static
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.base import Handle
-from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.identity import Identities, Identity, identities_of, unchanged
 from dsprep.storage.paths import common_path, open_file
 from dsprep.storage.trees import data_files
 
@@ -111,7 +112,7 @@ def describe(format: Format, schema: Schema, path: Path, samples: int, writer: W
     groups, beside = writer.groups(), spec.sidecar_path(path)
     given = () if groups is None else (groups,)
     subject = Subject(format, [path], path, beside, schema, {}, groups=given)
-    who, layout = identity.identify(path, format.name), writer.layout() if samples else None
+    who, layout = Identity.of(path, format.facts(path)), writer.layout() if samples else None
     if layout is not None:
         return _made(subject, [(fit.fit(layout), who, None)])
     try:
@@ -234,9 +235,9 @@ def locate(format: Format, files: Sequence[Path], notes: Sequence[str]) -> Made:
         If the data are damaged, or have no directory in common.
     """
     refuse_partial(written_as(files))
-    dataset, marks = dataset_of(files), tuple(map(Mark.of, files))
+    dataset, known = dataset_of(files), identities_of(files)
     options, path = OpenOptions(), spec.sidecar_path(dataset)
-    with open_native(format, files, options, None, notes, marks=marks) as source:
+    with open_native(format, files, options, None, notes, identities=known) as source:
         lineage = made_by("dsprep.Reader")
         made = make(source, Subject(format, files, dataset, path, source.schema, lineage), Looks())
     check_located(made)
@@ -321,7 +322,7 @@ class _FileTask:
     ----------
     number
         Its place among all.
-    path, format, marks
+    path, format, identities
         The file, its format, and what it was when the dataset was opened.
     opening
         How another process opens it; None: it is open.
@@ -334,7 +335,7 @@ class _FileTask:
     number: int
     path: Path
     format: str
-    marks: tuple[Mark, ...]
+    identities: Identities
     opening: NativeOpening | None
     schema: Schema
     law: str | None
@@ -347,8 +348,8 @@ def _looked(
     progress: Progress | None = None,
 ) -> Looked:
     """Return layout, identity and checksums of a file."""
-    with unchanged(task.marks):
-        who = identity.identify(task.path, task.format)
+    with unchanged(task.identities):
+        who = Identity.of(task.path, formats.load(task.format).facts(task.path))
         with opened() as source:
             layout = _fitted(source, task.schema, task.law, progress)
         crcs = None
@@ -368,14 +369,14 @@ def _fitted(
 
 def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
     """Return layout, identity and checksums of every file, several files at a time."""
-    marks, files = source.marks(), len(subject.files)
+    known, files = source.identities(), len(subject.files)
 
     def task(i: int, opening: NativeOpening | None) -> _FileTask:
         return _FileTask(
             i,
             subject.files[i],
             subject.format.name,
-            marks[i : i + 1],
+            known[i : i + 1],
             opening,
             source.schema,
             looks.law,
@@ -431,7 +432,7 @@ def _summed(format: Format, path: Path, layout: FileLayout, schema: Schema) -> b
     FormatError
         If it does not: new checksums would make damaged data look sound.
     """
-    members = format.identity(path).members()
+    members = stored_members(path)
     records = layout.records
     reader = None if records is None else RecordReader(records, schema, formats.decoders)
     if members is not None:

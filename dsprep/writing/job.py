@@ -26,9 +26,9 @@ from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import WriteOptions, not_enough
 from dsprep.sidecar.spec import read_record
 from dsprep.storage.atomic import partial_path, scratch
-from dsprep.storage.marks import Mark, sample
+from dsprep.storage.identity import Identities
 from dsprep.storage.paths import StorePath, as_path
-from dsprep.storage.trees import data_files, free_nbytes, tree_nbytes
+from dsprep.storage.trees import free_nbytes, tree_nbytes
 from dsprep.writing.create_sidecar import made_by
 from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard
 from dsprep.writing.shuffle import ShuffledSource
@@ -326,31 +326,26 @@ def _would_name(name: str, path: Path) -> bool:
     return all(map(fnmatch, parts, pattern))
 
 
-def fingerprint(job: Job, source: Source, marks: Sequence[Mark]) -> dict[str, Any]:
-    """Return what decides every byte of the output, as JSON.
+def fingerprint(job: Job, source: Source, known: Identities) -> dict[str, Any]:
+    """Return what decides every byte of the output, as JSON; `known`: what its files are.
 
-    Data that look as they did, but were replaced or written to, have another `STATUS`; on another
-    node or mount that says nothing.
+    Data that have other time stamps alone have another `STATUS`.
     """
-    data, exact = hashlib.sha256(), hashlib.sha256()
-    files: list[tuple[Path, int]] = []
-    locations = set[str]()
+    data, times = hashlib.sha256(), hashlib.sha256()
     paths = source.files()
-    for mark in marks[: len(paths)]:
-        files += [(p, p.stat().st_size) for p in data_files(mark.path)]
-        line = f"{mark.path}\0{mark.lasting}\n"
+    identities = known[: len(paths)]
+    for path, each in identities:
+        line = f"{path}\0{each.files} {each.nbytes} {each.sampled} {each.etag}\n"
         data.update(line.encode("utf-8", "surrogateescape"))
-        exact.update(f"{mark.exact}\0{mark.sampled}\n".encode())
-        locations.add(mark.at)
-    data.update(sample(files).encode())
-    nbytes = sum(size for _, size in files)
+        times.update(f"{each.mtime_ns}\n".encode())
+    nbytes = sum(each.nbytes for _, each in identities)
     shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
     return {
         "version": dsprep.__version__,
         "format": job.format.name,
         "source": f"{paths[0]}, {nbytes} bytes in all" if paths else source.version,
         "source as it was": data.hexdigest(),
-        STATUS: [*sorted(locations), exact.hexdigest()],
+        STATUS: times.hexdigest(),
         "read as": [f"{f}" for f in source.schema],
         "fields": job.schema.to_json(),
         "options": {k: str(v) for k, v in asdict(job.options).items()},

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing_extensions import override
 
 from dsprep.formats.base import Opening, Source, State
-from dsprep.storage.identity import sole_writer
 from dsprep.storage.trees import remove
 from dsprep.writing.job import Job
 from dsprep.writing.shards import (
@@ -71,11 +70,7 @@ class ShardTask(Task[Done]):
     def make(self, directory: Path) -> Done:
         job, durable, name = self.job, self.workplace.durable, self.job.shards[0].name
         path = directory / name
-        with (
-            sole_writer(self.workplace.directory),
-            while_written(name),
-            self.source.opened() as source,
-        ):
+        with while_written(name), self.source.opened() as source:
             with closing(create_writer(job, path, 0, None)) as writer:
                 save = _save_nothing if durable else None
                 ranges = ranges_of(job, source, writer, 0, 0)

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from dsprep.core.packing import digest
-from dsprep.errors import TargetError
+from dsprep.errors import ChangedError, TargetError
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import marker_path
-from dsprep.storage.identity import ChangedError
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identity
 from dsprep.storage.paths import StorePath, scan
 from dsprep.storage.trees import data_entries
 
@@ -182,8 +181,8 @@ def remove(path: StorePath) -> None:
 
 def version_of(path: StorePath) -> tuple[int, int, str]:
     """Return files, bytes and ETag of an object, or of all below, as an `Identity` has them."""
-    mark, _ = Mark.with_files(path)
-    return mark.files, mark.status.nbytes, mark.times or path.store.etag(path.key)
+    seen = Identity.look(path)
+    return seen.files, seen.nbytes, seen.etag
 
 
 def write_record(target: StorePath, number: int, run: str, made: tuple[Content, bytes]) -> None:

@@ -20,7 +20,7 @@ from dsprep.formats.base import Source, State
 from dsprep.sidecar import spec
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import is_own, partial_path
-from dsprep.storage.marks import Mark, unchanged
+from dsprep.storage.identity import Identities, identities_of, unchanged
 from dsprep.storage.trees import tree_nbytes
 from dsprep.writing.create_sidecar import Made, joined
 from dsprep.writing.job import (
@@ -93,7 +93,7 @@ def making(
     """
     options = options or RunOptions()
     threads = admit(job, source, options.workers, options.memory)
-    before = source.marks() or tuple(Mark.of(p.absolute()) for p in source.files())
+    before = source.identities() or identities_of(source.files())
     if options.overwrite:
         check_replaceable(job.target)
     with open_staging(
@@ -112,7 +112,7 @@ def make_in(
     job: Job,
     source: Source,
     by: tuple[int, Executor | None],
-    marks: Sequence[Mark] = (),
+    identities: Identities = (),
     progress: Progress | None = None,
 ) -> Output:
     """Make the whole output in a directory that is locked, or what an earlier run left of it.
@@ -125,7 +125,7 @@ def make_in(
         As of `making`.
     by
         So many threads, or the workers of an executor.
-    marks
+    identities
         What the files of `source` were.
 
     Raises
@@ -137,7 +137,7 @@ def make_in(
     threads, executor = by
     check_space([job])
     shuffled = source if isinstance(source, ShuffledSource) else None
-    with unchanged(marks):
+    with unchanged(identities):
         if shuffled is not None and not (staging.state or {}).get("complete"):
             _shuffle(shuffled, staging, executor)
         pieces = _write(job, source, staging, executor, threads)

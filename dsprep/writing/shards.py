@@ -14,7 +14,6 @@ from dsprep.core.groups import Grouping
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Source, State, Writer
 from dsprep.sidecar import spec
-from dsprep.sidecar.identity import compare_file
 from dsprep.sidecar.spec import Content, read_record, write_record
 from dsprep.storage.trees import remove
 from dsprep.writing.create_sidecar import describe
@@ -138,7 +137,7 @@ def is_kept(job: Job, staging: Staging, index: int) -> bool:
     path = shard_path(job, staging.data, index)
     try:
         content, _ = read_shard(staging.root, index)
-        return not compare_file(path, job.format.name, content.files[0].identity).differences
+        return content.files[0].identity.changed(path, job.format.facts) is None
     except (OSError, DsprepError, ValueError, TypeError, LookupError):
         return False
 

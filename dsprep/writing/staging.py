@@ -35,14 +35,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dsprep.errors import DsprepError, TargetError
+from dsprep.errors import ChangedError, DsprepError, TargetError
 from dsprep.formats.options import flag
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, read_record, write_record
 from dsprep.storage import atomic
 from dsprep.storage.atomic import made_path, partial_path
 from dsprep.storage.durable import sync_directory
-from dsprep.storage.identity import ChangedError, sole_writer
 from dsprep.storage.locking import Lock
 from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import StorePath
@@ -56,8 +55,8 @@ STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run starts over."""
 
 STARTED_OVER = (
-    "started over, not continued: the source was replaced or written to since, though its size, "
-    "time stamps and sampled blocks are unchanged"
+    "started over, not continued: the source was touched or written to since, though its size and "
+    "sampled blocks are unchanged"
 )
 
 RENAMES = (
@@ -172,7 +171,6 @@ class Staging:
                     "or add --restart to start over",
                 ) from error
             else:
-                self._stack.enter_context(sole_writer(self.root))
                 return
 
     def _continue(self, job: Mapping[str, Any], restart: bool) -> dict[str, Any] | None:
@@ -185,8 +183,7 @@ class Staging:
             self._refuse(recorded)
             wanted = json.loads(json.dumps(job))  # as it comes back
             differing = sorted(k for k in {*recorded, *job} if recorded.get(k) != wanted.get(k))
-            before, now = recorded.get(STATUS), wanted.get(STATUS)  # the last is a digest
-            if differing == [STATUS] and (not isinstance(before, list) or before[:-1] == now[:-1]):
+            if differing == [STATUS]:
                 check_target(self.target, self._overwrite)
                 self._begin(job)
                 self.notes += (STARTED_OVER,)

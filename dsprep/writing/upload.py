@@ -210,7 +210,7 @@ class UploadStaging(Staging):
             self._remove_sidecar()
         etag = self._put_all(path, target) if path.is_dir() else self._put(path, target)
         entry = content.files[0]
-        who = replace(entry.identity, etag=etag, mtime_ns=None, inode=None)
+        who = replace(entry.identity, etag=etag, mtime_ns=None)
         content = replace(content, files=(replace(entry, path=name or ".", identity=who),))
         remote.write_record(self._remote, number, self._claim.run, (content, companion))
         self.uploaded[number] = content, companion

@@ -317,21 +317,6 @@ def hdf5_library():
 # --- identity --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("userblock", [0, 512, 2048])
-@pytest.mark.parametrize(("libver", "version"), [("earliest", 0), ("v108", 2), ("latest", 3)])
-def test_identity(tmp_path, libver, version, userblock):
-    path = tmp_path / "a"
-    with h5py.File(path, "w", libver=(libver, "latest"), userblock_size=userblock) as file:
-        file["x"] = np.arange(1000)
-        known = file.id.get_create_plist().get_version()[0]
-    found = HDF5.identity(path).values
-    assert found["superblock"] == known == version
-    assert found["end_of_file"] == path.stat().st_size
-    with h5py.File(path, "r+") as file:
-        file["y"] = np.arange(10)
-    assert HDF5.identity(path).values["end_of_file"] > found["end_of_file"]
-
-
 @pytest.mark.parametrize(
     "maxshape", [(8, None, 6), (8, 6, None), (None, 6, 6), (8, 6, 9), (8, None)]
 )

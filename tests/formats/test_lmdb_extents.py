@@ -12,14 +12,13 @@ from record_checks import decoded, frame_of, places, stored_at
 from support import random_batch, schemas, write_batch
 
 from dsprep.core.schema import Field, FieldSpec, Schema
-from dsprep.errors import FormatError
+from dsprep.errors import ChangedError, FormatError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.lmdb import fields as recipe
 from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine
 from dsprep.storage import scatter
-from dsprep.storage.identity import ChangedError
 
 LMDB = Lmdb()
 ALL = dict(schemas())
@@ -164,7 +163,7 @@ def test_keys_of_a_file_that_changed_are_refused(tmp_path, monkeypatch):
         with (path / "data.mdb").open("r+b") as file:
             file.seek(page * 4096 + 12)
             file.write((16 + 2).to_bytes(2, "little"))
-        with pytest.raises(ChangedError, match="changed while it was read"):
+        with pytest.raises(ChangedError, match="time stamp"):
             source.read(0, 9)
         monkeypatch.setattr(
             source.records.file, "check_same", lambda offset=None: None
@@ -173,18 +172,18 @@ def test_keys_of_a_file_that_changed_are_refused(tmp_path, monkeypatch):
             source.read(0, 9)
 
 
-def test_identity_changes_with_every_transaction(tmp_path):
+def test_facts_change_with_every_transaction(tmp_path):
     path = put(tmp_path / "x", [(b"a", b"b")])
-    first = LMDB.identity(path).values
+    first = LMDB.facts(path)
     assert first["transaction"] == 1
     put(path, [(b"c", b"d")])
-    second = LMDB.identity(path).values
+    second = LMDB.facts(path)
     assert second["transaction"] == 2
     assert second["root"] != first["root"]
     assert second["last_page"] >= first["last_page"]
     (path / "data.mdb").write_bytes(b"x" * 10000)
     with pytest.raises(FormatError):
-        LMDB.identity(path)
+        LMDB.facts(path)
 
 
 HOSTILE = [None, 3, -1, 2**70, True, "x", [], {}, [1, 2], [[]], {"name": 3}, [{"name": "x"}]]

@@ -10,10 +10,9 @@ from lmdb_builds import assert_same_records, put
 from support import random_batch, write_batch
 
 from dsprep.core.schema import Field, FieldSpec, Schema
-from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.errors import ChangedError, FormatError, SchemaError, UsageError
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions
-from dsprep.storage.identity import ChangedError
 
 LMDB = Lmdb()
 

@@ -498,36 +498,3 @@ def test_zip_members_before_the_file(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(FormatError, match="leaves the file"):
         opened(path)
-
-
-# --- identity ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["v3", "v2", "zip"])
-def test_identity(tmp_path: Path, how: str) -> None:
-    schema = Schema((Field("x", F4, (3,)), Field("g/r", F4, (None,))))
-    path = tmp_path / ("a.zip" if how == "zip" else "a")
-    write_batch(ZARR, path, schema, random_batch(schema, 20), OPTIONS.get(how))
-    facts = ZARR.identity(path).values
-    assert ZARR.identity(path).values == facts
-    (digest,) = facts.values()
-    assert len(digest) == 16
-    if how == "zip":
-        assert list(facts) == ["zip_directory"]
-        write_batch(ZARR, path, schema, random_batch(schema, 20, seed=1))
-        assert ZARR.identity(path).values != facts
-        path.write_bytes(b"")
-        ZARR.identity(path)
-        return
-    assert list(facts) == ["documents"]
-    shutil.copytree(path, tmp_path / "copy")
-    assert ZARR.identity(tmp_path / "copy").values == facts
-    for file in (path / "x" / (".zattrs" if how == "v2" else "zarr.json"), path / "g/.zmetadata"):
-        data = file.read_bytes() if file.exists() else b""
-        file.write_bytes(data + b"\n")
-        assert ZARR.identity(path).values != facts
-        file.write_bytes(data) if data else file.unlink()
-    (path / ("zarr.json" if how == "v3" else ".zgroup")).write_bytes(b"{")
-    if how == "v3":
-        with pytest.raises(FormatError):
-            ZARR.identity(path)

@@ -32,7 +32,7 @@ from dsprep.formats.fields import missing_field, wanted
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
-from dsprep.storage.marks import Mark
+from dsprep.storage.identity import Identity, check
 
 WAIT = 60.0
 """Seconds without an answer after which a file is taken to be cut or damaged."""
@@ -112,11 +112,11 @@ class AdiosSource(Source):
     def __init__(self, path: Path, options: OpenOptions) -> None:
         if options.sample_axis == "groups":
             raise UsageError("BP has no groups: --sample-axis groups", where=path)
-        self.path, self.version, self._mark = path, "ADIOS2 BP", Mark.of(path)
+        self.path, self.version, self._identity = path, "ADIOS2 BP", Identity.of(path)
         self._library = Library(path, options.limit)
         try:
             self._choose(self._library.answer(), options)
-            self._mark.check()
+            check(((path, self._identity),))
         except BaseException:
             self.close()
             raise
@@ -138,7 +138,7 @@ class AdiosSource(Source):
         if not usable or not steps:
             found = "; ".join(notes) or "no steps"
             raise FormatError("no variable can be a field", where=self.path, found=found)
-        _check_nbytes(usable, self.path, self._mark.status.nbytes)
+        _check_nbytes(usable, self.path, self._identity.nbytes)
         columns = self._columns(steps, usable, options, notes)
         fields = {c.variable: replace(c.field, attrs=_own(c.variable, attrs)) for c in columns}
         by_name = {c.variable: c for c in columns}
@@ -189,7 +189,7 @@ class AdiosSource(Source):
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         batch = {c.field.name: self._read(c, start, stop) for c in self._chosen}
-        self._mark.check()
+        check(((self.path, self._identity),))
         return batch
 
     def _read(self, column: _Column, start: int, stop: int) -> Column:

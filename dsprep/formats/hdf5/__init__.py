@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from dsprep.core.groups import Grouping
-from dsprep.formats.base import FileIdentity, State, WritableFormat, WritePlan, Writer
-from dsprep.formats.hdf5.guard import signature, superblock
+from dsprep.formats.base import State, WritableFormat, WritePlan, Writer
+from dsprep.formats.hdf5.guard import signature
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.storage.paths import Candidate
 
@@ -43,10 +43,6 @@ class Hdf5(WritableFormat):
     def recognises(self, candidate: Candidate) -> bool:
         """Whether the signature stands at 0, 512, 1024, 2048, ...: before it is a user block."""
         return candidate.is_file and signature(candidate.file) is not None
-
-    @override
-    def identity(self, path: Path) -> FileIdentity:
-        return FileIdentity(superblock(path))
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

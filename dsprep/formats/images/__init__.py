@@ -16,14 +16,15 @@ for is equal. Otherwise a sample is an image, which its folder or a table may la
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
 from dsprep.core.schema import Schema
 from dsprep.errors import SchemaError
-from dsprep.formats.base import CommonSchema, FileIdentity, Format, Source
+from dsprep.formats.base import CommonSchema, Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate
 
@@ -44,11 +45,11 @@ class Images(Format):
 
         return candidate.is_directory and is_image_folder(candidate.path)
 
-    def identity(self, path: Path) -> FileIdentity:
-        """Return digests of the names of the files, and of the tables."""
-        from dsprep.formats.images.folder import facts
+    def facts(self, path: Path) -> Mapping[str, Any]:
+        """Return digests of the tables."""
+        from dsprep.formats.images.folder import digests
 
-        return FileIdentity(facts(path))
+        return digests(path)
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

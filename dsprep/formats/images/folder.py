@@ -9,12 +9,10 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dsprep import formats
 from dsprep.errors import AmbiguousError, FormatError
 from dsprep.formats.images import patterns
-from dsprep.formats.images.recognise import has_suffix
 from dsprep.formats.images.table import key_columns
 from dsprep.formats.samples import listed, natural_order
 from dsprep.formats.splits import parts_of_many
@@ -40,7 +38,7 @@ class Files:
     others
         Files that are not wanted.
     newest
-        The newest change time of all files, in ns.
+        The newest time stamp of all files, in ns.
     notes
         What was left out, one clause each.
     """
@@ -126,7 +124,7 @@ class Files:
             self.leave("not a file", [name])
             return
         self.linked = self.linked or entry.is_symlink()
-        self.newest = max(self.newest, status.st_ctime_ns)
+        self.newest = max(self.newest, status.st_mtime_ns)
         self.names.append(name)
         self.nbytes.append(status.st_size)
 
@@ -216,36 +214,11 @@ def tables_of(root: Path) -> dict[str, Path]:
     return {name: root / name for name in names if name.lower().endswith(TABLES)}
 
 
-def facts(root: Path) -> dict[str, Any]:
-    """Return what changes when other files are there, or tables say something else."""
-    state, others = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
-    waiting = [b""]
-    while waiting:
-        inside = waiting.pop()
-        folders, names = _names_in(root, inside)
-        waiting += [inside + b"/" + f if inside else f for f in reversed(folders)]
-        below = inside or b"."
-        state.update(below + b"\0/")
-        state.update(b"".join(n + b"\0" for n in names if has_suffix(n)))
-        if inside:
-            others.update(b"".join(b"%b/%b\0" % (below, n) for n in names if not has_suffix(n)))
-    values = {"names": state.hexdigest(), "other_names": others.hexdigest()}
+def digests(root: Path) -> dict[str, str]:
+    """Return what changes when the tables say something else."""
+    values = {}
     for name, path in tables_of(root).items():
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8))
         values[f"table {name}"] = digest.hexdigest()
     return values
-
-
-def _names_in(root: Path, below: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Return the folders and files in a folder, but those that are hidden, in order."""
-    folders, names = list[bytes](), list[bytes]()
-    with suppress(OSError):
-        for entry in scan(root / os.fsdecode(below)):
-            if entry.name.startswith("."):
-                continue
-            if not entry.is_dir():
-                names.append(os.fsencode(entry.name))
-            elif not entry.is_symlink():
-                folders.append(os.fsencode(entry.name))
-    return sorted(folders), sorted(names)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.core.schema import Attrs, Field, Ints
-from dsprep.errors import AmbiguousError, UsageError
+from dsprep.errors import AmbiguousError, UsageError, changed
 from dsprep.formats.images.folder import METADATA, Files, tables_of
 from dsprep.formats.images.patterns import Part, join, patterns
 from dsprep.formats.images.recognise import has_suffix
@@ -23,7 +23,6 @@ from dsprep.layout.model import FileLayout, Given, OwnFiles
 from dsprep.layout.words import Words
 from dsprep.reading.files import Files as OpenFiles
 from dsprep.storage.base import Handle
-from dsprep.storage.identity import changed
 from dsprep.storage.local import DirectoryGuard
 
 IMAGE = "image"
@@ -93,16 +92,16 @@ class ImageSource(LocatedSource):
             ),
             notes=tuple(notes),
         )
-        self._files, self._newest = OpenFiles(inside, kept_open=1), files.newest
+        self._files, self._newest = OpenFiles(inside, lambda _: path, kept_open=1), files.newest
         super().__init__(path, parsed, options, self._open)
         for f in self.schema:
             if f.kind != parsed.fields[self.names[f.name]].kind:
                 raise UsageError(f"field {f.name} is bytes and cannot have a type", where=path)
 
     def _open(self, path: str) -> Handle:
-        file = self._files.get(0, path, lambda _: self.path)
-        if file.status.ctime_ns > self._newest:
-            raise changed(file.path, file.status._replace(ctime_ns=self._newest), file.status)
+        file = self._files.get(0, path)
+        if file.mtime_ns > self._newest:
+            raise changed(file.path, "it is newer than when it was listed")
         return file
 
     def close(self) -> None:

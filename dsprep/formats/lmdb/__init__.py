@@ -8,16 +8,16 @@ cannot crash the process and any number of threads read at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dsprep.core.groups import Grouping, GroupPlan
 from dsprep.core.schema import Ints, Schema
 from dsprep.formats.base import (
-    FileIdentity,
     Source,
     State,
     WritableFormat,
@@ -72,13 +72,12 @@ class Lmdb(WritableFormat):
             records.close()
             raise
 
-    def identity(self, path: Path) -> FileIdentity:
+    def facts(self, path: Path) -> Mapping[str, Any]:
         """Return the newest transaction, the root of its tree and the last page in use."""
         with closing(open_file(data_file(path))) as file:
             meta = read_meta(file)
-        return FileIdentity(
-            {"transaction": meta.transaction, "root": meta.main.root, "last_page": meta.last_page}
-        )
+        root = meta.main.root
+        return {"transaction": meta.transaction, "root": root, "last_page": meta.last_page}
 
     def plan(
         self,

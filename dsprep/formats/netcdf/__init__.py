@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from dsprep.formats.base import FileIdentity, Format, Source
+from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, check_options
-from dsprep.storage.paths import Candidate, read_head
+from dsprep.storage.paths import Candidate
 
 if TYPE_CHECKING:
     from dsprep.core.schema import Schema
@@ -37,11 +37,6 @@ class NetCdf(Format):
     def recognises(self, candidate: Candidate) -> bool:
         """Whether it begins with ``CDF``; which version follows is looked at when it is opened."""
         return candidate.head.startswith(MAGIC)
-
-    def identity(self, path: Path) -> FileIdentity:
-        """Return the version, and how many records there are as the header says."""
-        head = read_head(path, 12)
-        return FileIdentity({"version": head[3:4].hex(), "records": head[4:].hex()})
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

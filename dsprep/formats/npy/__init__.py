@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,10 +25,10 @@ from typing_extensions import override
 
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import SchemaError
-from dsprep.formats.base import CommonSchema, FileIdentity, Format, Source
+from dsprep.formats.base import CommonSchema, Format, Source
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions, check_options
-from dsprep.storage.paths import Candidate, read_head
+from dsprep.storage.paths import Candidate
 
 _NUMBER = re.compile(r"[-_. ]*[0-9]+$")
 
@@ -52,15 +51,6 @@ class Numpy(Format):
         if candidate.head.startswith(b"PK"):
             return candidate.path.name.lower().endswith(".npz")
         return candidate.head.startswith(npy_header.MAGIC)
-
-    @override
-    def identity(self, path: Path) -> FileIdentity:
-        from dsprep.formats.npy import archive
-
-        if path.is_dir():
-            return FileIdentity()
-        zipped = read_head(path, 2) == b"PK"
-        return FileIdentity({}, partial(archive.checksums, path)) if zipped else FileIdentity()
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:

@@ -11,18 +11,11 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.formats.zip_members import ZIP_ERRORS, begin
-from dsprep.storage.base import Handle, stream
-from dsprep.storage.checksums import Members
-from dsprep.storage.paths import open_file
+from dsprep.formats.zip_members import begin, opened_zip
+from dsprep.storage.base import Handle
 
 MAX_INFLATED = 1 << 30
 """Bytes of the largest deflated member that is read: it is decoded as a whole."""
@@ -74,7 +67,7 @@ def members(file: Handle) -> tuple[list[Member], dict[str, UnsupportedError]]:
     """
     located: list[Member] = []
     refused: dict[str, UnsupportedError] = {}
-    with _opened(file) as archive:
+    with opened_zip(file) as archive:
         for info in archive.NameToInfo.values():
             where = f"{file.path}, {info.filename}"
             reason = _refused(info)
@@ -88,32 +81,6 @@ def members(file: Handle) -> tuple[list[Member], dict[str, UnsupportedError]]:
                 located.append(_located(file, info, where))
     located.sort(key=lambda m: m.offset)
     return located, refused
-
-
-def checksums(path: Path) -> Members:
-    """Return the checksums of the members that are stored as they are."""
-    file = open_file(path)
-    try:
-        plain = [m for m in members(file)[0] if not m.deflated]
-    finally:
-        file.close()
-    return Members(
-        tuple(m.name for m in plain),
-        np.array([m.offset for m in plain], np.int64),
-        np.array([m.nbytes for m in plain], np.int64),
-        np.array([m.crc32 for m in plain], np.int64),
-    )
-
-
-@contextmanager
-def _opened(file: Handle) -> Iterator[zipfile.ZipFile]:
-    try:
-        with zipfile.ZipFile(stream(file)) as archive:
-            yield archive
-    except ZIP_ERRORS as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError("the ZIP file is truncated or damaged", where=file.path) from error
 
 
 def _refused(info: zipfile.ZipInfo) -> str:

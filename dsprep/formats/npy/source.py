@@ -48,7 +48,7 @@ class NumpySource(LocatedSource):
 
     def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
         self._file = None if path.is_dir() else open_file(path)
-        self._files = Files(DirectoryGuard(path, options.follow_external))
+        self._files = Files(DirectoryGuard(path, options.follow_external), lambda _: path)
         self.path = path
         try:
             inside = self._arrays(options, hint)
@@ -80,7 +80,7 @@ class NumpySource(LocatedSource):
         return of_file(self._file, alone or name_of(self.path.name) or self.path.name)
 
     def _open(self, path: str) -> Handle:
-        return self._file or self._files.get(0, path, lambda _: self.path)
+        return self._file or self._files.get(0, path)
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:

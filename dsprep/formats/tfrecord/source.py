@@ -212,7 +212,9 @@ class TFRecordSource(Source):
         codec = self._codec
         if codec:
             how = f"slow: {codec} runs over the whole file, which is unpacked for its first sample"
-            alone = self._stream.status.nbytes if len(self._features) == 1 else None
+            alone = None
+            if isinstance(self._stream, Unpacked) and len(self._features) == 1:
+                alone = self._stream.stored.nbytes
             packed = FieldStorage(storage="", codecs=(codec,), stored_nbytes=alone, access=how)
             described = {n: replace(packed, storage=each.storage) for n, each in described.items()}
         types = {f.field.name: f"{example.TYPES[f.type]}_list" for f in self._features}

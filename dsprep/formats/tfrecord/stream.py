@@ -24,7 +24,6 @@ from dsprep.errors import FormatError, TargetError
 from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
 from dsprep.formats.tfrecord.parse import Discovery
 from dsprep.storage.base import Handle
-from dsprep.storage.identity import Status
 from dsprep.storage.local import LocalFile
 from dsprep.storage.paths import open_file
 
@@ -85,7 +84,6 @@ class Unpacked(LocalFile):
         with tempfile.TemporaryFile(dir=folder) as unpacked:
             self._unpack(unpacked, folder)
             super().__init__(stored.name, os.dup(unpacked.fileno()))
-        self.status = stored.status
 
     def _unpack(self, unpacked: IO[bytes], folder: str) -> None:
         limit, nbytes = max(LEAST_UNPACKED, UNPACKED * self.stored.nbytes), 0
@@ -138,10 +136,6 @@ class Unpacked(LocalFile):
             given = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
             decoder = None if decoder.eof else decoder
             yield data
-
-    @override
-    def identify(self, offset: int | None = None) -> Status:
-        return self.stored.identify(offset)
 
     @override
     def check_same(self, offset: int | None = None) -> None:

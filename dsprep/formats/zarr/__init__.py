@@ -13,8 +13,6 @@ Specifications: https://zarr-specs.readthedocs.io
 from __future__ import annotations
 
 import zipfile
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -22,14 +20,13 @@ from typing_extensions import override
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Schema, renamed
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import FileIdentity, Source, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import Source, State, WritableFormat, WritePlan, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.grid import Grid
-from dsprep.formats.zarr.store import MARKERS, Zip
+from dsprep.formats.zarr.store import MARKERS
 from dsprep.formats.zip_members import ZIP_ERRORS
 from dsprep.storage.base import stream
-from dsprep.storage.checksums import Members
 from dsprep.storage.paths import Candidate
 
 DOCUMENTS = 2048
@@ -64,12 +61,6 @@ class Zarr(WritableFormat):
                 return any(name.rpartition("/")[2] in MARKERS for name in members.namelist())
         except ZIP_ERRORS:  # `open` says that it is damaged, which helps more than "no format"
             return path.name.lower().endswith(".zip")
-
-    def identity(self, path: Path) -> FileIdentity:
-        """Return a digest of the metadata documents, or of the ZIP's end, and its members."""
-        from dsprep.formats.zarr.metadata import facts
-
-        return FileIdentity(facts(path), partial(_members, path))
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
@@ -130,14 +121,6 @@ class Zarr(WritableFormat):
         check_options(options, self.write_options, self.name)
         check_names(schema)
         return ZarrWriter(path, Grid(schema, options, samples, is_zip(path)), state)
-
-
-def _members(path: Path) -> Members | None:
-    """Return the checksums of the members of a ZIP file."""
-    if path.is_dir():
-        return None
-    with closing(Zip(path)) as store:
-        return store.members()
 
 
 def _nbytes(grid: Grid, ragged: int) -> tuple[int, int]:

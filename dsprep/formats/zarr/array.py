@@ -169,19 +169,14 @@ class StoredArray:
 
     @contextmanager
     def reading(self, start: int, stop: int) -> Iterator[None]:
-        """Turn what libraries say of rows into `FormatError`; see that their files are the same.
-
-        They open files by their names: these are looked at before and afterwards.
-        """
+        """Turn what libraries say of rows into `FormatError`."""
         with library_errors(f"{self.where}, rows {start} to {stop}"):
             keys = list(self.meta.file_keys(start, stop))
             for key in keys if self.complete else ():
                 if not self.store.has(key):
                     raise self.missing(key)
-            self.store.recognise(keys)
             check_chunks(self.store, self.meta, keys)
             yield
-            self.store.recognise(keys)
 
     def missing(self, key: str, detail: str | None = None) -> FormatError:
         """Return the error for a file that dsprep wrote and that is gone."""

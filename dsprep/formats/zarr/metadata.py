@@ -14,15 +14,12 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from dsprep.core import filters
-from dsprep.core.packing import digest
 from dsprep.core.schema import (
     DIMENSIONS,
     DType,
@@ -34,8 +31,7 @@ from dsprep.core.schema import (
 from dsprep.errors import FormatError, SchemaError
 from dsprep.formats.zarr.attributes import FILL, decode_fill
 from dsprep.formats.zarr.chunks import NUMCODECS
-from dsprep.formats.zarr.store import DOCUMENTS, MARKERS, ZATTRS, Directory, Store, join
-from dsprep.storage.paths import open_file
+from dsprep.formats.zarr.store import ZATTRS, Store, join
 
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""
@@ -443,41 +439,3 @@ def _dtype_v3(value: Any) -> DType:
         pairs = [(m["name"], m["data_type"]) if isinstance(m, dict) else m for m in members]
         return np.dtype([(str(n), _dtype_v3(d)) for n, d in pairs])
     raise NoField(f"unknown data type {name}")
-
-
-# --- identity --------------------------------------------------------------------------------
-
-
-def facts(path: Path) -> dict[str, Any]:
-    """Return what `base.Format.identity` promises.
-
-    Of a directory, a digest of the names and contents of all documents; of a ZIP file, one of the
-    end of its directory.
-    """
-    if path.is_dir():
-        return {"documents": digest(b"".join(_documents(Directory(path, follow=True))))}
-    with closing(open_file(path)) as file:
-        tail = min(file.nbytes, TAIL)
-        return {"zip_directory": digest(file.pread_exact(tail, file.nbytes - tail))}
-
-
-def _documents(store: Directory) -> list[bytes]:
-    """Return the digest of each document with its name, in the order of a walk by name."""
-    digests: list[bytes] = []
-    todo, nodes = [""], 0
-    while todo and nodes < MAX_NODES:
-        node, nodes = todo.pop(), nodes + 1
-        made = {name: store.document(join(node, name)) for name in sorted(DOCUMENTS)}
-        there = {name: data for name, data in made.items() if data is not None}
-        for name, data in there.items():
-            line = f"{join(node, name)}\0{digest(data)}\n"
-            digests.append(line.encode("utf-8", "surrogateescape"))
-        if not node and there.keys().isdisjoint(MARKERS):
-            raise FormatError("there is no Zarr store", where=store.path)
-        group = ".zgroup" in there and ".zarray" not in there
-        if "zarr.json" in there:
-            document = read_document(store, join(node, "zarr.json")) or {}
-            group = document.get("node_type") == "group"
-        if group:
-            todo += [join(node, child) for child in reversed(store.children(node))]
-    return digests

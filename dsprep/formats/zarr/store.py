@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dsprep.errors import FormatError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
 from dsprep.reading.files import Files
 from dsprep.storage.base import Handle, stream
-from dsprep.storage.checksums import Members, check_member, read_crc32
-from dsprep.storage.identity import status
+from dsprep.storage.checksums import check_member, read_crc32
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.paths import check_local, open_file, scan
 
@@ -72,7 +69,7 @@ class Directory:
     def __init__(self, path: Path, follow: bool = False) -> None:
         self.path = path
         self._inside = DirectoryGuard(path, follow)
-        self._files = Files(self._inside, kept_open=KEPT)
+        self._files = Files(self._inside, lambda _: path, kept_open=KEPT)
 
     def document(self, key: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """Return the bytes of a key, or None if it is not there.
@@ -107,15 +104,6 @@ class Directory:
         """Return whether there is a key."""
         return (self.path / key).is_file()
 
-    def recognise(self, keys: Iterable[str]) -> None:
-        """Raise `ChangedError` if one of these is not what it was when it was first looked at."""
-        for key in keys:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                facts = (self.path / key).stat()
-                if not stat.S_ISREG(facts.st_mode):
-                    raise FormatError("this is not a regular file", where=f"{self.path}/{key}")
-                self._files.recognise(0, key, self.path / key, status(facts))
-
     def listed(self, folder: str, depth: int) -> Iterator[tuple[str, int, int]]:
         """Yield ``(name, offset, nbytes)`` of all that is `depth` folders below `folder`.
 
@@ -126,9 +114,8 @@ class Directory:
             for entry in scan(self.path / folder):
                 if not depth:
                     with suppress(FileNotFoundError):  # a link that leads nowhere
-                        facts, key = entry.stat(), join(folder, entry.name)
+                        facts = entry.stat()
                         regular = stat.S_ISREG(facts.st_mode)
-                        self._files.recognise(0, key, self.path / key, status(facts))
                         yield entry.name, 0, facts.st_size if regular else -1
                 elif is_number(entry.name) and entry.is_dir():
                     below = self.listed(join(folder, entry.name), depth - 1)
@@ -151,13 +138,12 @@ class Directory:
             raise
         with closing(file):
             self._inside.check(file)
-            self._files.recognise(0, key, self.path / key, file.status)
             yield Chunk(file, 0, file.nbytes, path)
-            self._files.recognise(0, key, self.path / key, file.identify())
+            file.check_same()
 
     def open(self, path: str) -> Handle:
         """Return an open file by its path in the layout: ``""`` is a ZIP file itself."""
-        return self._files.get(0, path, lambda _: self.path)
+        return self._files.get(0, path)
 
     def verify_crc(self, keys: Iterable[str]) -> None:
         """Compare the bytes of these keys with checksums of the store: it has none."""
@@ -281,10 +267,6 @@ class Zip:
         nbytes = max(0, min(info.file_size, self._size - start))
         yield Chunk(self._file, start, nbytes, where)
 
-    def recognise(self, keys: Iterable[str]) -> None:
-        """See `Directory`."""
-        self._file.check_same()
-
     def open(self, path: str) -> Handle:
         """See `Directory`."""
         return self._file
@@ -304,21 +286,6 @@ class Zip:
                 end = min(start + info.file_size, self._size)
                 check_member(read_crc32(self._file, start, end), info.CRC, where)
                 self._verified.add(name)
-
-    def members(self) -> Members:
-        """Return the members that are stored as they are, with their checksums."""
-        plain = [
-            (self._start(info), info)
-            for info in self._zip.NameToInfo.values()  # of names that come twice, the last one
-            if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
-        ]
-        plain.sort(key=lambda item: item[0])
-        return Members(
-            tuple(info.filename for _, info in plain),
-            np.array([start for start, _ in plain], np.int64),
-            np.array([info.file_size for _, info in plain], np.int64),
-            np.array([info.CRC for _, info in plain], np.int64),
-        )
 
     def _start(self, info: zipfile.ZipInfo) -> int:
         """Return where the bytes of a member begin, which only its local header says."""

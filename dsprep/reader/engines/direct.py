@@ -169,7 +169,7 @@ def _joined(parts: Sequence[tuple[int, Ints]]) -> Runs:
 
 def _check_size(file: Handle, runs: Runs) -> None:
     """Raise `FormatError` if a file ends before one of the ranges does."""
-    size = file.identify().nbytes
+    size = file.look()[0]
     for i in np.flatnonzero(runs.starts + runs.sizes > size).tolist():
         start, nbytes = int(runs.starts[i]), int(runs.sizes[i])
         if nbytes:

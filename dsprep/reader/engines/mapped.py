@@ -106,6 +106,6 @@ class Mapped:
 
 def _check_size(file: Handle, stop: int) -> None:
     """Raise `FormatError` if a file has less than `stop` bytes by now."""
-    size = file.identify().nbytes
+    size = file.look()[0]
     if size < stop:
         raise ends_early(file.path, 0, stop, size)

@@ -34,9 +34,8 @@ import obstore
 from obstore import exceptions
 
 from dsprep.core.schema import Ints
-from dsprep.errors import UsageError
+from dsprep.errors import ChangedError, UsageError
 from dsprep.storage import copying
-from dsprep.storage.identity import ChangedError
 from dsprep.storage.ranges import ends_early
 from dsprep.storage.scatter import RangeError, Runs, stepped
 

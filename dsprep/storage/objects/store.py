@@ -32,7 +32,6 @@ from typing_extensions import override
 from dsprep.core.schema import Array, Ints
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
 from dsprep.storage.base import Handle, Known, Store, made_status
-from dsprep.storage.identity import Status
 from dsprep.storage.objects.requests import (
     DEADLINE,
     STALLED,
@@ -91,7 +90,7 @@ class ObjectFile(Handle):
         self, version: Version, head: bytes = b"", keep: Callable[[bytes], None] | None = None
     ) -> None:
         self.name, self.nbytes, self.version = version.name, version.nbytes, version
-        self.status = _status(version)
+        self.mtime_ns = version.modified
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._edges = {0: head} if head else dict[int, bytes]()
         self._last, self._ahead = -1, 1
@@ -99,9 +98,9 @@ class ObjectFile(Handle):
         self._lock = threading.Lock()
 
     @override
-    def identify(self, offset: int | None = None) -> Status:
+    def look(self, offset: int | None = None) -> tuple[int, int]:
         """Return what it is: a version never becomes another one."""
-        return self.status
+        return self.nbytes, self.mtime_ns
 
     @override
     def check_same(self, offset: int | None = None) -> None:
@@ -210,18 +209,10 @@ def _keep(blocks: dict[int, bytes], at: int, body: Any) -> None:
     blocks[at] = bytes(body)
 
 
-def _status(version: Version) -> Status:
-    number = _number(version)
-    return Status(0, version.nbytes, number, number)
-
-
-def _number(version: Version) -> int:
-    """Return a number for a version, which takes the place of times.
-
-    It is odd, so that it is never taken for a time that was cut to coarser units.
-    """
+def _status(version: Version) -> os.stat_result:
     text = f"{version.etag or version.modified} {version.nbytes}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little") | 1
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little") | 1
+    return made_status(version.nbytes, version.modified, number)
 
 
 @dataclass
@@ -392,7 +383,7 @@ class ObjectStore(Store):
             if self.scheme in _PLAIN or name.endswith(SIDECARS) or not self._inside(name):
                 raise
             return made_status(None)
-        return made_status(version.nbytes, _number(version))
+        return _status(version)
 
     @override
     def listing(self, directory: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -451,7 +442,7 @@ class ObjectStore(Store):
                     name = f"{bucket}/{meta['path']}"
                     version = self._version(reading, meta["path"], name, meta)
                     self._note(name, (version, b""))
-                    made.add(name, made_status(version.nbytes, _number(version)), directory)
+                    made.add(name, _status(version), directory)
         except exceptions.BaseError as error:
             raise refused(self._url(directory), error) from error
         self._listings[directory] = time.monotonic(), made

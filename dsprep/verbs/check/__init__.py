@@ -21,7 +21,7 @@ from dsprep.core.schema import Schema
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
-from dsprep.sidecar import identity, spec
+from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import MissingError, Sidecar
 from dsprep.sidecar.spec import Content, FileEntry
 from dsprep.source.files import find_files
@@ -31,14 +31,9 @@ from dsprep.verbs.check.full import against_files
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
 from dsprep.writing.create_sidecar import THREADS, dataset_of
 
-__all__ = ["ONLY_TOUCHED", "Problem", "check"]
+__all__ = ["Problem", "check"]
 
 Progress: TypeAlias = Callable[[int, int], None]
-
-ONLY_TOUCHED = (
-    "its time stamp alone changed: its size, its format's own marks and the sampled blocks are as "
-    "recorded; --check full compares the rest, and --refresh records the new time stamp"
-)
 
 
 def check(
@@ -196,21 +191,15 @@ def _identities(
         nonlocal done
         path = dataset / entry.path
         try:
-            lines = _changes(path, format, entry)
+            how = entry.identity.changed(path, formats.load(format).facts)
         except CAUGHT as error:
             return [problem(error, path)]
         done += 1
         if progress is not None:
             progress(done, len(files))
-        return [Problem(str(path), line) for line in lines]
+        return [Problem(str(path), how)] if how else []
 
     if len(files) < 2:
         return [p for f in files for p in one(f)]
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
         return [p for some in pool.map(one, files) for p in some]
-
-
-def _changes(path: Path, format: str, entry: FileEntry) -> list[str]:
-    """Return how a file changed, or that its time stamp alone did."""
-    now = identity.compare_file(path, format, entry.identity)
-    return [ONLY_TOUCHED] if now.written and not now.differences else now.differences

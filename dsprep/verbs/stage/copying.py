@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsprep.cache import compared
 from dsprep.cache.copier import Copier
 from dsprep.cache.copies import ABSENT, ASKED, LEFT_OUT, PLANNED, READY, REFUSED, Copy, Facts
 from dsprep.cache.folder import CacheFolder
@@ -120,7 +119,6 @@ def copy_all(
     copier = Copier(pieces, folder, how.size, how.threads, how.throttle, drawn.add, refused.append)
     for want, copy in zip(wants, copies, strict=True):
         there += _fill(copier, copy, want)
-        compared.keep(copy, pieces.sidecar.marks)
     after = [want.states(copy) for want, copy in zip(wants, copies, strict=True)]
     left = _total(wants, after, LEFT_OUT)
     if left and not partial:
