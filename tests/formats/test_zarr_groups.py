@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from support import assert_same_batch, random_batch, raw, take
+from support import assert_same_batch, check_layout, random_batch, raw, take
 from zarr_stores import SCHEMAS, ZARR, no_waiting_for_the_disk
 
 from dsprep.core.groups import Grouping
@@ -87,7 +87,9 @@ def write(path, schema, batch, grouping, options=None, step=10**9, seed=None):
     path.parent.mkdir(exist_ok=True)
     writer = ZARR.create(path, schema, grouping, options or WriteOptions(), None)
     feed(writer, batch, cuts(grouping, 10**9 if writer.whole else step), seed)
-    return end(writer)
+    groups = end(writer)
+    assert not grouping.edges[-1] or check_layout(ZARR, path, schema, writer)
+    return groups
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -174,6 +176,24 @@ def test_compressed_groups(tmp_path: Path, case: str, codec: str) -> None:
     check(tmp_path / file, FIXED, batch, groups, grouping, plain=False)
     plan = ZARR.plan(FIXED, options, grouping, name=file).groups
     assert sum(p.stat().st_size for p in data_files(tmp_path / file)) <= plan.nbytes
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd:1", "gzip:1"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_plain_store_is_where_its_writer_says(tmp_path: Path, case: str, codec: str) -> None:
+    file, options = CASES[case]
+    options = replace(options, compress=Compression.parse(codec), chunk=4)
+    schema, batch = SCHEMAS["mixed"], random_batch(SCHEMAS["mixed"], 30)
+    writer = ZARR.create(tmp_path / file, schema, 30, options, None)
+    feed(
+        writer, batch, [(at, min(30, at + 8 * writer.unit)) for at in range(0, 30, 8 * writer.unit)]
+    )
+    writer.finish()
+    assert check_layout(ZARR, tmp_path / file, schema, writer)
+    state = json.loads(json.dumps(writer.checkpoint()))
+    again = ZARR.create(tmp_path / file, schema, 30, options, state)
+    again.finish()  # of what another run wrote it knows too little
+    assert again.layout() is None
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -284,6 +284,14 @@ class Grid:
         chunks = np.arange(plan.chunks(self.rows[number]))
         return np.minimum(plan.chunk, self.rows[number] - plan.chunk * chunks)
 
+    def first_rows(self, name: str, counts: Ints) -> Ints:
+        """Return the first row of each sample of a ragged field, of which samples have so many."""
+        first, edges = offsets_of(counts)[:-1], self.grouping.edges
+        if not self.grouped:
+            return first
+        group = np.repeat(np.arange(self.grouping.count), np.diff(edges))
+        return first - first[edges[group]] + group * int(np.max(self.grouping.rows[name]))
+
     def payload(self, number: int) -> int:
         """Return the bytes of all samples in an array."""
         return int(self.rows_in_chunks(number).sum()) * self.arrays[number].row_nbytes

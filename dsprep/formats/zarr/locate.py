@@ -52,8 +52,9 @@ def locate(array: StoredArray) -> Grid:
     FormatError
         If a chunk has a wrong size or leaves its file, or a file is missing that dsprep wrote.
     """
+    if array.meta.unlocated:
+        raise Unlocated(array.meta.unlocated)
     frame = Frame(array.meta)
-    grid = _grid(array, frame)
     files = stored_files(array.store, array.meta)
     if (files[2] < 0).any():
         if isinstance(array.store, Zip):
@@ -62,28 +63,27 @@ def locate(array: StoredArray) -> Grid:
         raise FormatError("this is not a regular file", where=f"{array.store.path}/{key}")
     _check_count(array, frame, files[0])
     offsets, lengths, fill = _chunks(array, frame, files)
-    if grid.files is None:
-        offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
-    else:
-        _fill_free(offsets, lengths, frame, bool(grid.filters))
-    blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), grid.blocks.path)
-    return replace(grid, blocks=blocks, fill=fill)
+    grid = grid_of(array.meta, offsets, lengths, zipped=isinstance(array.store, Zip))
+    return replace(grid, fill=fill)
 
 
-def _grid(array: StoredArray, frame: Frame) -> Grid:
-    """Return an array whose chunks have no locations yet."""
-    meta = array.meta
-    if meta.unlocated:
-        raise Unlocated(meta.unlocated)
-    path, per = template(meta), None
-    if isinstance(array.store, Zip):
+def grid_of(meta: ArrayMeta, offsets: Ints, lengths: Ints, *, zipped: bool) -> Grid:
+    """Return an array whose chunks are there: -1 and 0 if not, shape ``(files, chunks in each)``.
+
+    `zipped`: the offsets are in a ZIP file. Raises `Unlocated` if the layout cannot say so.
+    """
+    frame, path, per = Frame(meta), template(meta), None
+    if zipped:
         path = ""
     elif frame.files == 1:
         path = file_path(path, (0,) * len(frame.shape))
     else:
         per = frame.per
-    nowhere = Explicit(np.zeros(0, np.int64))
-    blocks = Blocks(nowhere, nowhere, path)
+    if per is None:
+        offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
+    else:
+        _fill_free(offsets, lengths, frame, bool(meta.filters))
+    blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), path)
     return Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, meta.filters)
 
 

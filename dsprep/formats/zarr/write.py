@@ -18,6 +18,7 @@ is durable: an output that has it is complete, and an interrupted one is not a Z
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import zlib
@@ -35,14 +36,19 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, Writer
+from dsprep.formats.located import Unlocated
 from dsprep.formats.record_writer import stored_groups
 from dsprep.formats.stored_rows import contiguous, spans
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import encode_file, encoder, root_key
 from dsprep.formats.zarr.grid import Grid
+from dsprep.formats.zarr.locate import grid_of
+from dsprep.formats.zarr.metadata import read_array
 from dsprep.formats.zarr.plan import ArrayPlan
 from dsprep.formats.zarr.zip_file import Member, directory, is_zip, local_header, pack
-from dsprep.layout.model import Groups
+from dsprep.layout.laws import Explicit, Law
+from dsprep.layout.model import Column, FileLayout, Groups
+from dsprep.layout.model import Grid as LocatedGrid
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import CRC32, CRC32C, Sums, crc32c, pwrite_crc32c, read_crc32
 from dsprep.storage.durable import close, preallocate, start_sync, sync, sync_directory
@@ -115,6 +121,13 @@ class ZarrWriter(Writer):
         self._encode = [encoder(plan) for plan in grid.arrays]
         self._rows = {f.name: 0 for f in grid.schema if f.ragged}
         self._sums, self._crc32 = Sums(), dict[tuple[int, int], int]()
+        # What `layout` needs and an earlier run has not left: rows of samples, bytes of chunks,
+        # the documents, and where the members of a ZIP file begin.
+        self._continued = state is not None
+        self._counts: dict[str, list[Ints]] = {name: [] for name in self._rows}
+        self._sizes = dict[tuple[int, int], Ints]()
+        self._documents: Mapping[str, bytes] = {}
+        self._begins: Mapping[str, int] | None = None
         self._dirty: set[Path] = set()
         self._written: set[Path] = set()  # since the last `start_sync`
         self._lock = threading.Lock()
@@ -217,6 +230,7 @@ class ZarrWriter(Writer):
                 self._rows[name] = group * int(np.max(grouping.rows[name]))
             piece.first_row[name] = self._rows[name]
             self._rows[name] += int(counts.sum())
+            self._counts[name].append(counts)
             if not self._grid.grouped:
                 continue
             rows = self._rows[name] - group * int(np.max(grouping.rows[name]))
@@ -303,8 +317,8 @@ class ZarrWriter(Writer):
     def _write_file(self, number: int, i: int, chunks: Sequence[Any]) -> None:
         """Write file `i` of an array, made of encoded chunks."""
         plan, parts = self.arrays[number], list(chunks)
+        sizes = self._sizes[number, i] = np.array([len(c) for c in chunks], np.int64)
         if plan.sharded:
-            sizes = np.array([len(c) for c in chunks], np.int64)
             parts.append(build_index(sizes, plan.file // plan.chunk))
         self._replace(self._file(number, i), parts)
 
@@ -317,6 +331,7 @@ class ZarrWriter(Writer):
     @override
     def finish(self) -> None:
         if self._grid.zipped:
+            self._total, self._documents = self._grid.rows, self._grid.documents
             self._finish_zip()
             return
         if not self._complete:
@@ -329,12 +344,13 @@ class ZarrWriter(Writer):
                     self._finish_rows(number, rows[number])
                 elif not plan.whole_files and rows[number] and plan.row_nbytes:
                     self._encode_spool(number, rows[number])
-            self._finish_documents(self._grid.describe(rows))
+            self._total, self._documents = rows, self._grid.describe(rows)
+            self._finish_documents(self._documents)
         remove(self._spool)
         if self.durable:
             sync_directory(self.root)
         if self.root != self._path:
-            pack(self.root, self._path, self.durable)
+            self._begins = pack(self.root, self._path, self.durable)
 
     def _finish_rows(self, number: int, rows: int) -> None:
         """Fill the last chunk of each file of an array with zeros, and add the index."""
@@ -421,6 +437,48 @@ class ZarrWriter(Writer):
     @override
     def close(self) -> None:
         return
+
+    @override
+    def layout(self) -> FileLayout | None:
+        if self._continued:
+            return None
+        columns = dict[str, Column]()
+        for number, plan in enumerate(self.arrays):
+            name, rows = plan.field.name, tuple[Law, ...]()
+            if plan.role == "values":
+                counts = np.concatenate(self._counts[name])
+                rows = Explicit(self._grid.first_rows(name, counts)), Explicit(counts)
+            if plan.role not in ("samples", "values"):
+                continue
+            try:
+                columns[name] = Column(self._located(number), 1, *rows)
+            except Unlocated:
+                return None
+        count = int(self._grid.grouping.edges[-1])
+        return FileLayout(count, columns={n: columns[n] for n in self._grid.schema.names})
+
+    def _located(self, number: int) -> LocatedGrid | None:
+        """Return where the chunks of an array are; None if it has no bytes."""
+        plan, rows = self.arrays[number], self._total[number]
+        if not rows * plan.row_nbytes:
+            return None
+        files, chunks = plan.files(rows), plan.chunks(rows)
+        lengths = np.zeros((files, plan.file // plan.chunk), np.int64)
+        lengths.reshape(-1)[:chunks] = plan.chunk_nbytes
+        if plan.codec is not None:
+            sizes = [self._sizes[number, i] for i in range(files)]
+            lengths.reshape(-1)[:chunks] = np.concatenate(sizes)
+        offsets = np.cumsum(lengths, axis=1) - lengths
+        if number in self._grid.offsets:
+            offsets.reshape(-1)[:chunks] = self._grid.offsets[number]
+        if self._begins is not None:
+            offsets += np.array([self._begins[self._key(number, i)] for i in range(files)])[:, None]
+        offsets[lengths == 0] = -1
+        name = "zarr.json" if self._grid.options.zarr_format == 3 else ".zarray"
+        document = json.loads(self._documents[f"{plan.path}/{name}"])
+        meta = read_array(document, {}, plan.path, str(self.root))
+        zipped = self._grid.zipped or self._begins is not None
+        return grid_of(meta, offsets, lengths, zipped=zipped)
 
     @override
     def groups(self) -> Groups | None:
