@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import dsprep
 from dsprep.cli import app
 from dsprep.core.schema import FieldSpec
-from dsprep.errors import DsprepError, SchemaError, UsageError
+from dsprep.errors import AmbiguousError, DsprepError, SchemaError, UsageError
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.splits import by_part, parts_of, without_part
 from dsprep.synth import synth
@@ -130,15 +130,15 @@ def test_arrays_of_parts(tmp_path: Path, form: str, rows: int) -> None:
     arrays = {n: a[:rows] if "test" in n else a for n, a in ARRAYS.items()}
     arrays |= {"x_test": X[:rows] + 1, "y_test": Y[:rows] + 1}
     path = write(form, tmp_path, arrays)
-    with pytest.raises(SchemaError, match="named as parts of a dataset") as caught:
+    with pytest.raises(AmbiguousError, match="named as parts of a dataset") as caught:
         dsprep.open(path)
-    ways = str(caught.value.fix).partition(": ")[2].split(", or ")
-    assert len(ways) == 2
-    for way in ways:
+    assert len(caught.value.readings) == 2
+    for way, gives in caught.value.readings:
         fields = tuple(map(FieldSpec.parse, re.findall("--field (\\S+)", way)))
         with dsprep.open(path, OpenOptions(fields=fields)) as source:
             assert source.schema.names == ("x", "y")
             added = int("test" in way)
+            assert gives.startswith(f"{len(source)} samples")
             assert source[:]["x"].tolist() == (X[: rows if added else 6] + added).tolist()
         out = tmp_path / f"{added}.h5"
         words = ["convert", str(path), str(out), *shlex.split(way)]
@@ -151,7 +151,7 @@ def test_an_array_of_one_part_is_a_field(tmp_path: Path) -> None:
 
 
 def test_an_array_with_and_without_a_part(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="named as parts"):
+    with pytest.raises(AmbiguousError, match="named as parts"):
         dsprep.open(write("npz", tmp_path, {"x": X, "y": Y, "x_test": X, "y_test": Y}))
 
 

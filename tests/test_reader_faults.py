@@ -356,13 +356,8 @@ def script(path: Path, body: str, **options: Any) -> subprocess.Popen[str]:
         """
     code = textwrap.dedent(text) + textwrap.dedent(body)
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", code],
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
-        **options,
-    )
+    words = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]  # of fork() in threads
+    return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **options)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,9 @@ def test_a_field_renamed_and_all_others(tmp_path: Path, name: str, how: str) -> 
         assert source.schema.names == ("new", "a", "c")
         assert (source[3]["new"] == before[3]["b"]).all()
         assert (source[3]["c"] == before[3]["c"]).all()
-    report = tmp_path / "again.h5"
-    dsprep.convert([path, path], report, fields=("*", "new=b"))
+    report, other = tmp_path / "again.h5", tmp_path / f"y{SUFFIX[name]}"
+    dsprep.convert(origin, other)
+    dsprep.convert([path, other], report, fields=("*", "new=b"))
     with h5py.File(report) as file:
         assert sorted(file) == ["a", "c", "new"]
 
