@@ -278,7 +278,7 @@ def test_processes_give_back_what_cannot_be_sent():
         with pytest.raises(ZeroDivisionError) as caught:
             pool.submit(divmod, 1, 0).result()
         assert "Traceback" in caught.value.__notes__[0]
-        with pytest.raises(Exception, match="pickle|local object"):
+        with pytest.raises(Exception, match=r"pickle|local object"):
             pool.submit(lambda: 1).result()
         assert pool.submit(os.getpid).result() != os.getpid()
 

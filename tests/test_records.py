@@ -46,7 +46,7 @@ def test_a_field_renamed_and_all_others(tmp_path: Path, name: str, how: str) -> 
         assert (source[3]["c"] == before[3]["c"]).all()
     report, other = tmp_path / "again.h5", tmp_path / f"y{SUFFIX[name]}"
     dsprep.convert(origin, other)
-    dsprep.convert([path, other], report, fields=("*", "new=b"))
+    dsprep.convert(path if name == "lmdb" else [path, other], report, fields=("*", "new=b"))
     with h5py.File(report) as file:
         assert sorted(file) == ["a", "c", "new"]
 
