@@ -9,12 +9,15 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from typer.testing import CliRunner
 
+from dsprep.cli import app
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.formats.base import Format, Source, Writer
@@ -285,3 +288,33 @@ def commands_of(group):
     """All commands of a group of the command line, loaded, by name; none of a plain command."""
     names = group.list_commands(None) if hasattr(group, "list_commands") else ()
     return {name: group.get_command(None, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command prints, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def cli(*words: object, code: int | None = 0) -> Answer:
+    """Run a command in this process; it has to end with this exit code, None: with any."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception  # a traceback that the user would see
+    assert code in (None, done.exit_code), done.output
+    return Answer(done.exit_code, done.stdout, done.stderr)
+
+
+def fails(*words: object, code: int | None = 1) -> str:
+    """Run a command that fails with one line of error; return that line, notes left out."""
+    done = cli(*words, code=code)
+    assert done.code in (1, 2)
+    (line,) = (w for w in done.err.splitlines() if not w.startswith("dsprep: note: "))
+    assert line.startswith("dsprep: error: ")
+    return line

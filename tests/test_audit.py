@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
-from test_cli import fails, run
+from support import cli
 
 import dsprep
 from dsprep.errors import UsageError
@@ -230,22 +229,6 @@ def test_a_mini_epoch_without_a_step_is_found(root):
     assert not found.kept
 
 
-def test_mini_epochs_by_command(root):
-    good = ("audit", root / "grouped.h5", "-P", 2, "-M", 8, "-E", 2, "--mini-epochs", 4)
-    done = run(*good, "--repeats", "1, 3", "--fixed-parts")
-    assert (done.code, done.err) == (0, "")
-    words = " ".join(done.out.split())  # lines end where the screen does
-    assert "the same mini-epochs in every epoch" in words
-    assert "4 of 192 to 296 samples, each passed 1 to 3 times: 10 in all" in words
-    assert "in each pass once 192 to 296, never 0, more often 0" in words
-    assert "in one mini-epoch of each epoch, and comes exactly once in each pass" in words
-    told = json.loads(run(*good, "--repeats", 2, "--json").out)
-    assert (told["kept"], told["mini_epochs"], told["repeats"]) == (True, 4, [2] * 8)
-    assert told["epochs"][3]["mini_epoch"] == {"number": 3, "epoch": 0, "part": 1, "turn": 1}
-    for lonely in (("--repeats", 3), ("--fixed-parts",), ("--pools", 2)):
-        assert "--mini-epochs" in fails(*good[:-2], *lonely, code=2)
-
-
 # --- broken promises: each is found --------------------------------------------------------------
 
 
@@ -304,49 +287,14 @@ def test_short_batches_are_found(root, monkeypatch):
 
     monkeypatch.setattr(Epoch, "share", short)
     assert "batches are not full" in problems(root, remainder="pad")
-    done = run("audit", root / "grouped.h5", "-P", 4, "-M", 8, "--remainder", "pad")
-    assert done.code == 1
-    assert "broken: epoch 0: " in done.out
-    assert "The promise is broken." in done.out
-    done = run("audit", root / "grouped.h5", "-P", 4, "-M", 8, "--remainder", "pad", "--json")
-    assert done.code == 1
-    assert json.loads(done.out)["kept"] is False
+    words = ("audit", root / "grouped.h5", "-P", 4, "-M", 8, "--remainder", "pad")
+    told = cli(*words, code=1).out
+    assert "broken: epoch 0: " in told
+    assert "The promise is broken." in told
+    assert cli(*words, "--json", code=1).json()["kept"] is False
 
 
 # --- the command -------------------------------------------------------------------------------
-
-
-def test_command(root):
-    done = run("audit", root / "grouped.h5", "--ranks", 4, "--batch-size", 10, "--epochs", 2)
-    assert (done.code, done.err) == (0, "")
-    assert "1,000 in 16 groups" in done.out
-    assert "once 1,000, never 0, more often 0" in done.out
-    assert "25 steps and 250 samples each; 100 full batches of 10" in done.out
-    assert "Every sample comes exactly once in each epoch" in done.out
-    for remainder, said in (
-        ("drop", "but for 40 that are left out"),
-        ("pad", "and 56 repeats fill up the last batches"),
-        ("ragged", "once in each epoch; all ranks"),
-    ):
-        done = run("audit", root / "plain.h5", "-P", 3, "-M", 32, "--remainder", remainder)
-        assert done.code == 0
-        assert said in done.out
-
-
-def test_mistakes(root, monkeypatch):
-    monkeypatch.setattr("dsprep.reader.data.QUICK_NBYTES", 0)
-    good = ("-P", 2, "-M", 4)
-    assert "dsprep provenance" in fails("audit", root / "bare.h5", *good)
-    assert "no such dataset" in fails("audit", root / "nothing.h5", *good)
-    assert "dsprep provenance" in fails("audit", root / "bare.h5.dsprep.json", *good)
-    assert "resuming takes both" in fails(
-        "audit", root / "plain.h5", *good, "--resume-at", 3, code=2
-    )
-    assert "--buffer-size" in fails("audit", root / "plain.h5", *good, "-b", "much", code=2)
-    left = fails("audit", root / "plain.h5", "-P", 2000, "-M", 4, "--remainder", "drop", code=2)
-    assert "drop leaves nothing" in left
-    for wrong in (("-P", 0, "-M", 1), ("-P", 1), ("-M", 1), (*good, "--shuffle", "some")):
-        assert run("audit", root / "plain.h5", *wrong).code == 2
 
 
 IMPOSSIBLE = [
@@ -378,7 +326,6 @@ def test_no_samples(tmp_path):
         found = dsprep.audit(tmp_path / "none.h5", 3, 4, remainder=remainder)
         assert found.kept
         assert found.epochs[0].runs[0].steps == 0
-    assert run("audit", tmp_path / "none.h5", "-P", 3, "-M", 4).code == 0
 
 
 def test_memory_and_progress(tmp_path):

@@ -10,21 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import random_batch, write_batch
-from typer.testing import CliRunner
+from support import cli, random_batch, write_batch
 
 import dsprep
 from dsprep import formats
 from dsprep.bench import child, running, sums, tiering
-from dsprep.bench.reading import Settings, plan_read
 from dsprep.bench.strategies import MET, THROTTLED, TIERED, find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.summary import StrategyFacts, row
 from dsprep.bench.task import Task
 from dsprep.cache.copier import Throttle
-from dsprep.cli import app
 from dsprep.core.schema import Field, Schema
-from dsprep.errors import UsageError
 from dsprep.source.dataset import open_dataset
 
 N, GROUP, BATCH = 61, 6, 5
@@ -158,10 +154,9 @@ def test_a_sweep_of_repeats_by_command(data, tmp_path):
     command = ["bench", "read", str(data), "-s", "met", "--sweep", "repeats=1,2", "--warm"]
     more = ["--mini-epochs", "3", "--compute", "1ms", "--tier-bandwidth", "20MB/s", "-r", "1"]
     files = ["--tier", str(tier), "--json", str(out), "--html", str(page)]
-    done = CliRunner().invoke(app, [*command, *more, *files])
-    assert done.exit_code == 0, done.output
+    done = cli(*command, *more, *files)
     label = tiering.label("20MB/s")
-    assert all(label in text for text in (done.output, page.read_text(), out.read_text()))
+    assert all(label in text for text in (done.out, page.read_text(), out.read_text()))
     rows = json.loads(out.read_text())["strategies"]  # no others, to which repeats are nothing
     for one, times in zip(rows, (1, 2), strict=True):
         assert (one["name"], one["value"]) == ("met", str(times))
@@ -172,24 +167,3 @@ def test_a_sweep_of_repeats_by_command(data, tmp_path):
         assert values["gb_per_second"] * seconds == pytest.approx(times * 400 * 1200 / 1e9)
         assert values["model_gb_per_second"] <= times * 0.02 * 1.001
     assert list(tier.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("names", "more", "words"),
-    [
-        (["met"], {"compute": "1ms"}, "met needs a fast tier"),
-        (["cache"], {}, "cache-first needs a fast tier"),
-        (["met"], {"tier": True}, "met needs a step that takes time"),
-        (["met"], {"tier": True, "compute": "1ms", "repeats": 500}, "4,000 passes"),
-        (["cache-next"], {"tier": "no"}, "not a directory"),
-        (["cache-next"], {"tier": True, "tier_size": "lots"}, "lots"),
-        (["dsprep"], {"tier_bandwidth": "fast"}, "fast"),
-        (["dsprep", "h5py"], {"tier_bandwidth": "1MB/s"}, "cannot throttle h5py"),
-        (["dsprep"], {"tier_bandwidth": "1MB/s", "ranks": 2}, "throttles one process"),
-    ],
-)
-def test_wrong_usage_is_refused_before_anything_is_written(data, tmp_path, names, more, words):
-    if "tier" in more:
-        more = {**more, "tier": tmp_path if more["tier"] is True else tmp_path / more["tier"]}
-    with pytest.raises(UsageError, match=words):
-        plan_read([data], names, Settings(**more))

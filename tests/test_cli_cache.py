@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
 import pytest
+from support import cli
 from test_cache import compared, repacked
-from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cache.folder import CacheFolder
-from dsprep.cli import app
 from dsprep.errors import UsageError
 from dsprep.verbs.cache import purge
 
 
 def run(*words, code=0):
-    done = CliRunner().invoke(app, ["cache", *map(str, words)])
-    assert done.exit_code == code, done.output
-    if "--json" in words:
-        return json.loads(done.stdout)
-    return done.output
+    done = cli("cache", *words, code=code)
+    return done.json() if "--json" in words else done.out + done.err
 
 
 @pytest.fixture
@@ -51,14 +46,6 @@ def test_what_a_cache_holds_is_listed(path, cache):
         assert "mini-epoch" in run("list", cache)
     (cache / CacheFolder(cache).names()[0] / "copy.json").write_text("{")
     assert "worthless" in run("list", cache)
-
-
-@pytest.mark.parametrize("words", ["list", "purge --all"])
-def test_there_has_to_be_a_cache(words, tmp_path):
-    assert "no such directory" in run(
-        *words.split()[:1], tmp_path / "no", *words.split()[1:], code=2
-    )
-    assert "wrong" not in run(*words.split()[:1], tmp_path, *words.split()[1:])
 
 
 def test_nothing_that_is_in_use_is_removed(path, cache):

@@ -14,10 +14,9 @@ import lmdb
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import commands_of
+from support import cli, commands_of
 from test_bench_report import hostile
 from typer.main import get_command
-from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
@@ -91,12 +90,10 @@ OF_FORMATS = ("inspect", "convert", "provenance")
 """Commands that say something of each format."""
 
 
-def run(*args: object):
+def run(*args: object, code: int | None = None):
     """Run a command; whatever it prints must not steer a terminal, nor add lines of its own."""
-    done = CliRunner().invoke(app, [str(a) for a in args])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    text = done.stdout + done.stderr
+    done = cli(*args, code=code)
+    text = done.out + done.err
     assert not CONTROLS.search(text), ascii(text)
     assert not re.search("^ *forged", text, re.MULTILINE), text
     return done
@@ -117,8 +114,7 @@ def evil(tmp_path_factory):
             file.attrs[f"title{STEER}"] = STEER
             assert x.shape == (4, 3)
     for name in ("zarr", "tfrecord"):
-        done = run("convert", made["hdf5"], made[name])
-        assert done.exit_code == 0, done.output
+        run("convert", made["hdf5"], made[name], code=0)
     with lmdb.open(str(folder / "made")) as env, env.begin(write=True) as txn:
         for i in range(4):
             txn.put(f"{i}{STEER}".encode(), STEER.encode())
@@ -152,13 +148,13 @@ def test_no_command_lets_data_steer_the_terminal(name, format, evil, tmp_path):
     for line in COMMANDS[name]:
         words = [str(named.get(w, w.replace("OUT", f"{tmp_path}/{PATH}"))) for w in line.split(" ")]
         done = run(*words)
-        if "--json" in words and done.exit_code == 0 and done.stdout.startswith(("{", "[")):
-            json.loads(done.stdout)
+        if "--json" in words and done.code == 0 and done.out.startswith(("{", "[")):
+            done.json()
 
 
 def test_unknown_commands_and_options_are_escaped_too():
     for words in (["nosuch\x1b"], ["convert", "--nosuch\x1b"], ["audit", "x", "--ranks", "\x1b"]):
-        assert run(*words).exit_code == 2
+        run(*words, code=2)
 
 
 def test_what_is_printable_stays_and_json_keeps_its_meaning():

@@ -11,7 +11,7 @@ import warnings
 import h5py
 import numpy as np
 import pytest
-from test_cli import run
+from support import cli
 
 import dsprep
 from dsprep import FieldSpec, OpenOptions
@@ -148,7 +148,7 @@ def test_other_apis_take_lists_and_the_same_subset(folder, tmp_path):
     assert staged.outcome.copied > 0
     dsprep.repack(some, tmp_path / "out.h5", subset=subset, buffer_size="4")
     assert values(dsprep.Reader(tmp_path / "out.h5", 4, shuffle="none")) == want
-    assert "kept" in run("audit", *some, "-P", 2, "-M", 4, "--subset", subset, "--json").out
+    assert "kept" in cli("audit", *some, "-P", 2, "-M", 4, "--subset", subset, "--json").out
     torch = pytest.importorskip("torch")
     from dsprep.torch import Batches, Samples
 

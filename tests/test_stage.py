@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import epochs, flip, random_batch, written
-from test_cli import fails, run
+from support import cli, epochs, fails, flip, random_batch, written
 
 import dsprep
 from dsprep.cache.folder import CacheFolder
@@ -281,7 +280,7 @@ def test_what_does_not_have_its_checksum_is_not_staged(root, tmp_path):
     assert "their CRC-32C is" in text
     assert copy_of(tmp_path / "cache").ready == 12
     flip(path, at + 99, keep_time=True)
-    assert "38.5 kB" in run("stage", str(path), *words).out.partition("copied")[2]
+    assert "38.5 kB" in cli("stage", str(path), *words).out.partition("copied")[2]
 
 
 # --- the manifest and the command --------------------------------------------------------------
@@ -293,7 +292,7 @@ def words(path: Path, *more: object) -> list[str]:
 
 def test_a_manifest_lists_the_ranges_in_their_order(root, tmp_path):
     path, file = made(root, "out.h5"), tmp_path / "m.jsonl"
-    found = json.loads(run(*words(path, "--node", 1, "--manifest", file, "--json")).out)
+    found = json.loads(cli(*words(path, "--node", 1, "--manifest", file, "--json")).out)
     header, *lines = map(json.loads, file.read_text().splitlines())
     assert header["dataset"] == str(path)
     assert (header["world_size"], header["ranks"], header["epochs"]) == (4, [2, 4], [0, 1])
@@ -318,20 +317,20 @@ def test_a_manifest_replaces_nothing_else(root, tmp_path):
     assert file.read_text() == "mine"
     file.unlink()
     for _ in range(2):
-        assert run(*words(made(root, "out.h5"), "--all", "--manifest", file)).code == 0
+        assert cli(*words(made(root, "out.h5"), "--all", "--manifest", file)).code == 0
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
 
 def test_the_command_says_what_it_did(root, tmp_path, monkeypatch):
     path, cache = made(root, "out.h5"), tmp_path / "cache"
     monkeypatch.setenv("SLURM_NODEID", "1")
-    before = run(*words(path, "--to", cache, "-E", 2, "--dry-run")).out
+    before = cli(*words(path, "--to", cache, "-E", 2, "--dry-run")).out
     assert "ranks 2 to 3 in epochs 0 to 1" in before
     assert "to copy" in before
     assert not cache.exists()
-    assert "copied" in run(*words(path, "--to", cache, "-E", 2)).out
-    assert "there" in run(*words(path, "--to", cache, "-E", 3)).out
-    everything = json.loads(run(*words(path, "--to", cache, "--all", "--json")).out)
+    assert "copied" in cli(*words(path, "--to", cache, "-E", 2)).out
+    assert "there" in cli(*words(path, "--to", cache, "-E", 3)).out
+    everything = json.loads(cli(*words(path, "--to", cache, "--all", "--json")).out)
     assert (everything["groups"], everything["ranks"]) == (13, [0, 4])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import run
+from support import cli
 
 import dsprep
 from dsprep.errors import UsageError
@@ -151,7 +151,7 @@ STORAGE = "latency=1us,stream=1.3GB/s,total=1.3GB/s"
 
 def test_a_plan_for_a_billion_samples_on_9216_ranks(billion):
     command = ("plan", billion, *ASKED.split(), "--storage", STORAGE)
-    found = json.loads(run(*command, "--json").out)["tier"]
+    found = cli(*command, "--json").json()["tier"]
     assert (found["samples"], found["groups"]) == (10**9, 3_906_250)
     assert (found["mini_epochs"], found["repeats"], found["passes"]) == (5, 10, 450)
     assert found["largest"] < 0.8e9
@@ -162,7 +162,7 @@ def test_a_plan_for_a_billion_samples_on_9216_ranks(billion):
     assert (found["passes_per_sample"], found["never_seen"]) == ([90, 90], 0)
     assert found["after"]["drawn"] == pytest.approx(found["consumed"] * found["copied"] / 10)
     assert found["warnings"] == []
-    text = " ".join(run(*command).out.split())
+    text = " ".join(cli(*command).out.split())
     assert "1.6 GB on each of 1,152 nodes: the dataset does not fit" in text
     assert "10 (rf): more than EB1/B2 = 12.3 GB/s * 1.001 (copied) / 1.3 GB/s = 9.466" in text
     assert "stalled 89% -> 0% of the time" in text

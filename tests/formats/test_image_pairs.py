@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from image_files import fill, read
-from test_cli import run
+from support import cli
 
 import dsprep
 from dsprep.core.schema import FieldSpec
@@ -179,7 +179,7 @@ def test_hugging_face(tmp_path):
     with open_dataset(root, through="strict") as source:
         assert [s["text"] for s in source] == ["", "two", "grün"]
     dsprep.convert(root, tmp_path / "out.h5")
-    assert "same: all 3" in run("verify", root, tmp_path / "out.h5").out
+    assert "same: all 3" in cli("verify", root, tmp_path / "out.h5").out
     lines(root / "metadata.jsonl", *rows[:2])
     with pytest.raises(StaleError):
         dsprep.Sidecar.open(root)
