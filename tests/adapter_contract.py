@@ -115,8 +115,8 @@ class AdapterContract:
         kept, right = kept[::20], of_reader(path, 16)[::20]
         assert len(set(places)) < len(places)  # most memory was used again
         assert labels(kept) == right
-        for place, samples, batch in zip(places[::20], right, kept, strict=False):
-            assert self.address(batch["x"]) == place
+        for samples, batch in zip(right, kept, strict=True):
+            assert self.address(batch["x"]) in places  # threads note them in any order
             assert raw(np.asarray(batch["x"])) == raw(expected["x"][samples])
 
     def test_each_loop_is_an_epoch_in_the_order_of_the_reader(self, plain):
