@@ -41,7 +41,7 @@ def test_the_memory_that_is_named_suffices(samples, tmp_path):
 
 
 def test_a_leftover_of_other_options_is_told_in_words(train, tmp_path, monkeypatch):
-    def killed(self):
+    def killed(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Staging, "publish", killed)

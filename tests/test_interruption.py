@@ -144,7 +144,7 @@ CUTS = {"convert": SHARDS, "repack": {**SHARDS, **GROUPS, "shuffle": 3}, "one fi
 def left(make, monkeypatch):
     """Leave an output that is complete and has not got its name."""
 
-    def interrupted(staging):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -17,7 +17,7 @@ from test_marks import COUNT, SCHEMA, made
 import dsprep
 from dsprep.errors import TargetError
 from dsprep.sidecar import spec
-from dsprep.sidecar.spec import sidecar_path
+from dsprep.sidecar.spec import Content, sidecar_path
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage import nodes
 from dsprep.storage.identity import Identity
@@ -148,7 +148,7 @@ def test_what_another_node_has_made_meanwhile_is_not_replaced(kind, tmp_path, mo
         stage.save({"complete": True})
         monkeypatch.setattr(os.path, "lexists", lambda p: p != target and real(p))
         with pytest.raises(TargetError, match="another node has made it"):
-            stage.publish()
+            stage.publish(Content("hdf5", SCHEMA, ()), b"")
     assert (target if kind == "file" else target / "x").read_text() == str(
         target if kind == "file" else target / "x"
     ).removesuffix("/x")

@@ -12,10 +12,13 @@ from typer.testing import CliRunner
 
 import dsprep
 from dsprep.cli import app
+from dsprep.core.schema import Schema
 from dsprep.errors import FormatError, TargetError
+from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import partial_path
 from dsprep.writing.staging import Staging, discard
 
+CONTENT = Content("hdf5", Schema(()), ())
 JOB = {"format": "hdf5", "samples": [0, 3]}
 
 
@@ -28,10 +31,10 @@ def test_nothing_is_visible_before_publish(tmp_path):
     with Staging(target, JOB) as staging:
         produce(staging)
         assert not target.exists()
-        staging.publish()
+        staging.publish(CONTENT, b"")
         assert target.read_text() == "new"
         staging.discard()
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out.dsprep.json"]
 
 
 def test_existing_target_is_refused_or_replaced(tmp_path):
@@ -43,7 +46,7 @@ def test_existing_target_is_refused_or_replaced(tmp_path):
     with Staging(target, JOB, overwrite=True) as staging:
         produce(staging)
         assert target.read_text() == "old"
-        staging.publish()
+        staging.publish(CONTENT, b"")
     assert target.read_text() == "new"
 
 
@@ -61,10 +64,10 @@ def test_directories_and_files_replace_each_other(tmp_path, old_is_dir):
             made.write_text("new")
         else:
             made.mkdir()
-        staging.publish()
+        staging.publish(CONTENT, b"")
         staging.discard()
     assert target.is_dir() != old_is_dir
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out.dsprep.json"]
 
 
 def test_target_that_appears_meanwhile_is_not_replaced(tmp_path):
@@ -73,7 +76,7 @@ def test_target_that_appears_meanwhile_is_not_replaced(tmp_path):
         produce(staging)
         target.write_text("someone else's")
         with pytest.raises(TargetError):
-            staging.publish()
+            staging.publish(CONTENT, b"")
     assert target.read_text() == "someone else's"
 
 
@@ -103,10 +106,10 @@ def test_killed_between_publishing_and_the_last_words(tmp_path):
     with Staging(target, JOB) as staging:
         produce(staging)
         staging.save({"shard": 1, "complete": True})
-        staging.publish()
+        staging.publish(CONTENT, b"")
     with Staging(target, JOB) as staging:  # no --overwrite needed: it is this run's own output
         assert staging.state["complete"]
-        staging.publish()
+        assert staging.is_published
         staging.discard()
     assert target.read_text() == "new"
 
@@ -205,7 +208,7 @@ def test_what_was_replaced_is_not_published_again(tmp_path, monkeypatch):
     with Staging(target, JOB, overwrite=True) as staging:
         staging.made.mkdir()
         staging.save({"shard": 1, "complete": True})
-        staging.publish()
+        staging.publish(CONTENT, b"")
     monkeypatch.setattr(
         "dsprep.writing.staging._identity", lambda path: [path.stat().st_ino + 1, 0]
     )

@@ -367,7 +367,7 @@ def killed(step, target, samples):
     if not child:
         try:
             around = kill_at(step)
-            for name in ("save", "publish", "write_sidecar", "discard"):
+            for name in ("save", "publish", "_put_sidecar", "discard"):
                 around(Staging, name)
             around(run, "_described")
             dsprep.write(target, samples)

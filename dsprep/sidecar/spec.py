@@ -419,17 +419,16 @@ def write(
     companion: bytes = b"",
     *,
     durable: bool = True,
-    within: Path | None = None,
     replace: bool = True,
 ) -> None:
     """Write a sidecar, and before it its companion, each under a temporary name first.
 
-    Without `durable` it is not waited for the disk. Temporary names are in the directory `within`,
-    else beside. Without `replace` a file that is there is left, which is a `FileExistsError`.
+    Without `durable` it is not waited for the disk. Without `replace` a file that is there is left,
+    which is a `FileExistsError`.
     """
     if companion:
-        _replace(path.with_name(companion_name(path)), companion, durable, within, replace)
-    _replace(path, dump(content).encode(), durable, within, replace)
+        _replace(path.with_name(companion_name(path)), companion, durable, replace)
+    _replace(path, dump(content).encode(), durable, replace)
     if replace and not companion:
         path.with_name(companion_name(path)).unlink(missing_ok=True)
 
@@ -493,9 +492,7 @@ def from_record(record: Mapping[str, Any], where: Path) -> tuple[Content, bytes]
     return content, base64.b64decode(record["companion"])
 
 
-def _replace(
-    path: Path, content: bytes, durable: bool, within: Path | None = None, replace: bool = True
-) -> None:
+def _replace(path: Path, content: bytes, durable: bool, replace: bool = True) -> None:
     """Replace a file at once; of several that do so at the same time, the last one wins.
 
     Without `replace` the first one wins, and the others raise `FileExistsError`.
@@ -505,7 +502,7 @@ def _replace(
         return
     if path.exists() and not path.is_file():  # such as /dev/null
         raise TargetError("it exists, and is not a file", where=path)
-    temporary = (within or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:
             file.write(content)

@@ -25,9 +25,8 @@ from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source
 from dsprep.sidecar.spec import write_json
 from dsprep.source.files import check_replaceable
-from dsprep.storage.atomic import KEPT, partial_path
+from dsprep.storage.atomic import partial_path
 from dsprep.storage.paths import as_path
-from dsprep.storage.trees import HIDDEN, remove
 from dsprep.verbs.convert import named_target
 from dsprep.verbs.repack import RepackOptions, SplitPart, plan_repack
 from dsprep.writing.items.calls import CONTINUED, Calls, ProgressCallback, ProgressReporter
@@ -35,8 +34,7 @@ from dsprep.writing.items.parts import Failed, PartsSource, part_paths
 from dsprep.writing.items.tasks import check_main
 from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
 from dsprep.writing.run import Output, make_in
-from dsprep.writing.shards import START
-from dsprep.writing.staging import Staging, published
+from dsprep.writing.staging import START, Staging, published
 from dsprep.writing.tasks import Workplace
 from dsprep.writing.upload import open_staging
 
@@ -203,9 +201,6 @@ def _opened(executor: str | Executor, workers: int | None) -> Iterator[Executor]
             yield opened
 
 
-_KEPT = ("items", "job.json", "state.json", "plan.json", "data", *KEPT)
-
-
 def _bind(staging: Staging, job: Job, source: Source) -> None:
     """Have the output started over if one was begun that is planned otherwise now.
 
@@ -216,12 +211,7 @@ def _bind(staging: Staging, job: Job, source: Source) -> None:
     with suppress(FileNotFoundError, ValueError):
         if json.loads(path.read_bytes()) == plan:
             return
-    for left in (*staging.root.iterdir(), *staging.data.iterdir()):
-        if left.name not in _KEPT and not left.name.startswith(HIDDEN):
-            remove(left)
-    staging.reset()
-    staging.save(START)
-    staging.state = dict(START)
+    staging.reset("items")
     write_json(plan, path, durable=staging.durable)
 
 

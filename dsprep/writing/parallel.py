@@ -24,11 +24,10 @@ from dsprep.writing.shards import (
     is_kept,
     need,
     ranges_of,
-    record_path,
     shard_path,
     while_written,
 )
-from dsprep.writing.staging import Staging, published
+from dsprep.writing.staging import Staging
 from dsprep.writing.tasks import Task, Workplace, run_tasks
 from dsprep.writing.transfer import Done
 
@@ -119,7 +118,7 @@ def write_apart(
 
     for task, done in run_tasks(executor, tasks()):
         _put(job, staging, task.number)
-        staging.completed(job, task.number)
+        staging.complete(task.number, shard_path(job, staging.data, task.number))
         yield done
 
 
@@ -136,7 +135,7 @@ def _put(job: Job, staging: Staging, index: int) -> None:
             remove(path)
         (made / path.name).replace(path)
     with suppress(FileNotFoundError):
-        (made / RECORD).replace(record_path(staging.root, index))
+        (made / RECORD).replace(staging.record_path(index))
     remove(made)
 
 
@@ -145,14 +144,14 @@ def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
 
     `begun`: a shard that is not complete, whose files stay because it is continued.
     """
-    if published(job.target):
+    if staging.is_published:
         return set(range(len(job.shards)))
     there, numbers = {path.name for path in staging.root.iterdir()}, range(len(job.shards))
     for i in numbers:
         if _made(i) in there:
             _put(job, staging, i)
-            there.add(record_path(staging.root, i).name)
-    recorded = [i for i in numbers if record_path(staging.root, i).name in there]
+            there.add(staging.record_path(i).name)
+    recorded = [i for i in numbers if staging.record_path(i).name in there]
     complete = {i for i in recorded if is_kept(job, staging, i)}
     stays = [job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))]
     directory = staging.data / job.target.name if job.sharded else staging.data

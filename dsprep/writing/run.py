@@ -35,23 +35,20 @@ from dsprep.writing.job import (
 )
 from dsprep.writing.parallel import complete_shards, write_apart
 from dsprep.writing.shards import (
-    START,
     complete,
     continue_writer,
     copying,
     create_writer,
     need,
     ranges_of,
-    read_shard,
-    record_path,
     remove_leftovers,
     shard_path,
     while_written,
 )
 from dsprep.writing.shuffle import ShuffledSource
-from dsprep.writing.staging import Staging, check_target, discard, published
+from dsprep.writing.staging import START, Staging, check_target, discard, published
 from dsprep.writing.transfer import Done
-from dsprep.writing.upload import UploadStaging, open_staging
+from dsprep.writing.upload import open_staging
 
 ALONE = (
     "the one file was written by this process alone; --shard-size cuts the output into files for "
@@ -142,11 +139,7 @@ def make_in(
             _shuffle(shuffled, staging, executor)
         pieces = _write(job, source, staging, executor, threads)
         resumed, copied = _count(job, staging, pieces, progress)
-    made = None
-    if isinstance(staging, UploadStaging):
-        made = staging.described(job, {**lineage(job, source), **job.recipe})
-    elif not published(job.target):
-        made = _described(job, source, staging)
+    made = None if staging.is_published else _described(job, source, staging)
     if shuffled is not None:
         shuffled.clean()
     report = Report(
@@ -166,18 +159,16 @@ def make_in(
 
 
 def _described(job: Job, source: Source, staging: Staging) -> Made:
-    """Write the sidecar of a complete output that has not got its name, and return it."""
+    """Return the sidecar of a complete output that has not got its name."""
     shards = range(len(job.shards))
-    made = joined(
+    return joined(
         job.format,
         job.schema,
         staging.made,
         [shard_path(job, staging.data, i) for i in shards],
-        [read_shard(staging.root, i) for i in shards],
+        [staging.record(i) for i in shards],
         {**lineage(job, source), **job.recipe},
     )
-    spec.write(made.content, staging.sidecar, made.companion, durable=staging.durable)
-    return made
 
 
 @dataclass(frozen=True)
@@ -201,9 +192,8 @@ class Output:
     def publish(self) -> Report:
         """Put the output in place, then its sidecar; return what was done in all."""
         began, before = time.monotonic(), len(self.staging.notes)
-        self.staging.publish()
         if self.made is not None:
-            self.staging.write_sidecar(self.made.content, self.made.companion)
+            self.staging.publish(self.made.content, self.made.companion)
         return replace(
             self.report,
             notes=(*self.report.notes, *self.staging.notes[before:]),
@@ -260,7 +250,10 @@ def _write(
         # A rerun must not continue inside a shard whose files are removed now.
         staging.save({**START, "shard": first})
     continued = first if executor is None and begun else None
-    done = staging.keep(job, complete_shards(job, staging, continued))
+    done = complete_shards(job, staging, continued)
+    for i in sorted(done) if not staging.is_published else ():
+        staging.complete(i, shard_path(job, staging.data, i))
+    done |= staging.uploaded.keys()
     missing = [i for i in range(len(job.shards)) if i not in done]
     if missing:
         shard_path(job, staging.data, 0).parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +290,7 @@ def _count(
         except KeyboardInterrupt as error:
             error.args = (f"after {samples:,} samples",)
             raise
-    staging.save({"shard": len(job.shards), "samples": 0, "writer": None, "complete": True})
+    staging.save({**START, "shard": len(job.shards), "complete": True})
     return resumed, copied
 
 
@@ -333,14 +326,14 @@ def _write_here(
             ranges = ranges_of(job, source, writer, index, done)
             saved = save if staging.durable else None
             with while_written(path.name):
-                record = record_path(staging.root, index)
+                record = staging.record_path(index)
                 finish = partial(complete, job, index, writer, path, record, staging.durable)
                 yield from copying(job, source, writer, index, ranges, threads, saved, finish)
                 if staging.durable:
-                    staging.save({"shard": index + 1, "samples": 0, "writer": None})
+                    staging.save({**START, "shard": index + 1})
                     source.release(job.shards[index].stop)
                 writer.clean()
-            staging.completed(job, index)
+            staging.complete(index, path)
         if not missing:
             yield Done(before, 0)
     finally:

@@ -5,16 +5,15 @@ A shard is a file of the output; an output of one file is one shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from dsprep.core.groups import Grouping
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Source, State, Writer
 from dsprep.sidecar import spec
-from dsprep.sidecar.spec import Content, read_record, write_record
+from dsprep.sidecar.spec import write_record
 from dsprep.storage.trees import remove
 from dsprep.writing.create_sidecar import describe
 from dsprep.writing.job import Job
@@ -22,9 +21,6 @@ from dsprep.writing.plan import group_pieces, pieces
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import Staging
 from dsprep.writing.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
-
-START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
-"""What ``state.json`` has before the first sample."""
 
 
 def need(source: Source, first: int) -> None:
@@ -80,17 +76,6 @@ def complete(job: Job, index: int, writer: Writer, path: Path, record: Path, dur
     write_record(spec.to_record(made.content, made.companion), record, durable=durable)
 
 
-def record_path(root: Path, index: int) -> Path:
-    """Return the path of the record of a shard, in the working directory `root`."""
-    return root / f"shard-{index}.json"
-
-
-def read_shard(root: Path, index: int) -> tuple[Content, bytes]:
-    """Return the recorded sidecar of a complete shard, and its companion."""
-    path = record_path(root, index)
-    return spec.from_record(read_record(path), path)
-
-
 def shard_path(job: Job, data: Path, index: int) -> Path:
     """Return the path of a shard whose dataset is made in the directory `data`."""
     path = data / job.target.name
@@ -136,7 +121,7 @@ def is_kept(job: Job, staging: Staging, index: int) -> bool:
     """Whether a shard is what an earlier run recorded when it was complete."""
     path = shard_path(job, staging.data, index)
     try:
-        content, _ = read_shard(staging.root, index)
+        content, _ = staging.record(index)
         return content.files[0].identity.changed(path, job.format.facts) is None
     except (OSError, DsprepError, ValueError, TypeError, LookupError):
         return False

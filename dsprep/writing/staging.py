@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from dsprep.errors import ChangedError, DsprepError, TargetError
 from dsprep.formats.options import flag
@@ -48,8 +48,8 @@ from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import HIDDEN, remove, soon, tree_nbytes
 from dsprep.writing import remote
 
-if TYPE_CHECKING:
-    from dsprep.writing.job import Job
+START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
+"""What ``state.json`` has before the first sample."""
 
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run starts over."""
@@ -110,6 +110,8 @@ class Staging:
         How a run is continued, for who interrupts it.
     state
         How far an interrupted run of the same job came; None: this one begins anew.
+    uploaded
+        Sidecar and companion of each shard that is complete elsewhere, by number.
     notes
         Why it does, if there is something to continue; whether two renames replaced what was
         there, and whether that could not be removed.
@@ -144,9 +146,11 @@ class Staging:
         self._stack = ExitStack()
         self._is_discarded = False
         self.notes: tuple[str, ...] = ()
+        self.uploaded: dict[int, tuple[Content, bytes]] = {}
         try:
             self._take_lock(restart)
-            self.put_sidecar()
+            if self.is_published:
+                self._put_sidecar()
             self.state = self._continue(job, restart)
         except BaseException:
             self.close()
@@ -216,12 +220,21 @@ class Staging:
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""
+        self._empty()
+        write_record(job, self.root / "job.json", durable=self.durable)
+
+    def reset(self, *kept: str) -> None:
+        """Discard what was made of the output, all but some files of the working directory."""
+        self._empty("job.json", "state.json", *kept)
+        self.save(START)
+        self.state = dict(START)
+
+    def _empty(self, *kept: str) -> None:
         for path in list(self.root.iterdir()):
-            kept = path.name in atomic.KEPT or path.name.startswith(HIDDEN)
-            if not (kept or remove(path) or path.name.startswith(_ASIDE)):
+            stays = path.name in (*kept, *atomic.KEPT) or path.name.startswith(HIDDEN)
+            if not (stays or remove(path) or path.name.startswith(_ASIDE)):
                 path.rename(self.root / f"{_ASIDE}{secrets.token_hex(4)}")
         self.data.mkdir()
-        write_record(job, self.root / "job.json", durable=self.durable)
 
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
         return None if ignore else read_record(self.root / name) or None
@@ -234,26 +247,31 @@ class Staging:
             state = {**state, "identity": _identity(self.made)}
         write_record(state, self.root / "state.json", durable=self.durable)
 
-    def keep(self, job: Job, done: set[int]) -> set[int]:
-        """Return of the shards that were complete those that still are, wherever they lie."""
-        del job
-        return done
+    def record_path(self, number: int) -> Path:
+        """Return the path of the record of a shard: its sidecar."""
+        return self.root / f"shard-{number}.json"
 
-    def completed(self, job: Job, number: int) -> None:
-        """Take note that a shard is complete."""
+    def record(self, number: int) -> tuple[Content, bytes]:
+        """Return the recorded sidecar of a complete shard, and its companion."""
+        path = self.record_path(number)
+        return self.uploaded.get(number) or spec.from_record(read_record(path), path)
 
-    def reset(self) -> None:
-        """Take note that no shard counts that was complete."""
+    def complete(self, number: int, path: Path) -> None:
+        """Take note that a shard is complete, and recorded, which lies at a path: it stays."""
 
     @property
     def sidecar(self) -> Path:
         """Where the output's sidecar is before the output has its name."""
         return spec.staged_path(self.target)
 
-    def publish(self) -> None:
-        """Give the complete output its name, in place of an old one if allowed."""
-        if published(self.target):
-            return
+    @property
+    def is_published(self) -> bool:
+        """Whether the output has its name."""
+        return published(self.target)
+
+    def publish(self, content: Content, companion: bytes) -> None:
+        """Give the complete output its name, in place of an old one if allowed; and its sidecar."""
+        spec.write(content, self.sidecar, companion, durable=self.durable)
         check_target(self.target, self._overwrite)
         if self.durable:
             sync_directory(self.data)
@@ -271,20 +289,22 @@ class Staging:
         if self.durable and not sync_directory(self.target.parent):
             self.notes += (UNSYNCED,)
 
-    def put_sidecar(self) -> None:
-        """Put the sidecar beside the output that has been published, if it is not there."""
-        if not published(self.target) or spec.beside(self.target) != self.sidecar:
-            return
-        content, companion = spec.read(self.sidecar), b""
-        if content.companion is not None:
-            name = spec.companion_name(self.sidecar)
-            companion = self.sidecar.with_name(name).read_bytes()
-        self.write_sidecar(content, companion)
+        self._put_sidecar()
 
-    def write_sidecar(self, content: Content, companion: bytes) -> None:
-        """Write the sidecar beside the output."""
+    def _put_sidecar(self) -> None:
+        """Put the sidecar beside the output that has its name."""
         path = spec.sidecar_path(self.target)
-        spec.write(content, path, companion, durable=self.durable, within=self.root)
+        if not self.sidecar.exists():
+            return
+        made, old = (p.with_name(spec.companion_name(p)) for p in (self.sidecar, path))
+        has_companion = spec.read(self.sidecar).companion is not None
+        if has_companion and made.exists():
+            made.replace(old)
+        self.sidecar.replace(path)
+        if not has_companion:
+            old.unlink(missing_ok=True)
+        if self.durable:
+            sync_directory(path.parent)
 
     def discard(self) -> None:
         """Remove the working directory, with the lock in it."""

@@ -31,11 +31,9 @@ from dsprep.storage.atomic import make_scratch
 from dsprep.storage.locking import signature
 from dsprep.storage.paths import StorePath
 from dsprep.writing import remote
-from dsprep.writing.create_sidecar import Made, joined
-from dsprep.writing.job import AT_ONCE, Job
+from dsprep.writing.job import AT_ONCE
 from dsprep.writing.remote import Claim, as_object
-from dsprep.writing.shards import START, read_shard, shard_path
-from dsprep.writing.staging import Staging
+from dsprep.writing.staging import START, Staging
 
 UNCONDITIONAL = (
     "this store ignores If-None-Match and replaced an object that was there: two runs that write "
@@ -50,13 +48,7 @@ def open_staging(target: Path, job: Mapping[str, Any], **options: Any) -> Stagin
 
 
 class UploadStaging(Staging):
-    """The directory in which shards of `target`, which is in a store, are made and uploaded from.
-
-    Attributes
-    ----------
-    uploaded
-        Sidecar and companion of each shard that is complete in the store, by number.
-    """
+    """The directory in which shards of `target`, in a store, are made, and uploaded from."""
 
     def __init__(self, target: Path, job: Mapping[str, Any], **options: Any) -> None:
         self._remote = as_object(target)
@@ -65,10 +57,8 @@ class UploadStaging(Staging):
         self._is_held = self._is_published = False
         self._before: dict[StorePath, int] = {}  # what was there, and its version as a number
         self._begun = set[StorePath]()  # the shards that have been uploaded, perhaps in part
-        self.uploaded: dict[int, tuple[Content, bytes]] = {}
         self._clearing = Lock()
         self._pool = ThreadPoolExecutor(AT_ONCE, "dsprep-upload")
-        self._small = ThreadPoolExecutor(remote.THREADS, "dsprep-upload")
         self._waiting: deque[Future[None]] = deque()
         make_scratch(target)
         super().__init__(target, job, **options)
@@ -170,48 +160,39 @@ class UploadStaging(Staging):
     # --- uploading -----------------------------------------------------------------------------
 
     @override
-    def keep(self, job: Job, done: set[int]) -> set[int]:
-        if self._is_published:
-            return set(range(len(job.shards)))
-        here = {i for i in done if shard_path(job, self.data, i).exists()}
-        for number in sorted(here):
-            self.completed(job, number)
-        return here | set(self.uploaded)
-
-    @override
-    def completed(self, job: Job, number: int) -> None:
-        path = shard_path(job, self.data, number)
+    def complete(self, number: int, path: Path) -> None:
         if number in self.uploaded:
             trees.remove(path)
             return
         while len(self._waiting) >= AT_ONCE:
             self._waiting.popleft().result()
-        self._waiting.append(self._pool.submit(self._upload, job, number, path))
+        self._waiting.append(self._pool.submit(self._upload, number, path))
 
     @override
-    def reset(self) -> None:
+    def reset(self, *kept: str) -> None:
         self._drain()
         self.uploaded.clear()
         for path in self._begun:
             remote.remove(path)
+        super().reset(*kept)
 
     def _drain(self) -> None:
         while self._waiting:
             self._waiting.popleft().result()
 
-    def _upload(self, job: Job, number: int, path: Path) -> None:
+    def _upload(self, number: int, path: Path) -> None:
         """Upload a shard, record that, and remove it here."""
         assert self._claim is not None
-        name = job.shards[number].name if job.sharded else ""
+        name = str(path.relative_to(self.made))
         target = self._remote / name
-        content, companion = read_shard(self.root, number)
+        content, companion = self.record(number)
         self._begun.add(target)
-        if path.is_dir() or job.sharded:
+        if path.is_dir() or path != self.made:
             self._remove_sidecar()
         etag = self._put_all(path, target) if path.is_dir() else self._put(path, target)
         entry = content.files[0]
         who = replace(entry.identity, etag=etag, mtime_ns=None)
-        content = replace(content, files=(replace(entry, path=name or ".", identity=who),))
+        content = replace(content, files=(replace(entry, path=name, identity=who),))
         remote.write_record(self._remote, number, self._claim.run, (content, companion))
         self.uploaded[number] = content, companion
         trees.remove(path)
@@ -219,7 +200,8 @@ class UploadStaging(Staging):
     def _put_all(self, directory: Path, target: StorePath) -> str:
         """Upload a directory, return its version; what else is below `target` is removed."""
         files = {target / p.relative_to(directory): p for p in directory.rglob("*") if p.is_file()}
-        list(self._small.map(self._put, files.values(), files))
+        with ThreadPoolExecutor(remote.THREADS, "dsprep-upload") as pool:
+            list(pool.map(self._put, files.values(), files))
         for path in list(remote.objects(target)):
             if path not in files:
                 path.unlink(missing_ok=True)
@@ -258,36 +240,25 @@ class UploadStaging(Staging):
 
     @override
     def save(self, state: Mapping[str, Any]) -> None:
+        if state.get("complete"):
+            self._drain()
         if not self._is_published and (self._lasting or state.get("complete")):
             write_record(state, self.root / "state.json", durable=self.durable)
 
-    def described(self, job: Job, lineage: Mapping[str, Any]) -> Made | None:
-        """Return the sidecar, when all shards are in the store; None if it is there."""
-        if self._is_published:
-            return None
-        self._drain()
-        parts = [self.uploaded[i] for i in range(len(job.shards))]
-        paths = [self._remote / (s.name if job.sharded else "") for s in job.shards]
-        return joined(job.format, job.schema, self.target, paths, parts, lineage)
+    @property
+    @override
+    def is_published(self) -> bool:
+        return self._is_published
 
     @override
-    def put_sidecar(self) -> None:
-        """Do nothing: what makes a dataset published is its sidecar."""
-
-    @override
-    def publish(self) -> None:
-        """Remove what was there and is no part of the new dataset."""
-        if self._is_published:
-            return
+    def publish(self, content: Content, companion: bytes) -> None:
+        """Remove what was there and is no part of the new dataset; put the sidecar."""
+        assert self._claim is not None
         for path in self._before:
             above = self._begun.intersection(path.parents)
             if path not in self._begun and not any(shard.is_dir() for shard in above):
                 self._remove_sidecar()
                 path.unlink(missing_ok=True)
-
-    @override
-    def write_sidecar(self, content: Content, companion: bytes) -> None:
-        assert self._claim is not None
         path, data = as_object(spec.sidecar_path(self._remote)), spec.dump(content).encode()
         self._hold(replace(self._claim, sidecar=digest(data)))  # it is still this process's
         beside = as_object(path.with_name(spec.companion_name(path)))
@@ -315,7 +286,6 @@ class UploadStaging(Staging):
     def _stop(self) -> None:
         """Wait for uploads that are under way, and begin no more."""
         self._pool.shutdown(cancel_futures=True)
-        self._small.shutdown()
 
     @override
     def close(self) -> None:
