@@ -164,6 +164,9 @@ def test_every_schema(name, kind, through, tmp_path, tiny):
         assert len(shuffled) == 53
         found = [shuffled.read(i, min(53, i + 7), Arena()) for i in range(0, 53, 7)]
         assert_same_batch(concatenate(schema, found), expected(source, 5), schema)
+        source.count = 0
+        assert_same_batch(shuffled.read(50, 53), take(expected(source, 5), 50, 53), schema)
+        assert source.count == 53  # by what is expected
         assert_same_batch(shuffled.read(50, 50), take(batch, 0, 0), schema)
         if shuffled.how == "buckets":
             used = sum(p.stat().st_size for p in (tmp_path / "s").rglob("*") if p.is_file())
@@ -437,7 +440,7 @@ def test_damaged_files_are_refused(where, tmp_path, tiny, monkeypatch):
         case "runs":
             data[-8:] = np.int64(1 << 61).tobytes()
         case "index":
-            data[-16:-8] = np.int64(1 << 61).tobytes()
+            data[-16:-8] = np.int64(1 << 61).tobytes()  # where the last segment ends
     path.write_bytes(data)
     shuffled = ShuffledSource(source, 1, 20_000, tmp_path / "s")
     with shuffled, pytest.raises(FormatError, match="part-"):

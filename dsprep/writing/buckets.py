@@ -7,8 +7,8 @@ bucket is then one segment of every run. A file has
 - the runs, back to back; a run has a segment per bucket, and a segment of n samples: the position
   of each in its bucket (uint32), of every ragged field n numbers of rows (int64); then of every
   fixed field n values, of every ragged field all its rows;
-- the index: int64, two rows per run: how many of its samples are in the buckets before each, then
-  where each segment begins; both with the end of the last one;
+- the index, int64: for each bucket, and the end of the last one, how many samples of each run are
+  in those before, then where its segment begins;
 - the number of runs: int64.
 
 Numbers are in the machine's own byte order: the files are of use only on such a machine.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -47,12 +48,12 @@ _Column: TypeAlias = tuple[Ints, Array, Ints | None]
 
 
 def index_nbytes(buckets: int) -> int:
-    """Return the bytes of the rows of a run in the index."""
+    """Return the bytes of a run in the index."""
     return 16 * (buckets + 1)
 
 
 def write_runs(
-    fd: int,
+    file: FileIO,
     schema: Schema,
     order: Permutation,
     bucket_samples: int,
@@ -70,7 +71,6 @@ def write_runs(
         Samples, each batch with the number of the first one.
     """
     buckets = -(-len(order) // bucket_samples)
-    every = np.arange(buckets)
     arena, index, end = Arena(), list[Ints](), 0
     for start, batch in batches:
         count = len(next(iter(batch.values())))
@@ -86,16 +86,17 @@ def write_runs(
             if addresses is None:
                 ends = ends[edges]
                 addresses = _address(memory) + ends[:-1]
-                numbers.append(every.astype(small.dtype))
+                numbers.append(np.arange(buckets, dtype=small.dtype))
             else:
                 numbers.append(small[sequence])
             held.append(memory)
             iovecs.append(np.stack([addresses, np.diff(ends)], axis=1))
         iovec = np.concatenate(iovecs)[np.argsort(np.concatenate(numbers), kind="stable")]
-        drain(fd, end, np.ascontiguousarray(iovec[iovec[:, 1] > 0]), "a temporary file")
+        drain(file.fileno(), end, np.ascontiguousarray(iovec[iovec[:, 1] > 0]), file.name)
         index += [edges, offsets]
         end = int(offsets[-1])
-    pwrite_all(fd, [*index, np.array([len(index) // 2])], end)
+    table = np.array(index).reshape(-1, 2, buckets + 1).T  # by bucket, as they are read
+    pwrite_all(file.fileno(), [np.ascontiguousarray(table), np.array([len(table.T)])], end)
 
 
 def _columns(schema: Schema, batch: Batch, position: Array) -> list[Array | Ragged]:
@@ -151,33 +152,33 @@ class BucketReader:
         self._samples, self._per_bucket = samples, bucket_samples
         self._files: list[int] = []
         self._free: list[Bytes] = []
-        indexes = list[Ints]()
-        begins = [0]  # offsets are counted from the first file on
+        self._runs, begins = list[int](), [0]  # offsets are counted from the first file on
         try:
             for path in paths:
                 self._files.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-                index, end = self._read_index(self._files[-1], path)
-                index[:, 1] += begins[-1]
-                indexes.append(index)
+                size, count = fstat(self._files[-1]).st_size, np.zeros(1, np.int64)
+                pread_into(self._files[-1], count, max(0, size - 8), path)
+                end = size - 8 - int(count[0]) * index_nbytes(-(-samples // bucket_samples))
+                if not 0 <= end <= size - 8:
+                    raise _damaged(path)
+                self._runs.append(int(count[0]))
                 begins.append(begins[-1] + end)
         except BaseException:
             self.close()
             raise
-        self._index, self._begins = np.concatenate(indexes), np.array(begins)
+        self._begins = np.array(begins)
 
-    def _read_index(self, fd: int, path: Path) -> tuple[Ints, int]:
-        """Return an index, int64, shape ``(runs, 2, buckets + 1)``, and where the last run ends."""
-        size, count = fstat(fd).st_size, np.zeros(1, np.int64)
-        pread_into(fd, count, max(0, size - 8), path)
-        row = index_nbytes(-(-self._samples // self._per_bucket))
-        end = size - 8 - int(count[0]) * row
-        if not 0 <= end <= size - 8:
-            raise _damaged(path)
-        index = np.empty((int(count[0]), 2, row // 16), np.int64)
-        pread_into(fd, index, end, path)
-        if (np.diff(index) < 0).any() or index.min(initial=0) < 0 or index.max(initial=0) > end:
-            raise _damaged(path)
-        return index, end
+    def _edges(self, bucket: int) -> Ints:
+        """Return what all indexes have for a bucket: int64, shape ``(2, runs)``."""
+        parts = []
+        for i, (begin, stop) in enumerate(pairwise(self._begins.tolist())):
+            part = np.empty((2, self._runs[i]), np.int64)
+            pread_into(self._files[i], part, stop - begin + bucket * part.nbytes, self._paths[i])
+            if part.min(initial=0) < 0 or part.max(initial=0) > stop - begin:
+                raise _damaged(self._paths[i])
+            part[1] += begin
+            parts.append(part)
+        return np.concatenate(parts, axis=1)
 
     def load(self, bucket: int) -> tuple[Batch, Ints | None]:
         """Return the samples of a bucket, in memory of their own.
@@ -188,11 +189,11 @@ class BucketReader:
         order, None if they are in that order.
         """
         n = min(self._per_bucket, self._samples - bucket * self._per_bucket)
-        segments = self._index[:, :, bucket : bucket + 2]
-        segments = segments[segments[:, 0, 0] < segments[:, 0, 1]]
-        firsts = offsets_of(segments[:, 0, 1] - segments[:, 0, 0])
-        at, ends = segments[:, 1, 0].copy(), segments[:, 1, 1]
-        if int(firsts[-1]) != n:
+        low, high = self._edges(bucket), self._edges(bucket + 1)
+        there = np.flatnonzero(low[0] < high[0])
+        firsts = offsets_of((high[0] - low[0])[there])
+        at, ends = low[1, there], high[1, there]
+        if int(firsts[-1]) != n or (ends < at).any():
             raise _damaged(self._paths[0])
         position = np.empty(n, _POSITION)
         lengths = {f.name: np.empty(n, np.int64) for f in self._schema if f.ragged}
@@ -286,7 +287,7 @@ class BucketReader:
 
     def release(self, first: int, bucket: int) -> None:
         """Free the space of the buckets ``first .. bucket``, which are not read again."""
-        begins, ends = self._index[:, 1, first], self._index[:, 1, bucket]
+        begins, ends = self._edges(first)[1], self._edges(bucket)[1]
         files = np.searchsorted(self._begins, begins, "right") - 1
         for i, begin, end in zip(files.tolist(), begins.tolist(), ends.tolist(), strict=True):
             if begin < end:

@@ -44,7 +44,7 @@ from dsprep.formats.base import Opening, Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import read_record, write_record
 from dsprep.source.derived import DerivedSource
-from dsprep.storage.durable import sync
+from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.trees import remove
 from dsprep.writing.buckets import MOST, BucketReader, index_nbytes, write_runs
 from dsprep.writing.plan import PIECE_NBYTES, Shard, payload_nbytes, pieces
@@ -138,9 +138,10 @@ class _Deal(Task[None]):
             (directory / "runs").open("xb", buffering=0) as file,
         ):
             order = Permutation(how.seed, how.samples)
-            write_runs(file.fileno(), how.schema, order, how.per_bucket, self._batches(source))
+            write_runs(file, how.schema, order, how.per_bucket, self._batches(source))
             if self.workplace.durable:
                 sync(file.fileno(), data=True)
+                sync_directory(directory)
 
     def _batches(self, base: Source) -> Iterator[tuple[int, Batch]]:
         """Yield the samples of the part, each batch with the number of the first one."""
@@ -211,7 +212,7 @@ class BucketSource(Source):
     def _bucket(self, number: int, samples: int) -> Bucket:
         """Return a bucket, of which some samples are read now; waits until it is there.
 
-        When all have been asked for, only those who read them hold it.
+        When all have been asked for, only those who read them hold it, unless it is the only one.
         """
         with self._lock:
             if number not in self._held:
@@ -220,7 +221,7 @@ class BucketSource(Source):
                 self._begin(number)
             bucket = self._held[number]
             self._unserved[number] -= samples
-            if self._unserved[number] <= 0:
+            if self._unserved[number] <= 0 and self._per_bucket < self._samples:
                 del self._held[number]
             if 0 <= number - self._last <= 1:  # they are read in order
                 for ahead in range(number + 1, number + 3):

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
+from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema, new_array
 from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage
 from dsprep.storage.atomic import make_scratch
 from dsprep.storage.durable import punch, write_error
-from dsprep.storage.ranges import pread_into, pwrite_all
+from dsprep.storage.ranges import as_bytes, pread_into, pwrite_all
 from dsprep.writing.samples.feed import GIVEN
 
 WAITING = 2
@@ -53,9 +53,9 @@ class Spool(Source):
         self._fd, self._end, self._released = self._file.fileno(), 0, 0
         self._memory = memory
         self._ready: Future[Arena] | None = None
-        self._kept: dict[int, dict[str, Bytes]] = {}  # by number, the batches that are in memory
+        self._kept: dict[int, dict[str, memoryview]] = {}  # batches in memory, by number
         self._pool = ThreadPoolExecutor(1, "dsprep-spool")
-        self._writing: deque[Future[None]] = deque()
+        self._writing: deque[Future[int]] = deque()
         self._arenas = itertools.cycle([Arena() for _ in range(WAITING + 1)])
         self._firsts = [0]  # the first sample of each batch, and the number of all
         self._offsets: list[dict[str, int]] = []  # by field, where a batch begins
@@ -74,18 +74,17 @@ class Spool(Source):
 
     def put(self, batch: Batch) -> None:
         """Add samples; the batch is not changed until it is written: see `memory`."""
-        at, buffers, offsets = self._end, {}, {}
+        at, buffers, offsets = self._end, dict[str, memoryview](), dict[str, int]()
         for f in self.schema:
             column = batch[f.name]
             if isinstance(column, Ragged):
                 self._parts[f.name].append(column.lengths)
             values = column.values if isinstance(column, Ragged) else column
-            offsets[f.name] = self._end
+            buffers[f.name], offsets[f.name] = as_bytes(np.ascontiguousarray(values)), self._end
             self._end += values.nbytes
-            buffers[f.name] = _flat(values)
         if at < self._memory:
             self._kept[len(self._offsets)] = buffers
-            sizes = {f.name: buffers[f.name].nbytes for f in self.schema if not f.ragged}
+            sizes = {f.name: len(buffers[f.name]) for f in self.schema if not f.ragged}
             self._ready = self._pool.submit(_touched, sizes)
         else:
             while len(self._writing) >= WAITING:
@@ -94,8 +93,8 @@ class Spool(Source):
         self._firsts.append(self._firsts[-1] + len(column))
         self._offsets.append(offsets)
 
-    def _write(self, buffers: dict[str, Bytes], at: int) -> None:
-        pwrite_all(self._fd, [b for b in buffers.values() if b.nbytes], at)
+    def _write(self, buffers: dict[str, memoryview], at: int) -> int:
+        return pwrite_all(self._fd, list(buffers.values()), at)
 
     def spill(self) -> None:
         """Have all that is in memory in the file."""
@@ -187,14 +186,6 @@ class Spool(Source):
         """Close the file, with which it goes."""
         self._pool.shutdown(cancel_futures=True)
         self._file.close()
-
-
-def _flat(values: Array) -> Bytes:
-    """Return the bytes of some values."""
-    if not values.nbytes:
-        return np.empty(0, np.uint8)
-    flat: Bytes = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    return flat
 
 
 def _touched(sizes: dict[str, int]) -> Arena:
