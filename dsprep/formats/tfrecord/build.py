@@ -122,7 +122,8 @@ class Assembly:
 
     def __init__(self, schema: Schema, types: dict[str, int], opaque: bool) -> None:
         self._fields = [(f, f.name.encode(), types[f.name]) for f in schema]
-        self._opaque = opaque
+        self.features = [Feature(f.name, types[f.name], f) for f in schema]
+        self.opaque = opaque
 
     def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Payload, Ints]:
         """Return the records of `batch`, samples ``start ..``, and the bytes of each payload.
@@ -132,11 +133,11 @@ class Assembly:
         spans: list[tuple[Payload, Ints, Ints]] = []  # bytes, where those of each record begin, end
         for f, name, type_ in self._fields:
             data, edges = _encoded(batch, f, type_, arena)
-            if not self._opaque:
+            if not self.opaque:
                 spans.append(_heads(np.diff(edges), partial(entry_head, name, type_)))
             spans.append((data, edges[:-1], edges[1:]))
         nbytes: Ints = np.sum([ends - begins for _, begins, ends in spans], axis=0, dtype=np.int64)
-        if not self._opaque:
+        if not self.opaque:
             data, begins, ends = _heads(nbytes, example_head)
             spans.insert(0, (data, begins, ends))
             nbytes = nbytes + (ends - begins)

@@ -8,8 +8,8 @@ A TFRecord file is records back to back, nothing before, between or behind them:
     uint32  masked CRC32C of the payload
 
 (``tensorflow/core/lib/io/record_writer.h``). There is no table of contents: `Scan` reads every
-header once, trusts no length before its CRC has been compared, and gives an `Index` that then
-gives the offset of any record without I/O.
+header once, trusts no length before its CRC has been compared, and gives the `Blocks` that then
+give the offset of any record without I/O.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Law, Table
 from dsprep.layout.laws.follow import Follow
+from dsprep.layout.model import Blocks
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import crc32c
 
@@ -148,19 +149,24 @@ class Frame:
         return np.asarray(payload_crcs(buffer, starts, lengths) != stored)
 
 
-class Index:
-    """Where each record is stored, in at most 8 bytes per record (12 if any is over 4 GiB).
+def blocks_of(lengths: Law) -> Blocks:
+    """Return where the payloads of records are that have these lengths."""
+    offsets: Law = Follow(lengths, Affine(lengths.count, HEADER), FRAME)
+    if isinstance(lengths, Affine):
+        offsets = Affine(lengths.count, HEADER, lengths.base + FRAME)
+    return Blocks(offsets, lengths)
 
-    `lengths` and `offsets` are the laws of the payloads, `count` of them; `constant` whether all
-    have one length; `nbytes` the bytes of the file.
-    """
 
-    def __init__(self, lengths: Law, nbytes: int) -> None:
-        self.count, self.lengths, self.nbytes = lengths.count, lengths, nbytes
-        self.constant = isinstance(lengths, Affine)
-        self.offsets: Law = Follow(lengths, Affine(self.count, HEADER), FRAME)
-        if isinstance(lengths, Affine):
-            self.offsets = Affine(self.count, HEADER, lengths.base + FRAME)
+def lengths_of(lengths: NDArray[Any]) -> Law:
+    """Return the smallest law of these lengths."""
+    first = int(lengths[0]) if len(lengths) else 0
+    return Affine(len(lengths), first) if (lengths == first).all() else Table(lengths)
+
+
+def end_of(blocks: Blocks) -> int:
+    """Return the bytes of a file of such records."""
+    last = blocks.count - 1
+    return blocks.offsets.one(last) + blocks.lengths.one(last) + FOOTER if blocks.count else 0
 
 
 class Scan:
@@ -176,7 +182,6 @@ class Scan:
         self.position = self.count = self.length = 0
         self._is_cut = False
         self._parts: list[Array] = []
-        self._first: int | None = None  # the length of all so far, while they are the same
 
     @property
     def done(self) -> bool:
@@ -230,7 +235,10 @@ class Scan:
         whole = int(np.searchsorted(ends, self.end, "right"))
         self._is_cut = whole < good
         if whole:
-            self._append(sizes[:whole], int(ends[whole - 1]))
+            longest = int(sizes[:whole].max())
+            self._parts.append(sizes[:whole].astype(np.uint32 if longest < 1 << 32 else np.int64))
+            self.count += whole
+            self.position, self.length = int(ends[whole - 1]), int(sizes[whole - 1])
         if good < len(heads) and not self._is_cut:
             raise FormatError(
                 f"the header of record {self.count} is damaged",
@@ -240,18 +248,6 @@ class Scan:
             ).with_fix(self.advice())
         return ends[:whole] - sizes[:whole] - FOOTER, sizes[:whole]
 
-    def _append(self, sizes: Ints, end: int) -> None:
-        first, longest = int(sizes[0]), int(sizes.max())
-        if not self.count:
-            self._first = first
-        if self._first is not None and not (first == longest == int(sizes.min()) == self._first):
-            self._parts.append(np.full(self.count, self._first, _narrow(self._first)))
-            self._first = None
-        if self._first is None:
-            self._parts.append(sizes.astype(_narrow(longest)))
-        self.count += len(sizes)
-        self.position, self.length = end, int(sizes[-1])
-
     def advice(self, *, packed: bool = False) -> str:
         """Return what to do with a file of which the records so far are whole."""
         if not self.count:
@@ -260,8 +256,8 @@ class Scan:
         cut = "" if packed else f", as does truncate -s {self.position} of a copy"
         return f"{line} takes the records before it{cut}"
 
-    def index(self) -> Index:
-        """Return the index of a file whose headers were taken; `FormatError` if it is cut."""
+    def blocks(self) -> Blocks:
+        """Return the payloads of a file whose headers were taken; `FormatError` if it is cut."""
         end = self.position if self.count >= self._stop else self.end
         if self.position < end:
             raise FormatError(
@@ -270,13 +266,7 @@ class Scan:
                 expected=f"more than {end} bytes",
                 fix=TRUNCATED,
             ).with_fix(self.advice())
-        if self._first is not None or not self._parts:
-            return Index(Affine(self.count, self._first or 0), end)
-        return Index(Table(np.concatenate(self._parts)), end)
-
-
-def _narrow(longest: int) -> type[np.uint32] | type[np.int64]:
-    return np.uint32 if longest < 1 << 32 else np.int64
+        return blocks_of(lengths_of(np.concatenate([np.zeros(0, np.uint32), *self._parts])))
 
 
 def spread(count: int, limit: int) -> Iterator[int]:

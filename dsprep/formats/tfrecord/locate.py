@@ -13,22 +13,22 @@ from pathlib import Path
 import numpy as np
 
 from dsprep.core.groups import Grouping
+from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import framing
-from dsprep.formats.tfrecord.build import Assembly, Template
+from dsprep.formats.tfrecord.build import Template
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.fields import check_sizes
 from dsprep.formats.tfrecord.fields import describe as describe_recipe
-from dsprep.formats.tfrecord.framing import Index
 from dsprep.formats.tfrecord.plan import Arrangement
-from dsprep.layout.laws import Affine, Law, Table
+from dsprep.layout.laws import Affine, Law
 from dsprep.layout.model import Blocks, FileLayout, Part, Records
 from dsprep.reading.records import Label
 
 
 def records_of(
-    index: Index,
+    blocks: Blocks,
     features: Sequence[Feature],
     known: frozenset[str] | None,
     parts: Mapping[str, Part],
@@ -40,7 +40,7 @@ def records_of(
     parts = {f.field.name: parts.get(f.field.name, Part()) for f in features}
     hidden = any(part.at is None for part in parts.values())
     return Records(
-        Blocks(index.offsets, index.lengths),
+        blocks,
         parts,
         recipe=describe_recipe(features, known is None) if hidden else None,
         frame={"name": framing.NAME},
@@ -67,54 +67,58 @@ def parts_of(
     return parts
 
 
-def opaque_parts(index: Index, features: Sequence[Feature], label: Label) -> dict[str, Part]:
+def opaque_parts(blocks: Blocks, features: Sequence[Feature], label: Label) -> dict[str, Part]:
     """Return the parts of records that are fields themselves; `FormatError` if one does not fit."""
     for f in features:
-        check_sizes(index.lengths.span(0, index.count), f, label)
+        check_sizes(blocks.lengths.span(0, blocks.count), f, label)
     return {f.field.name: Part(0, None if f.field.ragged else f.field.row_nbytes) for f in features}
 
 
 # --- files that were written -----------------------------------------------------------------
 
 
-def layout_of(arranged: Arrangement, samples: int | Grouping, path: Path) -> FileLayout | None:
+def layout_of(
+    arranged: Arrangement, samples: int | Grouping, path: Path, lengths: Ints | None
+) -> FileLayout | None:
     """Return the layout of a file that was written as `arranged`.
 
-    None unless records have one size, and all values have bytes.
+    `lengths` are those of payloads that vary. None if only looking through the file gives it: if
+    they are not known, or may be of one length by chance, or if values have no bytes.
     """
     builder = arranged.builder
-    if isinstance(builder, Assembly) or not all(f.field.row_nbytes for f, _ in builder.features):
+    if isinstance(builder, Template):
+        law = _lengths(arranged, builder, samples)
+        chosen, gaps = [f for f, _ in builder.features], builder.features
+        parts = {f.field.name: Part(at, f.field.row_nbytes) for f, at in gaps if f.type != INT64}
+        if not all(f.field.row_nbytes for f in chosen):
+            return None
+    elif lengths is None:
         return None
-    by_name = builder.features
-    index, chosen = Index(*_lengths(arranged, builder, samples)), [f for f, _ in by_name]
-    parts = {f.field.name: Part(at, f.field.row_nbytes) for f, at in by_name if f.type != INT64}
-    check_written(path, index)
-    known = frozenset(f.name for f in chosen)
-    return FileLayout(index.count, records_of(index, chosen, known, parts))
-
-
-def _lengths(arranged: Arrangement, builder: Template, samples: int | Grouping) -> tuple[Law, int]:
-    """Return the lengths of payloads of records of one size, and the bytes of the file."""
-    each = builder.nbytes
-    if not isinstance(samples, Grouping):
-        return Affine(samples, each - framing.FRAME), samples * each
-    edges, begins = samples.edges, arranged.group_offsets(samples.edges)
-    lengths = np.full(int(edges[-1]), each - framing.FRAME, np.int64)
-    more = np.diff(begins) - np.diff(edges) * each
-    if not more.any():
-        return Affine(len(lengths), each - framing.FRAME), int(begins[-1])
-    lengths[edges[1:] - 1] += more
-    return Table(lengths), int(begins[-1])
-
-
-def check_written(path: Path, index: Index) -> None:
-    """Raise `FormatError` unless a file that was just written has the bytes that were written."""
-    nbytes = path.stat().st_size
-    if nbytes != index.nbytes:
+    else:
+        law, chosen = framing.lengths_of(lengths), builder.features
+        parts = {f.field.name: Part(0) for f in chosen} if builder.opaque else {}
+        if isinstance(law, Affine) and not builder.opaque:
+            return None
+    blocks = framing.blocks_of(law)
+    nbytes, written = path.stat().st_size, framing.end_of(blocks)
+    if nbytes != written:
         raise FormatError(
             "the file is not what was written to it",
             where=path,
-            expected=f"{index.nbytes} bytes",
+            expected=f"{written} bytes",
             found=nbytes,
             fix="something else writes to it, or the disk is damaged",
         )
+    known = frozenset(f.name for f in chosen)
+    return FileLayout(blocks.count, records_of(blocks, chosen, known, parts))
+
+
+def _lengths(arranged: Arrangement, builder: Template, samples: int | Grouping) -> Law:
+    """Return the lengths of payloads of records of one size."""
+    each = builder.nbytes
+    if not isinstance(samples, Grouping):
+        return Affine(samples, each - framing.FRAME)
+    edges, begins = samples.edges, arranged.group_offsets(samples.edges)
+    lengths = np.full(int(edges[-1]), each - framing.FRAME, np.int64)
+    lengths[edges[1:] - 1] += np.diff(begins) - np.diff(edges) * each
+    return framing.lengths_of(lengths)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Arena, Batch, Field, Ints, Schema, empty_batch
+from dsprep.core.schema import Arena, Batch, Field, Schema, empty_batch
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import decoders
 from dsprep.formats.base import Source
@@ -22,12 +22,10 @@ from dsprep.formats.protobuf import WireError
 from dsprep.formats.tfrecord import example, features, framing
 from dsprep.formats.tfrecord.example import BYTES
 from dsprep.formats.tfrecord.features import RECORD, Feature
-from dsprep.formats.tfrecord.framing import Index
-from dsprep.formats.tfrecord.locate import check_written, opaque_parts, parts_of, records_of
+from dsprep.formats.tfrecord.locate import opaque_parts, parts_of, records_of
 from dsprep.formats.tfrecord.parse import Discovery
-from dsprep.formats.tfrecord.stream import Unpacked, open_stream, read_index
+from dsprep.formats.tfrecord.stream import Unpacked, open_stream, read_blocks
 from dsprep.layout.describe import FieldStorage, of_layout
-from dsprep.layout.laws import Affine, Table
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.records import Verify
@@ -41,14 +39,12 @@ INSPECTED_NBYTES = 64 << 20
 class TFRecordSource(Source):
     """One TFRecord file opened for reading.
 
-    Every record is looked into for its features, unless `hint` gives them, and every header read
-    for the offsets, unless they are in the `index`.
+    Every header is read for the offsets, and every record looked into for its features, unless
+    `hint` gives them.
     """
 
-    def __init__(
-        self, path: Path, options: OpenOptions, hint: Schema | None, index: Index | None = None
-    ) -> None:
-        self.path, self._is_written = path, index is not None
+    def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
+        self.path = path
         self._check_crc, self._stop = options.check_crc, options.stop
         if options.records == "opaque" and hint is not None and not features.is_opaque(hint):
             hint = Schema((), hint.attrs)  # it describes what is inside the records
@@ -58,13 +54,13 @@ class TFRecordSource(Source):
             every = not opaque and not hint
             look = Discovery(self._stream, options.check_crc, path)
             # Reading the headers of a file in a store takes reading all of it.
-            through = every or not (opaque or index or self._stream.fd >= 0)
+            through = every or not (opaque or self._stream.fd >= 0)
             shown = look if through else None
-            self._index = index or read_index(self._stream, shown, options.stop)
-            mean = max(1, self._index.nbytes // max(1, self._index.count))
+            self._blocks = read_blocks(self._stream, shown, options.stop)
+            mean = max(1, framing.end_of(self._blocks) // max(1, self._blocks.count))
             some = max(2, min(INSPECTED, INSPECTED_NBYTES // mean))
-            for i in framing.spread(self._index.count, 0 if opaque or through else some):
-                look.take_on_disk(self._index.offsets.one(i), self._index.lengths.one(i))
+            for i in framing.spread(self._blocks.count, 0 if opaque or through else some):
+                look.take_on_disk(self._blocks.offsets.one(i), self._blocks.lengths.one(i))
             available, notes = (None, []) if opaque else self._find_features(look, options, hint)
             self._opaque = available is None
             if available is None:
@@ -96,8 +92,8 @@ class TFRecordSource(Source):
         )
 
     def _layout_with(self, parts: Mapping[str, Part]) -> FileLayout:
-        records = records_of(self._index, self._features, self._known, parts)
-        return FileLayout(self._index.count, records)
+        records = records_of(self._blocks, self._features, self._known, parts)
+        return FileLayout(self._blocks.count, records)
 
     @property
     def _codec(self) -> str | None:
@@ -113,7 +109,7 @@ class TFRecordSource(Source):
         self, look: Discovery, options: OpenOptions, hint: Schema | None
     ) -> tuple[dict[str, Feature] | None, list[str]]:
         """Return the features, or None if records are to be kept whole, and notes."""
-        if not self._index.count:
+        if not self._blocks.count:
             known = {f.name: f for f in hint or ()}
             known |= {s.path: s.to_field() for s in options.fields if s.dtype is not None}
             available = {name: Feature(name, BYTES, f) for name, f in known.items()}
@@ -133,7 +129,7 @@ class TFRecordSource(Source):
     # --- reading ---
 
     def __len__(self) -> int:
-        return self._index.count
+        return self._blocks.count
 
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         """Return samples ``start <= i < stop``; see `Source.read`.
@@ -154,11 +150,11 @@ class TFRecordSource(Source):
         """
         if not self.schema.ragged:
             return np.full(stop - start, self.schema.fixed_nbytes, np.int64)
-        return self._index.lengths.span(start, stop)
+        return self._blocks.lengths.span(start, stop)
 
     def confirm(self) -> None:
         """Look into every record, if types were known when the file was opened."""
-        if self._opaque or not self._index.count or self._is_confirmed:
+        if self._opaque or not self._blocks.count or self._is_confirmed:
             return
         look = self._look_through()
         available, _ = features.discover(look.stats, look.records, look.unlike)
@@ -180,7 +176,7 @@ class TFRecordSource(Source):
         """Return what all records hold."""
         if self._look is None:
             self._look = Discovery(self._stream, self._check_crc, self.path)
-            read_index(self._stream, self._look, self._stop)
+            read_blocks(self._stream, self._look, self._stop)
         return self._look
 
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
@@ -196,8 +192,8 @@ class TFRecordSource(Source):
             )
         self._stream.check_same()
         if self._opaque:
-            return self._layout_with(opaque_parts(self._index, self._features, self._label))
-        if not self._features or (self._is_written and not self._index.constant):
+            return self._layout_with(opaque_parts(self._blocks, self._features, self._label))
+        if not self._features:
             return self._layout_with({})
         places = self._look_through().places or {}
         if self._known is not None and not places.keys() <= self._known:
@@ -225,13 +221,3 @@ class TFRecordSource(Source):
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
-
-
-def written_layout(schema: Schema, path: Path, lengths: Ints) -> FileLayout:
-    """Return the layout of a file of samples that were written as records of these lengths."""
-    constant = bool((lengths == lengths[0]).all())
-    law = Affine(len(lengths), int(lengths[0])) if constant else Table(lengths)
-    index = Index(law, int(lengths.sum()) + framing.FRAME * len(lengths))
-    check_written(path, index)
-    with TFRecordSource(path, OpenOptions(), schema, index) as source:
-        return source.extents()

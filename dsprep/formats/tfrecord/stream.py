@@ -21,8 +21,9 @@ from typing_extensions import override
 
 from dsprep.core.schema import Bytes
 from dsprep.errors import FormatError, TargetError
-from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Index, Scan, is_header
+from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Scan, is_header
 from dsprep.formats.tfrecord.parse import Discovery
+from dsprep.layout.model import Blocks
 from dsprep.storage.base import Handle
 from dsprep.storage.local import LocalFile
 from dsprep.storage.paths import open_file
@@ -155,7 +156,7 @@ def open_stream(path: Path) -> Handle:
     return file if codec is None else Unpacked(file, codec)
 
 
-def read_index(file: Handle, look: Discovery | None = None, stop: int | None = None) -> Index:
+def read_blocks(file: Handle, look: Discovery | None = None, stop: int | None = None) -> Blocks:
     """Read all headers, and show every record to `look`.
 
     With `stop` those of the first records only, and nothing behind them.
@@ -175,14 +176,14 @@ def read_index(file: Handle, look: Discovery | None = None, stop: int | None = N
             else:
                 _read_windows(file, scan, look)
             large = scan.length >= sparse(file)
-        index = scan.index()
+        blocks = scan.blocks()
     except FormatError as error:
         if damage is None:
             raise
         raise damage.with_fix(scan.advice(packed=True)) from error
-    if damage is not None and (stop is None or index.count < stop):
+    if damage is not None and (stop is None or blocks.count < stop):
         raise damage.with_fix(scan.advice(packed=True))
-    return index
+    return blocks
 
 
 def sparse(file: Handle) -> int:

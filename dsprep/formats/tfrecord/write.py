@@ -27,8 +27,7 @@ from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.locate import layout_of
 from dsprep.formats.tfrecord.plan import arrange
-from dsprep.formats.tfrecord.source import written_layout
-from dsprep.formats.tfrecord.stream import read_index
+from dsprep.formats.tfrecord.stream import read_blocks
 from dsprep.layout.model import FileLayout
 from dsprep.storage.checksums import crc32c
 from dsprep.storage.durable import sync
@@ -73,7 +72,7 @@ class TFRecordWriter(RecordWriter):
     ) -> None:
         grouping = samples if isinstance(samples, Grouping) else None
         super().__init__(path, "", grouping, state)
-        self._schema, self._samples = schema, samples
+        self._samples = samples
         self._arrangement = arrange(schema, features.plan(schema, options), grouping)
         self._level: int | None = None
         if options.compress is not None:
@@ -149,11 +148,8 @@ class TFRecordWriter(RecordWriter):
     def layout(self) -> FileLayout | None:
         if self._level is not None:
             return None
-        known = layout_of(self._arrangement, self._samples, self.path)
-        if known is not None or not self._lengths:
-            return known
-        lengths = np.concatenate(self._lengths).astype(np.int64)
-        return written_layout(self._schema, self.path, lengths)
+        lengths = np.concatenate(self._lengths).astype(np.int64) if self._lengths else None
+        return layout_of(self._arrangement, self._samples, self.path, lengths)
 
     def checkpoint(self) -> State:
         """Return where the next piece goes."""
@@ -176,11 +172,9 @@ class TFRecordWriter(RecordWriter):
             edges_at = self._arrangement.group_offsets(edges)
         else:
             with closing(open_file(self.path)) as file:
-                index = read_index(file)
-            edges_at[:-1], edges_at[-1] = (
-                index.offsets.at(edges[:-1]) - framing.HEADER,
-                index.nbytes,
-            )
+                blocks = read_blocks(file)
+            edges_at[:-1] = blocks.offsets.at(edges[:-1]) - framing.HEADER
+            edges_at[-1] = framing.end_of(blocks)
         return edges_at[:-1], edges_at[1:]
 
 
