@@ -171,23 +171,14 @@ def _groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupP
         f.name: grouping.rows.get(f.name, 0) * np.int64(f.row_nbytes) for f in schema if f.ragged
     }
     payloads: Ints = counts * schema.fixed_nbytes + sum(rows.values())
-    key, values = plan_keys(options.key_format, count).nbytes, Values(schema)
-    sizes = payloads + values.table * counts
-    padding = 0
-    if schema.ragged:
-        upper = sizes + counts * (HEADER + PSIZE + NODE + key + 11)  # a page of its own, and a node
-        upper += upper // ROOM * (PSIZE - ROOM) + 2 * PSIZE  # and leaves shared with neighbours
-        padding = count * (PSIZE // 2) * int(int(sizes.sum()) > NODE_MAX * count)
-    else:
-        nodes, runs = node_sizes(key, np.array([values.head]))
-        pages = int(runs[0])
-        leaves = counts // (ROOM // (int(nodes[0]) + 2)) + (1 if pages else 2)
-        upper = (counts * pages + leaves + leaves // (Tree(key).fanout - 1) + 1) * PSIZE
-        padding = count * (-(HEADER + values.head) % PSIZE) * (pages > 0)
+    values, total = Values(schema), int(payloads.sum())
+    padding = PSIZE // 2 if schema.ragged else -(HEADER + values.head) % PSIZE
+    large = total + values.table * count > NODE_MAX * count  # on overflow pages
+    most = _estimate(schema, int(counts.max(initial=0)), int(payloads.max(initial=0)), options)
     return GroupPlan(
-        nbytes=_estimate(schema, count, int(payloads.sum()), options),
-        padding=padding,
-        group_nbytes=int(upper.max(initial=0)),
+        nbytes=_estimate(schema, count, total, options),
+        padding=padding * count * large,
+        group_nbytes=most + PSIZE,  # of the tree, which may begin or end elsewhere
         aligned=grouping.align == 1,
         reads=1,
         how="the values of a group follow each other, with pages of the tree between them; LMDB "

@@ -120,7 +120,7 @@ class LmdbWriter(RecordWriter):
         self._first = self._done = 0  # first sample of the open leaf; samples reserved
         self._open, self._open_sizes = b"", list[int]()
         self._positions: Ints | None = None  # offset and size of each value
-        if schema.ragged and state is None and self._count <= NOTED:
+        if state is None and self._count <= NOTED:
             self._positions = np.zeros((2, self._count), np.int64)
         if state is not None:
             self._tree = Tree.from_json(state["tree"])
