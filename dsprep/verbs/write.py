@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -286,26 +286,23 @@ class _Stream:
     ) -> None:
         self._job, self._source, self._run, self._progress = job, source, run, progress
         self._at = self._end = 0  # the samples that are being filled in, half-open
-        self._made, self._allowed = threading.Event(), threading.Event()
-        self._error: BaseException | None = None
-        self._report: Report | None = None
+        self._allowed, self._report = threading.Event(), Future[Report]()
         self._thread = threading.Thread(target=self._make, name="dsprep-write", daemon=True)
         self._thread.start()
 
     def _make(self) -> None:
         try:
             with making(self._job, self._source, self._run, self._progress) as output:
-                self._made.set()
                 self._allowed.wait()
                 if self._source.abandoned:
                     raise Abandoned
                 report = output.publish()
-                self._report = replace(report, notes=(*report.notes, *output.discard()))
+                done = replace(report, notes=(*report.notes, *output.discard()))
+            self._report.set_result(done)
         except BaseException as error:
-            self._error = error
+            self._report.set_exception(error)
         finally:
             self._source.end()
-            self._made.set()
 
     def next(self, packed: Assembler) -> int:
         """Give away what is filled in, and have the next samples put where they are wanted.
@@ -319,8 +316,8 @@ class _Stream:
         self._at = self._end
         arrays = self._source.next(self._at)
         if arrays is None:
-            self._thread.join()
-            raise self._error or Abandoned()
+            self._report.result()
+            raise Abandoned
         packed.use(arrays)
         count = len(next(iter(arrays.values())))
         self._end = self._at + count
@@ -330,12 +327,8 @@ class _Stream:
         """Publish the output, when it has been made."""
         if self._end > self._at:
             self._source.filled(self._at)
-        self._made.wait()
         self._allowed.set()
-        self._thread.join()
-        if self._report is None:
-            raise self._error or Abandoned()
-        return self._report
+        return self._report.result()
 
     def close(self) -> None:
         """End the job; nothing is left of what has not been published."""

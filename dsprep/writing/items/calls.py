@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -126,37 +125,6 @@ CONTINUED = (
 )
 
 
-class TaskSizer:
-    """How many items a task has.
-
-    Parameters
-    ----------
-    total
-        All items.
-    workers
-        How many work side by side; 0: unknown.
-    """
-
-    def __init__(self, total: int, workers: int) -> None:
-        self._smallest = -(-total // MOST_TASKS)
-        self._workers, self._size, self._seconds = max(1, workers), 1, 0.0
-
-    def ahead(self, most: int) -> int:
-        """Return how many tasks are handed over: few until they take long, of `most` workers."""
-        return 2 * max(1, most if self._seconds >= TASK_SECONDS / 4 else self._workers)
-
-    def size(self, left: int) -> int:
-        """Return how many of the items that are left the next task has."""
-        share = -(-left // (2 * self._workers))  # so that all end at about the same time
-        return min(left, max(self._smallest, min(self._size, share)))
-
-    def learn(self, items: int, seconds: float) -> None:
-        """Account for a finished task."""
-        self._seconds = seconds
-        target = items * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
-        self._size = max(1, min(MOST_ITEMS, int(target)))
-
-
 class Calls:
     """Calls of a function for items: the parts that there are, and those that are missing.
 
@@ -194,6 +162,7 @@ class Calls:
         self._parts, self._failed = list[Part](), list[Failed]()
         self.schema: Schema | None = None
         self.resumed = self.samples = 0
+        self._size = 1  # items of the next task
 
     def job(self) -> dict[str, Any]:
         """Return what a rerun must have in common to continue, as JSON."""
@@ -257,31 +226,39 @@ class Calls:
         if getattr(executor, "by_reference", isinstance(executor, ProcessPoolExecutor)):
             check_function(self._function)
         workers = executors.workers_of(executor)
-        sizer = TaskSizer(len(self._items), getattr(executor, "present", workers))
+        present = max(1, getattr(executor, "present", workers))
+
+        def ahead() -> int:  # few until they take long
+            return 2 * max(1, workers if seconds >= TASK_SECONDS / 4 else present)
+
+        seconds = 0.0
         reporter = ProgressReporter(callback, "items", len(self._items))
         done = self.resumed
         reporter(done)
         for alone in (True, False):  # the first sample has the fields of all
             if not alone and self.schema is not None:
                 check(self.schema)
-            ahead = (lambda: 1) if alone else partial(sizer.ahead, workers) if workers else None
-            tasks = self._tasks(place, sizer, alone)
-            with closing(run_tasks(executor, tasks, ahead)) as results:
+            tasks = self._tasks(place, present, alone)
+            most = (lambda: 1) if alone else ahead if workers else None
+            with closing(run_tasks(executor, tasks, most)) as results:
                 for task, seconds in results:
                     self._add(read_part(task.made))
-                    sizer.learn(len(task.items), seconds)
+                    wanted = len(task.items) * min(4.0, TASK_SECONDS / max(seconds, 1e-6))
+                    self._size = max(1, min(MOST_ITEMS, int(wanted)))
                     done += len(task.items)
                     reporter(done)
         self._parts.sort(key=lambda part: part.start)
 
-    def _tasks(self, place: Workplace, sizer: TaskSizer, alone: bool) -> Iterator[ItemsTask]:
+    def _tasks(self, place: Workplace, workers: int, alone: bool) -> Iterator[ItemsTask]:
         """Yield tasks for the items that are missing; `alone`: as long as no fields are known."""
+        smallest = -(-len(self._items) // MOST_TASKS)
         edges = sorted(edge for part in self._parts for edge in (part.start, part.stop))
         gaps = list(zip([0, *edges[1::2]], [*edges[::2], len(self._items)], strict=True))
         left = sum(stop - start for start, stop in gaps)
         for start, stop in gaps:
             while start < stop and not (alone and self.schema is not None):
-                size = min(stop - start, sizer.size(left))
+                share = -(-left // (2 * workers))  # so that all end at about the same time
+                size = min(stop - start, max(smallest, min(self._size, share)))
                 yield ItemsTask(
                     workplace=place,
                     name=part_name(start, start + size),
