@@ -20,7 +20,7 @@ hold each integer: nothing is rounded in order to make one array of a list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
@@ -103,54 +103,50 @@ def infer(sample: object, given: Schema | None = None, number: object = 0) -> Sc
     SchemaError
         If it is not a sample, a value has no type, or it lacks a field that is declared.
     """
-    names = _names(sample, number)
-    for f in given or ():
-        if f.name not in names:
-            raise SchemaError(
-                f"field {f.name} is missing", where=sample_label(number), found=_list(names)
-            )
-    known = {f.name: f for f in given or ()}
-    values: Mapping[str, Any] = sample  # type: ignore[assignment]
-    fields = [known.get(n) or _field_of(n, values[n], sample_label(number)) for n in names]
-    return Schema(tuple(fields), {} if given is None else given.attrs)
+    return _inferred(sample, given, number, _field_of)
 
 
 def infer_batch(batch: object, given: Schema | None = None, number: object = 0) -> Schema:
-    """Return the fields of a batch: of its first sample, and of `Ragged` columns; see `infer`."""
-    names = _names(batch, number)
-    columns: Mapping[str, Any] = batch  # type: ignore[assignment]
-    first: dict[str, Any] = {}
+    """Return the fields of a batch: of arrays, of `Ragged`, or of the first of a list's values."""
+    return _inferred(batch, given, number, _column_field)
+
+
+def _inferred(
+    values: object, given: Schema | None, number: object, read: Callable[[str, Any, str], Field]
+) -> Schema:
+    """Return the fields of values by name: those that are given, or what `read` says."""
+    names, label = _names(values, number), sample_label(number)
     known = {f.name: f for f in given or ()}
-    for name in names:
-        column = columns[name]
-        if name in known:
-            first[name] = None
-        elif isinstance(column, Ragged):
-            kind, values = column.kind, column.values
-            known[name] = (
-                Field(name, values.dtype, (None, *values.shape[1:]))
-                if kind == "array"
-                else Field.opaque(name, kind)
-            )
-            first[name] = None
-        else:
-            first[name] = _first(column, f"{sample_label(number)}, field {name}")
-    schema = infer(first, Schema(tuple(known.values())), number)
-    return replace(schema, attrs={} if given is None else given.attrs)
+    for name in known:
+        if name not in names:
+            raise SchemaError(f"field {name} is missing", where=label, found=_list(names))
+    named: Mapping[str, Any] = values  # type: ignore[assignment]
+    fields = [known.get(n) or read(n, named[n], f"{label}, field {n}") for n in names]
+    return Schema(tuple(fields), {} if given is None else given.attrs)
 
 
-def _first(column: Any, where: str) -> Any:
-    """Return the value of the first sample of a column of a batch."""
+def _column_field(name: str, column: Any, where: str) -> Field:
+    """Return the field that a column of a batch is of."""
+    if isinstance(column, Ragged):
+        if column.kind != "array":
+            return Field.opaque(name, column.kind)
+        return Field(name, column.values.dtype, (None, *column.values.shape[1:]))
     if isinstance(column, list | tuple):
         if not column:
             raise SchemaError("an empty list has no type", where=where, fix="give schema=")
-        return column[0]
+        return _field_of(name, column[0], where)
+    array = _rows(column, where)
+    return _field_of(name, np.empty(array.shape[1:], array.dtype), where)
+
+
+def _rows(column: Any, where: str) -> Array:
+    """Return a column of a batch as an array, whose first axis is that of the samples."""
     array = as_array(column, where)
     if array.ndim == 0:
         raise SchemaError(
             "a value in a batch has no axis of samples", where=where, found=show_value(column)
         )
-    return np.empty(array.shape[1:], array.dtype)
+    return array
 
 
 def sample_label(number: object) -> str:
@@ -181,7 +177,6 @@ def _names(sample: object, number: object) -> list[str]:
 
 def _field_of(name: str, value: Any, where: str) -> Field:
     """Return the field that a value is of."""
-    where = f"{where}, field {name}"
     if isinstance(value, str):
         return Field.opaque(name, "str")
     if _is_bytes(value):
@@ -414,9 +409,7 @@ def checked_column(column: Any, field: Field, number: object) -> Column | list[A
                 "the offsets of a Ragged do not rise from 0 to its number of rows", where=where
             )
         return column
-    array = as_array(column, where)
-    if array.ndim == 0:
-        raise SchemaError("a value in a batch has no axis of samples", where=where)
+    array = _rows(column, where)
     if field.kind != "array" or field.ragged or array.shape[1:] != field.inner:
         raise _wrong(where, field, np.empty(array.shape[1:], array.dtype))
     return _cast(array, field, False, where)
