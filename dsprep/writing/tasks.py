@@ -20,8 +20,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from dsprep import executors
 from dsprep.storage.durable import sync_directory
-from dsprep.storage.nodes import node, wait_for
-from dsprep.storage.trees import remove, tree_nbytes
+from dsprep.storage.nodes import wait_for
+from dsprep.storage.trees import remove
 
 R = TypeVar("R")
 T = TypeVar("T", bound="Task[Any]")
@@ -41,14 +41,11 @@ class Workplace:
         A directory in that, of this run alone.
     durable
         Whether to wait for the disk.
-    node
-        Where the directories were made; see `storage.node`.
     """
 
     directory: Path
     attempts: Path
     durable: bool
-    node: str
 
     @classmethod
     def begin(cls, directory: Path, *, durable: bool) -> Self:
@@ -57,7 +54,7 @@ class Workplace:
         for path in directory.glob(f"{_ATTEMPTS}*"):
             remove(path)
         attempts = Path(tempfile.mkdtemp(prefix=_ATTEMPTS, dir=directory))
-        return cls(directory, attempts, durable, node())
+        return cls(directory, attempts, durable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +87,11 @@ class Task(ABC, Generic[R]):
         """Do the work in an empty directory, durably if the workplace is."""
 
 
-def do(task: Task[R]) -> tuple[R, str, int | None]:
-    """Do a task; return what it returns, this node, and for another one the bytes that it made."""
+def do(task: Task[R]) -> R:
+    """Do a task."""
     place = task.workplace
-    wait_for(place.attempts, place.node)
     own = Path(tempfile.mkdtemp(prefix=f"{task.name}-", dir=place.attempts))
     result = task.make(own)
-    nbytes = None if node() == place.node else tree_nbytes(own)
     try:
         own.rename(task.made)
     except OSError as error:
@@ -105,7 +100,7 @@ def do(task: Task[R]) -> tuple[R, str, int | None]:
         remove(own)  # another attempt was faster
     if place.durable:
         sync_directory(place.directory)
-    return result, node(), nbytes
+    return result
 
 
 def run_tasks(
@@ -123,6 +118,6 @@ def run_tasks(
         Of one workplace.
     """
     with closing(executors.run(executor, do, tasks, ahead)) as results:
-        for task, (result, by, nbytes) in results:
-            wait_for(task.made, by, nbytes)
+        for task, result in results:
+            wait_for(task.made)
             yield task, result

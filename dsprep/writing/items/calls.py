@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 from dsprep import executors
 from dsprep.core.schema import Schema
 from dsprep.errors import FormatError, UsageError
-from dsprep.storage.nodes import node
 from dsprep.storage.trees import remove
 from dsprep.writing.items.parts import (
     LISTED,
@@ -299,4 +298,4 @@ class Calls:
 
     def source(self, directory: Path) -> PartsSource:
         """Return the samples of all parts."""
-        return PartsSource(directory, self.schema or Schema(()), self._parts, node())
+        return PartsSource(directory, self.schema or Schema(()), self._parts)

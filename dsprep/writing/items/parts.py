@@ -45,7 +45,6 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import read_record, write_record
 from dsprep.storage.checksums import crc32c, pwrite_crc32c
 from dsprep.storage.durable import close, sync
-from dsprep.storage.nodes import wait_for
 from dsprep.storage.ranges import close_quietly, pread_into
 
 LISTED = 1000
@@ -197,18 +196,15 @@ def _read_table(path: Path) -> tuple[Ints, list[_Block]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PartsOpening(Opening):
-    """The parts in a directory that another process has completed on `node`."""
+    """The parts in a directory."""
 
     directory: Path
     schema: Schema
     parts: tuple[Part, ...]
-    node: str
 
     def open(self) -> Source:
         """Open the parts."""
-        for part in self.parts:
-            wait_for(self.directory / part_name(part.start, part.stop) / "data", self.node)
-        return PartsSource(self.directory, self.schema, self.parts, self.node)
+        return PartsSource(self.directory, self.schema, self.parts)
 
 
 class PartsSource(Source):
@@ -220,16 +216,12 @@ class PartsSource(Source):
         Where the parts are, and their fields.
     parts
         Without gaps between them.
-    node
-        Where they were seen complete; see `storage.node`.
     """
 
     version = "samples of items"
 
-    def __init__(
-        self, directory: Path, schema: Schema, parts: Sequence[Part], node: str = ""
-    ) -> None:
-        self.path, self.schema, self._node = directory, schema, node
+    def __init__(self, directory: Path, schema: Schema, parts: Sequence[Part]) -> None:
+        self.path, self.schema = directory, schema
         self._parts = [part for part in parts if part.samples]
         self._starts = np.cumsum([0, *(part.samples for part in self._parts)])
         self._ragged = [f for f in schema if f.ragged]
@@ -311,7 +303,6 @@ class PartsSource(Source):
             directory=self.path.absolute(),
             schema=self.schema,
             parts=tuple(self._parts[first:last]),
-            node=self._node,
         )
         return opening, int(self._starts[first])
 
