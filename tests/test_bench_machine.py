@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsprep.bench import machine
+from dsprep.storage.mounts import mount_of
 
 
 def test_describe(tmp_path):
@@ -49,7 +50,7 @@ MOUNTS = r"""
     ],
 )
 def test_mounts(path, kind, options):
-    mount = machine.mount_of(Path(path), MOUNTS)
+    mount = mount_of(Path(path), MOUNTS)
     assert mount.kind == kind
     assert [o for o in mount.options if machine.OPTIONS.fullmatch(o)] == options
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import cli
 
-from dsprep.bench.machine import mount_of
 from dsprep.bench.storage import fit, worker
 from dsprep.planning.storage_figures import StorageFigures
+from dsprep.storage.mounts import mount_of
 
 TINY = ("bench", "storage", "--size", "8MiB", "--seconds", "2", "--streams", "1,2")
 

@@ -11,12 +11,12 @@ import os
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from dsprep.core.memory import free_memory, total_memory
+from dsprep.storage.mounts import existing, mount_of
 from dsprep.storage.ring import way
 from dsprep.writing import stripes
 
@@ -28,20 +28,6 @@ OPTIONS = re.compile(
     r"|redirect_dir|metacopy)=[\w:.,%+-]+)"
 )
 """Mount options that change how fast data come, or where they come from."""
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A mounted file system, as a line of ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)) has it.
-
-    `device` is ``major:minor``, `source` what is mounted: ``/dev/sda1``, ``host:/path``.
-    """
-
-    device: str
-    point: str
-    kind: str
-    options: tuple[str, ...]
-    source: str = ""
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -76,25 +62,12 @@ def describe(path: Path) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact not in (None, "", {}, [])}
 
 
-def existing(path: Path) -> Path:
-    """Return the absolute path, or its nearest parent that exists."""
-    at = path.absolute()
-    while not at.exists() and at != at.parent:
-        at = at.parent
-    return at
-
-
 def text_of(path: Path) -> str:
     """Return the text of a file, empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def unescaped(path: str) -> str:
-    r"""Return a path of ``/proc``, in which blanks are ``\040``."""
-    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), path)
 
 
 # --- the machine -----------------------------------------------------------------------------
@@ -124,24 +97,6 @@ def _packages() -> dict[str, str]:
 
 
 # --- the storage -----------------------------------------------------------------------------
-
-
-def mount_of(at: Path, lines: str | None = None) -> Mount | None:
-    """Return the mount that holds the absolute path `at`; None if that is unknown."""
-    if lines is None:
-        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    best: Mount | None = None
-    for line in lines.splitlines():
-        left, _, right = line.partition(" - ")
-        words, more = left.split(" "), right.split(" ")
-        if len(words) < 6 or len(more) < 3:
-            continue
-        point = unescaped(words[4])
-        inside = point == "/" or at == Path(point) or Path(point) in at.parents
-        if inside and (best is None or len(point) >= len(best.point)):
-            options = tuple(dict.fromkeys(words[5].split(",") + more[2].split(",")))
-            best = Mount(words[2], point, more[0], options, more[1])
-    return best
 
 
 def _file_system(at: Path) -> dict[str, Any]:

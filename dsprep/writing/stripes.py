@@ -23,6 +23,7 @@ from pathlib import Path
 
 from dsprep.core.units import parse_nbytes
 from dsprep.errors import UsageError
+from dsprep.storage.mounts import existing, mount_of
 from dsprep.storage.paths import StorePath
 
 SMALLEST, LARGEST = 4 << 10, 4 << 30
@@ -104,7 +105,9 @@ def requested_stripe(text: str, path: Path) -> Stripe:
             expected="a power of two from 4KiB to 4GiB",
             fix="give the largest power of two that divides the stripe size of the storage",
         )
-    kind = STORE.file_system if isinstance(path, StorePath) else file_system(_existing(path))
+    kind = (
+        STORE.file_system if isinstance(path, StorePath) else file_system(existing(path).resolve())
+    )
     return Stripe(nbytes=nbytes, source="as asked", file_system=kind, targets=None, matters=None)
 
 
@@ -120,7 +123,7 @@ def detect(path: Path, expected_nbytes: int | None = None) -> Stripe:
     """
     if isinstance(path, StorePath):
         return STORE
-    at = _existing(path)
+    at = existing(path).resolve()
     kind = file_system(at)
     stripe = _lustre(at, expected_nbytes, kind) if kind.startswith("lustre") else None
     return stripe or _by_block(at, kind)
@@ -203,35 +206,13 @@ def _unit(nbytes: int) -> str:
     return next(f"{nbytes // unit}{suffix}" for suffix, unit in units if nbytes % unit == 0)
 
 
-def _existing(path: Path) -> Path:
-    """Return the absolute path itself, or its nearest parent that exists."""
-    at = path.absolute()
-    while not at.exists() and at != at.parent:
-        at = at.parent
-    return at.resolve()
-
-
 # --- file systems in general -----------------------------------------------------------------
-
-
-def mounts() -> list[tuple[str, str]]:
-    """Return (mount point, file system type) of all that is mounted, later ones on top."""
-    try:
-        lines = Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return []
-    words = [line.split(" ") for line in lines]
-    return [(w[1].replace("\\040", " "), w[2]) for w in words if len(w) > 2]
 
 
 def file_system(at: Path) -> str:
     """Return the type of the file system that holds the absolute path `at`, or ``"unknown"``."""
-    best, kind = -1, "unknown"
-    for point, name in mounts():
-        inside = point == "/" or str(at) == point or str(at).startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= best:
-            best, kind = len(point), name
-    return kind
+    mount = mount_of(at)
+    return "unknown" if mount is None else mount.kind
 
 
 def _by_block(at: Path, kind: str) -> Stripe:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsprep.bench.machine import existing
 from dsprep.core.units import show_nbytes
 from dsprep.errors import TargetError, UsageError
 from dsprep.formats.base import Source
+from dsprep.storage.mounts import existing
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import free_nbytes
 

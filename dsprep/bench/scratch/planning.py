@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from dsprep import formats
-from dsprep.bench.machine import existing
 from dsprep.bench.scratch.folder import Item, folder_for
 from dsprep.bench.strategies import forms
 from dsprep.core.schema import Ints, Schema
@@ -21,6 +20,7 @@ from dsprep.source.dataset import open_dataset
 from dsprep.source.derived import SelectedSource, probe_nbytes
 from dsprep.source.files import find_files
 from dsprep.source.from_sidecar import SidecarSource
+from dsprep.storage.mounts import existing
 from dsprep.storage.paths import StorePath
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.provenance import provenance
