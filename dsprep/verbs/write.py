@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
@@ -284,15 +285,14 @@ class _Stream:
     def __init__(
         self, job: Job, source: FedSource, run: RunOptions, progress: Progress | None
     ) -> None:
-        self._job, self._source, self._run, self._progress = job, source, run, progress
-        self._at = self._end = 0  # the samples that are being filled in, half-open
-        self._allowed, self._report = threading.Event(), Future[Report]()
-        self._thread = threading.Thread(target=self._make, name="dsprep-write", daemon=True)
+        self._source, self._allowed, self._report = source, threading.Event(), Future[Report]()
+        make = partial(self._make, job, run, progress)
+        self._thread = threading.Thread(target=make, name="dsprep-write", daemon=True)
         self._thread.start()
 
-    def _make(self) -> None:
+    def _make(self, job: Job, run: RunOptions, progress: Progress | None) -> None:
         try:
-            with making(self._job, self._source, self._run, self._progress) as output:
+            with making(job, self._source, run, progress) as output:
                 self._allowed.wait()
                 if self._source.abandoned:
                     raise Abandoned
@@ -311,22 +311,16 @@ class _Stream:
         -------
         How many there is room for.
         """
-        if self._end > self._at:
-            self._source.filled(self._at)
-        self._at = self._end
-        arrays = self._source.next(self._at)
+        arrays = self._source.next()
         if arrays is None:
             self._report.result()
             raise Abandoned
         packed.use(arrays)
-        count = len(next(iter(arrays.values())))
-        self._end = self._at + count
-        return count
+        return packed.room
 
     def finish(self) -> Report:
         """Publish the output, when it has been made."""
-        if self._end > self._at:
-            self._source.filled(self._at)
+        self._source.give()
         self._allowed.set()
         return self._report.result()
 

@@ -64,7 +64,9 @@ class Assembler:
                 )
         self.schema, self.ragged, self._room = schema, schema.ragged, max(1, count)
         self._names = frozenset(schema.names)
-        self._fixed = [_Fixed(f, self._room) for f in schema if not f.ragged]
+        self._fixed = [f for f in schema if not f.ragged]
+        self._plain = {f.name: _plain_types(f) for f in self._fixed}
+        self._out = {f.name: np.empty((self._room, *f.inner), f.dtype) for f in self._fixed}
         self._ragged = [_Rows(f) if f.kind == "array" else _Strings(f) for f in schema if f.ragged]
         self._count = 0
         self._each, self._width = schema.fixed_nbytes, len(self._names)
@@ -94,8 +96,7 @@ class Assembler:
         arrays
             Of every field one of shape ``(count, *field.shape)``, for as many samples as come.
         """
-        for column in self._fixed:
-            column.out = arrays[column.name]
+        self._out = dict(arrays)
         self._room = len(next(iter(arrays.values())))
         self._count = 0
         self._steps = self._planned()
@@ -139,8 +140,8 @@ class Assembler:
             if isinstance(error, KeyError | TypeError) and not _named(sample, self._names):
                 raise misnamed(sample, self.schema, number) from None
             if isinstance(error, OverflowError):  # an int is too large
-                for column in self._fixed:
-                    checked(sample[column.name], column.field, number)
+                for f in self._fixed:
+                    checked(sample[f.name], f, number)
             raise
         self._count = at + 1
 
@@ -149,8 +150,8 @@ class Assembler:
         at, end = self._count, self._count + stop - start
         if end > self._room:
             self._grow(end)
-        for column in self._fixed:
-            column.out[at:end] = columns[column.name][start:stop]
+        for name, out in self._out.items():
+            out[at:end] = columns[name][start:stop]
         for rows in self._ragged:
             part = columns[rows.name][start:stop]
             assert isinstance(part, Ragged)  # the schema says so
@@ -165,13 +166,17 @@ class Assembler:
 
     def _grow(self, minimum: int) -> None:
         self._room = max(minimum, 2 * self._room)
-        for column in self._fixed:
-            column.grow(self._count, self._room)
+        for name, out in self._out.items():
+            self._out[name] = np.empty((self._room, *out.shape[1:]), out.dtype)
+            self._out[name][: self._count] = out[: self._count]
         self._steps = self._planned()
 
     def _planned(self) -> list[_Step]:
         """Return the fixed fields as `add` wants them: looking them up takes longer than a copy."""
-        return [(c.name, c.out, c.dtype, c.shape, c.plain, c.field) for c in self._fixed]
+        return [
+            (f.name, self._out[f.name], f.dtype, f.inner, self._plain[f.name], f)
+            for f in self._fixed
+        ]
 
     def take(self, arena: Arena | None = None) -> Batch:
         """Return the samples that were added since the last call.
@@ -181,12 +186,12 @@ class Assembler:
         arena
             Where arrays of those that come next lie; None: in fresh memory.
         """
-        taken: dict[str, Column] = {c.name: c.out[: self._count] for c in self._fixed}
+        taken: dict[str, Column] = {name: out[: self._count] for name, out in self._out.items()}
         taken |= {c.name: c.take(arena) for c in self._ragged}
         self._count = 0
-        for column in self._fixed:
-            shape = self._room, *column.shape
-            column.out = new_array(arena, f"given.{column.name}", shape, column.dtype)
+        for f in self._fixed:
+            shape = self._room, *f.inner
+            self._out[f.name] = new_array(arena, f"given.{f.name}", shape, f.dtype)
         self._steps = self._planned()
         return {name: taken[name] for name in self.schema.names}
 
@@ -252,23 +257,6 @@ def _plain_types(field: Field) -> frozenset[type]:
     python = {"b": bool, "i": int, "u": int}.get(dtype.kind, float)
     same = dtype.kind in "biu" or dtype == np.float64
     return frozenset({dtype.type, python} if same else {dtype.type})
-
-
-class _Fixed:
-    """The column of a field of fixed shape; `out` has room for more samples than there are."""
-
-    __slots__ = ("dtype", "field", "name", "out", "plain", "shape")
-
-    def __init__(self, field: Field, room: int) -> None:
-        self.field, self.name, self.dtype, self.shape = field, field.name, field.dtype, field.inner
-        self.out: Array = np.empty((room, *field.inner), field.dtype)
-        self.plain = _plain_types(field)
-
-    def grow(self, count: int, room: int) -> None:
-        """Make room, and keep the samples that are there."""
-        out = np.empty((room, *self.shape), self.dtype)
-        out[:count] = self.out[:count]
-        self.out = out
 
 
 class _Rows:

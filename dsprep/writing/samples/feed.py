@@ -27,13 +27,6 @@ class Abandoned(DsprepError):
         super().__init__("the program that gives the samples has stopped")
 
 
-class _Request:
-    """Memory for samples that a thread waits for."""
-
-    def __init__(self, arrays: dict[str, Array]) -> None:
-        self.arrays, self.filled = arrays, threading.Event()
-
-
 class FedSource(Source):
     """A known number of samples of fixed shape, each of which is read once and in order.
 
@@ -50,7 +43,8 @@ class FedSource(Source):
     def __init__(self, path: Path, schema: Schema, count: int) -> None:
         self.path, self.schema, self.version = path, schema, GIVEN
         self._count = count
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, tuple[dict[str, Array], threading.Event]] = {}
+        self._at = self._end = 0  # the samples that are being filled in, half-open
         self._changed = threading.Condition()
         self._abandoned = self._ended = False
 
@@ -61,46 +55,50 @@ class FedSource(Source):
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         if start == stop:
             return empty_batch(self.schema)
-        request = _Request(
-            {
-                f.name: new_array(arena, f"given.{f.name}", (stop - start, *f.inner), f.dtype)
-                for f in self.schema
-            }
-        )
+        arrays = {
+            f.name: new_array(arena, f"given.{f.name}", (stop - start, *f.inner), f.dtype)
+            for f in self.schema
+        }
+        filled = threading.Event()
         with self._changed:
-            self._requests[start] = request
+            self._requests[start] = arrays, filled
             self._changed.notify_all()
             if self._abandoned:
                 raise Abandoned
-        request.filled.wait()
+        filled.wait()
         if self._abandoned:
             raise Abandoned
-        return dict(request.arrays)
+        return dict(arrays)
 
-    def next(self, start: int) -> dict[str, Array] | None:
-        """Return where the samples from `start` on go, when a thread asks for them.
+    def give(self) -> None:
+        """Give what has been filled in to the thread that asked for it."""
+        with self._changed:
+            if self._end > self._at:
+                _, filled = self._requests.pop(self._at)
+                filled.set()
+            self._at = self._end
+
+    def next(self) -> dict[str, Array] | None:
+        """Return where the next samples go, when a thread asks for them.
 
         None if nobody asks any more, since the job has ended.
         """
+        self.give()
         with self._changed:
-            while start not in self._requests:
+            while self._at not in self._requests:
                 if self._ended:
                     return None
                 self._changed.wait()
-            return self._requests[start].arrays
-
-    def filled(self, start: int) -> None:
-        """Give what is at the memory of `next` to the thread that asked."""
-        with self._changed:
-            request = self._requests.pop(start)
-        request.filled.set()
+            arrays, _ = self._requests[self._at]
+            self._end = self._at + len(next(iter(arrays.values())))
+            return arrays
 
     def abandon(self) -> None:
         """Let every read, now and later, raise `Abandoned`."""
         with self._changed:
             self._abandoned = True
-            for request in self._requests.values():
-                request.filled.set()
+            for _, filled in self._requests.values():
+                filled.set()
 
     def end(self) -> None:
         """Let `next` wait no more: nobody will ask."""
