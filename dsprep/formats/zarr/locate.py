@@ -11,7 +11,6 @@ import math
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +23,7 @@ from dsprep.formats.zarr.chunks import shard_index
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, Zip, is_number, join
 from dsprep.layout.as_json import MAX_CHUNK, file_path
-from dsprep.layout.laws import LARGEST, Explicit, Law, affine
+from dsprep.layout.laws import LARGEST, Explicit, affine
 from dsprep.layout.model import Blocks, Grid
 from dsprep.storage.paths import StorePath
 
@@ -63,17 +62,8 @@ def locate(array: StoredArray) -> Grid:
         raise FormatError("this is not a regular file", where=f"{array.store.path}/{key}")
     _check_count(array, frame, files[0])
     offsets, lengths, fill = _chunks(array, frame, files)
-    grid = grid_of(array.meta, offsets, lengths, zipped=isinstance(array.store, Zip))
-    return replace(grid, fill=fill)
-
-
-def grid_of(meta: ArrayMeta, offsets: Ints, lengths: Ints, *, zipped: bool) -> Grid:
-    """Return an array whose chunks are there: -1 and 0 if not, shape ``(files, chunks in each)``.
-
-    `zipped`: the offsets are in a ZIP file. Raises `Unlocated` if the layout cannot say so.
-    """
-    frame, path, per = Frame(meta), template(meta), None
-    if zipped:
+    meta, path, per = array.meta, template(array.meta), None
+    if isinstance(array.store, Zip):
         path = ""
     elif frame.files == 1:
         path = file_path(path, (0,) * len(frame.shape))
@@ -82,9 +72,9 @@ def grid_of(meta: ArrayMeta, offsets: Ints, lengths: Ints, *, zipped: bool) -> G
     if per is None:
         offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
     else:
-        _fill_free(offsets, lengths, frame, bool(meta.filters))
-    blocks = Blocks(_law(offsets.reshape(-1)), _law(lengths.reshape(-1)), path)
-    return Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, meta.filters)
+        fill_free(offsets, lengths, frame.real(), frame.chunk_nbytes * (not meta.filters))
+    blocks = blocks_of(offsets, lengths, path)
+    return Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, meta.filters, fill=fill)
 
 
 def template(meta: ArrayMeta) -> str:
@@ -271,32 +261,38 @@ def _read_shards(array: StoredArray, frame: Frame, files: Ints, out: tuple[Ints,
 # --- laws ------------------------------------------------------------------------------------
 
 
-def _law(values: Ints) -> Law:
-    return affine.fit(values) or Explicit(values)
+def blocks_of(offsets: Ints, lengths: Ints, path: str) -> Blocks:
+    """Return blocks by the smallest laws that are found at once."""
+    laws = [
+        affine.fit(each) or Explicit(each) for each in (offsets.reshape(-1), lengths.reshape(-1))
+    ]
+    return Blocks(laws[0], laws[1], path)
 
 
-def _fill_free(offsets: Ints, lengths: Ints, frame: Frame, encoded: bool) -> None:
-    """Give offsets to the chunks beyond the array's edge.
+def fill_free(
+    offsets: Ints, lengths: Ints, real: NDArray[np.bool_] | None, chunk_nbytes: int
+) -> None:
+    """Give offsets to the chunks beyond the array's edge: those that are not `real`.
 
-    Of chunks that all have one size, those of the first file that has such a chunk, or behind the
-    chunk before; else no bytes at the end of the chunks before.
+    Of chunks that all have `chunk_nbytes`, those of the first file that has such a chunk, or behind
+    the chunk before; if that is 0, no bytes at the end of the chunks before. All have the shape
+    ``(files, chunks in each)``; None: all are real.
     """
-    real = frame.real()
     if real is None:
         return
     free = ~real
-    if encoded:
+    if not chunk_nbytes:
         ends = np.maximum.accumulate(np.where(real, offsets + lengths, 0), axis=1)
         offsets[free] = np.maximum(ends, 0)[free]
         lengths[free] = 0
         return
-    columns = np.arange(frame.inside)
+    columns = np.arange(real.shape[1])
     known = real & (offsets >= 0)
     first = known.argmax(axis=0)
     there = known[first, columns]
     begins = offsets[first, columns]
     before = np.maximum.accumulate(np.where(there, columns, -1))
-    behind = (columns - before) * frame.chunk_nbytes + np.where(before < 0, 0, begins[before])
+    behind = (columns - before) * chunk_nbytes + np.where(before < 0, 0, begins[before])
     period = np.where(there, begins, behind)
     offsets[free] = np.broadcast_to(period, offsets.shape)[free]
-    lengths[free] = frame.chunk_nbytes
+    lengths[free] = chunk_nbytes

@@ -86,10 +86,12 @@ class ArrayPlan:
         """Bytes of one row, uncompressed."""
         return int(np.prod(self.inner, dtype=object)) * self.carrier.dtype.itemsize
 
-    def key(self, file: int, zarr_format: int) -> str:
-        """Return the key of a file."""
+    def key(self, file: int | None, zarr_format: int) -> str:
+        """Return the key of a file; None: of all, as layouts spell it."""
         start = "c." if zarr_format == 3 else ""
-        return f"{self.path}/{start}" + ".".join(map(str, (file, *(0 for _ in self.inner))))
+        numbers = [file or 0, *(0 for _ in self.inner)]
+        words = [str(n) if file is not None else f"{{{k}}}" for k, n in enumerate(numbers)]
+        return f"{self.path}/{start}" + ".".join(words)
 
     def settled(self, rows: int) -> ArrayPlan:
         """Return the plan for `rows` rows in all.

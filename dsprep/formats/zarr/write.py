@@ -18,7 +18,6 @@ is durable: an output that has it is complete, and an interrupted one is not a Z
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import zlib
@@ -36,14 +35,12 @@ from typing_extensions import override
 from dsprep.core.schema import Arena, Array, Batch, Ints, Ragged
 from dsprep.errors import TargetError
 from dsprep.formats.base import State, Writer
-from dsprep.formats.located import Unlocated
 from dsprep.formats.record_writer import stored_groups
 from dsprep.formats.stored_rows import contiguous, spans
 from dsprep.formats.zarr.chunks import build_index
 from dsprep.formats.zarr.documents import encode_file, encoder, root_key
 from dsprep.formats.zarr.grid import Grid
-from dsprep.formats.zarr.locate import grid_of
-from dsprep.formats.zarr.metadata import read_array
+from dsprep.formats.zarr.locate import blocks_of, fill_free
 from dsprep.formats.zarr.plan import ArrayPlan
 from dsprep.formats.zarr.zip_file import Member, directory, is_zip, local_header, pack
 from dsprep.layout.laws import Explicit, Law
@@ -122,11 +119,10 @@ class ZarrWriter(Writer):
         self._rows = {f.name: 0 for f in grid.schema if f.ragged}
         self._sums, self._crc32 = Sums(), dict[tuple[int, int], int]()
         # What `layout` needs and an earlier run has not left: rows of samples, bytes of chunks,
-        # the documents, and where the members of a ZIP file begin.
+        # and where the members of a ZIP file begin.
         self._continued = state is not None
         self._counts: dict[str, list[Ints]] = {name: [] for name in self._rows}
         self._sizes = dict[tuple[int, int], Ints]()
-        self._documents: Mapping[str, bytes] = {}
         self._begins: Mapping[str, int] | None = None
         self._dirty: set[Path] = set()
         self._written: set[Path] = set()  # since the last `start_sync`
@@ -331,7 +327,7 @@ class ZarrWriter(Writer):
     @override
     def finish(self) -> None:
         if self._grid.zipped:
-            self._total, self._documents = self._grid.rows, self._grid.documents
+            self._total = self._grid.rows
             self._finish_zip()
             return
         if not self._complete:
@@ -344,8 +340,8 @@ class ZarrWriter(Writer):
                     self._finish_rows(number, rows[number])
                 elif not plan.whole_files and rows[number] and plan.row_nbytes:
                     self._encode_spool(number, rows[number])
-            self._total, self._documents = rows, self._grid.describe(rows)
-            self._finish_documents(self._documents)
+            self._total = rows
+            self._finish_documents(self._grid.describe(rows))
         remove(self._spool)
         if self.durable:
             sync_directory(self.root)
@@ -440,7 +436,7 @@ class ZarrWriter(Writer):
 
     @override
     def layout(self) -> FileLayout | None:
-        if self._continued:
+        if self._continued or any("{" in plan.path for plan in self.arrays):
             return None
         columns = dict[str, Column]()
         for number, plan in enumerate(self.arrays):
@@ -450,10 +446,7 @@ class ZarrWriter(Writer):
                 rows = Explicit(self._grid.first_rows(name, counts)), Explicit(counts)
             if plan.role not in ("samples", "values"):
                 continue
-            try:
-                columns[name] = Column(self._located(number), 1, *rows)
-            except Unlocated:
-                return None
+            columns[name] = Column(self._located(number), 1, *rows)
         count = int(self._grid.grouping.edges[-1])
         return FileLayout(count, columns={n: columns[n] for n in self._grid.schema.names})
 
@@ -474,11 +467,22 @@ class ZarrWriter(Writer):
         if self._begins is not None:
             offsets += np.array([self._begins[self._key(number, i)] for i in range(files)])[:, None]
         offsets[lengths == 0] = -1
-        name = "zarr.json" if self._grid.options.zarr_format == 3 else ".zarray"
-        document = json.loads(self._documents[f"{plan.path}/{name}"])
-        meta = read_array(document, {}, plan.path, str(self.root))
-        zipped = self._grid.zipped or self._begins is not None
-        return grid_of(meta, offsets, lengths, zipped=zipped)
+        path, per = self._key(number, 0), None
+        if self._grid.zipped or self._begins is not None or files == 1:
+            offsets, lengths = offsets.reshape(-1)[:chunks], lengths.reshape(-1)[:chunks]
+            path = path if self._begins is None and not self._grid.zipped else ""
+        else:
+            path = plan.key(None, self._grid.options.zarr_format)
+            per = (lengths.shape[1], *(1 for _ in plan.inner))
+            fill_free(offsets, lengths, lengths > 0, plan.chunk_nbytes * (plan.codec is None))
+        return LocatedGrid(
+            blocks_of(offsets, lengths, path),
+            (rows, *plan.inner),
+            plan.carrier.dtype.itemsize,
+            (plan.chunk, *plan.inner),
+            per,
+            () if plan.codec is None else ({"id": plan.codec.codec},),
+        )
 
     @override
     def groups(self) -> Groups | None:
