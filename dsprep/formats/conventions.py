@@ -14,6 +14,7 @@ from typing import Any
 
 from dsprep.core.schema import Attrs
 from dsprep.formats.ragged import Tree
+from dsprep.formats.samples import listed
 
 Attributes = Callable[[str], Attrs]
 """Returns the attributes of the group or array at a path."""
@@ -45,6 +46,13 @@ class Stated:
     axes: dict[str, str] = field(default_factory=dict)
     grouped: bool = True
     refused: tuple[str, str] | None = None
+
+    def notes(self) -> list[str]:
+        """Return what is kept aside, one clause for each reason."""
+        reasons: dict[str, list[str]] = {}
+        for path, reason in self.aside.items():
+            reasons.setdefault(reason, []).append(path)
+        return [f"left out {listed(paths)}: {reason}" for reason, paths in reasons.items()]
 
 
 def state_common(tree: Tree, attributes: Attributes, stated: Stated) -> None:

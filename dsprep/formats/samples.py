@@ -109,6 +109,8 @@ def choose(
     ------
     AmbiguousError
         With ``"auto"``, unless all arrays agree in their first axis and nothing else they share.
+    SchemaError
+        If not all arrays that the user named have that axis.
     """
     if mode == "none" or not any(array.shape for array in arrays.values()):
         return SampleAxis(1, True, tuple(arrays), () if mode == "none" else (ONE_SAMPLE,))
@@ -147,7 +149,10 @@ def choose(
         notes.append(f"left out {listed(scalars)}: no axis")
     if axis:
         notes.append(counted_along(axis))
-    return SampleAxis(count, False, names, tuple(notes), static)
+    found = SampleAxis(count, False, names, tuple(notes), static)
+    for name in (n for n in arrays if named and n not in chosen):
+        raise not_of_samples(name, (*arrays[name].shape, "no axis")[0], found, where)
+    return found
 
 
 STATIC_NBYTES, NAMED_NBYTES, MOST_STATIC = 1 << 20, 64 << 20, 256

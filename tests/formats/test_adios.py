@@ -194,7 +194,7 @@ def test_what_cannot_be_a_field(tmp_path):
                 opened(tmp_path / "x.bp", name)
     with pytest.raises(SchemaError, match="no field z"):
         opened(tmp_path / "x.bp", "z")
-    with pytest.raises(SchemaError, match="number of samples"):
+    with pytest.raises(SchemaError, match="own has no value for each sample"):
         opened(tmp_path / "x.bp", "x", "own", sample_axis="first")
     with Bp(tmp_path / "none.bp"):
         pass

@@ -22,7 +22,6 @@ from dsprep.errors import (
     AmbiguousError,
     FormatError,
     MissingExtra,
-    SchemaError,
     UnsupportedError,
     UsageError,
 )
@@ -170,12 +169,6 @@ class AdiosSource(Source):
         named = bool(options.fields)
         axis = samples.choose(sized, mode if rows else "none", self.path, named=named)
         notes += (n.replace(samples.STATIC, "of another length") for n in axis.notes)
-        if named and set(axis.names) != {*usable}:
-            raise SchemaError(
-                "the fields differ in their number of samples",
-                where=self.path,
-                found=", ".join(f"{n}: {s.shape[:1]}" for n, s in sized.items()),
-            )
         self._count = steps if axis.whole_file else axis.count
         if not axis.whole_file:
             return [_Column(n, _row(n, usable[n])) for n in axis.names]

@@ -160,10 +160,6 @@ class Fields:
             grouped=self._stated.grouped,
             more=partial(indexed, self._contents, self._open),
         )
-        for name, array in arrays.items() if self._specs else ():
-            if name not in axis.names:
-                rows = array.shape[0] if array.shape else "no axis"
-                raise samples.not_of_samples(name, rows, axis, self._path)
         self.notes += axis.notes
         self.others = axis.others or tuple(self._stated.aside if self._own else ())
         order = {path: i for i, path in enumerate(self._datasets)}
@@ -185,9 +181,7 @@ class Fields:
         if not self._specs:
             self.notes += ragged.notes
             aside = self._stated.aside
-            for reason in dict.fromkeys(aside.values()):
-                paths = [p for p, stated_reason in aside.items() if stated_reason == reason]
-                self.notes.append(f"left out {samples.listed(paths)}: {reason}")
+            self.notes += self._stated.notes()
             skip = ragged.used | ragged.left_out | {path for path, _ in ragged.routes.values()}
             skip |= aside.keys()
             kept_routes = {n: route for n, route in ragged.routes.items() if route[0] not in aside}

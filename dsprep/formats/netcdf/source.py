@@ -104,8 +104,7 @@ def _sample_axis(
     else:
         axis = samples.choose(arrays, mode, path, named=named)
     for name in sorted(variables.keys() - set(axis.names)) if named else ():
-        found = "no dimension of records" if inside else (*arrays[name].shape, "no axis")[0]
-        raise samples.not_of_samples(name, found, axis, path)
+        raise samples.not_of_samples(name, "no dimension of records", axis, path)
     return axis
 
 

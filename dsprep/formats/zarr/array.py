@@ -120,11 +120,6 @@ class StoredArray:
         with self._lock:
             self._rows = None
 
-    def invalidate(self) -> None:
-        """Look for the chunks again before the next read: they were not as expected."""
-        with self._lock:
-            self._located = self._rows = None
-
     def resident_nbytes(self) -> int:
         """Return the bytes of decoded chunks that reading holds: those of a row, and one more."""
         meta = self.meta

@@ -208,8 +208,6 @@ class Parts(Reading):
 
     @override
     def located(self, field: Field, count: int) -> Located:
-        for array in self.arrays:
-            array.invalidate()
         firsts, counts = np.zeros((2, self.count), np.int64)
         for start in range(0, self.count, _STEP):
             some = slice(start, min(start + _STEP, self.count))

@@ -111,9 +111,6 @@ class ZarrSource(Source):
                 raise FormatError(
                     "no array can be a field", where=self.path, found="; ".join(notes)
                 )
-        elif requested and set(axis.names) != requested:
-            name = min(requested - {*axis.names})
-            raise samples.not_of_samples(name, (*shapes[name].shape, "no axis")[0], axis, self.path)
         else:
             readings = {n: r for n, r in readings.items() if n in axis.names}
         fields.add_attributes(readings)
@@ -144,10 +141,6 @@ class ZarrSource(Source):
         except MemoryError as error:
             where = f"{self.path}, samples {start} to {stop}"
             raise FormatError("the samples do not fit into memory", where=where) from error
-        except FormatError:
-            for array in (a for _, r in self._columns for a in r.arrays):
-                array.invalidate()
-            raise
         if len(self) <= 1:  # it was read whole
             for array in (a for _, r in self._columns for a in r.arrays):
                 array.release()
@@ -334,13 +327,10 @@ class StoreFields:
             if self.readings.pop(path, None) is not None:
                 self.problems[path] = NoField(reason, where=f"{self._where}, array {path}")
         self.notes += rows.notes
-        for reason in dict.fromkeys(stated.aside.values()):
-            paths = [p for p, text in stated.aside.items() if text == reason]
-            self.notes.append(f"left out {samples.listed(paths)}: {reason}")
-            for path in paths:
-                if path not in self.requested:
-                    self.readings.pop(path, None)
-                    self.problems.pop(path, None)
+        self.notes += stated.notes()
+        for path in stated.aside.keys() - self.requested:
+            self.readings.pop(path, None)
+            self.problems.pop(path, None)
 
     def select(self, where: Path) -> dict[str, Reading]:
         """Return the readings of the fields that the user requested, or of all that can be read."""
