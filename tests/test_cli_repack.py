@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import h5py
@@ -49,11 +48,8 @@ def test_a_leftover_of_other_options_is_told_in_words(train, tmp_path, monkeypat
     cli(*words, 10, code=130)
     monkeypatch.undo()
     told = fails(*words, 20, "--shuffle", 1)
-    assert "other options (--buffer-size or --stripe-size, --shuffle)" in told
+    assert "--shuffle" in told.split("(other: ")[1].split(")")[0]
     assert "--restart to discard what it left" in told
-    times = train.stat().st_mtime_ns
-    os.utime(train, ns=(times, times + 10**10))
-    assert "something else (source as it was); repeat the command" in fails(*words, 10)
 
 
 # --- the plan ----------------------------------------------------------------------------------

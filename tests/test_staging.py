@@ -95,7 +95,7 @@ def test_state_is_continued_by_the_same_job_only(tmp_path):
         assert staging.state == {"shard": 3}
     with pytest.raises(TargetError, match="restart=True") as caught:
         Staging(target, {**JOB, "samples": [0, 4]})
-    assert "other options (samples=)" in str(caught.value)
+    assert "other: samples" in str(caught.value)
     with Staging(target, {**JOB, "samples": [0, 4]}, restart=True) as staging:
         assert staging.state is None
         assert list(staging.data.iterdir()) == []

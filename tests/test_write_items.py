@@ -260,9 +260,9 @@ def left(target, monkeypatch, function=several, **options):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"items": range(COUNT - 1)}, r"something else \(items\).*expected 60, found 59"),
-        ({"function": item_functions.slow}, r"something else \(function\) .*found .*slow"),
-        ({"buffer_size": 16}, r"other options \(buffer_size=\)"),
+        ({"items": range(COUNT - 1)}, r"other: items\)"),
+        ({"function": item_functions.slow}, r"other: function\)"),
+        ({"buffer_size": 16}, r"other: buffer_size=\)"),
     ],
 )
 def test_another_call_does_not_continue(options, told, tmp_path, monkeypatch):

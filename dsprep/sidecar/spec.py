@@ -95,7 +95,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import secrets
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -108,12 +107,11 @@ import numpy as np
 
 from dsprep.core.packing import digest
 from dsprep.core.schema import Field, Schema, StaticArray, decode_dtype, encode_dtype
-from dsprep.errors import FormatError, TargetError
-from dsprep.storage.atomic import partial_path
-from dsprep.storage.durable import sync, sync_directory
+from dsprep.errors import FormatError
+from dsprep.storage.atomic import partial_path, write_file
 from dsprep.storage.identity import Identity
 from dsprep.storage.nodes import revalidate
-from dsprep.storage.paths import StorePath, common_path, open_file
+from dsprep.storage.paths import common_path, open_file
 from dsprep.storage.trees import SIDECARS
 
 VERSION = 1
@@ -357,7 +355,7 @@ def beside(dataset: Path) -> Path:
     its sidecar, it is still in the directory in which the run worked.
     """
     where, staged = sidecar_path(dataset), staged_path(dataset)
-    if isinstance(dataset, StorePath) or not os.path.isfile(staged):  # noqa: PTH113 (or may not look)
+    if not os.path.isfile(staged):  # noqa: PTH113 (or this user may not look)
         return where
     for is_same in (Identity.is_exact, lambda known, data: known.changed(data) is None):
         for path in (where, staged):
@@ -427,8 +425,8 @@ def write(
     which is a `FileExistsError`.
     """
     if companion:
-        _replace(path.with_name(companion_name(path)), companion, durable, replace)
-    _replace(path, dump(content).encode(), durable, replace)
+        write_file(path.with_name(companion_name(path)), companion, durable, replace)
+    write_file(path, dump(content).encode(), durable, replace)
     if replace and not companion:
         path.with_name(companion_name(path)).unlink(missing_ok=True)
 
@@ -452,7 +450,7 @@ def dump(content: Content) -> str:
 
 def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
     """Replace the file `path` by `content` as JSON, all or nothing."""
-    _replace(path, dump_json(content).encode(), durable)
+    write_file(path, dump_json(content).encode(), durable)
 
 
 def write_record(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:
@@ -461,13 +459,10 @@ def write_record(content: Mapping[str, Any], path: Path, *, durable: bool = True
     write_json({**content, "digest": own}, path, durable=durable)
 
 
-def read_record(path: Path, data: bytes | None = None) -> dict[str, Any]:
-    """Return what `write_record` wrote, empty if there is no such file; `data`: it was read.
-
-    Raises `FormatError` if it is anything else.
-    """
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what `write_record` wrote, empty if there is no such file; else `FormatError`."""
     try:
-        content = json.loads(path.read_bytes() if data is None else data)
+        content = json.loads(path.read_bytes())
         if content.pop("digest") == digest(_text(content).encode()):
             return dict(content)
     except FileNotFoundError:
@@ -490,37 +485,6 @@ def from_record(record: Mapping[str, Any], where: Path) -> tuple[Content, bytes]
     """Return what `to_record` was given; `ValueError` or `LookupError` if it is anything else."""
     content = Content.from_json(record["sidecar"], where)
     return content, base64.b64decode(record["companion"])
-
-
-def _replace(path: Path, content: bytes, durable: bool, replace: bool = True) -> None:
-    """Replace a file at once; of several that do so at the same time, the last one wins.
-
-    Without `replace` the first one wins, and the others raise `FileExistsError`.
-    """
-    if isinstance(path, StorePath):
-        path.store.put(path.key, content, overwrite=replace)
-        return
-    if path.exists() and not path.is_file():  # such as /dev/null
-        raise TargetError("it exists, and is not a file", where=path)
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            if durable:
-                sync(file.fileno())
-        if replace:
-            temporary.replace(path)
-        else:
-            path.hardlink_to(temporary)
-            temporary.unlink()
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and not error.filename:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-    if durable:
-        sync_directory(path.parent)
 
 
 def dump_json(content: Any) -> str:

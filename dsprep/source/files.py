@@ -75,6 +75,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
             if format is None:
                 inside, skipped = _walk(path)
                 if not inside:
+                    refuse_partial([path])
                     raise foreign.nothing_in(path, skipped, tuple(formats.FORMATS))
                 _check_one_part(path, [file for file, _ in inside])
                 if skipped:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsprep.errors import TargetError
+from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.locking import OWNER, Lock
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import SIDECARS, WORKING
@@ -227,3 +229,34 @@ def restore(target: Path) -> None:
                 where=target,
                 fix=f"try again, repeat the command that was killed, or rename {old} to {target}",
             ) from error
+
+
+def write_file(path: Path, content: bytes, durable: bool, replace: bool = True) -> None:
+    """Replace a file at once; of several that do so at the same time, the last one wins.
+
+    Without `replace` the first one wins, and the others raise `FileExistsError`.
+    """
+    if isinstance(path, StorePath):
+        path.store.put(path.key, content, overwrite=replace)
+        return
+    if path.exists() and not path.is_file():  # such as /dev/null
+        raise TargetError("it exists, and is not a file", where=path)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                sync(file.fileno())
+        if replace:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)
+            temporary.unlink()
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and not error.filename:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    if durable:
+        sync_directory(path.parent)

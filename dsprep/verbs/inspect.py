@@ -227,8 +227,6 @@ def _epoch_requests(
     paths: Sequence[Path], nbytes: int, groups: tuple[int, int] | None
 ) -> int | None:
     """Return about how many requests reading all files by groups takes; None of local ones."""
-    if not isinstance(paths[0], StorePath):
-        return None
     from dsprep.reader.units import BUFFER_NBYTES, epoch_requests
 
     units = max(len(paths), groups[0] if groups else -(-nbytes // BUFFER_NBYTES))

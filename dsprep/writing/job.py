@@ -267,9 +267,8 @@ def check_space(jobs: Sequence[Job], restart: bool = False) -> None:
             state = read_record(root / "state.json")
         if job.options.compress is not None or (state.get("complete") and not restart):
             continue  # the estimate is an upper bound, or all has been written
-        is_local = not isinstance(job.target, StorePath)
         needed += staged_nbytes(job)
-        needed -= tree_nbytes(root) if is_local and root.is_dir() else 0
+        needed -= tree_nbytes(root) if root.is_dir() else 0
         largest = max(largest, needed + job.scratch)
     at = scratch(jobs[0].target)
     free = free_nbytes(at)

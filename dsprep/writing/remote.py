@@ -34,9 +34,6 @@ from dsprep.storage.trees import data_entries
 THREADS = 16
 """Small objects that are read, written or removed at a time."""
 
-LOOKS = 10
-"""How often a claim is looked at that its owner replaces meanwhile, as it does a few times."""
-
 MEANWHILE = "another process has begun to write it meanwhile"
 
 
@@ -81,17 +78,14 @@ def read_claim(target: StorePath) -> tuple[Claim | None, str]:
         If it is not one.
     """
     path = _root(target) / marker_path(target).name
-    for _ in range(LOOKS):
-        path.store.forget(path.key)
-        with suppress(ChangedError):
-            try:
-                version = path.store.etag(path.key)
-                data = path.read_bytes()
-                break
-            except FileNotFoundError:
-                return None, ""
-    else:
-        raise TargetError(MEANWHILE, where=target, fix="let that one end")
+    path.store.forget(path.key)
+    try:
+        version = path.store.etag(path.key)
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None, ""
+    except ChangedError as error:
+        raise TargetError(MEANWHILE, where=target, fix="let that one end") from error
     try:
         return Claim(**json.loads(data)), version
     except (ValueError, TypeError) as error:

@@ -46,7 +46,7 @@ from dsprep.writing.shards import (
     while_written,
 )
 from dsprep.writing.shuffle import ShuffledSource
-from dsprep.writing.staging import START, Staging, check_target, discard, published
+from dsprep.writing.staging import COMMAND, START, Staging, check_target, discard, published
 from dsprep.writing.transfer import Done
 from dsprep.writing.upload import open_staging
 
@@ -95,7 +95,7 @@ def making(
         check_replaceable(job.target)
     with open_staging(
         job.target,
-        fingerprint(job, source, before),
+        {**fingerprint(job, source, before), COMMAND: lineage(job, source)["command"]},
         overwrite=options.overwrite,
         restart=options.restart,
         durable=options.durable,

@@ -29,7 +29,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +53,9 @@ START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
 
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run starts over."""
+
+COMMAND = "command"
+"""The key of a job that is for people alone: who has begun it."""
 
 STARTED_OVER = (
     "started over, not continued: the source was touched or written to since, though its size and "
@@ -78,9 +81,6 @@ LEFT = (
 
 _ASIDE = "left-"
 """The prefix of what could not be removed and is in nobody's way."""
-
-_TOLD = ("function", "items", "source", "version")
-"""Keys of a job that are text for people."""
 
 
 class Staging:
@@ -185,26 +185,19 @@ class Staging:
             state = None
         if recorded is not None and state is not None:
             self._refuse(recorded)
-            wanted = json.loads(json.dumps(job))  # as it comes back
-            differing = sorted(k for k in {*recorded, *job} if recorded.get(k) != wanted.get(k))
+            before, now = _facts(recorded), _facts(json.loads(json.dumps(job)))  # as it comes back
+            differing = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
             if differing == [STATUS]:
                 check_target(self.target, self._overwrite)
                 self._begin(job)
                 self.notes += (STARTED_OVER,)
                 return None
-            differing = [k for k in differing if k != STATUS]  # another key says more
-            if differing:
-                options = _changed_options(recorded, wanted, differing)
-                before, now = recorded.get(differing[0]), job.get(differing[0])
-                told = {"expected": before, "found": now} if differing[0] in _TOLD else {}
+            if differing := [k for k in differing if k != STATUS]:  # another key says more
                 raise TargetError(
-                    f"an interrupted run with other options ({', '.join(options)}) left partial "
-                    "output"
-                    if options
-                    else "an interrupted run was making it from something else "
-                    f"({', '.join(differing)})",
+                    "an interrupted run of other data or with other options left partial output "
+                    f"(other: {', '.join(differing)})",
                     where=self.target,
-                    **told,
+                    found=recorded.get(COMMAND),
                     fix="repeat the command of that run, with its options and on unchanged data, "
                     "to continue it; or add --restart to discard what it left and start over",
                 )
@@ -415,36 +408,9 @@ def check_target(target: Path, overwrite: bool) -> None:
         raise TargetError("it is neither a file nor a directory", where=target)
 
 
-_OPTIONS = {
-    "format": "--to",
-    "read as": "how the source is read",
-    "fields": "--cast",
-    "samples": "--samples",
-    "groups": "--buffer-size or --stripe-size",
-    "files": "--samples-per-file or --shard-size",
-    "cut": "--samples-per-file or --shard-size",
-    "split_seed": "--shuffle",
-}
-"""What decides a key of a job, where that is not an option of the same name."""
-
-_FOLLOWING = {
-    "fields": {"read as"},
-    "samples": {"recipe"},
-    "groups": {"format", "read as", "fields", "samples", "options"},
-    "files": {"format", "read as", "fields", "samples", "options", "groups"},
-}
-"""Keys that may differ because others do."""
-
-
-def _changed_options(
-    before: Mapping[str, Any], now: Mapping[str, Any], differing: Sequence[str]
-) -> list[str]:
-    """Return the options by which two jobs differ; none if something else differs, too."""
-    others = {*differing}
-    if not others <= {"options", "recipe", *_OPTIONS}:
-        return []
-    keys = [k for k in _OPTIONS if k in others and not _FOLLOWING.get(k, set()) & others]
-    for name in ("recipe", "options"):
-        one, other = before.get(name) or {}, now.get(name) or {}
-        keys += sorted(k for k in {*one, *other} if one.get(k) != other.get(k))
-    return list(dict.fromkeys(_OPTIONS.get(k) or flag(k) for k in keys))
+def _facts(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two runs of a job have in common, each option by itself."""
+    found = {k: v for k, v in job.items() if k not in (COMMAND, "options", "recipe")}
+    for name in ("options", "recipe"):
+        found |= {flag(k): v for k, v in (job.get(name) or {}).items()}
+    return found
