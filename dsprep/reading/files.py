@@ -13,7 +13,7 @@ from typing import Any
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import changed
-from dsprep.storage.base import Handle, Known
+from dsprep.storage.base import Handle
 from dsprep.storage.identity import Identity
 from dsprep.storage.local import DirectoryGuard
 from dsprep.storage.paths import open_file
@@ -87,25 +87,23 @@ class Files:
         """
         key = entry, path
         with self._lock:
-            known = self._open.get(key)
-            if known is not None:
+            opened = self._open.get(key)
+            if opened is not None:
                 self._open.move_to_end(key)
-                return known
+                return opened
         recorded = None if self._recorded is None else self._recorded(entry)
-        version = None
-        if recorded is not None and recorded.is_object and not path:
-            version = Known(recorded.nbytes, recorded.etag)
-        made = open_file(self._name(entry, path), version)
+        known = recorded if recorded is not None and recorded.is_object and not path else None
+        made = open_file(self._name(entry, path), known)
         self._inside.check(made)
         with self._lock:
-            if version is None or made.fd >= 0:  # else each read names the version
+            if known is None or made.fd >= 0:  # else each read names the version
                 self._check(key, made.name, (made.nbytes, made.mtime_ns))
             if self.expects:
                 made.judge = partial(self._judge, entry)
-            known = self._open.setdefault(key, made)
+            opened = self._open.setdefault(key, made)
             if len(self._open) > self._kept:
                 self._open.popitem(last=False)
-        return known
+        return opened
 
     def _name(self, entry: int, path: str) -> str:
         below = self._root

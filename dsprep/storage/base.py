@@ -12,7 +12,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from typing_extensions import override
@@ -23,20 +23,8 @@ from dsprep.storage import copying
 from dsprep.storage.ranges import as_bytes, ends_early
 from dsprep.storage.scatter import NEAR, Runs, runs
 
-
-class Known(NamedTuple):
-    """What was recorded of a file in a store: `open` then needs not ask, and refuses another one.
-
-    Attributes
-    ----------
-    nbytes
-        Its size.
-    etag
-        Its version, as the store names it.
-    """
-
-    nbytes: int
-    etag: str
+if TYPE_CHECKING:
+    from dsprep.storage.identity import Identity
 
 
 class Handle(ABC):
@@ -239,13 +227,11 @@ class Store(ABC):
     What is written is staged in local files, and published by `put`.
     """
 
-    @property
-    def part_nbytes(self) -> int:
-        """Bytes of a long range that one request reads."""
-        return 1 << 30
+    part_nbytes = 1 << 30
+    """Bytes of a long range that one request reads."""
 
     @abstractmethod
-    def open(self, name: str, path: str, known: Known | None = None) -> Handle:
+    def open(self, name: str, path: str, known: Identity | None = None) -> Handle:
         """Open a file, which messages call `path`; `OSError` if that fails.
 
         `known`: reading fails with `ChangedError` unless it is this version.

@@ -17,13 +17,16 @@ from glob import has_magic
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path, PosixPath
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from typing_extensions import override
 
 from dsprep.errors import UnsupportedError, UsageError
-from dsprep.storage.base import Handle, Known, Store, stream
+from dsprep.storage.base import Handle, Store, stream
 from dsprep.storage.local import LocalFile
+
+if TYPE_CHECKING:
+    from dsprep.storage.identity import Identity
 
 _stores: dict[str, Store] = {}
 
@@ -242,7 +245,7 @@ def common_path(paths: Sequence[Path]) -> Path:
     return type(first)(*(names[0] for names in takewhile(lambda n: len({*n}) == 1, levels)))
 
 
-def open_file(path: str | Path, known: Known | None = None) -> Handle:
+def open_file(path: str | Path, known: Identity | None = None) -> Handle:
     """Return a file of a dataset, open for reading; `OSError` if it cannot be opened.
 
     `known`: what is known of a file in a store; see `Store.open`.

@@ -55,9 +55,8 @@ NEAR = 64 << 10
 """Bytes between two ranges that are read along: fewer than what comes in the time that a request of
 its own would take."""
 
-PART_NBYTES = (1 << 20, 8 << 20)
-"""Least and most bytes of a part of a long range. In between, a part has as many as a stream brings
-in the time to the first byte, so that half of the time of a request is waiting."""
+PART_NBYTES = 3 << 20
+"""Bytes of a part of a long range: about what a stream brings in the time to the first byte."""
 
 SMALL_NBYTES = 256 << 10
 """Up to so many bytes of a body are copied by the thread of the event loop, without the kernel:
@@ -219,32 +218,6 @@ class _Flight:
                 return
 
 
-class _Pace:
-    """How long requests take: moving averages of the time to the first byte, and of bytes a second.
-
-    Only how ranges are cut depends on it.
-    """
-
-    def __init__(self) -> None:
-        self.latency, self.bandwidth = 0.03, 100e6
-
-    def note(self, latency: float, nbytes: int, seconds: float) -> None:
-        """Note a request that brought so many bytes in so many seconds after its first one."""
-        self.latency += 0.1 * (latency - self.latency)
-        if nbytes >= PART_NBYTES[0] // 4:
-            self.bandwidth += 0.1 * (nbytes / max(seconds, 1e-3) - self.bandwidth)
-
-    @property
-    def part_nbytes(self) -> int:
-        """Bytes of a part of a long range."""
-        least, most = PART_NBYTES
-        fitting: int = int(min(max(self.latency * self.bandwidth, least), most))
-        return fitting >> 16 << 16
-
-
-pace = _Pace()
-
-
 @dataclass(frozen=True)
 class Part:
     """One request: a half-open range of an object, and what takes its body."""
@@ -336,11 +309,10 @@ class Requests:
 
     def fetch(self, version: Version, start: int, stop: int) -> bytes:
         """Return a range of an object, in parts if it is long; raises as `read`."""
-        step = pace.part_nbytes
-        if stop - start <= step + step // 2:
+        if stop - start <= PART_NBYTES + PART_NBYTES // 2:
             return bytes(self.run(self._one(version, start, stop)))
         out = bytearray(stop - start)
-        cuts = [*range(start, stop, step), stop]
+        cuts = [*range(start, stop, PART_NBYTES), stop]
 
         def put(at: int, body: Any) -> None:
             out[at - start : at - start + len(body)] = memoryview(body)
@@ -389,17 +361,14 @@ class Requests:
         raise RangeError(errno.EIO, text, version.name).at(start)
 
     async def _get(self, version: Version, start: int, stop: int) -> Any:
-        began = time.monotonic()
         options: Any = {"range": (start, stop), **version.condition}
         answer = await obstore.get_async(version.store, version.key, options=options)
-        first = time.monotonic()
         version.check(answer.meta)
         body = await answer.bytes_async()
         if len(body) != stop - start:
             raise OSError(errno.EIO, f"{len(body)} bytes came of {stop - start}")
         counters.requests += 1
         counters.nbytes += len(body)
-        pace.note(first - began, len(body), time.monotonic() - first)
         flight = self._flight
         flight.ceiling = min(CEILING, flight.ceiling + 1 / flight.ceiling)
         return body
@@ -509,7 +478,7 @@ def _end() -> None:
 # --- ranges to parts ---------------------------------------------------------------------------
 
 
-def parts_of(version: Version, ranges: Runs, part_nbytes: int) -> list[Part]:
+def parts_of(version: Version, ranges: Runs, part_nbytes: int = PART_NBYTES) -> list[Part]:
     """Return the requests for ranges: near ones together, long ones in parts.
 
     Raises

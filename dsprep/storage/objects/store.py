@@ -15,7 +15,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -31,18 +30,18 @@ from typing_extensions import override
 
 from dsprep.core.schema import Array, Ints
 from dsprep.errors import MissingExtra, UnsupportedError, UsageError
-from dsprep.storage.base import Handle, Known, Store, made_status
+from dsprep.storage.base import Handle, Store, made_status
+from dsprep.storage.identity import Identity
 from dsprep.storage.objects.requests import (
     DEADLINE,
+    PART_NBYTES,
     STALLED,
     Part,
-    Requests,
     Version,
     check_process,
     counters,
     etag_of,
     modified_ns,
-    pace,
     parts_of,
     refused,
     requests,
@@ -64,10 +63,10 @@ BLOCKS = 64
 AHEAD = 16
 """Blocks that are fetched together at most, where an object is read from front to back."""
 
-TREE_NAMES = 20_000
-"""Names below a directory that are listed together, once directories within are looked into."""
+TOGETHER = 5_000
+"""Names below a directory that are listed together, at most."""
 
-LISTINGS = 64
+LISTINGS = 5_000
 """Listings that are kept."""
 
 SECONDS = 2.0
@@ -190,15 +189,13 @@ class ObjectFile(Handle):
     @classmethod
     @override
     def read_many(cls, parts: Sequence[tuple[Handle, Runs]]) -> tuple[int, int]:
-        made: Requests = requests()
-        step = pace.part_nbytes
         asked = [
             part
             for file, ranges in parts
             if isinstance(file, cls)
-            for part in parts_of(file.version, ranges, step)
+            for part in parts_of(file.version, ranges)
         ]
-        made.read(asked)
+        requests().read(asked)
         return len(asked), sum(part.nbytes for part in asked)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -215,38 +212,17 @@ def _status(version: Version) -> os.stat_result:
     return made_status(version.nbytes, version.modified, number)
 
 
-@dataclass
-class _Listing:
-    """What is in a directory, or in all below it (`is_tree`): by directory, what is in it."""
-
-    is_tree: bool
-    is_large: bool = False  # so all below it are not listed together
-    folders: dict[str, dict[str, os.stat_result]] = field(default_factory=dict)
-
-    def add(self, name: str, status: os.stat_result, root: str) -> None:
-        """Add a file, or directory, and the directories in which it is."""
-        while len(name) > len(root):
-            name, _, last = name.rpartition("/")
-            inside = self.folders.setdefault(name, {})
-            if last in inside:
-                return
-            inside[last], status = status, made_status(None)
-
-
 class ObjectStore(Store):
     """All buckets, containers or hosts of one scheme of URLs."""
+
+    part_nbytes = PART_NBYTES
 
     def __init__(self, scheme: str) -> None:
         self.scheme = scheme
         self._roots: dict[str, tuple[Any, Any]] = {}
         self._answers: dict[str, tuple[float, tuple[Version | None, bytes]]] = {}
-        self._listings: OrderedDict[str, tuple[float, _Listing]] = OrderedDict()
+        self._listings: dict[str, tuple[float, dict[str, os.stat_result]]] = {}
         self._lock = threading.Lock()
-
-    @property
-    @override
-    def part_nbytes(self) -> int:
-        return pace.part_nbytes
 
     def _root(self, bucket: str) -> tuple[Any, Any]:
         """Return the store of a bucket for reading and for all else, which obstore tries again."""
@@ -350,6 +326,11 @@ class ObjectStore(Store):
         missing = inside is not None and (last not in inside or S_ISDIR(inside[last].st_mode))
         return (None, b"") if missing else None
 
+    def _listed(self, directory: str) -> dict[str, os.stat_result] | None:
+        """Return what is in a directory that was listed in the last `SECONDS`."""
+        when, inside = self._listings.get(directory, (0.0, None))
+        return inside if time.monotonic() - when < SECONDS else None
+
     def _note(self, name: str, answer: tuple[Version | None, bytes]) -> None:
         if len(self._answers) > 4096:
             self._answers.clear()
@@ -361,7 +342,7 @@ class ObjectStore(Store):
         self._listings.clear()
 
     @override
-    def open(self, name: str, path: str, known: Known | None = None) -> Handle:
+    def open(self, name: str, path: str, known: Identity | None = None) -> Handle:
         if known is not None and known.etag:
             (reading, _), key = self._split(name)
             return ObjectFile(Version(reading, key, path, known.nbytes, known.etag))
@@ -397,57 +378,49 @@ class ObjectStore(Store):
 
     def _inside(self, directory: str) -> dict[str, os.stat_result]:
         """Return what is in a directory; empty where there is nothing of this name."""
-        found, above = self._listed(directory), directory.rpartition("/")[0]
-        if found is None and self._listed(above) is not None:
-            listing = self._listings.get(above)
-            if listing is not None and not listing[1].is_large:  # a tree is being walked
-                self._list(above, below=True)
-                found = self._listed(directory)
-        if found is None:
-            self._list(directory)
-            found = self._listed(directory)
-        return found or {}
-
-    def _listed(self, directory: str) -> dict[str, os.stat_result] | None:
-        """Return what is in a directory that was listed in the last `SECONDS`."""
-        at = directory
-        while at:
-            when, kept = self._listings.get(at, (0.0, None))
-            whole = kept is not None and (at == directory or kept.is_tree)
-            if kept is not None and whole and time.monotonic() - when < SECONDS:
-                return kept.folders.get(directory, {})
-            at = at.rpartition("/")[0]
-        return None
-
-    def _list(self, directory: str, *, below: bool = False) -> None:
-        """List a directory, or all that is below it if that is not too much."""
+        inside = self._listed(directory)
+        if inside is not None:
+            return inside
         (reading, other), key = self._split(directory)
-        bucket, made, names = directory.partition("/")[0], _Listing(below), 0
         try:
-            if below:
-                pages: Iterable[Any] = obstore.list(other, prefix=key or None, chunk_size=1000)
-            else:
-                counters.other += 1
+            folders = self._below(directory, obstore.list(other, prefix=key or None), reading)
+            if folders is None:
                 found = obstore.list_with_delimiter(other, prefix=key or None)
-                pages = [found["objects"]]
+                folders = self._below(directory, [found["objects"]], reading) or {}
                 for prefix in found["common_prefixes"]:
-                    made.add(f"{bucket}/{prefix.rstrip('/')}", made_status(None), directory)
-            for page in pages:
-                counters.other += below
-                names += len(page)
-                if below and names > TREE_NAMES:
-                    self._listings[directory][1].is_large = True
-                    return
-                for meta in page:
-                    name = f"{bucket}/{meta['path']}"
-                    version = self._version(reading, meta["path"], name, meta)
-                    self._note(name, (version, b""))
-                    made.add(name, _status(version), directory)
+                    name = prefix.rstrip("/").rpartition("/")[2]
+                    folders[directory][name] = made_status(None)
         except exceptions.BaseError as error:
             raise refused(self._url(directory), error) from error
-        self._listings[directory] = time.monotonic(), made
-        while len(self._listings) > LISTINGS:
-            self._listings.popitem(last=False)
+        if len(self._listings) > LISTINGS:
+            self._listings.clear()
+        now = time.monotonic()
+        self._listings.update((folder, (now, names)) for folder, names in folders.items())
+        return folders[directory]
+
+    def _below(
+        self, directory: str, pages: Iterable[Any], reading: Any
+    ) -> dict[str, dict[str, os.stat_result]] | None:
+        """Return what is in each directory from one on; None if it is too much to list together."""
+        folders: dict[str, dict[str, os.stat_result]] = {directory: {}}
+        bucket, names, together = directory.partition("/")[0], 0, not isinstance(pages, list)
+        for page in pages:
+            counters.other += 1
+            names += len(page)
+            if together and names > TOGETHER:
+                return None
+            for meta in page:
+                name, last = f"{bucket}/{meta['path']}", ""
+                version = self._version(reading, meta["path"], name, meta)
+                self._note(name, (version, b""))
+                status = _status(version)
+                while len(name) > len(directory):
+                    name, _, last = name.rpartition("/")
+                    inside = folders.setdefault(name, {})
+                    if last in inside:
+                        break
+                    inside[last], status = status, made_status(None)
+        return folders
 
     # --- writing -----------------------------------------------------------------------------
 
