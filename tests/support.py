@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from typer.testing import CliRunner
 
+from dsprep import formats
 from dsprep.cli import app
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
@@ -177,6 +178,33 @@ def check_layout(format: Format, path: Path, schema: Schema, writer: Writer) -> 
     assert told[0] == told[1]
     assert found[0].facts == found[1].facts
     return True
+
+
+MIXED = Schema(
+    (
+        Field("image", np.dtype("<f4"), (8, 5)),
+        Field("label", np.dtype("<i8")),
+        Field("points", np.dtype("<i2"), (None, 3)),
+        Field.opaque("name", "str"),
+        Field("id", np.dtype(">u4"), (2,)),
+    )
+)
+SUFFIX = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
+
+
+def dataset(
+    directory: Path,
+    format: str = "hdf5",
+    schema: Schema = MIXED,
+    samples: Batch | int = 90,
+    **options: Any,
+) -> tuple[Path, Batch]:
+    """A dataset of one file and its sidecar, of these samples, or so many at random."""
+    batch = random_batch(schema, samples, seed=10) if isinstance(samples, int) else samples
+    path = directory / f"set{SUFFIX[format]}"
+    write_batch(formats.load(format), path, schema, batch, WriteOptions(**options))
+    describe(formats.load(format), schema, [path], path).save(durable=False)
+    return path, batch
 
 
 class MemorySource(Source):

@@ -36,7 +36,7 @@ def root(tmp_path_factory):
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("name", ["plain.h5", "grouped.h5"])
 def test_the_promise_is_kept(root, name, shuffle, remainder):
-    for ranks, batch in ((1, 1), (7, 9), (3, 64), (40, 2)):
+    for ranks, batch in ((7, 9), (40, 2)):
         found = dsprep.audit(
             root / name, ranks, batch, epochs=2, shuffle=shuffle, remainder=remainder, seed=4
         )
@@ -71,8 +71,7 @@ def test_figures(root):
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
-@pytest.mark.parametrize("ranks", [5, 8, 11])
-@pytest.mark.parametrize("step", [0, 3, 14, 16, 500])
+@pytest.mark.parametrize(("ranks", "step"), [(5, 0), (8, 3), (11, 14), (8, 16), (5, 500)])
 def test_resuming(root, remainder, ranks, step):
     found = dsprep.audit(
         root / "grouped.h5", 8, 8, remainder=remainder, resume_at=step, resume_ranks=ranks
@@ -92,7 +91,7 @@ def test_resuming(root, remainder, ranks, step):
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize("resume", [None, (1, 3), (2, 2)])
+@pytest.mark.parametrize("resume", [None, (1, 3)])
 def test_every_pass_of_mini_epochs(root, shuffle, remainder, resume):
     at, ranks = resume or (None, None)
     found = dsprep.audit(
@@ -156,36 +155,36 @@ def wrong_parts(root, monkeypatch, wrong, **more):
             for e in found.epochs if e.problems}  # fmt: skip
 
 
-def test_a_group_in_two_mini_epochs_is_found(root, monkeypatch):
-    kept = []
-
+def twice(kept=[]):  # noqa: B006
     def wrong(which, groups):
         kept.append(groups[0])
         return np.append(groups, kept[0]) if which.part == 2 else groups
 
-    said = wrong_parts(root, monkeypatch, wrong)
-    assert said.keys() == {(0, 2, 0)}
-    assert "in an earlier mini-epoch as well" in said[0, 2, 0]
+    return wrong
 
 
-def test_a_group_that_is_lost_is_found(root, monkeypatch):
-    said = wrong_parts(root, monkeypatch, lambda which, g: np.sort(g)[which.part == 1 :])
-    assert said.keys() == {(0, 3, 1)}
-    assert f"in no mini-epoch of this epoch: {GROUP}" in said[0, 3, 1]
+WRONG_PARTS = [  # which groups a pass has; where it is noticed, and in which words
+    (twice(), {}, {(0, 2, 0)}, "in an earlier mini-epoch as well"),
+    (
+        *(lambda which, g: np.sort(g)[which.part == 1 :], {}, {(0, 3, 1)}),
+        f"in no mini-epoch of this epoch: {GROUP}",
+    ),
+    (
+        *(lambda which, g: g[which == Pass(5, 0, 2, 1) :], {}, {(0, 2, 1)}),
+        "not those of the first pass",
+    ),
+    (
+        *(lambda which, g: g[::-1] if which.turn else g, {"pools": 2, "epochs": 2}),
+        *({(epoch, part, 1) for epoch in range(2) for part in range(4)}, "not in the pool"),
+    ),
+]
 
 
-def test_a_pass_of_other_samples_is_found(root, monkeypatch):
-    said = wrong_parts(root, monkeypatch, lambda which, g: g[which == Pass(5, 0, 2, 1) :])
-    assert said.keys() == {(0, 2, 1)}
-    assert "not those of the first pass" in said[0, 2, 1]
-
-
-def test_a_group_that_leaves_its_pool_is_found(root, monkeypatch):
-    said = wrong_parts(
-        root, monkeypatch, lambda which, g: g[::-1] if which.turn else g, pools=2, epochs=2
-    )
-    assert said.keys() == {(epoch, part, 1) for epoch in range(2) for part in range(4)}
-    assert "not in the pool" in said[0, 0, 1]
+@pytest.mark.parametrize(("wrong", "more", "where", "told"), WRONG_PARTS)
+def test_wrong_mini_epochs_are_found(root, monkeypatch, wrong, more, where, told):
+    said = wrong_parts(root, monkeypatch, wrong, **more)
+    assert said.keys() == where
+    assert told in said[min(where)]
 
 
 def test_an_empty_mini_epoch_is_found(root, monkeypatch):

@@ -91,8 +91,9 @@ def asked(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("more", [{}, {"threads": 3}, {"transfer_size": 1000}, {"batch_size": 40}])
+@pytest.mark.parametrize(
+    ("world", "more"), [(1, {"threads": 3}), (3, {"transfer_size": 1000}), (3, {"batch_size": 40})]
+)
 def test_the_limit_reads_all_bytes_of_groups_once(world, more, places, asked):
     with dsprep.Sidecar.open(places["groups"]) as sidecar:
         blocks = sidecar.layout(0).groups.blocks
@@ -166,7 +167,7 @@ def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places,
 # --- LMDBIO ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [0, 1, 7, 64, 103, 500])
+@pytest.mark.parametrize("samples", [0, 7, 103])
 @pytest.mark.parametrize(("ranks", "roots"), [(1, 1), (3, 1), (3, 2), (5, 2), (4, 4)])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_records_are_assigned_once(samples, ranks, roots, steps):
@@ -267,7 +268,7 @@ def test_ranks_in_processes_share_the_records(places):
     assert not list(Path("/dev/shm").glob("*dsprep*"))
 
 
-@pytest.mark.parametrize(("step", "dies"), [("lmm", 0), ("prov", 1)])
+@pytest.mark.parametrize(("step", "dies"), [("prov", 1)])
 def test_who_loses_its_neighbour_fails_soon(step, dies, places):
     began = time.monotonic()
     codes, _, errors = run_ranks([(f"lmdbio-{step}", {})], places, dies)

@@ -126,15 +126,7 @@ def test_a_report_comes_back_from_json(one, tmp_path):
     assert model.load(saved(tmp_path / "r.json", one)) == one
 
 
-def paths_in(node, at=()):
-    yield at
-    inner = node.items() if isinstance(node, dict) else []
-    for key, value in enumerate(node) if isinstance(node, list) else inner:
-        yield from paths_in(value, (*at, key))
-
-
 WHOLE = swept(("1MiB", "4MiB"), (9e3, 2e4)).to_json()
-WHOLE = json.loads(json.dumps(WHOLE))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dsprep.bench.storage import fit, worker
 from dsprep.planning.storage_figures import StorageFigures
 from dsprep.storage.mounts import mount_of
 
-TINY = ("bench", "storage", "--size", "8MiB", "--seconds", "2", "--streams", "1,2")
+TINY = ("bench", "storage", "--size", "8MiB", "--seconds", "1", "--streams", "1,2")
 
 
 @pytest.fixture

@@ -182,18 +182,17 @@ def left_open(path: Path) -> list[str]:
     return opened_of(path)
 
 
-LABELS = ("fixed", "ragged", "scalar")
-TAKES = {"tf-prefetch": ("ragged",)}  # as tf
+TAKES = {"tf-prefetch": ("ragged",), "tf": ("fixed",)}  # which share all but reading ahead
 
 
 @pytest.mark.parametrize(
-    ("name", "label"), [(name, label) for name in NAMES for label in TAKES.get(name, LABELS)]
+    ("name", "label"), [(n, label) for n in NAMES for label in TAKES.get(n, ("fixed", "ragged"))]
 )
 def test_every_sample_comes_once(datasets, name, label):
     schema = SCHEMAS[label]
     path, expected = datasets(label, name)
     once, threads = Counter(keys(expected, schema)), threading.active_count()
-    for world in (1,) if name in LMDBIO else (1, 3):
+    for world in (1,) if name in LMDBIO or label == "fixed" else (3,):
         epochs = [[], []]
         for rank in range(world):
             more = {} if world == 1 else {"buffer_nbytes": 16_000}
@@ -258,7 +257,7 @@ def test_types_that_tensorflow_lacks(datasets, name):
     assert left_open(path) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*GROUPWISE, "lmdbio-prov", "tf-prefetch", "h5py"])
 def test_closing_in_the_middle_of_an_epoch(datasets, name):
     path, _ = datasets("ragged", name)
     strategy = strategy_of(name, path, SCHEMAS["ragged"])

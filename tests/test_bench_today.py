@@ -83,10 +83,10 @@ def test_folders_of_images(tmp_path: Path) -> None:
     for i in range(12):
         pixels = np.full((8, 8, 3), 20 * i, np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{i}.png")
-    work = plan_read([tmp_path / "images"], settings=WARM, limit=600)
+    assert "in-place" in plan_read([tmp_path / "images"]).names
+    work = plan_read([tmp_path / "images"], ["in-place"], WARM, limit=600)
     assert work.plans[0].samples < 12
-    answer = " ".join(measured(work).answer)
-    assert "Read as it is today (in-place)" in answer
+    measured(work)
 
 
 def test_tar_shards_are_read_one_after_another(tmp_path: Path) -> None:
@@ -100,9 +100,6 @@ def test_tar_shards_are_read_one_after_another(tmp_path: Path) -> None:
                     info.size = len(data)
                     archive.addfile(info, io.BytesIO(data))
                 number += 1
-    work = plan_read([tmp_path / "shards"], settings=WARM)
-    answer = " ".join(measured(work).answer)
-    assert "Read as it is today (in-place)" in answer
     measured(plan_read([tmp_path / "shards"], ["in-place"], replace(WARM, ranks=2, batch_size=2)))
     reading = OpenOptions(fields=(FieldSpec("n", "cls"), FieldSpec("key", "key")), keys_as="key")
     measured(plan_read([tmp_path / "shards"], ["in-place"], WARM, reading=reading))

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 from support import cli
@@ -61,6 +62,7 @@ def test_a_group_says_of_a_command_what_its_own_page_says(name, command, summary
 def test_pydantic_is_imported_for_mistakes_alone(train):
     code = f"""
 import sys
+import warnings
 from dsprep.cli import app
 try:
     app(["inspect", {str(train)!r}, "--field", "x", "--memory", "1GiB", "--sample-axis", "first"])
@@ -73,13 +75,14 @@ print("pydantic" in sys.modules, file=sys.stderr)
 
 
 @pytest.mark.parametrize(("line", "limited"), [(["inspect"], True), (["bench", "read"], False)])
-def test_numpy_has_threads_of_its_own_in_benchmarks_alone(line, limited):
-    code = "import os, dsprep.cli as c; c.app = lambda: print(os.environ.get(NAME)); c.main()"
-    code = f"NAME = 'OPENBLAS_NUM_THREADS'; {code}"
-    env = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
-    program = [sys.executable, "-c", code, *line]
-    done = subprocess.run(program, capture_output=True, text=True, check=True, env=env)
-    assert done.stdout.split() == ["1" if limited else "None"]
+def test_numpy_has_threads_of_its_own_in_benchmarks_alone(line, limited, monkeypatch, capsys):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sys, "argv", ["dsprep", *line])
+    monkeypatch.setattr(dsprep.cli, "app", lambda: print(os.environ.get("OPENBLAS_NUM_THREADS")))
+    with warnings.catch_warnings():
+        dsprep.cli.main()
+    os.environ.pop("OPENBLAS_NUM_THREADS", None)
+    assert capsys.readouterr().out.split() == ["1" if limited else "None"]
 
 
 def test_no_arguments_are_answered_by_help():
@@ -119,10 +122,8 @@ def test_the_version():
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("inspect train.h5 >&-", 0),
         ("convert train.h5 out.h5 <&- >&- 2>&-", 0),
         ("inspect train.h5 >/dev/full", 1),
-        ("--help >/dev/full", 1),
     ],
 )
 def test_streams_that_are_closed_or_full(line, code, train):

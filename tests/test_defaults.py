@@ -76,15 +76,6 @@ def test_cores_of_the_job(monkeypatch):
     assert defaults.node_cores({}) == 1
 
 
-def test_nothing_is_kept(tmp_path, monkeypatch):
-    """Nothing is measured, remembered or written."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    first = choose("buffered", None, defaults.cores_of(place()))
-    assert choose("buffered", None, defaults.cores_of(place())) == first
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("unit", "threads", "found"), [(8, 1, 2), (8, 2, 3), (8, 4, 4), (40, 4, 2)]
 )

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import assert_same_batch, random_batch
-from test_located import MIXED, SUFFIX
+from support import MIXED, SUFFIX, assert_same_batch, random_batch
 
 from dsprep.core.packing import Tables
 from dsprep.layout import laws

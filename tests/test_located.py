@@ -12,7 +12,17 @@ from functools import partial
 import h5py
 import numpy as np
 import pytest
-from support import assert_same_batch, describe, flip, random_batch, some_schemas, write_batch
+from support import (
+    MIXED,
+    SUFFIX,
+    assert_same_batch,
+    dataset,
+    describe,
+    flip,
+    random_batch,
+    some_schemas,
+    write_batch,
+)
 
 import dsprep
 from dsprep import formats
@@ -29,25 +39,7 @@ from dsprep.verbs.check import check
 from dsprep.verbs.provenance import provenance
 
 FORMATS = sorted(formats.WRITTEN)
-SUFFIX = {"hdf5": ".h5", "lmdb": ".lmdb", "tfrecord": ".tfrecord", "zarr": ".zarr"}
 SCHEMAS = some_schemas()
-MIXED = Schema(
-    (
-        Field("image", np.dtype("<f4"), (8, 5)),
-        Field("label", np.dtype("<i8")),
-        Field("points", np.dtype("<i2"), (None, 3)),
-        Field.opaque("name", "str"),
-        Field("id", np.dtype(">u4"), (2,)),
-    )
-)
-
-
-def written(format, directory, schema, batch, count, **options):
-    """A dataset of one file and its sidecar."""
-    path = directory / f"set{SUFFIX[format]}"
-    write_batch(formats.load(format), path, schema, batch, WriteOptions(**options))
-    describe(formats.load(format), schema, [path], path).save(durable=False)
-    return path
 
 
 def taken(batch, indices):
@@ -71,7 +63,7 @@ def test_every_schema_is_read_in_any_order(format, name, tmp_path):
         formats.load(format).plan(schema, WriteOptions())
     except UnsupportedError:
         return  # that is checked with the formats
-    path = written(format, tmp_path, schema, batch, count)
+    path = dataset(tmp_path, format, schema, batch)[0]
     rng = np.random.default_rng(0)
     with Sidecar.open(path) as opened:
         assert opened.schema == schema
@@ -96,8 +88,7 @@ def test_places_hold_the_bytes(format, tmp_path):
     schema = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field.opaque("tail")))
     if format == "tfrecord":  # of records that differ in length, only the recipe knows the inside
         schema = Schema((schema["x"], Field("tail", np.dtype("<u2"), (5,))))
-    batch = random_batch(schema, 50, seed=2)
-    path = written(format, tmp_path, schema, batch, 50)
+    path, batch = dataset(tmp_path, format, schema, 50)
     with Sidecar.open(path) as opened:
         found = opened.extents([7, 49, 0, 7])
         assert [e.index for e in found if e.field == "x"] == [7, 49, 0, 7]
@@ -121,8 +112,7 @@ def test_places_hold_the_bytes(format, tmp_path):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_many_files_are_one_dataset(format, tmp_path):
-    batch = random_batch(MIXED, 100, seed=3)
-    origin = written("hdf5", tmp_path, MIXED, batch, 100)
+    origin, batch = dataset(tmp_path, "hdf5", MIXED, 100)
     target = tmp_path / "shards"
     dsprep.convert(origin, target, to=format, samples_per_file=17, workers=1)
     with dsprep.open(target) as source:
@@ -148,7 +138,7 @@ def test_many_files_are_one_dataset(format, tmp_path):
 def test_encoded_chunks(format, codec, tmp_path):
     batch = random_batch(MIXED, 100, seed=4)
     batch["image"] = np.arange(4000, dtype="<f4").reshape(100, 8, 5)
-    path = written(format, tmp_path, MIXED, batch, 100, chunk=13, compress=Compression.parse(codec))
+    path = dataset(tmp_path, format, MIXED, batch, chunk=13, compress=Compression.parse(codec))[0]
     with Sidecar.open(path) as opened:
         order = np.random.default_rng(2).permutation(100)
         assert_same_batch(opened.read(order), taken(batch, order), MIXED)
@@ -193,8 +183,7 @@ def test_any_change_is_noticed(format, tmp_path, monkeypatch):
     sampled = []
     monkeypatch.setattr(identity, "open_file", lambda *a: sampled.append(a) or open_file(*a))
     schema = Schema((Field("x", np.dtype("<f4"), (100,)),))
-    batch = random_batch(schema, 40, seed=6)
-    path = written(format, tmp_path, schema, batch, 40)
+    path = dataset(tmp_path, format, schema, 40)[0]
     files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
     data = max((p for p in files if p.name != "lock.mdb"), key=lambda p: p.stat().st_size)
     middle = data.stat().st_size // 2 + 5
@@ -239,7 +228,7 @@ def test_records_prove_themselves(tmp_path):
     batch = random_batch(schema, 30, seed=10)
     for format, verify in (("lmdb", "header"), ("tfrecord", "header"), ("tfrecord", "full")):
         (tmp_path / (format + verify)).mkdir()
-        path = written(format, tmp_path / (format + verify), schema, batch, 30)
+        path = dataset(tmp_path / (format + verify), format, schema, batch)[0]
         with Sidecar.open(path) as opened:
             _, _, offset, _ = opened.locate([12], "x")
             part = opened.layout(0).records.parts["x"].at
@@ -295,7 +284,7 @@ def mutations(json_, rng):
 def test_hostile_sidecars_are_refused_or_harmless(format, tmp_path):
     batch = random_batch(MIXED, 60, seed=11)
     options = {"chunk": 7, "compress": Compression("gzip")} if format in ("hdf5", "zarr") else {}
-    path = written(format, tmp_path, MIXED, batch, 60, **options)
+    path = dataset(tmp_path, format, MIXED, batch, **options)[0]
     where = spec.sidecar_path(path)
     good = where.read_text()
     rng = np.random.default_rng(12)
@@ -330,7 +319,7 @@ def test_numbers_are_compared_with_the_files_before_checksums_are(kind, tmp_path
     """Whatever stands for a number of a layout, with a checksum of every block."""
     format = "hdf5" if kind == "chunks" else kind
     options = {"chunk": 7, "compress": Compression("gzip")} if kind == "chunks" else {}
-    path = written(format, tmp_path, MIXED, random_batch(MIXED, 20, seed=11), 20, **options)
+    path = dataset(tmp_path, format, MIXED, 20, **options)[0]
     provenance(path, checksums=True)
     where = spec.sidecar_path(path)
     good = where.read_text()
@@ -364,7 +353,7 @@ def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
         Field("y", np.dtype("<f4"), (), "array", {"mean": np.float32(2)}),
     )
     schema = Schema(fields, {"title": "of the dataset"})
-    origin = written("hdf5", tmp_path, schema, random_batch(schema, 30), 30)
+    origin = dataset(tmp_path, "hdf5", schema, 30)[0]
     for target in (tmp_path / "one" / f"a{SUFFIX[format]}", tmp_path / "many"):
         target.parent.mkdir(exist_ok=True)
         per = 11 if target.name == "many" else None
@@ -381,7 +370,7 @@ def test_a_sidecar_that_is_made_again_keeps_what_only_it_knew(format, tmp_path):
 def test_a_companion_of_another_run_is_noticed_when_opened(tmp_path):
     schema = Schema((Field.opaque("x"),))
     batch = random_batch(schema, 9000, longest=3000)
-    path = written("tfrecord", tmp_path, schema, batch, 9000)
+    path = dataset(tmp_path, "tfrecord", schema, batch)[0]
     companion = tmp_path / "set.tfrecord.dsprep.bin"
     companion.write_bytes(companion.read_bytes() + b"x")
     with pytest.warns(StaleWarning, match="another sidecar"):

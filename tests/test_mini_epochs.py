@@ -100,19 +100,6 @@ def test_every_sample_comes_in_one_part_as_often_as_it_is_repeated(order, epoch)
         assert times.tolist() == [rf[p] for p in parts]
 
 
-@given(assignments())
-def test_the_numbers_of_passes(order):
-    mini = order.mini
-    found = [mini.at(number) for number in range(mini.first(3))]
-    expected = [
-        (epoch, part, turn)
-        for epoch in range(3)
-        for part in range(mini.parts)
-        for turn in range(passes_of(mini, epoch * mini.parts + part))
-    ]
-    assert [(p.epoch, p.part, p.turn) for p in found] == expected
-
-
 STAGES = st.lists(
     st.builds(ResumePoint, st.integers(1, 6), st.integers(1, 6), st.integers(0, 5)), max_size=3
 )

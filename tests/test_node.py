@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import assert_same_batch, epochs, random_batch, raw, schemas
-from test_located import written as dataset
+from support import dataset, epochs, raw, schemas
 from test_mini_epochs import Comm, Scripted, rising
 
 import dsprep
@@ -61,15 +60,9 @@ def names_in_use() -> list[str]:
 NAMES: set[str] = set()
 
 
-def written(
-    directory: Path, schema: Schema = SCHEMA, format: str = "hdf5", count: int = COUNT
-) -> Path:
-    return dataset(format, directory, schema, random_batch(schema, count, 3), count)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("node"))
+    return dataset(tmp_path_factory.mktemp("node"), "hdf5", SCHEMA, COUNT)[0]
 
 
 class Ranks:
@@ -139,9 +132,12 @@ EACH = dsprep.each(drawn, {"drawn": ("f8", (2,))})
         (2, {"drop_last": True}),
         (3, {"pad": True, "shuffle": "global"}),
         (2, {"transform": EACH}),
+        (1, {"path": MIXED}),
     ],
 )
-def test_the_same_batches(k, options, ranks):
+def test_the_same_batches(k, options, ranks, tmp_path):
+    if "path" in options:
+        options = {"path": dataset(tmp_path, "tfrecord", options["path"], 61)[0]}
     node_ranks = ranks(**options, epochs=2)
     for rank in range(4):
         node_ranks.make(rank, k)
@@ -157,26 +153,6 @@ def test_the_same_batches(k, options, ranks):
             ]
         assert isinstance(reader._node, node_client.Client) == (rank >= k)
         assert reader.epoch == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "format"),
-    [
-        *(("mixed", format) for format in ("tfrecord", "hdf5")),
-        *((name, "hdf5") for name in ("empty-axis", "scalar-bfloat16", "ragged->f4", "str")),
-    ],
-)
-def test_every_kind_of_field(name, format, tmp_path, ranks):
-    schema = dict(schemas())[name]
-    path = written(tmp_path, schema, format, 61)
-    node_ranks = ranks(path, size=2, batch_size=7, buffer_size=20, epochs=2)
-    node_ranks.make(0)
-    with node_ranks.alone(1) as alone:
-        expected = list(epochs(alone, 2))
-    found = list(epochs(node_ranks.make(1), 2))
-    assert len(found) == len(expected) > 0
-    for a, b in zip(found, expected, strict=True):
-        assert_same_batch(a, b, schema)
 
 
 def test_batches_stay_while_they_are_held_and_memory_is_used_again(ranks):
@@ -264,17 +240,6 @@ def test_repeats_that_adapt(ranks):
         assert found == [[bits(batch) for batch in reader] for _ in range(4) for reader in (a, b)]
 
 
-def test_a_long_training_whose_repeats_adapt(ranks):
-    node_ranks = ranks(size=2, mini_epochs=3)
-    node_ranks.make(0, repeats=Scripted(1))
-    reader = node_ranks.make(1, repeats=Scripted(1))
-    many = 40_000
-    reader.load_state_dict({**reader.state_dict(), "epoch": 12 * many, "repeats": [12] * many})
-    with node_ranks.alone(1, repeats=12) as alone:
-        alone.set_epoch(12 * many)
-        assert [bits(b) for b in reader] == [bits(b) for b in alone]
-
-
 def test_loops_end_in_any_way(ranks):
     node_ranks = ranks(size=2)
     node_ranks.make(0)
@@ -314,7 +279,7 @@ def test_a_transform_is_applied_here(ranks):
 
 
 def test_several_readers_find_their_own(ranks, data, tmp_path):
-    other = written(tmp_path, MIXED, count=50)
+    other = dataset(tmp_path, "hdf5", MIXED, 50)[0]
     one, two, three = ranks(size=2), ranks(size=2, batch_size=3), ranks(other, size=2)
     two.key = three.key = one.key
     for each in (one, two, three):
@@ -430,7 +395,7 @@ def test_a_reader_that_is_forgotten_ends(ranks):
 
 
 def test_errors_of_the_other_process_come_here(ranks, tmp_path):
-    path = written(tmp_path)
+    path, _ = dataset(tmp_path, "hdf5", SCHEMA, COUNT)
     node_ranks = ranks(path, size=2)
     node_ranks.make(0)
     reader = node_ranks.make(1, epochs=5)
@@ -530,18 +495,6 @@ def go_on(process: subprocess.Popen) -> None:
 def shared_memory() -> set[Path]:
     """Return the files of shared memory, but those of MPI in tests that run at the same time."""
     return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("mpich")}
-
-
-def test_processes(data):
-    shared = shared_memory()
-    with processes(data, 2, pause=-1) as started:
-        for rank, process in enumerate(started):
-            assert lines(process) == expected(data, rank)
-        for process in reversed(started):
-            _, error = process.communicate("\n", timeout=600)
-            assert process.returncode == 0
-            assert not error
-    assert shared_memory() == shared
 
 
 def test_a_process_that_exits_leaves_the_others_to_themselves(data):

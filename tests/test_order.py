@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsprep.reader.order import (
@@ -19,7 +19,6 @@ from dsprep.reader.order import (
     ResumePoint,
     Sequence,
     Span,
-    share,
 )
 
 
@@ -145,22 +144,6 @@ def test_how_often_a_sample_comes(case):
             assert case.n == 0 or times.max() == -(-dealt.count // case.n)
 
 
-@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 9), st.sampled_from(REMAINDERS))
-@example(0, 3, 2, "pad")
-@example(1, 9, 9, "ragged")
-@example(8, 9, 1, "ragged")
-def test_shares(n, ranks, batch, remainder):
-    shares = [share(n, ranks, rank, batch, remainder) for rank in range(ranks)]
-    assert shares[0].start == 0
-    assert [s.start for s in shares[1:]] == [s.start + s.own for s in shares[:-1]]
-    assert shares[-1].start + shares[-1].own == n
-    for s in shares:
-        ends = [s.delivered(step) for step in range(s.steps + 1)]
-        assert all(0 <= b - a <= batch for a, b in itertools.pairwise(ends))
-        assert ends[-1] == s.count
-        assert s.delivered(s.steps + 5) == s.count
-
-
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("mixed", [1, 3])
 def test_epochs_and_seeds_differ(shuffle, mixed):
@@ -259,22 +242,6 @@ def test_resuming_with_other_ranks_loses_and_repeats_nothing(case):
         assert not sum(map(len, repeats))
 
 
-@given(cases(stages=3), cases(stages=3))
-def test_what_is_left_is_what_was_not_delivered(case, other):
-    """After every stage: as many samples as are missing, whichever they are."""
-    case = Case(**{**vars(case), "remainder": "ragged", "stages": other.stages})
-    sequence = case.sequence()
-    left = case.n
-    for i, stage in enumerate(case.stages):
-        epoch = Epoch(sequence, case.stages[:i], "ragged")
-        assert len(epoch) == left
-        shares = [
-            epoch.share(stage.world_size, r, stage.batch_size) for r in range(stage.world_size)
-        ]
-        left -= sum(s.delivered(min(stage.steps, s.steps)) for s in shares)
-    assert len(Epoch(sequence, case.stages, "ragged")) == left
-
-
 @given(cases())
 def test_the_sequence_is_every_sample_in_any_slices(case):
     sequence = case.sequence()
@@ -308,22 +275,6 @@ def test_samples_are_at_all_positions_equally_often(shuffle, mixed):
     assert chi_square.max() < 110  # p = 1e-4 of one sample
 
 
-def test_neighbours_part():
-    """With one group at a time two samples of a group stay near; with global they do not."""
-    n, epochs = 64, 400
-    apart = {}
-    for shuffle in ("group", "global"):
-        distances = []
-        for number in range(epochs):
-            sequence = Sequence(np.arange(0, n + 1, 8), shuffle, 2, number)
-            order = unrolled(sequence, sequence.units(Span.whole(0, n)))
-            place = np.argsort(order)
-            distances.append(abs(int(place[0] - place[1])))
-        apart[shuffle] = np.mean(distances)
-    assert abs(apart["group"] - 3) < 0.3  # (8 + 1) / 3
-    assert abs(apart["global"] - (n + 1) / 3) < 2.5
-
-
 def test_a_global_order_of_many_samples_is_spread_evenly():
     n, bins = 1 << 20, 32
     sequence = Sequence(np.array([0, n]), "global", 3, 0)
@@ -348,14 +299,6 @@ GOLDEN = {
     ("none", 1): "ec6171d48229f44f",
     ("none", 2): "ec6171d48229f44f",
 }
-
-
-def test_golden_small():
-    case = Case((0, 4, 8, 12), 2, 3, 42, 0, "group", 1, "ragged")
-    assert [order.tolist() for _, order in every_rank(case)] == [
-        [7, 4, 5, 6, 1, 0],
-        [3, 2, 9, 11, 10, 8],
-    ]
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)

@@ -71,7 +71,7 @@ def test_the_slowest_read(mean, sigma, ranks):
     assert slowest - mean * (1 + 1e-4) <= hidden <= slowest
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(JOBS, FIGURES, st.floats(1.0, 10.0))
 def test_the_laws_of_waiting(job, figures, factor):
     load = load_of(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import sys
 import threading
 import time
@@ -16,8 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import epochs, random_batch
-from test_located import MIXED, written
+from support import MIXED, dataset, epochs, random_batch
 from test_reader import keys, time_limit
 
 import dsprep
@@ -43,7 +41,7 @@ def limited():
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tuple[Path, Batch]:
     batch = random_batch(LARGE, COUNT, seed=1, longest=40)
-    return written("hdf5", tmp_path_factory.mktemp("data"), LARGE, batch, COUNT), batch
+    return dataset(tmp_path_factory.mktemp("data"), "hdf5", LARGE, batch)
 
 
 def threads() -> int:
@@ -52,10 +50,6 @@ def threads() -> int:
 
 def fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 def blocks_at_home(reader: dsprep.Reader) -> tuple[int, int]:
@@ -69,8 +63,7 @@ def blocks_at_home(reader: dsprep.Reader) -> tuple[int, int]:
     return free, made
 
 
-@pytest.mark.parametrize("buffers", [1, 2, 4])
-@pytest.mark.parametrize("batch_size", [1, 7, 40, 200])
+@pytest.mark.parametrize(("buffers", "batch_size"), [(1, 7), (2, 200), (4, 1)])
 def test_all_batches_of_several_epochs_are_held(buffers, batch_size, data):
     path, _ = data
     options: dict[str, Any] = {"epochs": 3, "buffer_size": 25, "buffers": buffers, "io_threads": 2}
@@ -124,39 +117,6 @@ def test_a_batch_may_be_changed_by_its_holder(data):
             for column in batch.values():
                 values = column.values if isinstance(column, Ragged) else column
                 values.view(np.uint8)[...] = 0xEE
-
-
-def test_held_in_other_threads_and_dropped_in_odd_orders(data):
-    path, _ = data
-    wrong: list[str] = []
-    with dsprep.Reader(path, 5, epochs=10, buffer_size=25, io_threads=2) as reader:
-        with dsprep.Reader(path, 5, epochs=10, buffer_size=25) as other:
-            expected = [b["x"].copy() for b in epochs(other, 10)]
-
-        def hold(items: list[tuple[np.ndarray, np.ndarray]], seed: int) -> None:
-            draw = random.Random(seed)
-            while items:
-                time.sleep(draw.random() * 1e-4)
-                found, known = items.pop(draw.randrange(len(items)))
-                if found.tobytes() != known.tobytes():
-                    wrong.append("a batch changed")
-                del found
-
-        workers = []
-        items: list[tuple[np.ndarray, np.ndarray]] = []
-        for batch, known in zip(epochs(reader, 10), expected, strict=True):
-            items.append((batch["x"], known))
-            if len(items) == 40:
-                workers.append(threading.Thread(target=hold, args=(items, len(workers))))
-                workers[-1].start()
-                items = []
-        del batch
-        for worker in workers:
-            worker.join()
-        hold(items, 0)
-        assert not wrong
-        free, made = blocks_at_home(reader)
-        assert free == made
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -219,36 +179,14 @@ def test_memory_is_taken_once(data):
     assert sum(taken) < 20 * 120 * 1200  # what is held at once may come on top, once an epoch
 
 
-def test_memory_stays_flat_over_epochs(tmp_path):
-    """Resident bytes do not depend on how long it runs."""
-    schema = Schema((Field("x", np.dtype("<f4"), (4096,)), Field("v", np.dtype("<i4"), (None,))))
-    batch = random_batch(schema, 512, seed=3, longest=2000)
-    path = written("hdf5", tmp_path, schema, batch, 512)
-    with dsprep.Reader(path, 16, buffer_size=64, epochs=None, io_threads=2) as reader:
-        loop = epochs(reader)
-
-        def run(steps: int) -> int:
-            for _ in range(steps):
-                next(loop)
-            gc.collect()
-            return resident()
-
-        first = run(150)
-        later = [run(150) for _ in range(3)]
-        assert max(later) < first + (8 << 20)
-        loop.close()
-        k = 2 * 64 * (4 * 4096 + 4 * 1000)
-        assert reader._pools.blocks.nbytes * reader._pools.blocks._made < 2 * k
-
-
 def test_many_epochs_leave_nothing_behind(tmp_path):
     schema = Schema((Field("x", np.dtype("<f4"), (3,)), Field("y", np.dtype("u1"))))
-    path = written("hdf5", tmp_path, schema, random_batch(schema, 8, seed=4), 8)
+    path = dataset(tmp_path, "hdf5", schema, 8)[0]
     with dsprep.Reader(path, 4, epochs=1) as reader:
         for _ in range(30):
             list(reader)
         gc.collect()
-        before = threads(), fds(), resident()
+        before = threads(), fds()
         tracemalloc.start(1)
         try:
             for k in range(120):
@@ -263,19 +201,17 @@ def test_many_epochs_leave_nothing_behind(tmp_path):
             large = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        assert (threads(), fds()) == before[:2]
-        assert resident() < before[2] + (16 << 20)
+        assert (threads(), fds()) == before
         assert large - small < 1 << 18
-    with dsprep.Reader(path, 4, epochs=1100) as reader:
-        assert sum(1 for _ in epochs(reader, 1100)) == 2200
+    with dsprep.Reader(path, 8, epochs=1010) as reader:
+        assert sum(1 for _ in epochs(reader, 1010)) == 1010
         assert threads() == 0
         assert len(reader.stats) == 1000
     assert fds() <= before[1]
 
 
 def test_compressed_and_mixed_batches_are_held(tmp_path):
-    batch = random_batch(MIXED, 60, seed=5)
-    origin = written("zarr", tmp_path, MIXED, batch, 60)
+    origin = dataset(tmp_path, "zarr", MIXED, 60)[0]
     for compress in (None, "gzip"):
         path = tmp_path / f"{compress}.h5"
         dsprep.repack(origin, path, buffer_size=12, compress=compress, durable=False)
@@ -334,11 +270,10 @@ def test_a_waiting_pool_is_woken():
     assert sys.getrefcount(lease) >= 1
 
 
-@pytest.mark.parametrize("compress", [None, "gzip"])
-def test_a_closed_reader_holds_nothing(compress, data, tmp_path):
+def test_a_closed_reader_holds_nothing(data, tmp_path):
     """No file and no memory, without a collection, however its loops ended."""
     path = tmp_path / "out.h5"
-    dsprep.repack(data[0], path, buffer_size=20, compress=compress, durable=False)
+    dsprep.repack(data[0], path, buffer_size=20, durable=False)
     taken: list[weakref.ref[Any]] = []
 
     def noted(nbytes: int) -> Any:

@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import assert_same_batch, flip, random_batch, written
-from test_located import MIXED, taken
+from support import MIXED, assert_same_batch, flip, random_batch, written
+from test_located import taken
 from typer.testing import CliRunner
 
 import dsprep

@@ -13,7 +13,6 @@ import pytest
 
 from dsprep.errors import TargetError, UsageError
 from dsprep.synth import describe, names, synth
-from dsprep.synth.neuron import domain_sizes
 
 TINY = 1 / 32
 
@@ -116,26 +115,6 @@ def test_an_interrupted_run_leaves_nothing(tmp_path):
 # --- the record structures -------------------------------------------------------------------
 
 
-def test_cosmoflow_h5(tmp_path):
-    synth("cosmoflow-h5", tmp_path / "x", samples=130, scale=TINY)
-    synth("cosmoflow-h5", tmp_path / "y", samples=1, scale=TINY)
-    counts = {}
-    for path in (tmp_path / "x").iterdir():
-        with h5py.File(path) as file:
-            assert set(file) == {"3Dmap", "unitPar"}
-            maps, parameters = file["3Dmap"], file["unitPar"]
-            counts[path.name] = len(maps)
-            assert (maps.shape[1:], maps.dtype) == ((4, 4, 4, 12), np.uint16)
-            assert (parameters.shape[1:], parameters.dtype) == ((4,), np.float32)
-            assert maps.chunks is None
-            if path.stem.endswith("rec20"):
-                first = maps[0]
-    stem = "PeterA_2019_05_4parE-rec"
-    assert counts == {f"{stem}20.h5": 128, f"{stem}21.h5": 2}
-    with h5py.File(tmp_path / "y" / f"{stem}20.h5") as file:
-        np.testing.assert_array_equal(file["3Dmap"][0], first)
-
-
 def test_deepcam(tmp_path):
     synth("deepcam", tmp_path / "x", samples=4, scale=TINY)
     files = sorted((tmp_path / "x" / "train").iterdir())
@@ -156,29 +135,6 @@ def test_deepcam(tmp_path):
         np.testing.assert_allclose(file["climate/sqmean"][:], (every**2).mean((0, 1, 2)), rtol=1e-5)
         np.testing.assert_array_equal(file["climate/minval"][:], every.min((0, 1, 2)))
         np.testing.assert_array_equal(file["climate/maxval"][:], every.max((0, 1, 2)))
-
-
-def test_neuron_inverter_has_unequal_files_and_domains(tmp_path):
-    synth("neuron-inverter", tmp_path / "x", samples=211, scale=TINY)
-    lengths = []
-    for path in sorted((tmp_path / "x").iterdir()):
-        assert path.name.endswith("c_excite.cellSpike_4prB8kHz.data.h5")
-        with h5py.File(path) as file:
-            sizes = [len(file[f"{domain}_frames"]) for domain in ("train", "val", "test")]
-            lengths.append(sum(sizes))
-            assert tuple(sizes) == domain_sizes(sum(sizes))
-            for domain, n in zip(("train", "val", "test"), sizes, strict=True):
-                shapes = {k: v.shape for k, v in file.items() if k.startswith(domain)}
-                assert shapes == {
-                    f"{domain}_frames": (n, 50, 4),
-                    f"{domain}_unit_par": (n, 19),
-                    f"{domain}_phys_par": (n, 19),
-                    f"{domain}_unitStar_par": (n, 15),
-                }
-            assert all(d.dtype == np.float32 and d.chunks is None for d in file.values())
-            assert np.isfinite(file["train_frames"][:]).all()
-    assert sum(lengths) == 211
-    assert len(set(lengths)) == len(lengths) == 4
 
 
 def lmdb_items(path: Path) -> tuple[dict[bytes, bytes], int]:

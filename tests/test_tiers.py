@@ -91,6 +91,7 @@ def test_how_often_samples_are_seen(epochs, parts, repeats):
     assert plan.reader["epochs"] * repeats * parts >= plan.passes
 
 
+@pytest.mark.filterwarnings("ignore::dsprep.reader.cached.CacheWarning")  # copies fall behind
 def test_arguments_of_the_reader(tmp_path):
     """With them it goes through the passes of the plan, on the node's own cache."""
     path = tmp_path / "x.h5"

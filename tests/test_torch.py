@@ -42,7 +42,6 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import (  # noqa: E402
     BatchSampler,
     DataLoader,
-    DistributedSampler,
     random_split,
 )
 
@@ -72,46 +71,6 @@ class TestTorch(LoopsContract):
 
 def double(batch):
     return {"x": batch["x"] * 2, "label": batch["label"]}
-
-
-def padded(samples):
-    """Return a batch as a function for a DataLoader does."""
-    tokens = [sample["tokens"] for sample in samples]
-    words = [sample["word"] for sample in samples]
-    return {
-        "tokens": torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True),
-        "label": torch.tensor([sample["label"] for sample in samples]),
-        "rest": torch.utils.data.default_collate(
-            [{"x": s["x"], "word": s["word"]} for s in samples]
-        ),
-        "words": np.array([len(word) for word in words]),
-    }
-
-
-def test_collate_takes_samples_of_tensors(tmp_path):
-    rng = np.random.default_rng(1)
-    tokens = [np.arange(1, 1 + rng.integers(1, 9)) for _ in range(50)]
-    samples = (
-        {"x": np.full(3, i, "f4"), "label": i, "word": f"w{i}", "tokens": tokens[i]}
-        for i in range(50)
-    )
-    schema = {"x": "float32[3]", "label": "int64", "word": "str", "tokens": "int64[None]"}
-    dsprep.write(tmp_path / "a.h5", samples, schema=schema, durable=False)
-    loader = Batches(tmp_path / "a.h5", 8, collate=padded, **ALONE)
-    found = list(pickle.loads(pickle.dumps(loader)))
-    for batch, before in zip(found, Batches(tmp_path / "a.h5", 8, **ALONE), strict=True):
-        labels = before["label"].tolist()
-        assert batch["label"].tolist() == labels
-        assert torch.equal(batch["rest"]["x"], before["x"])
-        assert batch["rest"]["word"] == [f"w{i}" for i in labels]
-        assert isinstance(batch["words"], torch.Tensor)  # as all arrays
-        longest = max(len(tokens[i]) for i in labels)
-        assert batch["tokens"].shape == (len(labels), longest)
-        for row, i in zip(batch["tokens"], labels, strict=True):
-            assert row[: len(tokens[i])].tolist() == tokens[i].tolist()
-    assert sum(len(batch["label"]) for batch in found) == 50
-    with pytest.raises(UsageError, match="did you mean collate="):
-        Batches(tmp_path / "a.h5", 8, collate_fn=padded)
 
 
 # --- tensors -----------------------------------------------------------------------------------
@@ -192,14 +151,6 @@ def test_through_a_loader(plain):
     assert found + labels(DataLoader(second, batch_size=None)) == expected[26:]
     gc.collect()
     assert found + labels(loader) == expected[26:]  # the loop that was left continues
-
-
-def test_it_can_be_pickled(plain):
-    batches = Batches(plain[0], 8, **ALONE)
-    loop = iter(batches)
-    next(loop)
-    copy = pickle.loads(pickle.dumps(batches))
-    assert labels(copy) == labels(loop)
 
 
 def test_ranks_come_from_torch_distributed(plain, tmp_path):
@@ -310,16 +261,6 @@ def test_samples_of_a_batch_are_read_together(plain, monkeypatch):
     found = labels(DataLoader(samples, batch_size=None, sampler=sampler))
     assert found == [list(range(i, i + 20, 2)) for i in range(0, COUNT, 20)]
     assert len(calls) == 10
-
-
-def test_samples_of_all_ranks(plain):
-    samples = pickle.loads(pickle.dumps(Samples(plain[0], fields=["label"])))
-    seen = []
-    for rank in range(3):
-        sampler = DistributedSampler(samples, 3, rank, shuffle=True, drop_last=False)
-        seen += [i for batch in labels(DataLoader(samples, 8, sampler=sampler)) for i in batch]
-    assert set(seen) == set(range(COUNT))
-    assert len(seen) == COUNT + 2
 
 
 def test_samples_that_are_not_those_of_before(tmp_path):

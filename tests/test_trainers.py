@@ -168,21 +168,14 @@ def seen(samples, **options):
     return [label for batch in labels(loader) for label in batch]
 
 
-def test_a_subset_of_samples(plain):
-    chosen = [*range(0, COUNT, 3)]
-    assert seen(torch.utils.data.Subset(Samples(plain[0]), chosen)) == chosen
-
-
-def test_samples_that_are_split(plain):
-    parts = torch.utils.data.random_split(Samples(plain[0]), [0.75, 0.25])
-    found = [seen(part, num_workers=1) for part in parts]
+def test_sets_of_samples_are_those_of_torch(plain):
+    utils, chosen, samples = torch.utils.data, [*range(0, COUNT, 3)], Samples(plain[0])
+    assert seen(utils.Subset(samples, chosen)) == chosen
+    found = [seen(p, num_workers=1) for p in utils.random_split(samples, [0.75, 0.25])]
     assert [*map(len, found)] == [75, 25]
     assert sorted(found[0] + found[1]) == list(range(COUNT))
-
-
-def test_samples_of_two_datasets(plain):
-    samples = Samples(plain[0], fields="label")
-    assert seen(torch.utils.data.ConcatDataset([samples, samples])) == [*range(COUNT)] * 2
+    labelled = Samples(plain[0], fields="label")
+    assert seen(utils.ConcatDataset([labelled, labelled])) == [*range(COUNT)] * 2
 
 
 def test_samples_by_weights(plain):

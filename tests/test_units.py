@@ -7,8 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from support import epochs, random_batch
-from test_located import written
+from support import dataset, epochs
 
 import dsprep
 from dsprep.core.schema import Field, Schema
@@ -23,7 +22,7 @@ COUNT = 300
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("units")
-    return written("hdf5", folder, SCHEMA, random_batch(SCHEMA, COUNT), COUNT)
+    return dataset(folder, "hdf5", SCHEMA, COUNT)[0]
 
 
 def test_the_rule_and_what_was_asked(origin, tmp_path):
