@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import itertools
+import os
 import pickle
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from adapter_contract import (
     of_reader,
     rising,
 )
-from support import epochs, raw
+from support import epochs, flip_sampled, raw
 
 import dsprep
 from dsprep.cache.folder import CacheFolder
@@ -267,11 +268,9 @@ def test_samples_that_are_not_those_of_before(tmp_path):
     path, _ = made(tmp_path, PLAIN)
     samples = Samples(path)
     asleep = pickle.dumps(samples)
-    before = path.stat().st_ctime_ns
-    while path.stat().st_ctime_ns == before:
-        with path.open("r+b") as file:
-            file.seek(-8, 2)
-            file.write(b"\0" * 8)
+    before = path.stat().st_mtime_ns
+    flip_sampled(path)
+    os.utime(path, ns=(before, before + 10**9))
     with pytest.raises(ChangedError):
         samples[3], samples[3]
     dsprep.provenance(path, checksums=True)
