@@ -204,7 +204,6 @@ def of_record(
     sizes: Sizes,
     *,
     kind: str = "records",
-    where: str = "",
     alone: bool = True,
     backward: float | None = None,
 ) -> FieldStorage:
@@ -212,8 +211,8 @@ def of_record(
 
     Parameters
     ----------
-    kind, where
-        The format's word for the records, and where they are.
+    kind
+        The format's word for the records.
     alone
         Whether the records hold no other field.
     backward
@@ -228,7 +227,7 @@ def of_record(
         access += f"; {backward:.0%} of them are stored before the one before: ranges are scattered"
     shared = "" if alone else ", all fields of a sample in one"
     return FieldStorage(
-        storage=f"{kind} of {size} bytes{where}{shared}",
+        storage=f"{kind} of {size} bytes{shared}",
         stored_nbytes=sizes.total if alone else None,
         access=access,
         reads=1,

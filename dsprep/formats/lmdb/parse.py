@@ -62,9 +62,8 @@ class Records:
         Bytes of the shortest and of the longest.
     smallest, largest, payload
         Bytes of the smallest and of the largest value, and of all values together.
-    big, backward
-        How many values are on overflow pages, and how many of these are stored before that of the
-        record before.
+    big
+        How many values are on overflow pages.
     """
 
     def __init__(self, path: Path, file: Path, options: OpenOptions) -> None:
@@ -77,7 +76,7 @@ class Records:
         self.keys = Counter()
         self.key_sizes = 1 << 16, 0
         self.smallest, self.largest = 1 << 62, 0
-        self.payload = self.big = self.backward = 0
+        self.payload = self.big = 0
         self.order: Ints | None = None
         try:
             self.pages = Pages(self.file)
@@ -191,7 +190,6 @@ class Records:
         self.largest = int(sizes.max(initial=self.largest))
         self.payload += int(sizes.sum())
         self.big += int(big.sum())
-        self.backward += int((np.diff(nodes.offset[kept], prepend=0) < 0)[big].sum())
 
     def _numbers(self, nodes: Nodes, kept: Ints) -> Ints:
         """Return the numbers that the keys of the kept nodes spell."""

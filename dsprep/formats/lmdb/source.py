@@ -29,7 +29,7 @@ from dsprep.formats.lmdb.parse import Records, shown
 from dsprep.formats.lmdb.values import Values
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import model
-from dsprep.layout.describe import FieldStorage, Sizes, of_record
+from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import FileLayout, Part
 from dsprep.reading.layout_reader import LayoutReader
@@ -63,6 +63,7 @@ class LmdbSource(Source):
         self.version = f"LMDB 0.9, data version 1, pages of {records.pages.psize} bytes"
         self.notes = (*self._notes(), *getattr(self._decoder, "notes", ()))
         self._readers: list[tuple[LayoutReader, tuple[str, ...]]] = []
+        self._stored: list[tuple[FileLayout, Schema]] = []
         if self.apart:
             self.version += ", a record per field"
             frame = describe_frame(records.framed) if records.framed else None
@@ -83,6 +84,7 @@ class LmdbSource(Source):
     def _add_reader(self, stored: model.Records, *fields: Field) -> None:
         """Read some fields by this layout."""
         layout, schema = FileLayout(len(self), stored), Schema(fields)
+        self._stored.append((layout, schema))
         self._readers.append((self.records.reader(layout, schema, self.label), schema.names))
 
     def __len__(self) -> int:
@@ -323,29 +325,12 @@ class LmdbSource(Source):
     # --- describing --------------------------------------------------------------------------
 
     def storage(self) -> dict[str, FieldStorage]:
-        """Return how the values are stored; all fields of a sample are in one."""
-        if self.apart:
-            access = "one read per field, each at an offset of its own"
-            own = FieldStorage(storage="a record per field", access=access)
-            number = FieldStorage(storage="the number in the keys", access=access)
-            return {f.name: own if p in self.apart else number for p, f in self._fields}
-        index, n = self.records, max(1, len(self))
-        where = " in overflow pages" if index.big else " inside the leaf pages"
-        if index.big and index.big < n:
-            where += f" ({index.big:,} of {n:,}; the others in leaf pages)"
-        backward = index.backward / index.big if index.big and index.order is None else None
-        described = of_record(
-            Sizes(index.smallest, index.largest, index.payload, n),
-            kind="values",
-            where=where,
-            alone=len(self._decoder.schema) == 1,
-            backward=backward,
-        )
-        access = described.access + "; samples share their pages" * (not index.big)
-        access += "; --order file reads them as stored" * ((backward or 0) >= 0.01)
-        key = FieldStorage(storage="keys in the leaf pages", access=access)
-        described = replace(described, access=access)
-        return {f.name: key if p == self.key else described for p, f in self._fields}
+        """Return how the values are stored, or the keys that are fields."""
+        described: dict[str, FieldStorage] = {}
+        for layout, schema in self._stored:
+            described |= of_layout(layout, schema)
+        key = FieldStorage(storage="keys in the leaf pages", access="its leaf page is read")
+        return {f.name: described.get(f.name, key) for _, f in self._fields}
 
     def close(self) -> None:
         """Close the file."""
