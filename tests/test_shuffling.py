@@ -333,7 +333,7 @@ def test_a_killed_first_pass_goes_on(name, again, tmp_path, tiny, monkeypatch):
         assert 50 < source.count - first < 250
         assert_same_batch(shuffled.read(0, 300), want, schema)
         opening, at = shuffled.part(40, 60)
-        with opening.opened() as other:
+        with opening.open() as other:
             assert_same_batch(other.read(40 - at, 60 - at), take(want, 40, 60), schema)
         shuffled.clean()
     assert not (tmp_path / "s").exists()

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, overload
@@ -28,7 +27,7 @@ from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout, Groups
-from dsprep.storage.identity import Identities, identities_of, unchanged
+from dsprep.storage.identity import Identities, identities_of
 from dsprep.storage.paths import Candidate
 
 State: TypeAlias = dict[str, Any]
@@ -38,15 +37,9 @@ State: TypeAlias = dict[str, Any]
 class Opening(ABC):
     """How a source was opened, so that another process can open it as well.
 
-    What travels is small: paths and options, and the numbers of samples that were selected.
-
-    Attributes
-    ----------
-    identities
-        What the files were, those of the data first; empty: not looked at.
+    What travels is small: paths and options, and the numbers of samples that were selected. Who
+    hands the work out compares the files in the end.
     """
-
-    identities: Identities = ()
 
     @abstractmethod
     def open(self) -> Source:
@@ -57,12 +50,6 @@ class Opening(ABC):
         DsprepError, OSError
             If it has changed meanwhile, or cannot be reached from here.
         """
-
-    @contextmanager
-    def opened(self) -> Iterator[Source]:
-        """Open the source, and close it; a `ChangedError` if its files are others now."""
-        with unchanged(self.identities), self.open() as source:
-            yield source
 
 
 class Source(ABC):
@@ -86,6 +73,8 @@ class Source(ABC):
         The paths and patterns by which it was named; empty if it was opened otherwise.
     opening
         How it was opened, for other processes; None if it was not by `dsprep.open`.
+    known
+        What its files were before they were opened; empty: not looked at.
     dropped
         Samples of the files that are left out, as the options ask for.
     others
@@ -103,6 +92,7 @@ class Source(ABC):
     notes: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     opening: Opening | None = None
+    known: Identities = ()
     dropped: int = 0
     others: tuple[str, ...] = ()
     random_access: bool = False
@@ -179,16 +169,18 @@ class Source(ABC):
         """Return the files and stores that it reads."""
         return [self.path]
 
+    def beside(self) -> list[Path]:
+        """Return the files by which samples are found in the others."""
+        return []
+
     def identities(self) -> Identities:
         """Return what its files were when it was opened, or else are now, in their order.
 
-        Empty for a source that was made in this process.
+        What is beside comes last. Empty for a source that was made in this process.
         """
-        if self.opening is None:
-            return ()
-        if not self.opening.identities:
-            self.opening = replace(self.opening, identities=identities_of(self.files()))
-        return self.opening.identities
+        if self.opening is not None and not self.known:
+            self.known = identities_of([*self.files(), *self.beside()])
+        return self.known
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
         """Return how another process opens what samples ``start <= i < stop`` need.
@@ -209,7 +201,6 @@ class Source(ABC):
         """
         if self.opening is None:
             raise UsageError("other processes cannot open this dataset", where=self.path)
-        self.identities()
         return self.opening, 0
 
     def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:

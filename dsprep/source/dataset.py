@@ -301,8 +301,8 @@ def _open_through_sidecar(
             paths=tuple(p.absolute() for p in files.names),
             options=options,
             at=None if files.at is None else files.at.absolute(),
-            identities=(*identities, *source.beside()) if identities else (),
         )
+        source.known = (*identities, *identities_of(source.beside())) if identities else ()
     elif through == "strict":
         raise UsageError(
             "what is asked for cannot be read through the sidecar",

@@ -146,8 +146,7 @@ class DerivedSource(Source):
         base, indices = self.origin(np.arange(start, stop, dtype=np.int64))
         first = int(indices.min(initial=len(base)))
         opening, offset = base.part(first, int(indices.max(initial=first - 1)) + 1)
-        known = opening.identities
-        return Selection(base=opening, indices=indices - offset, identities=known), start
+        return Selection(base=opening, indices=indices - offset), start
 
     def resident_nbytes(self) -> int:
         """Return what reading `base` holds."""

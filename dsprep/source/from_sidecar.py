@@ -10,14 +10,13 @@ import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Arena, Batch, Field, Ints
-from dsprep.formats.base import Opening, Source
+from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes as sizes_of
 from dsprep.layout.model import FileLayout
 from dsprep.reading.records import Verify
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.identity import Identities, identities_of
 
 
 class SidecarSource(Source):
@@ -62,28 +61,9 @@ class SidecarSource(Source):
         return self.paths
 
     @override
-    def identities(self) -> Identities:
-        # Those of the sidecar, by which the samples are found, come last.
-        if self.opening is not None and not self.opening.identities:
-            known = (*super().identities(), *self.beside())
-            self.opening = replace(self.opening, identities=known)
-        return super().identities()
-
-    def beside(self) -> Identities:
-        """Return what the sidecar and its companion are."""
+    def beside(self) -> list[Path]:
         path, has_companion = self.sidecar.path, self.sidecar.content.companion is not None
-        companion = path.with_name(spec.companion_name(path))
-        return identities_of([path, companion] if has_companion else [path])
-
-    @override
-    def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        # Of the data, only files that hold some of the samples are compared.
-        opening, offset = super().part(start, stop)
-        files = len(self.paths)
-        first, last = (self.sidecar.file_of(i)[0] for i in (start, max(start, stop - 1)))
-        some = slice(min(first, files), min(last + 1, files))
-        known = (*opening.identities[some], *opening.identities[files:])
-        return replace(opening, identities=known), offset
+        return [path, path.with_name(spec.companion_name(path))] if has_companion else [path]
 
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""

@@ -124,8 +124,7 @@ class JoinedSource(Source):
         before = [offset - n for (_, offset), n in zip(openings, self._skipped, strict=True)]
         first = max(before)
         parts = tuple((o, first - n) for (o, _), n in zip(openings, before, strict=True))
-        known = tuple(known for opening, _ in openings for known in opening.identities)
-        return JoinedOpening(names=self.schema.names, parts=parts, identities=known), first
+        return JoinedOpening(names=self.schema.names, parts=parts), first
 
     @override
     def confirm(self) -> None:

@@ -126,7 +126,7 @@ def open_native(
         samples = len(source) + source.dropped
         source.notes = (*source.notes, f"left out {source.dropped:,} of {samples:,} samples")
     source.notes = tuple(dict.fromkeys(source.notes))
-    source.opening = _opening(format, paths, options, schema, identities, first)
+    source.opening, source.known = _opening(format, paths, options, schema, first), identities
     return source
 
 
@@ -135,7 +135,6 @@ def _opening(
     paths: Sequence[Path],
     options: OpenOptions,
     hint: Schema | None,
-    identities: Identities,
     first: int,
 ) -> NativeOpening:
     return NativeOpening(
@@ -144,7 +143,6 @@ def _opening(
         format=format.name,
         hint=hint,
         first=first,
-        identities=identities,
     )
 
 
@@ -420,8 +418,8 @@ class MultiSource(Source):
         return (self._opening(slice(i, i + 1)) for i in range(len(self.paths)))
 
     def _opening(self, some: slice) -> NativeOpening:
-        paths, known, first = self.paths[some], self.identities()[some], self.first + some.start
-        return _opening(self.format, paths, self.options, self.hint, known, first)
+        first = self.first + some.start
+        return _opening(self.format, self.paths[some], self.options, self.hint, first)
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:

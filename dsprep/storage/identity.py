@@ -8,7 +8,6 @@ size is not noticed. Of an object in a store its ETag decides.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
@@ -114,19 +113,16 @@ class Identity:
         OSError
             If it is there and cannot be examined.
         """
-        how = self._changed(path, stated)
-        if how is not None:  # unless a client has kept what its server knows better
-            revalidate(path)
-            how = self._changed(path, stated)
+        for again in (False, True):
+            if again:  # a client may have kept what its server knows better
+                revalidate(path)
+            try:
+                how = self.differs(path, Identity.look(path), stated)
+            except (FileNotFoundError, NotADirectoryError):
+                how = "it is missing"
+            if how is None:
+                return None
         return how
-
-    def _changed(self, path: Path, stated: Stated) -> str | None:
-        try:
-            return self.differs(path, Identity.look(path), stated)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                raise
-            return "it is missing"
 
     def differs(self, path: Path, now: Identity, stated: Stated) -> str | None:
         """Return how `path`, which is looked at as `now`, differs from it; see `changed`."""

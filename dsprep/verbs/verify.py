@@ -341,7 +341,7 @@ def _task(
 def _compare(task: _Task) -> Compared:
     samples = nbytes = differing = 0
     differences: list[Difference] = []
-    with task.a.opened() as a, task.b.opened() as b:
+    with task.a.open() as a, task.b.open() as b:
         comparing = _Comparing(a, b, task.limit, task.casts, task.first_a, task.first_b)
         for bounds in task.ranges:
             count, size, first, bad = comparing.range(bounds)

@@ -39,7 +39,7 @@ from dsprep.source.many import MultiSource, NativeOpening, open_native
 from dsprep.source.static import with_static
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.base import Handle
-from dsprep.storage.identity import Identities, Identity, identities_of, unchanged
+from dsprep.storage.identity import Identity, identities_of, unchanged
 from dsprep.storage.paths import common_path, open_file
 from dsprep.storage.trees import data_files
 
@@ -262,7 +262,9 @@ def make(source: Source, subject: Subject, looks: Looks) -> Made:
     """Return the sidecar of a dataset that the format's own library has opened."""
     schema, lost = with_static(subject.schema, source, subject.format)
     subject = replace(subject, schema=schema)
-    return _made(subject, _look(source, subject, looks), (*source.notes, *lost))
+    with unchanged(source.identities()):
+        looked = _look(source, subject, looks)
+    return _made(subject, looked, (*source.notes, *lost))
 
 
 def _made(subject: Subject, looked: Sequence[Looked], notes: Sequence[str] = ()) -> Made:
@@ -322,8 +324,8 @@ class _FileTask:
     ----------
     number
         Its place among all.
-    path, format, identities
-        The file, its format, and what it was when the dataset was opened.
+    path, format
+        The file and its format.
     opening
         How another process opens it; None: it is open.
     schema
@@ -335,7 +337,6 @@ class _FileTask:
     number: int
     path: Path
     format: str
-    identities: Identities
     opening: NativeOpening | None
     schema: Schema
     law: str | None
@@ -348,13 +349,10 @@ def _looked(
     progress: Progress | None = None,
 ) -> Looked:
     """Return layout, identity and checksums of a file."""
-    with unchanged(task.identities):
-        who = Identity.of(task.path, formats.load(task.format).facts(task.path))
-        with opened() as source:
-            layout = _fitted(source, task.schema, task.law, progress)
-        crcs = None
-        if task.checksums:
-            crcs = _summed(formats.load(task.format), task.path, layout, task.schema)
+    who = Identity.of(task.path, formats.load(task.format).facts(task.path))
+    with opened() as source:
+        layout = _fitted(source, task.schema, task.law, progress)
+    crcs = _summed(task.path, layout, task.schema) if task.checksums else None
     return layout, who, crcs
 
 
@@ -369,14 +367,13 @@ def _fitted(
 
 def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
     """Return layout, identity and checksums of every file, several files at a time."""
-    known, files = source.identities(), len(subject.files)
+    files = len(subject.files)
 
     def task(i: int, opening: NativeOpening | None) -> _FileTask:
         return _FileTask(
             i,
             subject.files[i],
             subject.format.name,
-            known[i : i + 1],
             opening,
             source.schema,
             looks.law,
@@ -424,7 +421,7 @@ def _look_apart(task: _FileTask) -> Looked:
 CRC_BLOCK = 16 << 20
 
 
-def _summed(format: Format, path: Path, layout: FileLayout, schema: Schema) -> bytes:
+def _summed(path: Path, layout: FileLayout, schema: Schema) -> bytes:
     """Return the checksums of a file, which agrees with those that it keeps itself.
 
     Raises

@@ -69,7 +69,7 @@ class ShardTask(Task[Done]):
     def make(self, directory: Path) -> Done:
         job, durable, name = self.job, self.workplace.durable, self.job.shards[0].name
         path = directory / name
-        with while_written(name), self.source.opened() as source:
+        with while_written(name), self.source.open() as source:
             with closing(create_writer(job, path, 0, None)) as writer:
                 save = _save_nothing if durable else None
                 ranges = ranges_of(job, source, writer, 0, 0)

@@ -134,7 +134,7 @@ class _Deal(Task[None]):
     def make(self, directory: Path) -> None:
         how, base = self.first_pass, self.base
         with (
-            base.opened() if isinstance(base, Opening) else nullcontext(base) as source,
+            base.open() if isinstance(base, Opening) else nullcontext(base) as source,
             (directory / "runs").open("xb", buffering=0) as file,
         ):
             order = Permutation(how.seed, how.samples)
