@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from oracles import SUFFIX
 from support import assert_same_batch, random_batch
-from test_marks import COUNT, SCHEMA, made
+from test_changes import COUNT, SCHEMA, made
 
 import dsprep
 from dsprep.errors import TargetError

@@ -257,12 +257,6 @@ def open_file(path: str | Path, known: Identity | None = None) -> Handle:
     return LocalFile(path)
 
 
-def read_head(path: str | Path, nbytes: int) -> bytes:
-    """Return the first `nbytes` bytes of a file, fewer of a shorter one."""
-    with closing(open_file(path)) as file:
-        return file.pread(nbytes, 0)
-
-
 DirectoryEntry: TypeAlias = "os.DirEntry[str] | StoreEntry"
 
 
