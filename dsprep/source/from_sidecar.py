@@ -76,21 +76,6 @@ class SidecarSource(Source):
         batch = self.sidecar.read(slice(start, stop), names, verify=self._verify, arena=arena)
         return {new: batch[name] for new, name in self._names.items()}
 
-    @override
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        if not self.schema.ragged:
-            return super().sizes(start, stop)
-        fixed = self.schema.fixed_nbytes
-        out = np.full(stop - start, fixed, np.int64)
-        ragged = [name for name in self._names.values() if self.sidecar.schema[name].ragged]
-        for layout, first, part in self.sidecar.files_of(start, stop):
-            for name in ragged:
-                sizes = sizes_of(layout, self.sidecar.schema[name], part)
-                if sizes is None:
-                    return None
-                out[first - start : first - start + len(part)] += sizes
-        return out
-
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
         """Return the rows of a ragged field in each sample, None if the laws do not give them."""
         field = self.sidecar.schema[self._names[name]]
