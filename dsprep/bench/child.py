@@ -7,9 +7,7 @@ when it is at the gate where ranks meet, which is answered when all are there, a
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,9 +21,8 @@ from dsprep.bench.strategies import find
 from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Epoch, Result, Task, parse_compute
 from dsprep.errors import DsprepError
+from dsprep.executors.processes import end_with_parent
 from dsprep.storage.trees import remove
-
-PR_SET_PDEATHSIG = 1
 
 now = time.perf_counter
 
@@ -187,16 +184,6 @@ def main() -> None:
     line.send(message)
     line.close()
     os._exit(0)  # at once: some libraries take long to end, or hang
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends; see ``prctl(2)``.
-
-    Where the C library has no such call, it lives on until its work is done.
-    """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 if __name__ == "__main__":

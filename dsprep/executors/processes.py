@@ -6,6 +6,7 @@ all: those of `multiprocessing` have names, which stay in ``/dev/shm`` when all 
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from dsprep.errors import DsprepError, describe
+
+PR_SET_PDEATHSIG = 1
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What a terminal and a batch system send to all processes; the first one sees to the others."""
@@ -117,16 +120,11 @@ def _serve(pipe: Connection) -> None:
 
 
 def end_with_parent() -> None:
-    """Let this process end when the one that started the pool has been killed.
+    """Let the kernel kill this process when the thread that started it ends; see ``prctl(2)``.
 
-    It would write on while the command is already repeated.
+    It would write on while the command is already repeated. Where the C library has no such call,
+    it lives on until its work is done.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="dsprep-parent", daemon=True).start()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
