@@ -20,6 +20,7 @@ from support import (
     MemorySource,
     assert_same_batch,
     check_layout,
+    create,
     epochs,
     kill_at,
     random_batch,
@@ -29,6 +30,7 @@ from support import (
 
 import dsprep
 from dsprep import formats
+from dsprep.core.groups import plain
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import ChangedError, DsprepError, FormatError
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -397,10 +399,12 @@ class FormatContract(SourceContract):
                 self.target,
                 RepackOptions(buffer_size="8", to=self.format, write=self.options),
             ).parts[0]
-            expected, stored = part.job.estimate, part.job.stored
+            expected, stored = part.job.estimate, part.plans[0].stored
             self.repack()
         else:
-            plan = self.known.plan(self.schema, self.options, COUNT, payload, self.target.name)
+            plan = self.known.plan(
+                self.schema, self.options, plain(COUNT), payload, self.target.name
+            )
             expected, stored = plan.nbytes, plan.stored
             self.convert()
         assert set(stored) == set(self.schema.names)
@@ -438,7 +442,7 @@ class FormatContract(SourceContract):
                 self.target,
                 RepackOptions(buffer_size="8", to=self.format, write=self.options),
             ).parts[0]
-            samples, unit = part.job.groupings[0], 8
+            samples, unit = part.job.shards[0].grouping, 8
         else:
             samples, unit = COUNT, 1
 
@@ -462,17 +466,17 @@ class FormatContract(SourceContract):
         whole, broken = (tmp_path / n / self.target.name for n in ("whole", "broken"))
         for path in (whole, broken):
             path.parent.mkdir()
-        writer = self.known.create(whole, self.schema, samples, self.options, None)
+        writer = create(self.known, whole, self.schema, samples, self.options, None)
         feed(writer, 0, COUNT)
         end(writer, whole)
         half = 16 if grouped else min(COUNT, -(-16 // writer.unit) * writer.unit)
-        writer = self.known.create(broken, self.schema, samples, self.options, None)
+        writer = create(self.known, broken, self.schema, samples, self.options, None)
         feed(writer, 0, half)
         state = writer.checkpoint()
         if half < COUNT:
             feed(writer, half, min(COUNT, half + unit * 4))  # is written again
         writer.close()
-        writer = self.known.create(broken, self.schema, samples, self.options, state)
+        writer = create(self.known, broken, self.schema, samples, self.options, state)
         feed(writer, half, COUNT)
         end(writer, broken)
         self.target = whole

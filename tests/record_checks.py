@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 from google_crc32c import value as reference_crc
-from support import assert_same_batch, raw, take
+from support import assert_same_batch, create, raw, take
 
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Ragged, Schema
@@ -158,7 +158,7 @@ def feed(writer, batch, edges, *, backwards=False):
 def write_groups(format, path, schema, batch, grouping, options=None, cuts=()):
     """Write a batch in groups, the pieces cut there too and written backwards."""
     options = WriteOptions() if options is None else options
-    writer = format.create(path, schema, with_rows(grouping, batch), options, None)
+    writer = create(format, path, schema, with_rows(grouping, batch), options, None)
     edges = sorted({*grouping.edges.tolist(), *(() if writer.whole else cuts)})
     feed(writer, batch, edges, backwards=True)
     writer.sync()

@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 
 from dsprep import formats
 from dsprep.cli import app
+from dsprep.core.groups import Grouping, plain
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
-from dsprep.formats.base import Format, Source, Writer
+from dsprep.formats.base import Format, Source, State, WritableFormat, Writer
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout import as_json, fit
 from dsprep.sidecar.spec import sidecar_path
@@ -133,8 +134,22 @@ def written(
     return path
 
 
+def create(
+    format: WritableFormat,
+    path: Path,
+    schema: Schema,
+    samples: int | Grouping,
+    options: WriteOptions | None = None,
+    state: State | None = None,
+) -> Writer:
+    """A writer of so many samples without groups, or in these groups."""
+    grouping = plain(samples) if isinstance(samples, int) else samples
+    plan = format.plan(schema, options or WriteOptions(), grouping, 0, path.name)
+    return plan.create(path, state)
+
+
 def write_batch(
-    format: Format,
+    format: WritableFormat,
     path: Path,
     schema: Schema,
     batch: Batch,
@@ -144,8 +159,8 @@ def write_batch(
     """Drive a writer as `transfer` does; `cuts` are rounded to whole units."""
     options = options or WriteOptions()
     count = len(next(iter(batch.values())))
-    format.plan(schema, options)
-    writer = format.create(path, schema, count, options, None)
+    format.check(schema, options)
+    writer = create(format, path, schema, count, options)
     edges = sorted({0, count, *(min(count, -(-c // writer.unit) * writer.unit) for c in cuts)})
     pieces = []
     for start, stop in itertools.pairwise(edges):

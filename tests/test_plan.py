@@ -18,7 +18,6 @@ from dsprep.formats.options import OpenOptions, check_options
 from dsprep.reader.units import even_edges
 from dsprep.writing import plan
 from dsprep.writing.plan import (
-    Shard,
     apply_casts,
     cast_schema,
     make_casts,
@@ -75,29 +74,30 @@ def test_shards_by_bytes_follow_the_rule(sizes, limit):
 @given(sizes, st.integers(1, 7), st.integers(1, 100), st.integers(0, 20))
 def test_pieces_follow_the_rule_and_can_continue_anywhere(sizes, unit, target, start):
     start = min(start, len(sizes))
-    source, shard = Sized(sizes), Shard("x", start, len(sizes))
-    found = list(pieces(source, shard, unit, target))
+    source, stop = Sized(sizes), len(sizes)
+    found = list(pieces(source, start, stop, unit, target))
     edges = greedy(sizes, start, len(sizes), unit, target)
     assert found == list(itertools.pairwise(edges))
-    for i, (_, stop) in enumerate(found):
-        assert list(pieces(source, shard, unit, target, after=stop - start)) == found[i + 1 :]
+    for i, (_, end) in enumerate(found):
+        again = pieces(source, start, stop, unit, target, after=end - start)
+        assert list(again) == found[i + 1 :]
 
 
 @given(sizes, st.integers(1, 7), st.integers(1, 100))
 def test_pieces_of_unknown_sizes_cover_everything_once(sizes, unit, target):
-    source, shard = Unsized(sizes), Shard("x", 0, len(sizes))
-    found = list(pieces(source, shard, unit, target))
+    source = Unsized(sizes)
+    found = list(pieces(source, unit=unit, target=target))
     assert [i for a, b in found for i in range(a, b)] == list(range(len(sizes)))
     assert all(a % unit == 0 and a < b for a, b in found)
     for i, (_, stop) in enumerate(found):
-        assert list(pieces(source, shard, unit, target, after=stop)) == found[i + 1 :]
+        assert list(pieces(source, unit=unit, target=target, after=stop)) == found[i + 1 :]
 
 
 @given(st.integers(0, 1000), st.integers(1, 50), st.integers(1, 4000))
 def test_pieces_of_fixed_samples(count, unit, target):
     schema = Schema((Field("x", np.dtype("f4"), (3,)),))
     source = MemorySource(schema, {"x": np.zeros((count, 3), "f4")})
-    found = list(pieces(source, Shard("x", 0, count), unit, target))
+    found = list(pieces(source, unit=unit, target=target))
     assert [i for a, b in found for i in range(a, b)] == list(range(count))
     assert all(a % unit == 0 for a, _ in found)
     assert all((b - a) * 12 <= max(target, 12 * unit) for a, b in found)

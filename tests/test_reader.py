@@ -216,7 +216,7 @@ def accepted(schema: Schema, *names: str) -> Schema:
 
     def has(name: str, f: Field) -> bool:
         try:
-            formats.load(name).plan(Schema((f,)), WriteOptions())
+            formats.writable(name).check(Schema((f,)), WriteOptions())
         except UnsupportedError:
             return False
         return True

@@ -19,7 +19,7 @@ from dsprep.core.schema import Field, Schema
 from dsprep.formats.base import Writer
 from dsprep.storage import durable as disk
 from dsprep.storage.trees import data_files
-from dsprep.writing.plan import Shard, pieces
+from dsprep.writing.plan import pieces
 from dsprep.writing.transfer import ShardCopy
 
 SCHEMA = Schema((Field("x", np.dtype("<i8"), (1000,)), Field.opaque("b")))
@@ -76,15 +76,14 @@ class ListWriter(Writer):
 
 
 def copy(writer, saved, workers=3, done=0, checkpoint_nbytes=1 << 20, source=None):
-    shard = Shard("out", 0, 5000)
     source = source or MemorySource(SCHEMA, BATCH)
 
     def save(samples, state):
         with writer.lock:
             saved.append((samples, state["place"], list(writer.events)))
 
-    ranges = pieces(source, shard, writer.unit, after=done)
-    return ShardCopy(source, writer, shard, ranges, {}, workers, save, checkpoint_nbytes)
+    ranges = pieces(source, unit=writer.unit, after=done)
+    return ShardCopy(source, writer, 0, ranges, {}, workers, save, checkpoint_nbytes)
 
 
 EXPECTED = [int(v[0]) for v in BATCH["x"]]
@@ -125,8 +124,8 @@ def test_the_disk_begins_with_each_piece_where_it_will_be_waited_for():
     kinds = [kind for kind, *_ in writer.events if kind != "sync"]
     assert kinds == ["write", "start"] * len(done)
     writer = ListWriter({})
-    ranges = pieces(MemorySource(SCHEMA, BATCH), Shard("out", 0, 5000), 1)
-    list(ShardCopy(MemorySource(SCHEMA, BATCH), writer, Shard("out", 0, 5000), ranges, {}, 1).run())
+    ranges = pieces(MemorySource(SCHEMA, BATCH))
+    list(ShardCopy(MemorySource(SCHEMA, BATCH), writer, 0, ranges, {}, 1).run())
     assert {kind for kind, *_ in writer.events} == {"write"}
 
 
@@ -168,8 +167,8 @@ def test_continuing_from_any_saved_position_gives_the_same():
 
 def test_nothing_waits_for_the_disk_when_no_positions_are_saved():
     writer = ListWriter({})
-    source, shard = MemorySource(SCHEMA, BATCH), Shard("out", 0, 5000)
-    list(ShardCopy(source, writer, shard, pieces(source, shard, 1), {}, 2).run())
+    source = MemorySource(SCHEMA, BATCH)
+    list(ShardCopy(source, writer, 0, pieces(source), {}, 2).run())
     assert {event[0] for event in writer.events} == {"write"}
 
 
@@ -204,8 +203,7 @@ def test_leaving_early_ends_all_threads():
 
 def test_an_empty_shard_is_copied():
     source = MemorySource(SCHEMA, take(BATCH, 0, 0))
-    shard = Shard("out", 0, 0)
-    assert list(ShardCopy(source, ListWriter({}), shard, iter(()), {}, 2).run()) == []
+    assert list(ShardCopy(source, ListWriter({}), 0, iter(()), {}, 2).run()) == []
 
 
 @pytest.mark.parametrize("name", ["out.h5", "out.zarr", "out.zarr.zip"])

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.groups import Grouping, GroupPlan, round_up
+from dsprep.core.groups import EMPTY, Grouping, round_up
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError, UnsupportedError
-from dsprep.formats.base import Format, Source, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import FilePlan, Format, Source, WritableFormat, Writer
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.layout.describe import FieldStorage
@@ -46,42 +47,31 @@ class Toy(WritableFormat):
         check_options(options, self.open_options, self.name)
         return ToySource(path, Shape.of(path))
 
+    def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
+        self.plan(schema, options)
+        return ()
+
     def plan(
         self,
         schema: Schema,
         options: WriteOptions,
-        samples: int | Grouping = 0,
+        grouping: Grouping = EMPTY,
         payload: int = 0,
         name: str = "",
-    ) -> WritePlan:
+    ) -> FilePlan:
         check_options(options, self.write_options, self.name)
         ragged = [f.name for f in schema if f.ragged]
         if ragged:
             raise UnsupportedError(f"toy holds no ragged fields: {ragged[0]}")
-        shape = Shape.planned(schema, samples)
-        groups = None
-        if isinstance(samples, Grouping):
-            most = samples.samples * shape.row
-            groups = GroupPlan(
-                nbytes=shape.nbytes,
-                padding=shape.nbytes - shape.count * shape.row,
-                group_nbytes=most,
-                aligned=True,
-                reads=1,
-                how="rows of a group are contiguous",
-            )
-        stored = {f.name: "bytes of a row" for f in schema}
-        return WritePlan(stored=stored, nbytes=shape.nbytes, groups=groups)
-
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        samples: int | Grouping,
-        options: WriteOptions,
-        state: dict | None,
-    ) -> Writer:
-        return ToyWriter(path, Shape.planned(schema, samples), samples)
+        shape = Shape.planned(schema, grouping)
+        return FilePlan(
+            create=partial(ToyWriter, shape, grouping),
+            stored={f.name: "bytes of a row" for f in schema},
+            nbytes=shape.nbytes,
+            padding=shape.nbytes - shape.count * shape.row,
+            group_nbytes=grouping.samples * shape.row,
+            how="rows of a group are contiguous",
+        )
 
 
 class Shape:
@@ -97,12 +87,10 @@ class Shape:
         self.nbytes = self.base + ((groups - 1) * self.stride + last * self.row if count else 0)
 
     @classmethod
-    def planned(cls, schema: Schema, samples: int | Grouping) -> Shape:
-        if not isinstance(samples, Grouping):
-            return cls(schema, samples, max(1, samples), 1)
-        if not samples.even:
+    def planned(cls, schema: Schema, grouping: Grouping) -> Shape:
+        if not grouping.even:
             raise UnsupportedError("toy has groups of equal numbers of samples")
-        return cls(schema, int(samples.edges[-1]), max(1, samples.samples), samples.align)
+        return cls(schema, grouping.total, max(1, grouping.samples), grouping.align)
 
     @classmethod
     def of(cls, path: Path) -> Shape:
@@ -172,9 +160,8 @@ class ToySource(Source):
 class ToyWriter(Writer):
     """A file being written: every place is known, so any checkpoint will do."""
 
-    def __init__(self, path: Path, shape: Shape, samples: int | Grouping) -> None:
-        self._shape, self._grouping = shape, samples if isinstance(samples, Grouping) else None
-        self._path = path
+    def __init__(self, shape: Shape, grouping: Grouping, path: Path, state: dict | None) -> None:
+        self._shape, self._grouping, self._path = shape, grouping, path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def encode(self, batch, start, arena):
@@ -197,7 +184,7 @@ class ToyWriter(Writer):
         self.close()
 
     def groups(self) -> Groups | None:
-        if self._grouping is None:
+        if self._grouping.plain:
             return None
         edges = self._grouping.edges
         offsets = self._shape.offsets(0, self._shape.count)[edges[:-1]]

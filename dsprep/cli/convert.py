@@ -161,7 +161,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
                 "format": job.format.name,
                 "samples": job.samples,
                 "files": [{"name": s.name, "start": s.start, "stop": s.stop} for s in job.shards],
-                "fields": dict(job.stored),
+                "fields": dict(job.shards[0].plan.stored),
                 "payload_nbytes": job.payload,
                 "estimated_nbytes": job.estimate,
                 "scratch_nbytes": job.scratch,
@@ -179,7 +179,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
             ("values", show_nbytes(job.payload)),
             ("on disk", _space(job)),
             *scratch_rows([job]),
-            *((f"  {job.schema[n]}", how) for n, how in job.stored.items()),
+            *((f"  {job.schema[n]}", how) for n, how in job.shards[0].plan.stored.items()),
         ]
     )
     for line in (*source.notes, *job.losses):

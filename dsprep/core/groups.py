@@ -23,11 +23,20 @@ class Grouping:
         Bytes, a power of two, at whose multiples groups should begin: the stripe size. 1: anywhere.
     rows
         By ragged field: int64, shape ``(groups,)``, how many rows all its samples in a group have.
+        Without groups they may be unknown, which is empty.
+    plain
+        Whether the samples have no groups: they may be cut anywhere, and are one here.
     """
 
     edges: Ints
     align: int = 1
     rows: Mapping[str, Ints] = field(default_factory=dict)
+    plain: bool = False
+
+    @property
+    def total(self) -> int:
+        """How many samples there are."""
+        return int(self.edges[-1])
 
     @property
     def count(self) -> int:
@@ -50,16 +59,10 @@ class Grouping:
         return int(np.searchsorted(self.edges, sample, "right")) - 1
 
 
-class Samples(int):
-    """A number of samples; `rows` are those of all of them, by ragged field, where it is known."""
-
-    rows: Mapping[str, int]
-
-    def __new__(cls, count: int, rows: Mapping[str, int] | None = None) -> Samples:
-        """Return `count` with its rows."""
-        samples = super().__new__(cls, count)
-        samples.rows = rows or {}
-        return samples
+def plain(samples: int, rows: Mapping[str, int] | None = None) -> Grouping:
+    """Return what stands for samples without groups; `rows`: of all, by ragged field, if known."""
+    each = {name: np.array([number], np.int64) for name, number in (rows or {}).items()}
+    return Grouping(np.array([0, samples], np.int64), 1, each, plain=True)
 
 
 def even(samples: int, per_group: int, align: int = 1) -> Grouping:
@@ -73,29 +76,4 @@ def round_up(nbytes: int, align: int) -> int:
     return -(-nbytes // align) * align
 
 
-@dataclass(frozen=True)
-class GroupPlan:
-    """How a format will lay groups out, for a person and for the space check.
-
-    Attributes
-    ----------
-    nbytes
-        Bytes of the output file; of holes in it too.
-    padding
-        Bytes of it between groups and fields, which hold nothing.
-    group_nbytes
-        Bytes of the largest group, as one read fetches it.
-    aligned
-        Whether every group begins at a multiple of the stripe size.
-    reads
-        Reads that fetch one group.
-    how
-        How groups are stored, one sentence for a person.
-    """
-
-    nbytes: int
-    padding: int
-    group_nbytes: int
-    aligned: bool
-    reads: int
-    how: str
+EMPTY = plain(0)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.groups import EMPTY, Grouping
 from dsprep.core.schema import Arena, Batch, Column, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -326,7 +326,7 @@ class Writer(ABC):
     the cut into pieces and the options: never on threads, time or interruptions. Of an output in
     groups, a piece never crosses from one group into the next.
 
-    A writer is created by `Format.create`, which may continue one that was interrupted.
+    A writer is created by a `FilePlan`, which may continue one that was interrupted.
 
     Attributes
     ----------
@@ -358,7 +358,7 @@ class Writer(ABC):
         """Write the piece at its place."""
 
     def checkpoint(self) -> State:
-        """Return, as JSON, what `Format.create` needs to continue after the last `reserve`.
+        """Return, as JSON, what `FilePlan.create` needs to continue after the last `reserve`.
 
         Called between two `reserve`. It is used only after all pieces so far have been written
         and `sync` has returned.
@@ -412,35 +412,49 @@ class Writer(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WritePlan:
-    """What `Format.create` will make of a schema, for a person and for the space check.
+class FilePlan:
+    """An output file that has been decided; nothing has been written.
 
     Attributes
     ----------
+    create
+        ``create(path, state)`` starts the file or directory at `path`, or continues it. `state` is
+        None, or what `Writer.checkpoint` returned in an interrupted run that has left `path`: all
+        up to that checkpoint is there, anything after it is to be overwritten.
     stored
         How each field is stored, by name.
-    notes
-        What the file itself cannot keep of the schema, one clause each.
     nbytes
-        Bytes on disk: exact for uncompressed output of fixed fields up to metadata, an upper bound
-        otherwise.
+        Bytes on disk, those of holes too: exact for uncompressed output of fixed fields up to
+        metadata, an upper bound otherwise.
     scratch
         Bytes of working files that lie beside the output while it is made.
     unit
         `Writer.unit`: samples that stay together.
     files
-        How many files and directories the output consists of.
-    groups
-        How the groups are laid out; None if the output is not written in groups.
+        How many files and directories it consists of.
+    padding
+        Bytes of it between groups and fields, which hold nothing.
+    group_nbytes
+        Bytes of the largest group, as one read fetches it.
+    aligned
+        Whether every group begins at a multiple of the stripe size.
+    reads
+        Reads that fetch one group.
+    how
+        How groups are stored, one sentence for a person.
     """
 
+    create: Callable[[Path, State | None], Writer]
     stored: Mapping[str, str]
-    notes: tuple[str, ...] = ()
     nbytes: int = 0
     scratch: int = 0
     unit: int = 1
     files: int = 1
-    groups: GroupPlan | None = None
+    padding: int = 0
+    group_nbytes: int = 0
+    aligned: bool = True
+    reads: int = 1
+    how: str = ""
 
 
 class CommonSchema(NamedTuple):
@@ -565,60 +579,46 @@ class WritableFormat(Format):
     uneven_groups: ClassVar[bool] = False
 
     @abstractmethod
-    def plan(
-        self,
-        schema: Schema,
-        options: WriteOptions,
-        samples: int | Grouping = 0,
-        payload: int = 0,
-        name: str = "",
-    ) -> WritePlan:
-        """Return what `create` will make, without I/O.
-
-        Parameters
-        ----------
-        schema, options
-            As for `create`.
-        samples
-            How many samples, or their groups.
-        payload
-            Bytes of all values.
-        name
-            Of the output, for formats in which its suffix says how it is stored.
+    def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
+        """Return what the file itself cannot keep of the schema, one clause each, without I/O.
 
         Raises
         ------
         UnsupportedError
-            If this format cannot hold a field, or keep the fields of a group together; the message
-            names the nearest thing that it can.
+            If this format cannot hold a field; the message names the nearest thing that it can.
         UsageError
             If an option contradicts the schema.
         """
 
     @abstractmethod
-    def create(
+    def plan(
         self,
-        path: Path,
         schema: Schema,
-        samples: int | Grouping,
         options: WriteOptions,
-        state: State | None,
-    ) -> Writer:
-        """Start an output at `path`, or continue it.
+        grouping: Grouping = EMPTY,
+        payload: int = 0,
+        name: str = "",
+    ) -> FilePlan:
+        """Return one file of an output, without I/O.
 
         Parameters
         ----------
-        path
-            The file or directory.
         schema
             The fields of every sample.
-        samples
-            How many samples, as `Samples` with their rows if these are known; or the groups in
-            which they are laid out. An output in groups is an ordinary file of the format, and
-            holds the same values as one without.
         options
             Only those in `write_options` are set.
-        state
-            None, or what `Writer.checkpoint` returned in an interrupted run that has left `path`:
-            all up to that checkpoint is there, anything after it is to be overwritten.
+        grouping
+            The samples, and the groups in which they are laid out. An output in groups is an
+            ordinary file of the format, and holds the same values as one without.
+        payload
+            Bytes of all values.
+        name
+            Of the file, for formats in which its suffix says how it is stored.
+
+        Raises
+        ------
+        UnsupportedError
+            As `check`, or if this format cannot keep the fields of a group together.
+        UsageError
+            If an option contradicts the schema.
         """

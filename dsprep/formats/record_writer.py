@@ -39,9 +39,9 @@ class RecordWriter(Writer):
     inside
         The file below the path of the dataset: empty if that is the file.
     grouping
-        The groups; None: there are none.
+        The samples, and their groups.
     state
-        As for `Format.create`.
+        As for `FilePlan.create`.
 
     Attributes
     ----------
@@ -51,10 +51,9 @@ class RecordWriter(Writer):
         Those of the groups, as far as they were written by this process.
     """
 
-    def __init__(
-        self, path: Path, inside: str, grouping: Grouping | None, state: State | None
-    ) -> None:
-        self.path, self.inside, self.grouping, self.sums = path, inside, grouping, Sums()
+    def __init__(self, path: Path, inside: str, grouping: Grouping, state: State | None) -> None:
+        self.path, self.inside, self.sums = path, inside, Sums()
+        self.grouping = None if grouping.plain else grouping
         new = os.O_CREAT | os.O_TRUNC if state is None else 0
         self.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | new, 0o666)
         self._allocated = fstat(self.fd).st_size

@@ -48,7 +48,7 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.identity import Identities, Identity, unchanged
 from dsprep.storage.paths import StorePath
 from dsprep.writing.create_sidecar import dataset_of
-from dsprep.writing.plan import PIECE_NBYTES, Shard, payload_nbytes, pieces
+from dsprep.writing.plan import PIECE_NBYTES, payload_nbytes, pieces
 
 CLASSES = 1000
 """Distinct values of a field up to which each is counted."""
@@ -484,7 +484,7 @@ class _Pass:
     def _pieces(self, pool: ThreadPoolExecutor, source: Source, threads: int) -> Iterator[Piece]:
         """Yield pieces in order, some of them read ahead."""
         waiting: deque[Future[Piece]] = deque()
-        ranges = pieces(source, Shard("", 0, len(source)), 1, after=self.done)
+        ranges = pieces(source, after=self.done)
         for bounds in chain(ranges, [None] * 2 * threads):
             if bounds is not None:
                 waiting.append(pool.submit(self._piece, source, *bounds))

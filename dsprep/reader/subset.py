@@ -25,7 +25,7 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.local import LocalFile
 from dsprep.storage.paths import StorePath
-from dsprep.writing.plan import Shard, pieces
+from dsprep.writing.plan import pieces
 from dsprep.writing.split import assign, check_shares, group_labels, parse_split
 
 _SPLIT = re.compile(r"(\S+) of (\S+=\S+)(?: by (\S+))?")
@@ -141,7 +141,7 @@ class Subset:
         source, arena = opened(where.names), Arena()
         where.check(source.schema)
         mask = np.zeros(len(source), bool)
-        for start, stop in pieces(source, Shard("", 0, len(source)), 1):
+        for start, stop in pieces(source):
             mask[start:stop] = where(source.read(start, stop, arena))
         return mask
 

@@ -10,6 +10,7 @@ from typing import Unpack
 import numpy as np
 
 from dsprep import formats
+from dsprep.core.groups import plain
 from dsprep.core.schema import DType, FieldSpec, parse_dtype
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
@@ -22,17 +23,17 @@ from dsprep.verbs.verify import Verdict, verify
 from dsprep.writing.job import Job, Progress, Report, RunArguments, RunOptions, count_workers
 from dsprep.writing.plan import (
     Cut,
-    Shard,
     cast_schema,
+    count_rows,
     make_casts,
     one_each,
     parse_range,
     payload_nbytes,
+    plan_shards,
     shard_names,
     shards_by_bytes,
     shards_by_samples,
     stop_of,
-    with_rows,
 )
 from dsprep.writing.run import run_job
 
@@ -97,14 +98,14 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     start, stop = 0, len(source)
     if options.samples:
         start, stop = parse_range(options.samples, len(source))
-    format.plan(schema, options.write)  # before sizes are computed, which may take reading
-    shards = _shards(source, start, stop, target, format, options.cut)
+    notes = format.check(schema, options.write)  # before sizes are computed: it may take reading
+    names, ranges = _cut(source, start, stop, target, format, options.cut)
     payload, largest = payload_nbytes(source, start, stop)
     if not schema.ragged:
         payload = schema.fixed_nbytes * (stop - start)  # after casts
-    shards = with_rows(shards, source, schema)
-    samples = stop - start if options.cut.sharded else shards[0].samples
-    plan = format.plan(schema, options.write, samples, payload, shards[0].name)
+    rows = count_rows(source, schema, ranges)
+    files = {n: plain(b - a, r) for n, (a, b), r in zip(names, ranges, rows, strict=True)}
+    shards = plan_shards(format, schema, options.write, files, start, payload)
     return Job(
         target=target,
         format=format,
@@ -113,13 +114,8 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         options=options.write,
         shards=shards,
         sharded=options.cut.sharded,
-        stored=plan.stored,
-        losses=(*plan.notes, *lost, *one_each(shards)),
+        losses=(*notes, *lost, *one_each(shards)),
         payload=payload,
-        estimate=plan.nbytes,
-        scratch=plan.scratch,
-        unit=plan.unit,
-        files=plan.files,
         largest=largest,
     )
 
@@ -154,18 +150,17 @@ def stem_of(target: Path, format: WritableFormat) -> tuple[str, str]:
     return name[: -len(suffix)], name[-len(suffix) :]
 
 
-def _shards(
+def _cut(
     source: Source, start: int, stop: int, target: Path, format: WritableFormat, cut: Cut
-) -> tuple[Shard, ...]:
-    """Return the files of an output."""
+) -> tuple[list[str], list[tuple[int, int]]]:
+    """Return the names of the files of an output, and the samples of each."""
     if not cut.sharded:
-        return (Shard(target.name, start, stop),)
+        return [target.name], [(start, stop)]
     if cut.samples_per_file is not None:
         ranges = shards_by_samples(start, stop, cut.samples_per_file)
     else:
         ranges = shards_by_bytes(source, start, stop, cut.shard_nbytes or 0)
-    names = shard_names(*stem_of(target, format), len(ranges))
-    return tuple(Shard(n, a, b) for n, (a, b) in zip(names, ranges, strict=True))
+    return shard_names(*stem_of(target, format), len(ranges)), ranges
 
 
 def convert(

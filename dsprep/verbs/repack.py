@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from dsprep import formats
-from dsprep.core.groups import Grouping, GroupPlan, even
+from dsprep.core.groups import Grouping, even
 from dsprep.core.memory import allowed_memory, total_memory
 from dsprep.core.schema import Array, Batch, Ints, Ragged
 from dsprep.core.units import show_nbytes
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import Source, WritableFormat
+from dsprep.formats.base import FilePlan, Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.reader.subset import Subset
 from dsprep.sidecar import spec
@@ -50,7 +50,7 @@ from dsprep.writing.buffers import (
     within,
 )
 from dsprep.writing.job import Job, Report, RunOptions, admit, check_space
-from dsprep.writing.plan import PIECE_NBYTES, Cut, Shard, one_each, shard_names
+from dsprep.writing.plan import PIECE_NBYTES, Cut, one_each, plan_shards, shard_names
 from dsprep.writing.run import check_targets, making
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
@@ -91,8 +91,6 @@ class SplitPart:
         How large groups are, and why.
     groups
         How many there are.
-    plans
-        What the format makes of the groups of each file.
     """
 
     name: str
@@ -100,7 +98,11 @@ class SplitPart:
     job: Job
     choice: BufferChoice
     groups: int
-    plans: tuple[GroupPlan, ...]
+
+    @property
+    def plans(self) -> list[FilePlan]:
+        """The files."""
+        return [shard.plan for shard in self.job.shards]
 
     @property
     def padding(self) -> int:
@@ -425,7 +427,7 @@ def _file_nbytes(source: Source, known: dict[str, Ints], samples: int, cut: Cut)
 
 def inodes(job: Job) -> int:
     """Return about how many files and directories an output takes, its sidecar included."""
-    return job.files * len(job.shards) + job.sharded + 1
+    return sum(shard.plan.files for shard in job.shards) + job.sharded + 1
 
 
 def _splits(
@@ -501,10 +503,10 @@ def _payload(source: Source, known: dict[str, Ints], whole: Source) -> _Payload:
     return _Payload(rows, sizes, int(sizes.sum()), int(sizes.max(initial=0)))
 
 
-def _shards(
+def _cut(
     target: Path, format: WritableFormat, edges: Ints, payload: _Payload, stripe: Stripe, cut: Cut
-) -> tuple[list[Shard], list[Grouping]]:
-    """Return the files of an output, each of whole groups, and the groups of each."""
+) -> dict[str, Grouping]:
+    """Return the groups of each file of an output, by name."""
     count = int(edges[-1])
     per_shard = count or 1
     if cut.samples_per_file is not None:
@@ -516,13 +518,11 @@ def _shards(
     if cut.sharded:
         names = shard_names(*stem_of(target, format), len(cuts) - 1)
     rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in payload.rows.items()}
-    shards, groupings = [], []
+    files = {}
     for name, (low, high) in zip(names, itertools.pairwise(cuts), strict=True):
-        inside = edges[low : high + 1] - edges[low]
         some = {field: r[low:high] for field, r in rows.items()}
-        groupings.append(Grouping(inside, stripe.nbytes, some))
-        shards.append(Shard(name, int(edges[low]), int(edges[high])))
-    return shards, groupings
+        files[name] = Grouping(edges[low : high + 1] - edges[low], stripe.nbytes, some)
+    return files
 
 
 def _plan_part(
@@ -541,42 +541,26 @@ def _plan_part(
     if size.nbytes is not None and payload.rows and not format.uneven_groups:
         choice = within(choice, size.nbytes, schema, payload.rows)
     edges = _edges(count, payload.sizes, choice, format)
-    shards, groupings = _shards(target, format, edges, payload, stripe, options.cut)
-    plans = [
-        format.plan(schema, write, g, payload.nbytes * len(s) // max(1, count), s.name)
-        for s, g in zip(shards, groupings, strict=True)
-    ]
-    grouped = tuple(p.groups for p in plans if p.groups is not None)
-    group = max((p.group_nbytes for p in grouped), default=0)
-    zipped = bool(format.archive) and shards[0].name.endswith(format.archive)
-    one_block = write.compress is not None or schema.ragged or zipped
-    scratch = source.scratch_nbytes if isinstance(source, ShuffledSource) else 0
+    files = _cut(target, format, edges, payload, stripe, options.cut)
+    notes = format.check(schema, write)
+    shards = plan_shards(format, schema, write, files, 0, payload.nbytes)
+    group = max(shard.plan.group_nbytes for shard in shards)
+    one_block = write.compress is not None or schema.ragged
     job = Job(
         target=target,
         format=format,
         schema=schema,
         casts={},
         options=write,
-        shards=tuple(shards),
+        shards=shards,
         sharded=options.cut.sharded,
-        stored=plans[0].stored,
-        losses=(*plans[0].notes, *lost),
+        losses=(*notes, *lost),
         payload=payload.nbytes,
-        estimate=sum(p.nbytes for p in grouped),
-        scratch=scratch + sum(p.scratch for p in plans),
-        files=plans[0].files,
         largest=max(payload.largest, group if one_block else 0),
-        groupings=tuple(groupings),
+        unshuffled=source.scratch_nbytes if isinstance(source, ShuffledSource) else 0,
         recipe=output.recipe,
     )
-    return SplitPart(
-        name=output.name,
-        source=source,
-        job=job,
-        choice=choice,
-        groups=len(edges) - 1,
-        plans=grouped,
-    )
+    return SplitPart(name=output.name, source=source, job=job, choice=choice, groups=len(edges) - 1)
 
 
 def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: WritableFormat) -> Ints:

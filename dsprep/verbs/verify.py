@@ -27,7 +27,6 @@ from dsprep.storage.identity import unchanged
 from dsprep.writing.plan import (
     PIECE_NBYTES,
     Cast,
-    Shard,
     apply_casts,
     cast_schema,
     payload_nbytes,
@@ -364,7 +363,7 @@ def _ranges(source: Source, share: float | None, seed: int) -> Iterator[tuple[in
     """Yield the ranges of samples to compare: all pieces, or blocks spread at random."""
     count = len(source)
     if share is None or share == 1:
-        yield from pieces(source, Shard("", 0, count), 1)
+        yield from pieces(source, 0, count)
         return
     blocks = -(-count // BLOCK)
     range_count = min(blocks, max(2, round(share * count / BLOCK)))

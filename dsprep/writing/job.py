@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import dsprep
-from dsprep.core.groups import Grouping
 from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Schema
 from dsprep.core.units import as_nbytes, show_nbytes
@@ -68,24 +67,14 @@ class Job:
         The output files; one named as `target` itself when the output is not sharded.
     sharded
         Whether `target` is a directory of shards.
-    stored
-        How each field will be stored, by name.
     losses
         What the target cannot keep, one clause each.
     payload
         Bytes of all values, estimated where they cannot be told without reading all.
-    estimate
-        Bytes on disk that the output will take.
-    scratch
-        Bytes that working files take besides while it is made.
     largest
         Bytes of the largest sample, as far as known; when whole groups are written, of a group.
-    unit
-        Samples that stay together, when no groups are written.
-    files
-        Files and directories that one shard consists of.
-    groupings
-        The groups of each shard, when the output is written in groups; else empty.
+    unshuffled
+        Bytes that samples take before they are shuffled.
     recipe
         What was done to the order and choice of samples, for the lineage.
     """
@@ -97,21 +86,31 @@ class Job:
     options: WriteOptions
     shards: tuple[Shard, ...]
     sharded: bool
-    stored: Mapping[str, str]
     losses: tuple[str, ...]
     payload: int
-    estimate: int
-    scratch: int
     largest: int
-    unit: int = 1
-    files: int = 1
-    groupings: tuple[Grouping, ...] = ()
+    unshuffled: int = 0
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
         """Samples that will be written."""
         return self.shards[-1].stop - self.shards[0].start
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it is written in groups."""
+        return not self.shards[0].grouping.plain
+
+    @property
+    def estimate(self) -> int:
+        """Bytes on disk that it will take."""
+        return sum(shard.plan.nbytes for shard in self.shards)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes that working files take besides while it is made."""
+        return self.unshuffled + sum(shard.plan.scratch for shard in self.shards)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,10 +235,8 @@ def count_workers(
     if workers is None:
         workers = min(WORKERS, len(os.sched_getaffinity(0)))
     memory = allowed_memory(memory)
-    unit = 0
-    if not job.groupings:
-        unit = min(job.unit, max(map(len, job.shards)))
-        unit = unit * job.payload // max(1, job.samples)
+    unit = min(job.shards[0].plan.unit, max(map(len, job.shards)))
+    unit = unit * job.payload // max(1, job.samples)
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:
         needed = each + max(resident, min(each, extra))
@@ -248,7 +245,7 @@ def count_workers(
             needed,
             memory,
             fix="raise --memory, or make chunks smaller with --chunk"
-            if not job.groupings
+            if not job.grouped
             else "raise --memory, or lower --buffer-size",
         )
     return min(workers, (memory - resident) // each)
@@ -338,7 +335,8 @@ def fingerprint(job: Job, source: Source, known: Identities) -> dict[str, Any]:
         data.update(line.encode("utf-8", "surrogateescape"))
         times.update(f"{each.mtime_ns}\n".encode())
     nbytes = sum(each.nbytes for _, each in identities)
-    shards = hashlib.sha256(repr(job.shards).encode()).hexdigest()
+    cut = repr([(shard.name, shard.start, shard.stop) for shard in job.shards])
+    shards = hashlib.sha256(cut.encode()).hexdigest()
     return {
         "version": dsprep.__version__,
         "format": job.format.name,
@@ -350,17 +348,13 @@ def fingerprint(job: Job, source: Source, known: Identities) -> dict[str, Any]:
         "options": {k: str(v) for k, v in asdict(job.options).items()},
         "samples": [job.shards[0].start, job.shards[-1].stop],
         "files": [len(job.shards), shards],
-        **(
-            {"groups": _summarize_groups(job.groupings), "recipe": dict(job.recipe)}
-            if job.groupings
-            else {}
-        ),
+        **({"groups": _summarize_groups(job), "recipe": dict(job.recipe)} if job.grouped else {}),
     }
 
 
-def _summarize_groups(groupings: Sequence[Grouping]) -> dict[str, Any]:
+def _summarize_groups(job: Job) -> dict[str, Any]:
     """Return groups as a person would tell them, with what tells all their edges."""
-    digest = hashlib.sha256()
+    digest, groupings = hashlib.sha256(), [shard.grouping for shard in job.shards]
     for grouping in groupings:
         digest.update(f"{grouping.align}\0".encode() + grouping.edges.tobytes())
     return {
@@ -374,7 +368,7 @@ def _summarize_groups(groupings: Sequence[Grouping]) -> dict[str, Any]:
 def lineage(job: Job, source: Source) -> dict[str, Any]:
     """Return what the output is made from, and by which command."""
     paths = source.files()
-    function = "repack" if job.groupings else "convert"
+    function = "repack" if job.grouped else "convert"
     return {
         "source": [str(p.absolute()) for p in paths[:8]],
         "source_files": len(paths),

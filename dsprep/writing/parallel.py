@@ -20,10 +20,8 @@ from dsprep.writing.job import Job
 from dsprep.writing.shards import (
     complete,
     copying,
-    create_writer,
     is_kept,
     need,
-    ranges_of,
     shard_path,
     while_written,
 )
@@ -70,10 +68,9 @@ class ShardTask(Task[Done]):
         job, durable, name = self.job, self.workplace.durable, self.job.shards[0].name
         path = directory / name
         with while_written(name), self.source.open() as source:
-            with closing(create_writer(job, path, 0, None)) as writer:
+            with closing(job.shards[0].plan.create(path, None)) as writer:
                 save = _save_nothing if durable else None
-                ranges = ranges_of(job, source, writer, 0, 0)
-                copy = copying(job, source, writer, 0, ranges, THREADS_PER_TASK, save)
+                copy = copying(job, source, writer, 0, 0, THREADS_PER_TASK, save)
                 nbytes = sum(piece.nbytes for piece in copy)
                 complete(job, 0, writer, path, directory / RECORD, durable)
             writer.clean()
@@ -103,8 +100,7 @@ def write_apart(
             needed, offset = source.part(shard.start, shard.stop)
             one = replace(
                 job,
-                shards=(replace(shard, start=shard.start - offset, stop=shard.stop - offset),),
-                groupings=job.groupings[index : index + 1],
+                shards=(replace(shard, start=shard.start - offset),),
                 payload=round(job.payload * len(shard) / max(1, job.samples)),
             )
             yield ShardTask(

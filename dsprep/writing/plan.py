@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from dsprep.core.groups import Grouping, Samples
+from dsprep.core.groups import Grouping
 from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema, show_dtype
 from dsprep.core.units import as_nbytes
 from dsprep.errors import SchemaError, UsageError
-from dsprep.formats.base import Source
+from dsprep.formats.base import FilePlan, Source, WritableFormat
+from dsprep.formats.options import WriteOptions
 from dsprep.source.derived import probe_nbytes
 
 PIECE_NBYTES = 8 << 20
@@ -33,24 +34,43 @@ class Shard:
     ----------
     name
         Its file name.
-    start, stop
-        The samples of the source that it holds, half-open.
-    rows
-        By ragged field: how many rows all these have. Empty if one is not known.
+    start
+        The first sample of the source that it holds.
+    grouping
+        Its samples, and their groups.
+    plan
+        How it is written.
     """
 
     name: str
     start: int
-    stop: int
-    rows: Mapping[str, int] = field(default_factory=dict)
+    grouping: Grouping
+    plan: FilePlan
 
     @property
-    def samples(self) -> Samples:
-        """How many samples there are, with their rows."""
-        return Samples(len(self), self.rows)
+    def stop(self) -> int:
+        """The sample behind its last one."""
+        return self.start + len(self)
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return self.grouping.total
+
+
+def plan_shards(
+    format: WritableFormat,
+    schema: Schema,
+    options: WriteOptions,
+    named: Mapping[str, Grouping],
+    start: int,
+    payload: int,
+) -> tuple[Shard, ...]:
+    """Return the files of an output whose samples, from `start` on, have so many bytes."""
+    shards, samples = list[Shard](), max(1, sum(g.total for g in named.values()))
+    for name, grouping in named.items():
+        plan = format.plan(schema, options, grouping, payload * grouping.total // samples, name)
+        shards.append(Shard(name, start, grouping, plan))
+        start += grouping.total
+    return tuple(shards)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,28 +193,54 @@ def ends_by_bytes(sizes: Iterable[Ints], limit: int, unit: int = 1) -> Iterator[
 
 
 def pieces(
-    source: Source, shard: Shard, unit: int, target: int = PIECE_NBYTES, after: int = 0
+    source: Source,
+    start: int = 0,
+    stop: int | None = None,
+    unit: int = 1,
+    target: int = PIECE_NBYTES,
+    after: int = 0,
 ) -> Iterator[tuple[int, int]]:
-    """Yield the pieces of a shard, as ranges of source samples.
+    """Yield samples ``start <= i < stop``, by default all, as ranges to be read at a time.
 
     Parameters
     ----------
     unit
-        Every piece but the last has a multiple of this many samples.
+        Every range but the last has a multiple of this many samples.
     target
-        Payload bytes that a piece should not pass, unless one unit does.
+        Payload bytes that a range should not pass, unless one unit does.
     after
-        Samples of the shard that are done already; must be where a piece ended.
+        How many of these samples are done already; must be where a range ended.
     """
-    first = shard.start + after
+    stop = len(source) if stop is None else stop
+    first = start + after
     if source.schema.ragged:
-        ends = cuts(source, first, shard.stop, unit, target, shard.start)
+        ends = cuts(source, first, stop, unit, target, start)
     else:
         nbytes = max(1, source.schema.fixed_nbytes)
         step = unit * max(1, min(target // (nbytes * unit), (1 << 20) // unit))
-        bounds = range(first + step, shard.stop, step)
-        ends = itertools.chain(bounds, [shard.stop] if first < shard.stop else [])
+        ends = itertools.chain(range(first + step, stop, step), [stop] if first < stop else [])
     yield from itertools.pairwise(itertools.chain([first], ends))
+
+
+def group_pieces(
+    shard: Shard, nbytes: int, *, is_whole: bool, target: int = PIECE_NBYTES, after: int = 0
+) -> Iterator[tuple[int, int]]:
+    """Yield the samples of a shard that is written in groups, as `pieces` does.
+
+    Parameters
+    ----------
+    nbytes
+        Payload of a sample, about.
+    is_whole
+        Every range is a group; otherwise it is a part of one, or a whole one.
+    target, after
+        As of `pieces`.
+    """
+    step, edges = max(1, min(target // max(1, nbytes), 1 << 20)), shard.grouping.edges.tolist()
+    for g in range(shard.grouping.of(after) if after else 0, shard.grouping.count):
+        first, last = max(after, edges[g]), edges[g + 1]
+        for start in range(first, last, max(1, last - first) if is_whole else step):
+            yield shard.start + start, shard.start + (last if is_whole else min(start + step, last))
 
 
 def payload_nbytes(source: Source, start: int, stop: int) -> tuple[int, int]:
@@ -212,47 +258,20 @@ def payload_nbytes(source: Source, start: int, stop: int) -> tuple[int, int]:
     return payload, largest
 
 
-def with_rows(shards: Sequence[Shard], source: Source, schema: Schema) -> tuple[Shard, ...]:
-    """Return the shards with the rows of the ragged fields of `schema`, if the source has them."""
+def count_rows(
+    source: Source, schema: Schema, ranges: Sequence[tuple[int, int]]
+) -> list[dict[str, int]]:
+    """Return the rows of the ragged fields of `schema` in ranges of samples; none if one lacks."""
     counted = []
-    for shard in shards:
+    for start, stop in ranges:
         rows = dict.fromkeys((f.name for f in schema if f.ragged), 0)
-        for name, at in itertools.product(rows, range(shard.start, shard.stop, 1 << 18)):
-            known = source.rows(name, at, min(shard.stop, at + (1 << 18)))
+        for name, at in itertools.product(rows, range(start, stop, 1 << 18)):
+            known = source.rows(name, at, min(stop, at + (1 << 18)))
             if known is None:
-                return tuple(shards)
+                return [{} for _ in ranges]
             rows[name] += int(known.sum())
-        counted.append(replace(shard, rows=rows))
-    return tuple(counted)
-
-
-def group_pieces(
-    grouping: Grouping,
-    shard: Shard,
-    nbytes: int,
-    *,
-    is_whole: bool,
-    target: int = PIECE_NBYTES,
-    after: int = 0,
-) -> Iterator[tuple[int, int]]:
-    """Yield the pieces of a shard that is written in groups, as ranges of source samples.
-
-    Parameters
-    ----------
-    nbytes
-        Payload of a sample, about.
-    is_whole
-        Every piece is a group; otherwise a piece is a part of one, or a whole one.
-    target
-        Payload bytes that a part should not pass, unless one sample does.
-    after
-        The sample of the shard from which on they are. If every piece is a group, one begins there.
-    """
-    step = max(1, min(target // max(1, nbytes), 1 << 20))
-    for g in range(grouping.of(after) if after else 0, grouping.count):
-        first, last = max(after, int(grouping.edges[g])), int(grouping.edges[g + 1])
-        for start in range(first, last, max(1, last - first) if is_whole else step):
-            yield shard.start + start, shard.start + (last if is_whole else min(start + step, last))
+        counted.append(rows)
+    return counted
 
 
 @dataclass(frozen=True)

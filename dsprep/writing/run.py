@@ -38,9 +38,7 @@ from dsprep.writing.shards import (
     complete,
     continue_writer,
     copying,
-    create_writer,
     need,
-    ranges_of,
     remove_leftovers,
     shard_path,
     while_written,
@@ -313,22 +311,21 @@ def _write_here(
         for index in missing:
             path = shard_path(job, staging.data, index)
             if index == missing[0]:
-                writer, done = continue_writer(job, path, index, *begin)
+                writer, done = continue_writer(job.shards[index], path, *begin)
                 need(source, job.shards[index].start + done)
                 yield Done(before + done, 0)
             else:
-                writer, done = create_writer(job, path, index, None), 0
+                writer, done = job.shards[index].plan.create(path, None), 0
 
             def save(samples: int, position: State, index: int = index) -> None:
                 staging.save({"shard": index, "samples": samples, "writer": position})
                 source.release(job.shards[index].start + samples)
 
-            ranges = ranges_of(job, source, writer, index, done)
             saved = save if staging.durable else None
             with while_written(path.name):
                 record = staging.record_path(index)
                 finish = partial(complete, job, index, writer, path, record, staging.durable)
-                yield from copying(job, source, writer, index, ranges, threads, saved, finish)
+                yield from copying(job, source, writer, index, done, threads, saved, finish)
                 if staging.durable:
                     staging.save({**START, "shard": index + 1})
                     source.release(job.shards[index].stop)

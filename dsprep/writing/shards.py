@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsprep.core.groups import Grouping
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Source, State, Writer
 from dsprep.sidecar import spec
@@ -17,7 +16,7 @@ from dsprep.sidecar.spec import write_record
 from dsprep.storage.trees import remove
 from dsprep.writing.create_sidecar import describe
 from dsprep.writing.job import Job
-from dsprep.writing.plan import group_pieces, pieces
+from dsprep.writing.plan import Shard, group_pieces, pieces
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import Staging
 from dsprep.writing.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
@@ -45,20 +44,26 @@ def copying(
     source: Source,
     writer: Writer,
     index: int,
-    ranges: Iterator[tuple[int, int]],
+    done: int,
     threads: int,
     save: Callable[[int, State], None] | None,
     finish: Callable[[], None] = lambda: None,
 ) -> Iterator[Done]:
-    """Copy some of the samples of a shard; yield each piece when it has been written.
+    """Copy all but the first samples of a shard; yield each piece when it has been written.
 
     `save` is called with (samples, state of the writer) when a position is durable; None: nothing
     waits for the disk. `finish` is called in the end.
     """
+    shard = job.shards[index]
+    if job.grouped:
+        nbytes = job.payload // max(1, job.samples)
+        ranges = group_pieces(shard, nbytes, is_whole=writer.whole, after=done)
+    else:
+        ranges = pieces(source, shard.start, shard.stop, writer.unit, after=done)
     copy = ShardCopy(
         source,
         writer,
-        job.shards[index],
+        shard.start,
         ranges,
         casts=job.casts,
         workers=threads,
@@ -82,39 +87,17 @@ def shard_path(job: Job, data: Path, index: int) -> Path:
     return path / job.shards[index].name if job.sharded else path
 
 
-def ranges_of(
-    job: Job, source: Source, writer: Writer, index: int, done: int
-) -> Iterator[tuple[int, int]]:
-    """Return the pieces of a shard that are to be copied: all after the first ones."""
-    shard = job.shards[index]
-    if job.groupings:
-        nbytes = job.payload // max(1, job.samples)
-        grouping, is_whole = job.groupings[index], writer.whole
-        return group_pieces(grouping, shard, nbytes, is_whole=is_whole, after=done)
-    return pieces(source, shard, writer.unit, after=done)
-
-
-def create_writer(job: Job, path: Path, index: int, position: State | None) -> Writer:
-    """Return the writer of a shard, at its start or at a recorded position."""
-    return job.format.create(path, job.schema, samples_of(job, index), job.options, position)
-
-
-def samples_of(job: Job, index: int) -> int | Grouping:
-    """Return the groups of a shard, or else its number of samples."""
-    return job.groupings[index] if job.groupings else job.shards[index].samples
-
-
 def continue_writer(
-    job: Job, path: Path, index: int, done: int, position: State | None
+    shard: Shard, path: Path, done: int, position: State | None
 ) -> tuple[Writer, int]:
     """Return a writer at its recorded position, or at the start if that cannot be restored."""
     if position is not None:
         try:
-            return create_writer(job, path, index, position), done
+            return shard.plan.create(path, position), done
         except (DsprepError, FileNotFoundError):
             pass  # killed while completing the shard, when its working files were gone
     remove_leftovers(path)
-    return create_writer(job, path, index, None), 0
+    return shard.plan.create(path, None), 0
 
 
 def is_kept(job: Job, staging: Staging, index: int) -> bool:

@@ -47,7 +47,7 @@ from dsprep.source.derived import DerivedSource
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.trees import remove
 from dsprep.writing.buckets import MOST, BucketReader, index_nbytes, write_runs
-from dsprep.writing.plan import PIECE_NBYTES, Shard, payload_nbytes, pieces
+from dsprep.writing.plan import PIECE_NBYTES, payload_nbytes, pieces
 from dsprep.writing.tasks import Task, Workplace, run_tasks
 
 How: TypeAlias = Literal["memory", "direct", "buckets"]
@@ -146,8 +146,8 @@ class _Deal(Task[None]):
     def _batches(self, base: Source) -> Iterator[tuple[int, Batch]]:
         """Yield the samples of the part, each batch with the number of the first one."""
         start, stop = self.first_pass.range(self.number)
-        arena, shard = Arena(), Shard("", start - self.offset, stop - self.offset)
-        for first, last in pieces(base, shard, 1, self.first_pass.piece_nbytes):
+        arena, nbytes = Arena(), self.first_pass.piece_nbytes
+        for first, last in pieces(base, start - self.offset, stop - self.offset, target=nbytes):
             if self.threads is not None and self.threads.stopped:
                 raise CancelledError
             yield first + self.offset, base.read(first, last, arena)
@@ -362,7 +362,7 @@ class ShuffledSource(DerivedSource):
             assembly.put(start, self.base.read(start, stop, arena))
 
         with ThreadPoolExecutor(self._workers) as pool:
-            list(pool.map(read, pieces(self.base, Shard("", 0, len(self)), 1)))
+            list(pool.map(read, pieces(self.base, 0, len(self))))
         return assembly.batch(), self._order.all()
 
     def _begin(self, executor: Executor | None) -> FirstPass:

@@ -19,7 +19,7 @@ from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Ragged, has_padding
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Source
-from dsprep.writing.plan import Shard, pieces
+from dsprep.writing.plan import pieces
 
 _STEP = 1 << 20  # samples that are dealt at a time
 MAX_KEY_NBYTES = 4096
@@ -183,7 +183,7 @@ def group_labels(source: Source, field: Field) -> Ints:
         )
     keys = np.empty((len(source), 2), np.uint64)
     arena = Arena()
-    for start, stop in pieces(source, Shard("", 0, len(source)), 1):
+    for start, stop in pieces(source):
         keys[start:stop] = _keys(source.read(start, stop, arena)[field.name])
     order = np.lexsort(keys.T)
     changes = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)

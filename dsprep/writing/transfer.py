@@ -17,7 +17,7 @@ from typing import Any
 
 from dsprep.core.schema import Arena, batch_nbytes
 from dsprep.formats.base import Source, State, Writer
-from dsprep.writing.plan import Cast, Shard, apply_casts
+from dsprep.writing.plan import Cast, apply_casts
 
 CHECKPOINT_NBYTES = 256 << 20
 """Payload between two records of the position."""
@@ -46,8 +46,8 @@ class ShardCopy:
 
     Parameters
     ----------
-    shard
-        The samples to copy.
+    start
+        The sample of the source that is the first one of the output.
     ranges
         The pieces still to be copied, in order, as ranges of source samples.
     casts
@@ -65,14 +65,14 @@ class ShardCopy:
         self,
         source: Source,
         writer: Writer,
-        shard: Shard,
+        start: int,
         ranges: Iterator[tuple[int, int]],
         casts: Mapping[str, Cast],
         workers: int,
         save: Callable[[int, State], None] | None = None,
         checkpoint_nbytes: int = CHECKPOINT_NBYTES,
     ) -> None:
-        self._source, self._writer, self._shard, self._casts = source, writer, shard, casts
+        self._source, self._writer, self._start, self._casts = source, writer, start, casts
         self._workers, self._save, self._checkpoint_nbytes = workers, save, checkpoint_nbytes
         self._pieces = enumerate(ranges)
         self._take = threading.Lock()
@@ -170,13 +170,13 @@ class ShardCopy:
     def _copy(self, index: int, start: int, stop: int, arena: Arena) -> None:
         batch = apply_casts(self._source.read(start, stop, arena), self._casts, start)
         nbytes = batch_nbytes(batch)
-        piece: Any = self._writer.encode(batch, start - self._shard.start, arena)
+        piece: Any = self._writer.encode(batch, start - self._start, arena)
         with self._turn:
             self._turn.wait_for(lambda: self._stopped or self._next_turn == index)
             if self._stopped:
                 raise _Stopped
             self._writer.reserve(piece)
-            self._reserved = stop - self._shard.start
+            self._reserved = stop - self._start
             self._note_position(index + 1, self._reserved, nbytes)
             self._next_turn += 1
             self._turn.notify_all()

@@ -15,9 +15,9 @@ import h5py
 import numpy as np
 import pytest
 from hdf5_files import HDF5
-from support import assert_same_batch, random_batch, schemas, take, write_batch
+from support import assert_same_batch, create, random_batch, schemas, take, write_batch
 
-from dsprep.core.groups import Grouping, Samples, even
+from dsprep.core.groups import Grouping, even, plain
 from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import DsprepError, FormatError, UnsupportedError, UsageError
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
@@ -59,7 +59,7 @@ def arranged(batch, per_group):
     if per_group > 0:
         return grouped(batch, per_group, 256)
     ragged = {n: len(c.values) for n, c in batch.items() if isinstance(c, Ragged)}
-    return Samples(len(next(iter(batch.values()))), ragged if per_group else {})
+    return plain(len(next(iter(batch.values()))), ragged if per_group else {})
 
 
 def cut(writer, samples, after=0, step=2):
@@ -93,7 +93,7 @@ def write(
     """Write `path` in a folder of its own, in which nothing else may be left."""
     folder = path.parent / "new"
     folder.mkdir(exist_ok=True)
-    writer = HDF5.create(folder / path.name, schema, samples, options, None)
+    writer = create(HDF5, folder / path.name, schema, samples, options, None)
     feed(writer, batch, cut(writer, samples, 0, step), order)
     writer.finish()
     writer.close()
@@ -142,7 +142,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     samples = arranged(batch, per_group)
     whole = write(tmp_path / "whole", schema, batch, samples, options, step)
     path = tmp_path / "broken"
-    writer = HDF5.create(path, schema, samples, options, None)
+    writer = create(HDF5, path, schema, samples, options, None)
     assert per_group > 0 or writer.unit == HDF5.plan(schema, options).unit
     cuts = cut(writer, samples, 0, step)
     done = len(cuts) // 2
@@ -158,14 +158,14 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     writer.close()
     for file in tmp_path.glob("broken.spool/*"):
         file.write_bytes(file.read_bytes()[: -5 or None] + b"scribble" * 9)
-    writer = HDF5.create(path, schema, samples, options, state)
+    writer = create(HDF5, path, schema, samples, options, state)
     feed(writer, batch, cuts[done:])
     with monkeypatch.context() as patch, suppress(OSError):
         patch.setattr("dsprep.formats.hdf5.write.pwrite_all", _no_space)
         writer.finish()
     state = json.loads(json.dumps(writer.checkpoint()))
     writer.close()
-    writer = HDF5.create(path, schema, samples, options, state)
+    writer = create(HDF5, path, schema, samples, options, state)
     writer.finish()  # killed before it was recorded, and repeated
     writer.close()
     groups = writer.groups()
@@ -180,12 +180,12 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
 @pytest.mark.parametrize(("dtype", "count"), [("<f4", 5), ("<f8", 4)])
 def test_another_file_in_place_of_the_unfinished_one(tmp_path, options, dtype, count):
     schema, other = (Schema((Field("x", np.dtype(d), (3,)),)) for d in ("<f4", dtype))
-    writer = HDF5.create(tmp_path / "a", schema, 4, options, None)
+    writer = create(HDF5, tmp_path / "a", schema, 4, options, None)
     state = json.loads(json.dumps(writer.checkpoint()))
     writer.close()
-    HDF5.create(tmp_path / "a", other, count, options, None).close()
+    create(HDF5, tmp_path / "a", other, count, options, None).close()
     with pytest.raises(DsprepError, match="start again with restart=True"):
-        HDF5.create(tmp_path / "a", schema, 4, options, state)
+        create(HDF5, tmp_path / "a", schema, 4, options, state)
 
 
 def _no_space(*_):
@@ -207,7 +207,7 @@ def test_attributes_survive(tmp_path):
         (Field("x", np.dtype("<f4"), attrs=attrs), Field.opaque("b", attrs=attrs)), attrs
     )
     batch = random_batch(schema, 3)
-    assert HDF5.plan(schema, PLAIN).notes == ()
+    assert HDF5.check(schema, PLAIN) == ()
     write_batch(HDF5, tmp_path / "a", schema, batch)
     with HDF5.open(tmp_path / "a", OpenOptions(), None) as source:
         for found in (source.schema.attrs, *(f.attrs for f in source.schema)):
@@ -215,7 +215,7 @@ def test_attributes_survive(tmp_path):
             for key, value in attrs.items():
                 np.testing.assert_array_equal(found[key], value)
     bad = Schema((Field("x", np.dtype("<f4"), attrs={"o": object()}),), {"nul": "a\0b", "n": 1})
-    assert HDF5.plan(bad, PLAIN).notes == ("attribute nul of the dataset", "attribute o of field x")
+    assert HDF5.check(bad, PLAIN) == ("attribute nul of the dataset", "attribute o of field x")
 
 
 @contextmanager
@@ -237,7 +237,7 @@ def test_a_disk_that_is_full_when_the_library_writes(ragged, nbytes, tmp_path):
     def made(stack):
         if not ragged:
             stack.enter_context(largest_file(nbytes))
-        writer = HDF5.create(tmp_path / "set.h5", schema, 40, PLAIN, None)
+        writer = create(HDF5, tmp_path / "set.h5", schema, 40, PLAIN, None)
         stack.enter_context(closing(writer))
         feed(writer, random_batch(schema, 40, longest=1000), [(0, 40)])
         stack.enter_context(largest_file(nbytes))
@@ -342,10 +342,10 @@ def test_a_run_that_continues_from_nothing_is_refused(tmp_path):
     grouping = grouped(batch, 2, 64)
     for options, state in ((PLAIN, {}), (GZIP, {"streams": [900] * 9})):
         with pytest.raises((DsprepError, FileNotFoundError)):
-            HDF5.create(tmp_path / "gone", MIXED, grouping, options, state)
+            create(HDF5, tmp_path / "gone", MIXED, grouping, options, state)
     write_batch(HDF5, tmp_path / "other", MIXED, batch)
     with pytest.raises(FormatError):
-        HDF5.create(tmp_path / "other", MIXED, grouping, PLAIN, {})
+        create(HDF5, tmp_path / "other", MIXED, grouping, PLAIN, {})
 
 
 @pytest.mark.parametrize("options", [PLAIN, OPTIONS["chunk"]], ids=["plain", "chunk"])
@@ -357,7 +357,7 @@ def test_known_rows_make_the_same_file_without_a_spool(tmp_path, options, count)
     write(tmp_path / "placed", MIXED, batch, known, options)
     assert (tmp_path / "placed").read_bytes() == (tmp_path / "spooled").read_bytes()
     assert HDF5.plan(MIXED, options, known, 1000).scratch == 0
-    assert HDF5.plan(MIXED, options, count, 1000).scratch == 1000
+    assert HDF5.plan(MIXED, options, plain(count), 1000).scratch == 1000
 
 
 @pytest.mark.parametrize("more", [-1, 1])
@@ -365,7 +365,7 @@ def test_rows_that_changed_since_they_were_counted_are_refused(tmp_path, more):
     batch = random_batch(MIXED, 6)
     known = arranged(batch, -1)
     rows = {name: number + more for name, number in known.rows.items()}
-    writer = HDF5.create(tmp_path / "a", MIXED, Samples(6, rows), PLAIN, None)
+    writer = create(HDF5, tmp_path / "a", MIXED, plain(6, rows), PLAIN, None)
 
     def run():
         feed(writer, batch, [(0, 4), (4, 6)])
@@ -428,5 +428,5 @@ BLOSC = written(compress=Compression("blosc"))
 )
 def test_what_does_not_fit_is_refused(schema, options, samples, error, said):
     with pytest.raises(error, match=said):
-        HDF5.plan(schema, options, samples)
+        HDF5.plan(schema, options, samples or plain(0)), HDF5.check(schema, options)
     HDF5.plan(LARGE, PLAIN, even(10_000, 1023))

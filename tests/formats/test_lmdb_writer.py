@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support import random_batch, write_batch
 
+from dsprep.core.groups import plain
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.lmdb import Lmdb
@@ -63,7 +64,7 @@ def assert_same_file(folder, keys, values, schema, batch, key_format, cuts=()):
     assert found.shape == expected.shape
     assert np.array_equal(found, expected)
     payload = sum(map(len, values))
-    estimate = LMDB.plan(schema, options, len(values), payload).nbytes
+    estimate = LMDB.plan(schema, options, plain(len(values)), payload).nbytes
     assert estimate >= len(ours)
     assert schema.ragged or estimate == len(ours)
 
@@ -189,8 +190,8 @@ def test_plan_and_losses():
         "x": "bytes 16 to 24 of the value",
         "s": "in the value from byte 24, behind ragged ones before, its length in bytes 8 to 16",
     }
-    assert len(LMDB.plan(schema, WriteOptions()).notes) == 2
-    assert LMDB.plan(Schema((Field.opaque("a"),)), WriteOptions()).notes == ()
+    assert len(LMDB.check(schema, WriteOptions())) == 2
+    assert LMDB.check(Schema((Field.opaque("a"),)), WriteOptions()) == ()
 
 
 def test_a_written_database_can_be_appended_to(tmp_path):

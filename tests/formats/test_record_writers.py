@@ -15,6 +15,7 @@ from record_checks import feed, group_bytes, with_rows, write_groups
 from support import (
     assert_same_batch,
     check_layout,
+    create,
     random_batch,
     some_schemas,
     take,
@@ -108,7 +109,7 @@ def test_groups_are_where_they_are_said_to_be(tmp_path, name, way):
             if way.format.name == "lmdb":
                 sizes = [nbytes_of(batch, schema, i) for i in range(2, 19)]
                 assert source.sizes(2, 19).tolist() == sizes
-        plan = way.format.plan(schema, way.options, grouping).groups
+        plan = way.format.plan(schema, way.options, grouping)
         nbytes, longest = path.stat().st_size, int((ends - begins).max())
         assert plan.reads == 1
         assert nbytes <= plan.nbytes
@@ -170,11 +171,11 @@ def test_resumed(name, way, edges, tmp_path):
     samples = 40
     if edges is not None:
         samples, cuts = with_rows(Grouping(edges, way.align), batch), edges
-    writer = way.format.create(whole, schema, samples, way.options, None)
+    writer = create(way.format, whole, schema, samples, way.options, None)
     feed(writer, batch, cuts.tolist())
     writer.finish()
     expected = writer.groups()
-    writer = way.format.create(path, schema, samples, way.options, None)
+    writer = create(way.format, path, schema, samples, way.options, None)
     some = writer.whole or way.options is GZIP
     at = cuts[:4].tolist() if some else [0, 5, 8, int(cuts[2]), 20]
     feed(writer, batch, at)
@@ -186,7 +187,7 @@ def test_resumed(name, way, edges, tmp_path):
     with path.open("ab") as file:
         file.write(b"garbage" * 10_000)
     for _ in range(2):  # the end may be repeated
-        writer = way.format.create(path, schema, samples, way.options, state)
+        writer = create(way.format, path, schema, samples, way.options, state)
         feed(writer, batch, sorted({at[-1], *cuts[cuts >= at[-1]].tolist()}), backwards=True)
         writer.finish()
         assert path.read_bytes() == whole.read_bytes()

@@ -123,11 +123,11 @@ def test_losses_name_what_the_sidecar_keeps() -> None:
     schema = Schema(
         (Field("x", np.dtype("<f2"), (9,), attrs={"unit": "m"}), Field("y", F4)), {"by": "me"}
     )
-    lost = " ".join(TFR.plan(schema, WriteOptions()).notes)
+    lost = " ".join(TFR.check(schema, WriteOptions()))
     assert "attributes of the dataset" in lost
     assert "attributes of x" in lost
     assert "shape of x" in lost
-    assert TFR.plan(Schema((Field("y", F4, (3,)),)), WriteOptions()).notes == ()
+    assert TFR.check(Schema((Field("y", F4, (3,)),)), WriteOptions()) == ()
 
 
 # --- what is found in files of others ---

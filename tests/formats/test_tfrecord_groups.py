@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from record_checks import feed, group_bytes, with_rows, write_groups
-from support import assert_same_batch, random_batch, schemas, take
+from support import assert_same_batch, create, random_batch, schemas, take
 
 from dsprep.core.groups import Grouping, even
 from dsprep.core.schema import Batch, Field, Ragged, Schema
@@ -53,7 +53,7 @@ def test_records_keep_one_size_where_that_costs_little(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     groups = write_groups(TFR, path, schema, batch, grouping, cuts=(10, 70, 149))
     check(path, schema, batch, grouping, groups)
-    plan = TFR.plan(schema, PLAIN, grouping).groups
+    plan = TFR.plan(schema, PLAIN, grouping)
     assert 0 < plan.padding <= 0.02 * plan.nbytes
     with TFR.open(path, OpenOptions(), schema) as source:
         assert "constant stride" in next(iter(source.storage().values())).storage
@@ -112,7 +112,7 @@ def test_raw_records_are_not_padded(tmp_path: Path) -> None:
     values = [os.urandom(n) for n in (10, 0, 300, 7, 40)]
     batch: Batch = {"record": Ragged.pack(values, schema.fields[0])}
     grouping = with_rows(even(5, 2, 256), batch)
-    plan = TFR.plan(schema, PLAIN, grouping).groups
+    plan = TFR.plan(schema, PLAIN, grouping)
     assert not plan.aligned
     assert "anywhere" in plan.how
     path = tmp_path / "a.tfrecord"
@@ -129,10 +129,10 @@ def test_a_sample_that_padding_makes_too_large(monkeypatch, tmp_path: Path) -> N
     monkeypatch.setattr("dsprep.formats.tfrecord.build.LARGEST", 300)
     schema = Schema((Field.opaque("x"),))
     batch: Batch = {"x": Ragged.pack([b"a" * 100, b"b" * 50], schema.fields[0])}
-    writer = TFR.create(tmp_path / "a.tfrecord", schema, even(2, 1, 512), PLAIN, None)
+    writer = create(TFR, tmp_path / "a.tfrecord", schema, even(2, 1, 512), PLAIN, None)
     with pytest.raises(UnsupportedError):
         feed(writer, batch, [0, 1, 2])
     writer.close()
     monkeypatch.setattr("dsprep.formats.tfrecord.plan.LARGEST", 300)
     fixed = Schema((Field("x", np.dtype("u1"), (100,)),))
-    assert not TFR.plan(fixed, PLAIN, even(2, 1, 512)).groups.aligned
+    assert not TFR.plan(fixed, PLAIN, even(2, 1, 512)).aligned

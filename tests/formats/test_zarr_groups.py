@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from support import assert_same_batch, check_layout, random_batch, raw, take
+from support import assert_same_batch, check_layout, create, random_batch, raw, take
 from zarr_stores import SCHEMAS, ZARR, no_waiting_for_the_disk
 
 from dsprep.core.groups import Grouping
@@ -85,7 +85,7 @@ def end(writer):
 
 def write(path, schema, batch, grouping, options=None, step=10**9, seed=None):
     path.parent.mkdir(exist_ok=True)
-    writer = ZARR.create(path, schema, grouping, options or WriteOptions(), None)
+    writer = create(ZARR, path, schema, grouping, options or WriteOptions(), None)
     feed(writer, batch, cuts(grouping, 10**9 if writer.whole else step), seed)
     groups = end(writer)
     assert not grouping.edges[-1] or check_layout(ZARR, path, schema, writer)
@@ -139,7 +139,7 @@ def test_every_schema_comes_back(tmp_path: Path, name: str, case: str) -> None:
     grouping = grouped(batch, [0, 5, 10, 13])
     groups = write(tmp_path / file, schema, batch, grouping, options, step=3, seed=1)
     check(tmp_path / file, schema, batch, groups, grouping)
-    plan = ZARR.plan(schema, options, grouping, name=file).groups
+    plan = ZARR.plan(schema, options, grouping, name=file)
     stored = sum(p.stat().st_size for p in data_files(tmp_path / file))
     assert stored <= plan.nbytes <= stored + 150 * 64
 
@@ -174,7 +174,7 @@ def test_compressed_groups(tmp_path: Path, case: str, codec: str) -> None:
     grouping = grouped(batch, [*range(0, 123, 10), 123])
     groups = write(tmp_path / file, FIXED, batch, grouping, options, seed=1)
     check(tmp_path / file, FIXED, batch, groups, grouping, plain=False)
-    plan = ZARR.plan(FIXED, options, grouping, name=file).groups
+    plan = ZARR.plan(FIXED, options, grouping, name=file)
     assert sum(p.stat().st_size for p in data_files(tmp_path / file)) <= plan.nbytes
 
 
@@ -184,14 +184,14 @@ def test_a_plain_store_is_where_its_writer_says(tmp_path: Path, case: str, codec
     file, options = CASES[case]
     options = replace(options, compress=Compression.parse(codec), chunk=4)
     schema, batch = SCHEMAS["mixed"], random_batch(SCHEMAS["mixed"], 30)
-    writer = ZARR.create(tmp_path / file, schema, 30, options, None)
+    writer = create(ZARR, tmp_path / file, schema, 30, options, None)
     feed(
         writer, batch, [(at, min(30, at + 8 * writer.unit)) for at in range(0, 30, 8 * writer.unit)]
     )
     writer.finish()
     assert check_layout(ZARR, tmp_path / file, schema, writer)
     state = json.loads(json.dumps(writer.checkpoint()))
-    again = ZARR.create(tmp_path / file, schema, 30, options, state)
+    again = create(ZARR, tmp_path / file, schema, 30, options, state)
     again.finish()  # of what another run wrote it knows too little
     assert again.layout() is None
 
@@ -213,11 +213,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_padding_is_small_and_told(tmp_path: Path) -> None:
     schema = Schema((Field("x", np.dtype("u1"), (1 << 20,)), Field("y", np.dtype("<i8"))))
     grouping = Grouping(np.arange(0, 641, 64), 1 << 20)
-    plan = ZARR.plan(schema, WriteOptions(), grouping).groups
+    plan = ZARR.plan(schema, WriteOptions(), grouping)
     assert (plan.aligned, plan.reads) == (True, 2)
     assert plan.padding <= 0.02 * plan.nbytes
     both = Schema((*schema, Field("z", np.dtype("u1"), (1 << 20,))))
     assert plan.group_nbytes == 64 * ((1 << 20) + 8)
-    wide = ZARR.plan(both, WriteOptions(), grouping).groups
+    wide = ZARR.plan(both, WriteOptions(), grouping)
     assert (wide.reads, wide.group_nbytes) == (3, 64 * ((2 << 20) + 8))
-    assert ZARR.plan(both, WriteOptions(), grouping, name="a.zip").groups.reads == 1
+    assert ZARR.plan(both, WriteOptions(), grouping, name="a.zip").reads == 1

@@ -9,16 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import zarr
-from support import (
-    STRUCT,
-    assert_same_batch,
-    random_array,
-    random_batch,
-    take,
-    write_batch,
-)
+from support import STRUCT, assert_same_batch, create, random_array, random_batch, take, write_batch
 from zarr_stores import F4, SCHEMAS, ZARR, check, no_waiting_for_the_disk, opened
 
+from dsprep.core.groups import plain
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import Compression, WriteOptions
@@ -181,7 +175,7 @@ def test_attributes(tmp_path: Path) -> None:
     field = Field("x", F4, (2,), attrs={**kept, **lost})
     words = Field.opaque("w", "str", {"lang": "de"})
     schema = Schema((field, words), {"title": "t", "text": b"ascii"})
-    losses = ZARR.plan(schema, WriteOptions()).notes
+    losses = ZARR.check(schema, WriteOptions())
     assert len(losses) == len(lost)
     assert all(any(f" {name} " in clause for clause in losses) for name in lost)
     write_batch(ZARR, tmp_path / "d", schema, random_batch(schema, 2))
@@ -209,8 +203,8 @@ def test_the_index_of_a_shard_is_as_long_as_its_samples_need(
     entries = (16 + 32 * (codec is not None)) * -(-count // chunk) * len(schema)
     full = max(p.settled(count).files(count) for p in plan_arrays(schema, options)[0]) > 1
     assert actual < payload + entries + 8192 + (16 << 16) * full
-    assert actual <= ZARR.plan(schema, options, count, payload).nbytes < 2 * actual + 8192
-    assert unit == ZARR.create(tmp_path / "e", schema, count, options, None).unit
+    assert actual <= ZARR.plan(schema, options, plain(count), payload).nbytes < 2 * actual + 8192
+    assert unit == create(ZARR, tmp_path / "e", schema, count, options, None).unit
     with opened(tmp_path / "d") as source:
         assert_same_batch(source.read(3, 17), take(batch, 3, 17), schema)
     root = zarr.open_group(tmp_path / "d", mode="r")

@@ -11,6 +11,7 @@ import numpy as np
 from dsprep import formats
 from dsprep.bench.scratch.folder import Item, folder_for
 from dsprep.bench.strategies import forms
+from dsprep.core.groups import plain
 from dsprep.core.schema import Ints, Schema
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source
@@ -280,7 +281,7 @@ class _Deciding:
         for name, suffix in forms.GROUPS.items():
             options = RepackOptions(buffer_size=size, to=name)
             try:
-                formats.writable(name).plan(self.source.schema, WriteOptions())
+                formats.writable(name).check(self.source.schema, WriteOptions())
             except UnsupportedError as error:
                 reason = error
                 continue
@@ -296,7 +297,8 @@ class _Deciding:
     def _converted(self, name: str) -> Item:
         facts, format = self.facts, formats.writable(name)
         options = forms.options_of(name, facts.schema, facts.samples)
-        estimate = format.plan(facts.schema, options, facts.samples, facts.payload).nbytes
+        samples = plain(facts.samples)
+        estimate = format.plan(facts.schema, options, samples, facts.payload).nbytes
 
         def write(source: Source, target: Path) -> None:
             how = ConvertOptions(to=name, write=options)

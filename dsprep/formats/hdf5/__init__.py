@@ -16,13 +16,14 @@ Dtypes that HDF5 lacks are stored bit by bit, see `dsprep.formats.hdf5.dtypes`. 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from dsprep.core.groups import Grouping
-from dsprep.formats.base import State, WritableFormat, WritePlan, Writer
+from dsprep.core.groups import EMPTY, Grouping
+from dsprep.formats.base import FilePlan, WritableFormat
 from dsprep.formats.hdf5.guard import signature
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.storage.paths import Candidate
@@ -52,48 +53,33 @@ class Hdf5(WritableFormat):
         check_options(options, self.open_options, self.name)
         return Hdf5Source(path, options)
 
+    @override
+    def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
+        from dsprep.formats.hdf5.create import check
+        from dsprep.formats.hdf5.plan import plan
+
+        check_options(options, self.write_options, self.name)
+        return tuple(check(schema, plan(schema, options, None)))
+
     def plan(
         self,
         schema: Schema,
         options: WriteOptions,
-        samples: int | Grouping = 0,
+        grouping: Grouping = EMPTY,
         payload: int = 0,
         name: str = "",
-    ) -> WritePlan:
+    ) -> FilePlan:
         """Return how the fields will be stored; the spool has all values of unknown size."""
-        from dsprep.formats.hdf5.create import check
-        from dsprep.formats.hdf5.plan import estimate, lay_out, plan, plan_of_groups, unit
+        from dsprep.formats.hdf5.plan import estimate, lay_out, with_groups
+        from dsprep.formats.hdf5.write import open_writer
 
         check_options(options, self.write_options, self.name)
-        plans = plan(schema, options, None)
-        lost = check(schema, plans)
-        file, groups = lay_out(schema, options, samples), None
-        if isinstance(samples, Grouping):
-            groups = plan_of_groups(file)
-            nbytes = groups.nbytes
-        else:
-            nbytes = estimate(schema, samples, payload, options)
-        return WritePlan(
-            stored={p.field.name: str(p) for p in plans},
-            notes=tuple(lost),
-            nbytes=nbytes,
+        file = lay_out(schema, options, grouping)
+        plan = FilePlan(
+            create=partial(open_writer, file),
+            stored={p.field.name: str(p) for p in file.plans},
+            nbytes=estimate(file, payload),
             scratch=payload if file.spooled else 0,
-            unit=unit(schema, options),
-            groups=groups,
+            unit=file.unit,
         )
-
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        samples: int | Grouping,
-        options: WriteOptions,
-        state: State | None,
-    ) -> Writer:
-        """Start or continue a file: in place, or by way of ``PATH.spool`` if sizes are unknown."""
-        from dsprep.formats.hdf5.plan import lay_out
-        from dsprep.formats.hdf5.write import PlacedWriter, SpoolWriter
-
-        check_options(options, self.write_options, self.name)
-        file = lay_out(schema, options, samples)
-        return (SpoolWriter if file.spooled else PlacedWriter)(path, file, state)
+        return plan if grouping.plain else with_groups(plan, file)

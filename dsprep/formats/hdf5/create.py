@@ -35,7 +35,7 @@ from dsprep.formats.hdf5.dimensions import NO_VARIABLE
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier
 from dsprep.formats.hdf5.guard import SIGNATURE, hdf5_errors
 from dsprep.formats.hdf5.locate import chunk_table
-from dsprep.formats.hdf5.plan import FieldPlan, FilePlan
+from dsprep.formats.hdf5.plan import FieldPlan, Hdf5Plan
 from dsprep.storage.ranges import pread_most, pwrite_all, truncate
 
 _ZSTD = 32015  # registered with the HDF Group; hdf5plugin provides it
@@ -49,7 +49,7 @@ begin."""
 
 
 @contextmanager
-def build(path: Path, file: FilePlan, metadata: int = 0) -> Iterator[Any]:
+def build(path: Path, file: Hdf5Plan, metadata: int = 0) -> Iterator[Any]:
     """Make an `h5py.File` at `path` with all groups, datasets and attributes, open in the block.
 
     Contiguous datasets and unfiltered chunks are allocated already, unless the file is in groups:
@@ -253,7 +253,7 @@ def _dataset(
 # --- offsets ----------------------------------------------------------------------------------
 
 
-def allocate(path: Path, file: FilePlan) -> None:
+def allocate(path: Path, file: Hdf5Plan) -> None:
     """Make the file with an offset for every sample; raise `OSError` if there is no space."""
     if not file.grouped:
         _check_size(path, sum(int(p.used.sum()) * p.row_nbytes for p in file.parts))
@@ -266,7 +266,7 @@ def allocate(path: Path, file: FilePlan) -> None:
             return
 
 
-def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
+def find(path: Path, file: Hdf5Plan) -> list[tuple[Ints, Ints]]:
     """Return where the chunks of all parts are, those of a contiguous dataset being one.
 
     That is ``(addresses, sizes)`` for each part, int64, shape ``(chunks,)``.
@@ -298,7 +298,7 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
             if (
                 (dataset.shape, dataset.nbytes, chunks) != (part.shape, nbytes_in_all, part.chunk)
                 or bool(((at <= 0) | (at > nbytes - sizes)).any())
-                or not (file.compressed or bool((sizes == stored).all()))
+                or not (file.codec or bool((sizes == stored).all()))
             ):
                 raise FormatError(
                     f"the unfinished file has no space for {part.path}",
@@ -309,13 +309,13 @@ def find(path: Path, file: FilePlan) -> list[tuple[Ints, Ints]]:
     return extents
 
 
-def by_group(chunks: list[tuple[Ints, Ints]], file: FilePlan) -> tuple[Ints, Ints]:
+def by_group(chunks: list[tuple[Ints, Ints]], file: Hdf5Plan) -> tuple[Ints, Ints]:
     """Return what `find` found of a file in groups: int64, shape ``(parts, groups)``."""
     both = np.array(chunks, np.int64).reshape(len(file.parts), 2, file.grouping.count)
     return both[:, 0], both[:, 1]
 
 
-def regular(offsets: Ints, file: FilePlan) -> bool:
+def regular(offsets: Ints, file: Hdf5Plan) -> bool:
     """Whether groups are as planned: aligned, at equal distances, without gaps inside."""
     if not offsets.size:
         return True
@@ -326,7 +326,7 @@ def regular(offsets: Ints, file: FilePlan) -> bool:
 
 
 def write_groups(
-    path: Path, file: FilePlan, groups: Callable[[], Iterator[Sequence[Any]]]
+    path: Path, file: Hdf5Plan, groups: Callable[[], Iterator[Sequence[Any]]]
 ) -> tuple[Ints, Ints, bool]:
     """Make the file from encoded chunks, whose sizes are their own.
 
@@ -347,7 +347,7 @@ def write_groups(
 
 
 @contextmanager
-def _made(path: Path, file: FilePlan, attempt: int) -> Iterator[Any]:
+def _made(path: Path, file: Hdf5Plan, attempt: int) -> Iterator[Any]:
     """Make the file, with more space for metadata at each attempt."""
     metadata = file.metadata << (2 * attempt)
     groups = file.grouping.count
@@ -366,7 +366,7 @@ def _check_size(path: Path, nbytes: int) -> None:
         os.close(fd)
 
 
-def _touch(made: Any, file: FilePlan) -> None:
+def _touch(made: Any, file: Hdf5Plan) -> None:
     """Give the chunks their places, group by group."""
     lead = _lead(made, file.grouping.align)
     touches = [_toucher(made[p.path], p.chunk) for p in file.parts]
@@ -399,7 +399,7 @@ def _toucher(dataset: Any, chunk: int) -> Callable[[int], None]:
     return touch
 
 
-def _write(made: Any, file: FilePlan, groups: Iterator[Sequence[Any]]) -> None:
+def _write(made: Any, file: Hdf5Plan, groups: Iterator[Sequence[Any]]) -> None:
     """Write all chunks, each group from the beginning of a stripe on."""
     align, count = file.grouping.align, file.grouping.count
     lead = _lead(made, align)

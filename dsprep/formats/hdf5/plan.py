@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from dsprep.core.groups import Grouping, GroupPlan, Samples, round_up
+from dsprep.core.groups import Grouping, round_up
 from dsprep.core.schema import Field, Ints, Schema, renamed
 from dsprep.errors import UnsupportedError, UsageError
+from dsprep.formats.base import FilePlan
 from dsprep.formats.hdf5.dtypes import Carrier, carrier_of
 from dsprep.formats.hdf5.guard import import_plugins
 from dsprep.formats.options import check_options
@@ -141,12 +142,6 @@ def _check_chunk(field: Field, rows: int, fix: str, group: int = 0) -> None:
         )
 
 
-def unit(schema: Schema, options: WriteOptions) -> int:
-    """Return how many samples stay together: a chunk, if chunks are encoded as they come."""
-    eager = [p.chunk for p in plan(schema, options, None) if p.eager]
-    return max(eager, default=1)
-
-
 def _own_chunk(field: Field) -> int:
     return max(1, CHUNK_NBYTES // max(1, field.row_nbytes))
 
@@ -190,17 +185,17 @@ def _check_names(schema: Schema) -> None:
                 )
 
 
-def estimate(schema: Schema, count: int, payload: int, options: WriteOptions) -> int:
-    """Return the bytes of a file of `count` samples; an upper bound when compressed."""
-    total = 4096 + payload
-    for p in plan(schema, options, count):
+def estimate(file: Hdf5Plan, payload: int) -> int:
+    """Return the bytes of a file without groups; an upper bound when compressed."""
+    total, count = 4096 + payload, file.count
+    for p in file.plans:
         total += 8192  # headers, and the alignment of large datasets
         if p.field.ragged:
             total += 16 * count
         elif p.chunk:
             chunks = -(-count // p.chunk)
             total += 24 * chunks + (chunks * p.chunk - count) * p.field.row_nbytes
-    if options.compress is not None:
+    if file.codec:
         total += payload // 1000 + 64 * (payload // CHUNK_NBYTES + 1)  # what does not shrink
     return total
 
@@ -257,13 +252,14 @@ class AllocatedDataset:
 
 
 @dataclass(frozen=True, eq=False)
-class FilePlan:
+class Hdf5Plan:
     """All that is decided about a file before it is made.
 
     Attributes
     ----------
     grouping, grouped
-        The groups, and whether the chunks of each are back to back; without, all samples are one.
+        The groups, and whether there are any, the chunks of each back to back; without, all samples
+        are one.
     plans
         How each field is stored, in the schema's order.
     parts
@@ -280,25 +276,29 @@ class FilePlan:
     plans: Sequence[FieldPlan]
     parts: Sequence[AllocatedDataset]
     totals: dict[str, int]
-    grouped: bool = True
     unit: int = 1
+
+    @property
+    def grouped(self) -> bool:
+        """Whether there are groups."""
+        return not self.grouping.plain
 
     @property
     def count(self) -> int:
         """Samples of the file."""
-        return int(self.grouping.edges[-1])
+        return self.grouping.total
 
     @property
-    def compressed(self) -> bool:
-        """Whether chunks are encoded, so that their sizes vary."""
-        return any(p.codec for p in self.plans)
+    def codec(self) -> str | None:
+        """What encodes chunks, so that their sizes vary."""
+        return next((p.codec for p in self.plans if p.codec), None)
 
     @property
     def spooled(self) -> bool:
         """Whether sizes are known only when all samples are there."""
-        return self.compressed or self.schema.ragged != bool(self.totals)
+        return bool(self.codec) or self.schema.ragged != bool(self.totals)
 
-    def with_totals(self, totals: dict[str, int]) -> FilePlan:
+    def with_totals(self, totals: dict[str, int]) -> Hdf5Plan:
         """Return the plan of a file without groups whose ragged fields have so many rows."""
         return replace(self, parts=_parts(self.plans, self.count, totals), totals=totals)
 
@@ -321,7 +321,7 @@ class FilePlan:
         that of the gaps.
         """
         groups = self.grouping.count
-        entry = 24 if self.compressed else 8
+        entry = 24 if self.codec else 8
         index = entry * groups + 4 * (groups // 1024 + 1) + groups // 8192 + 512
         attrs = sum(
             256 + 2 * np.asarray(value).nbytes
@@ -332,11 +332,10 @@ class FilePlan:
         return (64 << 10) + objects + index * (len(self.parts) + 1) + attrs
 
 
-def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> FilePlan:
-    """Return how a file of so many samples, or of these groups, will be, if HDF5 can hold it."""
-    if not isinstance(samples, Grouping):
-        return _without_groups(schema, options, samples)
-    grouping = samples
+def lay_out(schema: Schema, options: WriteOptions, grouping: Grouping) -> Hdf5Plan:
+    """Return how a file of these samples will be, if HDF5 can hold it."""
+    if grouping.plain:
+        return _without_groups(schema, options, grouping)
     check_options(options, frozenset({"compress"}), "hdf5 in groups")
     if not grouping.even:
         raise UnsupportedError(
@@ -369,18 +368,17 @@ def lay_out(schema: Schema, options: WriteOptions, samples: int | Grouping) -> F
     head = [part for part in head if part.nbytes]
     head.sort(key=lambda part: -part.nbytes)
     tail.sort(key=lambda part: part.unused)
-    return FilePlan(schema, grouping, plans, [*head, *tail], totals)
+    return Hdf5Plan(schema, grouping, plans, [*head, *tail], totals)
 
 
-def _without_groups(schema: Schema, options: WriteOptions, count: int) -> FilePlan:
-    plans = plan(schema, options, count)
-    totals = dict(count.rows) if isinstance(count, Samples) else {}
+def _without_groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> Hdf5Plan:
+    plans = plan(schema, options, grouping.total)
+    totals = {name: int(number.sum()) for name, number in grouping.rows.items()}
     if any(not p.field.row_nbytes for p in plans if p.field.ragged):
         totals = {}  # the rows are there, but nothing says how many
-    grouping = Grouping(np.array([0, count], np.int64))
-    return FilePlan(
-        schema, grouping, plans, _parts(plans, count, totals), totals, False, unit(schema, options)
-    )
+    eager = [p.chunk for p in plan(schema, options, None) if p.eager]
+    parts = _parts(plans, grouping.total, totals)
+    return Hdf5Plan(schema, grouping, plans, parts, totals, max(eager, default=1))
 
 
 def _parts(
@@ -405,26 +403,24 @@ def _parts(
     return parts
 
 
-def plan_of_groups(file: FilePlan) -> GroupPlan:
-    """Return how the groups will be stored, for a person and for the space check."""
+def with_groups(plan: FilePlan, file: Hdf5Plan) -> FilePlan:
+    """Return the plan with how groups will be stored."""
     grouping = file.grouping
     groups, align, nbytes = grouping.count, grouping.align, file.group_nbytes
     before = file.metadata + 4096 + align
-    stride = nbytes + align - 1 if file.compressed else file.stride
+    stride = nbytes + align - 1 if file.codec else file.stride
     between = max(0, groups - 1) * (stride - nbytes)
-    unused = 0 if file.compressed else sum(p.unused for p in file.parts)
+    unused = 0 if file.codec else sum(p.unused for p in file.parts)
     order = ", ".join(p.path for p in file.parts)
     how = f"a group is one chunk of each dataset, back to back: {order}"
-    if file.compressed:
-        codec = next(str(p.codec) for p in file.plans if p.codec)
-        how += f"; {codec} makes groups of different sizes"
+    if file.codec:
+        how += f"; {file.codec} makes groups of different sizes"
     elif groups > 1:
         how += f"; groups begin every {stride:,} bytes"
-    return GroupPlan(
+    return replace(
+        plan,
         nbytes=before + groups * nbytes + between,
         padding=before - file.metadata + between + unused,
         group_nbytes=nbytes,
-        aligned=True,
-        reads=1,
         how=how,
     )

@@ -43,7 +43,7 @@ from dsprep.errors import FormatError, TargetError
 from dsprep.formats.base import State, Writer
 from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular, write_groups
 from dsprep.formats.hdf5.guard import hdf5_errors
-from dsprep.formats.hdf5.plan import AllocatedDataset, FieldPlan, FilePlan
+from dsprep.formats.hdf5.plan import AllocatedDataset, FieldPlan, Hdf5Plan
 from dsprep.formats.index_tables import laws_of, runs_of
 from dsprep.formats.record_writer import RecordWriter, stored_groups
 from dsprep.formats.stored_rows import contiguous, spans
@@ -67,6 +67,11 @@ _INT = np.dtype("<i8")
 _BLOCK = 8 << 20
 
 
+def open_writer(file: Hdf5Plan, path: Path, state: State | None) -> Writer:
+    """Start or continue a file: in place, or by way of ``PATH.spool`` if sizes are unknown."""
+    return (SpoolWriter if file.spooled else PlacedWriter)(path, file, state)
+
+
 @dataclass(eq=False)
 class _Placed:
     """Samples from `start` on: one C-contiguous array per part.
@@ -82,7 +87,7 @@ class _Placed:
 class PlacedWriter(RecordWriter):
     """Writes fields without filters: fixed ones, and ragged ones whose rows are known."""
 
-    def __init__(self, path: Path, file: FilePlan, state: State | None) -> None:
+    def __init__(self, path: Path, file: Hdf5Plan, state: State | None) -> None:
         self._file, self.fd = file, -1
         self.whole = file.grouped and file.schema.ragged
         totals = {} if file.grouped else file.totals
@@ -90,7 +95,7 @@ class PlacedWriter(RecordWriter):
         if state is None:
             allocate(path, file)
         self._places = find(path, file)
-        super().__init__(path, "", file.grouping if file.grouped else None, self.checkpoint())
+        super().__init__(path, "", file.grouping, self.checkpoint())
         if state is None:
             preallocate(self.fd, 0, fstat(self.fd).st_size)
 
@@ -170,7 +175,7 @@ class PlacedWriter(RecordWriter):
         return _ranges(self._file, begins, np.where(used > 0, begins + used, 0))
 
 
-def _ranges(file: FilePlan, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
+def _ranges(file: Hdf5Plan, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Return where groups begin and end, of the bytes in use of each chunk; 0 is no end."""
     if not len(begins):
         begins = ends = np.zeros((1, file.grouping.count), np.int64)
@@ -178,7 +183,7 @@ def _ranges(file: FilePlan, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return first, np.maximum(ends.max(axis=0), first)
 
 
-def layout_of(path: Path, file: FilePlan, places: Sequence[tuple[Ints, Ints]]) -> FileLayout:
+def layout_of(path: Path, file: Hdf5Plan, places: Sequence[tuple[Ints, Ints]]) -> FileLayout:
     """Return where the samples of a complete file are, whose datasets have these places."""
     grids, tables = dict[str, Grid](), dict[str, Ints]()
     with closing(open_file(path)) as opened:
@@ -222,7 +227,7 @@ _Spooled: TypeAlias = "tuple[FieldPlan, _Stream, _Stream | None]"
 class SpoolWriter(Writer):
     """Writes any schema, compressed or not."""
 
-    def __init__(self, path: Path, file: FilePlan, state: State | None) -> None:
+    def __init__(self, path: Path, file: Hdf5Plan, state: State | None) -> None:
         self._path, self._file = path, file
         self.unit, self.whole = file.unit, file.grouped
         self._folder = Path(f"{path}.spool")
@@ -501,13 +506,13 @@ class _Stream:
 # --- rows -------------------------------------------------------------------------------------
 
 
-def _rows_of(file: FilePlan, batch: Batch, start: int, arena: Arena) -> list[Array]:
+def _rows_of(file: Hdf5Plan, batch: Batch, start: int, arena: Arena) -> list[Array]:
     """Return what samples from `start` on put into each part: C-contiguous arrays."""
     group = file.grouping.of(start)
     return [_rows(file, part, batch, group, arena) for part in file.parts]
 
 
-def _rows(file: FilePlan, part: AllocatedDataset, batch: Batch, group: int, arena: Arena) -> Array:
+def _rows(file: Hdf5Plan, part: AllocatedDataset, batch: Batch, group: int, arena: Arena) -> Array:
     field = part.plan.field
     column = batch[field.name]
     if not isinstance(column, Ragged):

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
-from dsprep.core.groups import Grouping, GroupPlan
+from dsprep.core.groups import EMPTY, Grouping
 from dsprep.core.schema import Ints, Schema
 from dsprep.formats.base import (
+    FilePlan,
     Source,
     State,
     WritableFormat,
-    WritePlan,
     Writer,
 )
 from dsprep.formats.lmdb.families import KEY
@@ -79,43 +82,45 @@ class Lmdb(WritableFormat):
         root = meta.main.root
         return {"transaction": meta.transaction, "root": root, "last_page": meta.last_page}
 
-    def plan(
-        self,
-        schema: Schema,
-        options: WriteOptions,
-        samples: int | Grouping = 0,
-        payload: int = 0,
-        name: str = "",
-    ) -> WritePlan:
-        """Return where each field is in a value; names and types are kept by the sidecar."""
-        stored, lost = _stored(schema, options), []
+    @override
+    def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
+        _stored(schema, options)
+        lost = []
         if [f.kind for f in schema] != ["bytes"]:
             lost.append("LMDB keeps no field names and types: only the sidecar has them")
         if schema.attrs or any(f.attrs for f in schema):
             lost.append("LMDB keeps no attributes: only the sidecar has them")
-        if isinstance(samples, Grouping):
-            groups = _groups(schema, options, samples)
-            nbytes = groups.nbytes
-        else:
-            groups, nbytes = None, _estimate(schema, samples, payload, options)
-        return WritePlan(stored=stored, notes=tuple(lost), nbytes=nbytes, files=2, groups=groups)
+        return tuple(lost)
 
-    def create(
+    def plan(
         self,
-        path: Path,
         schema: Schema,
-        samples: int | Grouping,
         options: WriteOptions,
-        state: State | None,
-    ) -> Writer:
-        """Start or continue an environment: a single file if `path` ends in ``.mdb``."""
-        from dsprep.formats.lmdb.write import LmdbWriter
+        grouping: Grouping = EMPTY,
+        payload: int = 0,
+        name: str = "",
+    ) -> FilePlan:
+        """Return where each field is in a value; names and types are kept by the sidecar."""
+        plan = FilePlan(
+            create=partial(_create, schema, options, grouping),
+            stored=_stored(schema, options),
+            nbytes=_estimate(schema, grouping.total, payload, options),
+            files=2,
+        )
+        return plan if grouping.plain else _with_groups(plan, schema, options, grouping)
 
-        file = path
-        if path.suffix.lower() != ".mdb":
-            path.mkdir(exist_ok=True)
-            file = path / DATA
-        return LmdbWriter(file, "" if file == path else DATA, schema, samples, options, state)
+
+def _create(
+    schema: Schema, options: WriteOptions, grouping: Grouping, path: Path, state: State | None
+) -> Writer:
+    """Start or continue an environment: a single file if `path` ends in ``.mdb``."""
+    from dsprep.formats.lmdb.write import LmdbWriter
+
+    file = path
+    if path.suffix.lower() != ".mdb":
+        path.mkdir(exist_ok=True)
+        file = path / DATA
+    return LmdbWriter(file, "" if file == path else DATA, schema, grouping, options, state)
 
 
 # --- how much space an output takes, and how its groups are laid out, without I/O ---
@@ -161,12 +166,14 @@ def _estimate(schema: Schema, count: int, payload: int, options: WriteOptions) -
     return (2 + leaves + branches + int(runs[0]) * count) * PSIZE
 
 
-def _groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupPlan:
-    """Return how groups will be laid out: contiguous, and where LMDB puts them.
+def _with_groups(
+    plan: FilePlan, schema: Schema, options: WriteOptions, grouping: Grouping
+) -> FilePlan:
+    """Return the plan with how groups will be laid out: contiguous, and where LMDB puts them.
 
     Groups can be longer where values inside leaves and on overflow pages are mixed.
     """
-    count, counts = int(grouping.edges[-1]), np.diff(grouping.edges)
+    count, counts = grouping.total, np.diff(grouping.edges)
     rows = {
         f.name: grouping.rows.get(f.name, 0) * np.int64(f.row_nbytes) for f in schema if f.ragged
     }
@@ -175,12 +182,12 @@ def _groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> GroupP
     padding = PSIZE // 2 if schema.ragged else -(HEADER + values.head) % PSIZE
     large = total + values.table * count > NODE_MAX * count  # on overflow pages
     most = _estimate(schema, int(counts.max(initial=0)), int(payloads.max(initial=0)), options)
-    return GroupPlan(
+    return replace(
+        plan,
         nbytes=_estimate(schema, count, total, options),
         padding=padding * count * large,
         group_nbytes=most + PSIZE,  # of the tree, which may begin or end elsewhere
         aligned=grouping.align == 1,
-        reads=1,
         how="the values of a group follow each other, with pages of the tree between them; LMDB "
         "decides where, so groups are not aligned",
     )

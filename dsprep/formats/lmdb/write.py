@@ -103,12 +103,12 @@ class LmdbWriter(RecordWriter):
         path: Path,
         inside: str,
         schema: Schema,
-        samples: int | Grouping,
+        grouping: Grouping,
         options: WriteOptions,
         state: State | None,
     ) -> None:
-        super().__init__(path, inside, samples if isinstance(samples, Grouping) else None, state)
-        self._count = int(samples.edges[-1]) if isinstance(samples, Grouping) else samples
+        super().__init__(path, inside, grouping, state)
+        self._count = grouping.total
         self._schema = schema
         keys = self._keys = plan_keys(options.key_format, self._count)
         self._values = Values(schema)

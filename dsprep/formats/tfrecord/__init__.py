@@ -9,15 +9,17 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from typing_extensions import override
 
-from dsprep.core.groups import Grouping
+from dsprep.core.groups import EMPTY, Grouping
 from dsprep.core.schema import Schema
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import CommonSchema, Source, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import CommonSchema, FilePlan, Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.samples import listed
 from dsprep.storage.paths import Candidate
@@ -63,17 +65,25 @@ class TFRecord(WritableFormat):
             schema = together
         return CommonSchema(schema, options, schema)
 
+    @override
+    def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
+        from dsprep.formats.tfrecord import features
+
+        self.plan(schema, options)
+        return _lost(schema, features.plan(schema, options))
+
     def plan(
         self,
         schema: Schema,
         options: WriteOptions,
-        samples: int | Grouping = 0,
+        grouping: Grouping = EMPTY,
         payload: int = 0,
         name: str = "",
-    ) -> WritePlan:
+    ) -> FilePlan:
         """Return the list that carries each field; groups are contiguous, as all records are."""
         from dsprep.formats.tfrecord import features
-        from dsprep.formats.tfrecord.plan import arrange, plan_groups
+        from dsprep.formats.tfrecord.plan import arrange, with_groups
+        from dsprep.formats.tfrecord.write import TFRecordWriter
 
         codec = options.compress.codec if options.compress else None
         if codec not in (None, "gzip"):
@@ -84,7 +94,7 @@ class TFRecord(WritableFormat):
                 expected="gzip",
                 fix="use --compress gzip",
             )
-        if codec and isinstance(samples, Grouping):
+        if codec and not grouping.plain:
             raise UnsupportedError(
                 "GZIP runs over a whole TFRecord file, so its groups have no offsets",
                 fix="leave --compress out, or write files without groups: dsprep convert",
@@ -94,29 +104,17 @@ class TFRecord(WritableFormat):
             stored = {f.name: "the whole record" for f in schema}
         else:
             stored = {f.name: features.describe(f, types[f.name]) for f in schema}
-        groups, grouping = None, samples if isinstance(samples, Grouping) else None
         arranged = arrange(schema, types, grouping)
-        if isinstance(samples, Grouping):
-            groups = plan_groups(schema, types, arranged, samples)
-            nbytes = groups.nbytes
-        else:
-            nbytes = _estimate(schema, types, samples, payload)
-            if options.compress is not None:  # what does not compress grows a little
-                nbytes += nbytes // 500 + 1024
-        return WritePlan(stored=stored, notes=_lost(schema, types), nbytes=nbytes, groups=groups)
-
-    @override
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        samples: int | Grouping,
-        options: WriteOptions,
-        state: State | None,
-    ) -> Writer:
-        from dsprep.formats.tfrecord.write import TFRecordWriter
-
-        return TFRecordWriter(path, schema, samples, options, state)
+        plan = FilePlan(
+            create=partial(TFRecordWriter, arranged, grouping, options.compress),
+            stored=stored,
+            nbytes=_estimate(schema, types, grouping.total, payload),
+        )
+        if not grouping.plain:
+            return with_groups(plan, schema, types, arranged, grouping)
+        if codec:  # what does not compress grows a little
+            plan = replace(plan, nbytes=plan.nbytes + plan.nbytes // 500 + 1024)
+        return plan
 
 
 def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:

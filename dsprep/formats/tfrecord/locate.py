@@ -78,7 +78,7 @@ def opaque_parts(blocks: Blocks, features: Sequence[Feature], label: Label) -> d
 
 
 def layout_of(
-    arranged: Arrangement, samples: int | Grouping, path: Path, lengths: Ints | None
+    arranged: Arrangement, samples: Grouping, path: Path, lengths: Ints | None
 ) -> FileLayout | None:
     """Return the layout of a file that was written as `arranged`.
 
@@ -113,11 +113,11 @@ def layout_of(
     return FileLayout(blocks.count, records_of(blocks, chosen, known, parts))
 
 
-def _lengths(arranged: Arrangement, builder: Template, samples: int | Grouping) -> Law:
+def _lengths(arranged: Arrangement, builder: Template, samples: Grouping) -> Law:
     """Return the lengths of payloads of records of one size."""
     each = builder.nbytes
-    if not isinstance(samples, Grouping):
-        return Affine(samples, each - framing.FRAME)
+    if samples.plain:
+        return Affine(samples.total, each - framing.FRAME)
     edges, begins = samples.edges, arranged.group_offsets(samples.edges)
     lengths = np.full(int(edges[-1]), each - framing.FRAME, np.int64)
     lengths[edges[1:] - 1] += np.diff(begins) - np.diff(edges) * each

@@ -15,13 +15,14 @@ part of the group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dsprep.core.groups import Grouping, GroupPlan, round_up
+from dsprep.core.groups import Grouping, round_up
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.spans import offsets_of
+from dsprep.formats.base import FilePlan
 from dsprep.formats.tfrecord import features
 from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Assembly, Template
 from dsprep.formats.tfrecord.example import LARGEST
@@ -63,11 +64,11 @@ class Arrangement:
         return offsets_of(sizes)
 
 
-def arrange(schema: Schema, types: dict[str, int], grouping: Grouping | None) -> Arrangement:
+def arrange(schema: Schema, types: dict[str, int], grouping: Grouping) -> Arrangement:
     """Return how records are laid out whose fields are carried by lists of these `types`."""
     opaque = features.is_opaque(schema)
     # the first group begins at 0
-    align = grouping.align if grouping is not None and grouping.count > 1 else 1
+    align = grouping.align if grouping.count > 1 else 1
     builder: Template | Assembly
     if schema.ragged:
         builder = Assembly(schema, types, opaque)
@@ -77,7 +78,7 @@ def arrange(schema: Schema, types: dict[str, int], grouping: Grouping | None) ->
         room = builder.nbytes + align <= LARGEST
     if align > 1 and not room:
         return Arrangement(builder, aligned=False)
-    if align > 1 and isinstance(builder, Template) and grouping is not None and grouping.even:
+    if align > 1 and isinstance(builder, Template) and grouping.even:
         every = _in_every(builder.nbytes, grouping.samples, align)
         if every <= MOST_PADDING * builder.nbytes:
             return Arrangement(Template(schema, types, every), every)
@@ -94,27 +95,31 @@ def _in_every(nbytes: int, samples: int, align: int) -> int:
 # --- the plan --------------------------------------------------------------------------------
 
 
-def plan_groups(
-    schema: Schema, types: dict[str, int], arrangement: Arrangement, grouping: Grouping
-) -> GroupPlan:
-    """Return the plan of `arrangement`: exact for records of one size, else with upper bounds."""
+def with_groups(
+    plan: FilePlan,
+    schema: Schema,
+    types: dict[str, int],
+    arrangement: Arrangement,
+    grouping: Grouping,
+) -> FilePlan:
+    """Return the plan with groups: exact for records of one size, else with upper bounds."""
     counts = np.diff(grouping.edges)
     builder, align = arrangement.builder, arrangement.align
     if isinstance(builder, Template):
         offsets = arrangement.group_offsets(grouping.edges)
         sizes, nbytes = np.diff(offsets), int(offsets[-1])
-        padding = nbytes - int(grouping.edges[-1]) * (builder.nbytes - arrangement.every)
+        padding = nbytes - grouping.total * (builder.nbytes - arrangement.every)
     else:
         sizes = _largest_records(schema, types, grouping)
         sizes = -(-sizes // align) * align
         nbytes = int(sizes.sum())
         padding = len(counts) * (align // 2)
-    return GroupPlan(
+    return replace(
+        plan,
         nbytes=nbytes,
         padding=padding,
         group_nbytes=int(sizes.max(initial=0)),
         aligned=arrangement.aligned,
-        reads=1,
         how=_how(arrangement),
     )
 

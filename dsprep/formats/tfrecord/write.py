@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dsprep.core.groups import Grouping
-from dsprep.core.schema import Arena, Array, Batch, Ints, Schema
+from dsprep.core.schema import Arena, Array, Batch, Ints
 from dsprep.formats.base import State
-from dsprep.formats.options import WriteOptions
+from dsprep.formats.options import Compression
 from dsprep.formats.record_writer import RecordWriter
-from dsprep.formats.tfrecord import features, framing
+from dsprep.formats.tfrecord import framing
 from dsprep.formats.tfrecord.build import Template, check_size
 from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.locate import layout_of
-from dsprep.formats.tfrecord.plan import arrange
+from dsprep.formats.tfrecord.plan import Arrangement
 from dsprep.formats.tfrecord.stream import read_blocks
 from dsprep.layout.model import FileLayout
 from dsprep.storage.checksums import crc32c
@@ -64,21 +64,18 @@ class TFRecordWriter(RecordWriter):
 
     def __init__(
         self,
+        arrangement: Arrangement,
+        grouping: Grouping,
+        compress: Compression | None,
         path: Path,
-        schema: Schema,
-        samples: int | Grouping,
-        options: WriteOptions,
         state: State | None,
     ) -> None:
-        grouping = samples if isinstance(samples, Grouping) else None
         super().__init__(path, "", grouping, state)
-        self._samples = samples
-        self._arrangement = arrange(schema, features.plan(schema, options), grouping)
+        self._arrangement, self._samples = arrangement, grouping
         self._level: int | None = None
-        if options.compress is not None:
-            chosen = options.compress.level
-            self._level = GZIP_LEVEL if chosen is None else chosen
-        count = 0 if grouping is None else grouping.count
+        if compress is not None:
+            self._level = GZIP_LEVEL if compress.level is None else compress.level
+        count = grouping.count
         self._begins, self._ends = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
         self._end = 0 if state is None else int(state["offset"])
         self._lengths: list[Array] | None = [] if state is None else None

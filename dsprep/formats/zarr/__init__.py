@@ -13,14 +13,15 @@ Specifications: https://zarr-specs.readthedocs.io
 from __future__ import annotations
 
 import zipfile
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
 
-from dsprep.core.groups import Grouping
+from dsprep.core.groups import EMPTY, Grouping
 from dsprep.core.schema import Schema, renamed
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import Source, State, WritableFormat, WritePlan, Writer
+from dsprep.formats.base import FilePlan, Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.grid import Grid
@@ -70,57 +71,46 @@ class Zarr(WritableFormat):
         return ZarrSource(path, options)
 
     @override
+    def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
+        self.plan(schema, options)
+        return _lost(schema)
+
+    @override
     def plan(
         self,
         schema: Schema,
         options: WriteOptions,
-        samples: int | Grouping = 0,
+        grouping: Grouping = EMPTY,
         payload: int = 0,
         name: str = "",
-    ) -> WritePlan:
-        """See `base.Format.plan`; what is compressed is collected until the end."""
-        check_options(options, self.write_options, self.name)
-        check_names(schema)
-        zipped = name.endswith(self.archive)
-        grid = Grid(schema, options, samples, zipped)
-        # the folder and, for each array, a folder, metadata and a shard
-        files = 1 if zipped else 2 + 3 * len(grid.arrays) + 2 * sum(f.ragged for f in schema)
-        if isinstance(samples, Grouping):
-            groups = grid.report()
-            nbytes, scratch = groups.nbytes, 0
-            if options.compress is not None:
-                files += samples.count * len(grid.tracks)
-        else:
-            groups, (nbytes, scratch) = None, _nbytes(grid, payload - samples * schema.fixed_nbytes)
-        return WritePlan(
-            stored=grid.stored(),
-            notes=_lost(schema),
-            nbytes=nbytes,
-            scratch=scratch,
-            unit=grid.unit,
-            files=files,
-            groups=groups,
-        )
-
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        samples: int | Grouping,
-        options: WriteOptions,
-        state: State | None,
-    ) -> Writer:
-        """See `base.Format.create`.
+    ) -> FilePlan:
+        """See `base.Format.plan`; what is compressed is collected until the end.
 
         An output whose name has the suffix ``.zip`` is a ZIP file: built in the directory of its
         name and ``.parts`` and packed at the end, or, in groups, written as such.
         """
         from dsprep.formats.zarr.write import ZarrWriter
-        from dsprep.formats.zarr.zip_file import is_zip
 
         check_options(options, self.write_options, self.name)
         check_names(schema)
-        return ZarrWriter(path, Grid(schema, options, samples, is_zip(path)), state)
+        zipped = name.endswith(self.archive)
+        grid = Grid(schema, options, grouping, zipped)
+        # the folder and, for each array, a folder, metadata and a shard
+        files = 1 if zipped else 2 + 3 * len(grid.arrays) + 2 * sum(f.ragged for f in schema)
+        nbytes, scratch = 0, 0
+        if grouping.plain:
+            nbytes, scratch = _nbytes(grid, payload - grouping.total * schema.fixed_nbytes)
+        elif options.compress is not None:
+            files += grouping.count * len(grid.tracks)
+        plan = FilePlan(
+            create=partial(ZarrWriter, grid),
+            stored=grid.stored(),
+            nbytes=nbytes,
+            scratch=scratch,
+            unit=grid.unit,
+            files=files,
+        )
+        return plan if grouping.plain else grid.report(plan)
 
 
 def _nbytes(grid: Grid, ragged: int) -> tuple[int, int]:

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.groups import Grouping, GroupPlan, even, round_up
+from dsprep.core.groups import Grouping, round_up
 from dsprep.core.schema import Ints, Schema
 from dsprep.core.spans import offsets_of
 from dsprep.errors import UnsupportedError, UsageError
+from dsprep.formats.base import FilePlan
 from dsprep.formats.options import WriteOptions
 from dsprep.formats.zarr.attributes import CAPACITY, ROWS
 from dsprep.formats.zarr.chunks import index_nbytes
@@ -97,19 +98,18 @@ class Grid:
     """
 
     def __init__(
-        self, schema: Schema, options: WriteOptions, samples: int | Grouping, zipped: bool
+        self, schema: Schema, options: WriteOptions, grouping: Grouping, zipped: bool
     ) -> None:
         self.schema, self.options = schema, options
-        self.grouped = isinstance(samples, Grouping)
-        self.grouping = samples if isinstance(samples, Grouping) else even(samples, max(1, samples))
+        self.grouping, self.grouped, samples = grouping, not grouping.plain, grouping.total
         self.zipped = zipped and self.grouped
         self._planned, self.unit = plan_arrays(schema, options)
         self.tracks: list[Track] = []
         self.offsets: dict[int, Ints] = {}
         self.front, self.whole = 0, False
-        if isinstance(samples, Grouping):
+        if self.grouped:
             self.unit = 1
-            self._place_groups(samples)
+            self._place_groups(grouping)
         else:
             self.rows = [0 if p.role == "values" else samples for p in self._planned]
             self.arrays = [p if p.role == "values" else p.settled(samples) for p in self._planned]
@@ -304,23 +304,23 @@ class Grid:
         codec = "" if self.options.compress is None else f", {self.options.compress}"
         return {plan.field.name: show(plan) + codec for plan in plans}
 
-    def report(self) -> GroupPlan:
-        """Return the plan; see `base.Format.plan`."""
+    def report(self, plan: FilePlan) -> FilePlan:
+        """Return the plan with how groups will be stored."""
         nbytes, padding = self.front, 0
         if not self.zipped:
             nbytes = sum(map(len, self.documents.values()))
             nbytes += sum(self.arrays[n].stored_nbytes(self.rows[n]) for n in self.ordinary)
         for track in self.tracks:
-            plan, groups = self.arrays[track.numbers[0]], self.grouping.count
+            array, groups = self.arrays[track.numbers[0]], self.grouping.count
             last = np.minimum(np.arange(0, groups, self.per) + self.per, groups) - 1  # of each file
             content = sum(map(self.payload, track.numbers))
             stored = int(track.ends[last].sum()) - self.front
-            if plan.codec:
+            if array.codec:
                 content = stored = stored + stored // 100 + OVERHEAD * groups
             padding += stored - content
             nbytes += stored
-            if plan.sharded:
-                nbytes += index_nbytes(plan.file // plan.chunk) * len(last)
+            if array.sharded:
+                nbytes += index_nbytes(array.file // array.chunk) * len(last)
         if self.zipped:
             nbytes += ENTRY * (len(self.documents) + sum(map(len, self.offsets.values())))
         alone = [n for n in self.ordinary if self.arrays[n].role == "samples" and self.payload(n)]
@@ -333,7 +333,15 @@ class Grid:
             largest += largest // 100 + OVERHEAD * len(self.tracks)
             small = [self.arrays[n].field.name for n in self.ordinary if self.payload(n)]
             how += f"; without compression: {', '.join(small)}" if small else ""
-        return GroupPlan(nbytes, padding, largest, aligned, reads, how)
+        return replace(
+            plan,
+            nbytes=nbytes,
+            padding=padding,
+            group_nbytes=largest,
+            aligned=aligned,
+            reads=reads,
+            how=how,
+        )
 
     def _how(self, reads: int) -> str:
         if self.zipped:

@@ -109,7 +109,7 @@ class ZarrWriter(Writer):
         Those of the grid; when it is complete, settled for the rows that there are.
     """
 
-    def __init__(self, path: Path, grid: Grid, state: State | None) -> None:
+    def __init__(self, grid: Grid, path: Path, state: State | None) -> None:
         self._path, self.root, self._grid = path, path, grid
         if is_zip(path) and not grid.zipped:
             self.root = path.with_name(path.name + ".parts")
