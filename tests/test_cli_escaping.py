@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 
 import h5py
 import lmdb
@@ -28,64 +29,12 @@ PATH = f"evil{STEER}\udcff\udc9b"
 CONTROLS = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]"
 )
-COMMANDS = {
-    "inspect": ("inspect DATA --head 2", "inspect DATA --json --head 2"),
-    "convert": (
-        "convert DATA OUT.zarr --dry-run",
-        "convert DATA OUT.tfrecord --verify",
-        "convert DATA OUT.lmdb --json",
-        "convert DATA OUT.h5 --field nosuch\x1b",
-        "convert DATA OUT.h5 --cast nosuch\x1b=float32",
-        "convert DATA OUT.h5 --samples \x1b",
-        "convert DATA OUT.h5 --compress \x1b",
-        "convert DATA nosuch\x1b/OUT.h5",
-    ),
-    "repack": ("repack DATA OUT.h5 -b 2 --dry-run", "repack DATA OUT.zarr -b 2 --no-measure"),
-    "verify": ("verify DATA OTHER", "verify DATA OTHER --json", "verify DATA nosuch\x1b"),
-    "provenance": (
-        "provenance DATA --dry-run",
-        "provenance DATA",
-        "provenance DATA --show",
-        "provenance DATA --show --json",
-        "provenance DATA --locate 0:2",
-        "provenance DATA --locate 0:2 --json",
-        "provenance DATA --check full",
-        "provenance DATA --check --json",
-        "provenance DATA --export kerchunk --out OUT",
-        "provenance DATA --export \x1b",
-        "provenance DATA --law \x1b",
-    ),
-    "audit": ("audit DATA --ranks 2 --batch-size 2", "audit DATA --ranks 2 --batch-size 2 --json"),
-    "synth": ("synth nosuch\x1b OUT", "synth cosmic-tagger OUT --samples 2"),
-    "demo": ("demo --nosuch\x1b",),
-    "plan": (
-        "plan DATA -M 1 --compute 1ms --storage cori --simulate",
-        "plan DATA -M 1 --compute 1ms --storage cori --tier x\x1b -E 2",
-        "plan DATA -M 1 --compute 1ms --storage no\x1b",
-        "plan DATA -M 1 --compute 1ms --storage \x1b=1",
-    ),
-    "stage": (
-        "stage DATA -P 2 --ranks-per-node 1 -M 1 --node 0 --to OUT --manifest OUT.jsonl",
-        "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --json",
-        "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --bandwidth \x1b",
-        "stage DATA -P 2 --ranks-per-node 1 -M 1 --all --to OUT --field \x1b",
-    ),
-    "cache list": ("cache list CACHE", "cache list CACHE --json"),
-    "cache purge": (
-        "cache purge CACHE --all --dry-run",
-        "cache purge CACHE --dataset \x1b --json",
-        "cache purge CACHE --unused-since \x1b",
-    ),
-    "bench read": ("bench read DATA --dry-run -s group-db", "bench read DATA -s nosuch\x1b"),
-    "bench storage": (
-        "bench storage CACHE --size 2MiB --seconds 1 --streams 1 --out OUT.json",
-        "bench storage CACHE --dry-run",
-        "bench storage no\x1b --streams 1",
-        "bench storage CACHE --streams \x1b",
-    ),
-    "bench compare": ("bench compare OLD NEW", "bench compare OLD NEW --json -"),
-}
+LINES = Path(__file__).with_name("cli").joinpath("escaping.list").read_text()
 GROUPS = ("bench", "cache")
+COMMANDS: dict[str, list[str]] = {}
+for _line in LINES.replace("\\x1b", "\x1b").splitlines():
+    _words = _line.split(" ")
+    COMMANDS.setdefault(" ".join(_words[: 1 + (_words[0] in GROUPS)]), []).append(_line)
 OF_FORMATS = ("inspect", "convert", "provenance")
 """Commands that say something of each format."""
 

@@ -119,7 +119,7 @@ def test_a_batch_may_be_changed_by_its_holder(data):
                 values.view(np.uint8)[...] = 0xEE
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(draws=st.data())
 def test_any_pattern_of_holding(draws, data):
     """Some batches are kept, some dropped, in any order; collections come at any time."""
