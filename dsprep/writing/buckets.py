@@ -74,8 +74,7 @@ def write_runs(
     arena, index, end = Arena(), list[Ints](), 0
     for start, batch in batches:
         count = len(next(iter(batch.values())))
-        places = order.inverse(np.arange(start, start + count, dtype=np.int64))
-        bucket, position = np.divmod(places, bucket_samples)
+        bucket, position = np.divmod(order.inverse(np.arange(start, start + count)), bucket_samples)
         small = bucket.astype(np.uint16) if buckets <= 1 << 16 else bucket  # sorted faster
         sequence = np.argsort(small, kind="stable")
         edges = offsets_of(np.bincount(bucket, minlength=buckets))

@@ -45,6 +45,7 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import read_record, write_record
 from dsprep.source.derived import DerivedSource
 from dsprep.storage.durable import sync, sync_directory
+from dsprep.storage.nodes import wait_for
 from dsprep.storage.trees import remove
 from dsprep.writing.buckets import MOST, BucketReader, index_nbytes, write_runs
 from dsprep.writing.plan import PIECE_NBYTES, payload_nbytes, pieces
@@ -106,6 +107,8 @@ class FirstPass(Opening):
     def open(self) -> BucketSource:
         """Open the buckets."""
         files = [self.place.directory / f"part-{i}" / "runs" for i in range(self.parts)]
+        for path in files:
+            wait_for(path)  # another node may have made it
         reader = BucketReader(files, self.schema, self.samples, self.per_bucket)
         return BucketSource(self, self.samples, self.per_bucket, reader.load, reader)
 
@@ -312,11 +315,10 @@ class ShuffledSource(DerivedSource):
         self._piece_nbytes = max(1, min(limit, memory_nbytes // (copies * PIECES)))
         self.scratch_nbytes = 0
         if self.how == "buckets":
-            runs = 2 + 2 * payload // self._piece_nbytes + (len(base) >> 20)
+            runs = 2 * PIECES + 2 * payload // self._piece_nbytes + (len(base) >> 20)
             each = 4 + 8 * sum(f.ragged for f in base.schema)
-            self.scratch_nbytes = payload + each * len(base) + 4096
-            self.scratch_nbytes += runs * index_nbytes(self._buckets)
-            self.scratch_nbytes += payload // 20 if base.schema.ragged else 0  # an estimate
+            more = 4096 + payload // 20 * base.schema.ragged + runs * index_nbytes(self._buckets)
+            self.scratch_nbytes = payload + each * len(base) + more
         self._first_pass: FirstPass | None = None  # when it is done
         self._served: BucketSource | None = None
         self._journal: dict[str, Any] = {"released": 0}
