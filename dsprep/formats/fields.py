@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from dsprep.core.schema import Column, Field, FieldSpec, Ragged
-from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.core.schema import Column, Field, FieldSpec, Ragged, Schema, renamed
+from dsprep.errors import FormatError, SchemaError, UnsupportedError, UsageError
 
 LENGTHS = ".lengths"
 """What is put behind the name of a field of several strings or lists, for their lengths."""
@@ -117,3 +117,24 @@ def retype(column: Column, field: Field, where: object, start: int) -> Column:
     if field.ragged:
         return Ragged(flat.reshape(-1, *field.inner), column.offsets // max(1, nbytes))
     return flat.reshape(len(column), *field.inner)
+
+
+def check_paths(
+    schema: Schema, format: str, is_reserved: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Raise `UnsupportedError` for names that are not paths in a file, or inside one another.
+
+    `is_reserved` tells which names between slashes are not possible either.
+    """
+    names = set(schema.names)
+    for name in (*schema.names, *(s.field.name for s in schema.static)):
+        parts, is_unicode = name.split("/"), name.encode("utf-8", "ignore").decode() == name
+        if not is_unicode or any(p in ("", ".", "..") or is_reserved(p) for p in parts):
+            raise UnsupportedError(
+                f"{format} cannot hold an array called {name!r}", fix=f"rename it: {renamed(name)}"
+            )
+        for outer in names & {"/".join(parts[:k]) for k in range(1, len(parts))}:
+            raise UnsupportedError(
+                f"{format} cannot hold field {name} inside field {outer}",
+                fix=f"rename one of them: {renamed(outer)}",
+            )

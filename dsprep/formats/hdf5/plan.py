@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from dsprep.core.groups import Grouping, round_up
-from dsprep.core.schema import Field, Ints, Schema, renamed
+from dsprep.core.schema import Field, Ints, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.base import FilePlan
+from dsprep.formats.fields import check_paths
 from dsprep.formats.hdf5.dtypes import Carrier, carrier_of
 from dsprep.formats.hdf5.guard import import_plugins
 from dsprep.formats.options import check_options
@@ -102,7 +103,7 @@ def plan(schema: Schema, options: WriteOptions, count: int | None) -> list[Field
     """
     if options.chunk is not None and options.chunk < 1:
         raise UsageError(f"a chunk of {options.chunk} samples", expected="1 or more")
-    _check_names(schema)
+    check_paths(schema, "HDF5")
     codec, level = _codec(options.compress)
     # Chunks are encoded as the pieces come, so the fields share one number of samples.
     shared = options.chunk or max(1, CHUNK_NBYTES // max(1, schema.fixed_nbytes))
@@ -162,27 +163,6 @@ def _codec(compress: Compression | None) -> tuple[str | None, int]:
         )
     level = _DEFAULT_LEVEL[compress.codec] if compress.level is None else compress.level
     return compress.codec, level
-
-
-def _check_names(schema: Schema) -> None:
-    """Raise `UnsupportedError` for names that are not HDF5 paths, or inside one another."""
-    names = set(schema.names)
-    for name in schema.names:
-        parts = name.split("/")
-        if any(part in ("", ".", "..") for part in parts):
-            raise UnsupportedError(
-                f"HDF5 cannot hold a field called {name!r}",
-                fix=f"rename it: {renamed(name)}",
-            )
-        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in name):
-            raise UnsupportedError(f"{name!r} is not Unicode", fix=f"rename it: {renamed(name)}")
-        for k in range(1, len(parts)):
-            outer = "/".join(parts[:k])
-            if outer in names:
-                raise UnsupportedError(
-                    f"HDF5 cannot hold field {name} inside field {outer}",
-                    fix=f"rename one of them: {renamed(outer)}",
-                )
 
 
 def estimate(file: Hdf5Plan, payload: int) -> int:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing_extensions import override
 
 from dsprep.core.groups import EMPTY, Grouping
-from dsprep.core.schema import Schema, renamed
-from dsprep.errors import UnsupportedError
+from dsprep.core.schema import Schema
 from dsprep.formats.base import FilePlan, Source, WritableFormat
+from dsprep.formats.fields import check_paths
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.formats.zarr.attributes import to_json
 from dsprep.formats.zarr.grid import Grid
@@ -140,23 +140,14 @@ def _lost(schema: Schema) -> tuple[str, ...]:
 
 
 def check_names(schema: Schema) -> None:
-    """Raise `UnsupportedError` if a field name is no path that Zarr can hold."""
-    for name in (*schema.names, *(s.field.name for s in schema.static)):
-        for part in name.split("/"):
-            reserved = part in ("", ".", "..", "zarr.json") or part.startswith(RESERVED)
-            try:
-                reserved |= "\\" in part or len(part.encode("utf-8")) > MAX_NAME
-            except UnicodeEncodeError:
-                reserved = True
-            if reserved:
-                raise UnsupportedError(
-                    f"zarr holds no array called {name!r}", fix=f"rename it: {renamed(name)}"
-                )
-    names = set(schema.names)
-    for f in schema:
-        parts = f.name.split("/")
-        if names & {"/".join(parts[:i]) for i in range(1, len(parts))}:
-            raise UnsupportedError(
-                f"field {f.name} would be inside another field",
-                fix=f"rename it: {renamed(f.name)}",
-            )
+    """Raise `UnsupportedError` if a field name is not a path that Zarr can hold."""
+    check_paths(
+        schema,
+        "zarr",
+        lambda part: (
+            part == "zarr.json"
+            or part.startswith(RESERVED)
+            or "\\" in part
+            or len(part.encode()) > MAX_NAME
+        ),
+    )
