@@ -75,7 +75,7 @@ def imported(name):
     skipped = {
         id(child)
         for node in tree
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
         for child in ast.walk(node)
     }
     for node in tree:

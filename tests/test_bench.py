@@ -59,6 +59,7 @@ def plain(planted=lambda batch, indices: batch, pause=lambda task: None, excess=
             for indices in task.batches(number):
                 yield planted({k: v[indices] for k, v in data.items()}, indices)
                 pause(task)
+            pause(task)
             if excess:
                 yield {k: v[:0] for k, v in data.items()}
 
@@ -109,7 +110,7 @@ def clocks(monkeypatch):
 
 
 def slow(clocks):
-    """10 ms a batch; of several ranks only the second one is slow."""
+    """10 ms a batch, and as many to find that it was the last; of two ranks one is slow."""
     return plain(pause=lambda task: clocks.sleep(0.01 * (task.world_size == 1 or task.rank)))
 
 
@@ -151,11 +152,13 @@ def test_the_consumer_s_waits_are_what_is_exposed(made, clocks):
     task, facts = made
     task, facts = replace(task, compute="5ms"), replace(facts, computes=True)
     value, steps = measured(slow(clocks), task, facts).median, task.steps
-    assert value("exposed_seconds") == pytest.approx(0.01 * steps)
+    assert value("exposed_seconds") == pytest.approx(0.01 * (steps + 1))
     assert value("compute_seconds") == pytest.approx(0.005 * steps)
-    assert value("epoch_seconds") == pytest.approx(0.015 * steps)
-    assert value("utilisation_percent") == pytest.approx(100 / 3)
-    assert value("wait_p50_seconds") == pytest.approx(0.01)
+    assert value("epoch_seconds") == pytest.approx(0.015 * steps + 0.01)
+    share = value("compute_seconds") / value("epoch_seconds")
+    assert value("utilisation_percent") == pytest.approx(100 * share)
+    waits = value("wait_p50_seconds"), value("wait_p99_seconds")  # those for batches
+    assert waits == pytest.approx((0.01, 0.01))
     assert value("first_batch_seconds") == 0
 
 

@@ -371,21 +371,14 @@ def test_a_file_that_changes_while_it_is_read(name, made, tmp_path):
     path = copied(made[name], tmp_path)
     data = path.read_bytes()
     options: dict[str, Any] = {"buffer_size": 10, "shuffle": "none", "epochs": 3}
-
-    def truncated() -> None:
-        os.truncate(path, len(data) // 2)
-
-    def emptied() -> None:
-        os.truncate(path, 0)
-
-    for change in (truncated, emptied):
+    for length in (len(data) // 2, 0):
         path.write_bytes(data)
         shutil.copystat(made[name], path)
         with dsprep.Reader(path, 10, **options) as reader:
             loop = iter(reader)
             next(loop)
             time.sleep(0.02)
-            change()
+            os.truncate(path, length)
             with pytest.raises(DsprepError) as caught:
                 list(itertools.chain(loop, reader, reader))
             assert str(path) in str(caught.value)

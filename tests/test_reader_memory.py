@@ -8,6 +8,7 @@ import threading
 import time
 import tracemalloc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,13 @@ def test_a_view_keeps_its_batch(data):
     """What numpy, the buffer protocol and DLPack make of an array holds its memory, too."""
     path, _ = data
 
-    def part(a: np.ndarray) -> np.ndarray:
-        return a[1:2, 5:9]
-
-    def exported(a: np.ndarray) -> np.ndarray:
-        return np.asarray(memoryview(a)[1:2])[:, 5:9]
-
-    def lent(a: np.ndarray) -> np.ndarray:
-        return np.from_dlpack(a)[1:2, 5:9]
-
-    def retyped(a: np.ndarray) -> np.ndarray:
-        return a.view(np.uint32)[1:2, 5:9].view(np.float32).reshape(2, 2).T.reshape(1, 4, order="F")
-
-    for kept in (part, exported, lent, retyped):
+    views_of: list[Callable[[np.ndarray], np.ndarray]] = [
+        lambda a: a[1:2, 5:9],
+        lambda a: np.asarray(memoryview(a)[1:2])[:, 5:9],
+        lambda a: np.from_dlpack(a)[1:2, 5:9],
+        lambda a: a.view("u4")[1:2, 5:9].view("f4").reshape(2, 2).T.reshape(1, 4, order="F"),
+    ]
+    for kept in views_of:
         with dsprep.Reader(path, 3, buffer_size=20, buffers=1, epochs=4) as reader:
             views, copies = [], []
             for batch in epochs(reader, 4):

@@ -82,7 +82,6 @@ def of_output(path: Path) -> Any:
 
 WRITTEN = {
     "a.zarr": {},
-    "compressed.zarr": {"compress": "zstd"},
     "old.zarr": {"write_options": OLD},
     "packed.zarr.zip": {},
     "a.h5": {},
