@@ -346,7 +346,6 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
                 "group_nbytes": max(p.group_nbytes for p in part.plans),
                 "reads_per_group": part.plans[0].reads,
                 "aligned": all(p.aligned for p in part.plans),
-                "how": part.plans[0].how,
                 "reason": part.choice.reason,
                 "padding_nbytes": part.padding,
                 "estimated_nbytes": part.job.estimate,

@@ -440,8 +440,6 @@ class FilePlan:
         Whether every group begins at a multiple of the stripe size.
     reads
         Reads that fetch one group.
-    how
-        How groups are stored, one sentence for a person.
     """
 
     create: Callable[[Path, State | None], Writer]
@@ -454,7 +452,6 @@ class FilePlan:
     group_nbytes: int = 0
     aligned: bool = True
     reads: int = 1
-    how: str = ""
 
 
 class CommonSchema(NamedTuple):

@@ -391,16 +391,9 @@ def with_groups(plan: FilePlan, file: Hdf5Plan) -> FilePlan:
     stride = nbytes + align - 1 if file.codec else file.stride
     between = max(0, groups - 1) * (stride - nbytes)
     unused = 0 if file.codec else sum(p.unused for p in file.parts)
-    order = ", ".join(p.path for p in file.parts)
-    how = f"a group is one chunk of each dataset, back to back: {order}"
-    if file.codec:
-        how += f"; {file.codec} makes groups of different sizes"
-    elif groups > 1:
-        how += f"; groups begin every {stride:,} bytes"
     return replace(
         plan,
         nbytes=before + groups * nbytes + between,
         padding=before - file.metadata + between + unused,
         group_nbytes=nbytes,
-        how=how,
     )

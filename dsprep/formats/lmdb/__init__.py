@@ -188,6 +188,4 @@ def _with_groups(
         padding=padding * count * large,
         group_nbytes=most + PSIZE,  # of the tree, which may begin or end elsewhere
         aligned=grouping.align == 1,
-        how="the values of a group follow each other, with pages of the tree between them; LMDB "
-        "decides where, so groups are not aligned",
     )

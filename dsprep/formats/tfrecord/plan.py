@@ -120,7 +120,6 @@ def with_groups(
         padding=padding,
         group_nbytes=int(sizes.max(initial=0)),
         aligned=arrangement.aligned,
-        how=_how(arrangement),
     )
 
 
@@ -134,19 +133,3 @@ def _largest_records(schema: Schema, types: dict[str, int], grouping: Grouping) 
         if f.ragged and f.name in grouping.rows:
             sizes = sizes + grouping.rows[f.name] * features.row_nbytes(f, types[f.name])
     return sizes
-
-
-def _how(arrangement: Arrangement) -> str:
-    """Return how groups are laid out, for a person."""
-    if not arrangement.aligned:
-        reason = (
-            "a record would get too large"
-            if isinstance(arrangement.builder, Template)
-            else "raw records take no padding"
-        )
-        return f"a group is a run of records that begins anywhere: {reason}"
-    if arrangement.every:
-        return f"a group is a run of records, each with {arrangement.every:,} bytes of padding"
-    if arrangement.align > 1:
-        return "a group is a run of records, the last one padded up to the stripe"
-    return "a group is a run of records"

@@ -300,9 +300,13 @@ class Grid:
 
     def stored(self) -> dict[str, str]:
         """Return how each field will be stored."""
-        plans = (p for p in self._planned if p.role in ("samples", "values"))
-        codec = "" if self.options.compress is None else f", {self.options.compress}"
-        return {plan.field.name: show(plan) + codec for plan in plans}
+        stored = dict[str, str]()
+        for plan, array in zip(self._planned, self.arrays, strict=True):
+            if plan.role in ("samples", "values"):
+                stored[plan.field.name] = show(plan) + f", {array.codec}" * (
+                    array.codec is not None
+                )
+        return stored
 
     def report(self, plan: FilePlan) -> FilePlan:
         """Return the plan with how groups will be stored."""
@@ -328,11 +332,8 @@ class Grid:
         largest = int(sum((t.used - t.starts for t in self.tracks), each).max(initial=0))
         aligned = all(not (t.starts % self.grouping.align).any() for t in self.tracks[:1])
         reads = len(self.tracks) + len(alone)
-        how = self._how(reads)
         if self.options.compress and self.tracks:
             largest += largest // 100 + OVERHEAD * len(self.tracks)
-            small = [self.arrays[n].field.name for n in self.ordinary if self.payload(n)]
-            how += f"; without compression: {', '.join(small)}" if small else ""
         return replace(
             plan,
             nbytes=nbytes,
@@ -340,12 +341,4 @@ class Grid:
             group_nbytes=largest,
             aligned=aligned,
             reads=reads,
-            how=how,
         )
-
-    def _how(self, reads: int) -> str:
-        if self.zipped:
-            return "one ZIP store; a group's chunks follow one another, with a small header between"
-        text = "a group is a chunk of the largest field"
-        text += ", compressed, and a file" if self.options.compress else f", {self.per:,} in a file"
-        return text + (f"; dsprep makes a read per field, {reads} per group" * (reads > 1))
