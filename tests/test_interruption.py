@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,13 +67,18 @@ def burning(fuse, format):
     """Kill this process after so many steps."""
     around = kill_at(fuse)
 
-    def created(*args, create=format.create):
-        writer = create(*args)
-        around(writer, "finish")
-        around(writer, "clean")
-        return writer
+    def planned(*args, plan=format.plan):
+        made = plan(*args)
 
-    format.create = created
+        def created(*args):
+            writer = made.create(*args)
+            around(writer, "finish")
+            around(writer, "clean")
+            return writer
+
+        return replace(made, create=created)
+
+    format.plan = planned
     around(transfer.ShardCopy, "_copy")
     for name in ("save", "publish", "discard"):
         around(staging.Staging, name)
