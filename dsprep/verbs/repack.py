@@ -699,7 +699,7 @@ def repack(
     measure
         Whether to measure after how many epochs the rewrite pays off.
     executor
-        Who writes the files, or parts of a large one (see `dsprep.executors`); None: threads here.
+        Who writes the files (see `dsprep.executors`); None: threads here.
 
     Returns
     -------

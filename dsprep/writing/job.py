@@ -172,7 +172,7 @@ class RunOptions:
         Wait for the disk before names appear and positions are recorded. Without, a crash of the
         machine (not of the process) can lose data, and interrupted runs start over.
     executor
-        Who writes the files, or parts of a large one (see `dsprep.executors`); None: threads here.
+        Who writes the files (see `dsprep.executors`); None: threads here.
     """
 
     workers: int | None = None
