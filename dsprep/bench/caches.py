@@ -1,4 +1,4 @@
-"""The page cache: dropping files from it, and looking at what it holds."""
+"""Looking at what the page cache holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,6 @@ def files_of(path: Path) -> list[Path]:
     if isinstance(path, StorePath):
         return []
     return sorted(p for p in data_files(path) if p.is_file())
-
-
-def drop(files: Iterable[Path]) -> None:
-    """Drop files from the page cache, as ``posix_fadvise(2)`` can without being root.
-
-    What is not yet on the disk is written first. Pages that a process has mapped stay, and all
-    where a file system cannot do it: `held` shows whether it worked.
-    """
-    for file in map(open_file, files):
-        with suppress(OSError):
-            os.fdatasync(file.fd)
-            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def held(files: Iterable[Path]) -> float | None:

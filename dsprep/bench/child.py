@@ -22,7 +22,7 @@ from dsprep.bench.strategies.base import Strategy
 from dsprep.bench.task import Epoch, Result, Task, parse_compute
 from dsprep.errors import DsprepError
 from dsprep.executors.processes import end_with_parent
-from dsprep.storage.trees import remove
+from dsprep.storage.trees import drop_cached, remove
 
 now = time.perf_counter
 
@@ -83,16 +83,16 @@ def _made_cold(task: Task, strategy: Strategy, wait: Callable[[], None]) -> floa
     _close(strategy, wait)  # nobody has anything mapped
     drops = task.rank == 0 or task.everywhere
     if drops:
-        caches.drop(task.drop)
+        drop_cached(task.drop)
         if task.tier_folder is not None:
-            caches.drop(p for p in task.tier_folder.rglob("*") if p.is_file())
+            drop_cached(p for p in task.tier_folder.rglob("*") if p.is_file())
     wait()
     held = caches.held(task.drop)
     wait()
     strategy.open()
     wait()
     if drops:
-        caches.drop(task.drop)
+        drop_cached(task.drop)
     wait()
     return held
 

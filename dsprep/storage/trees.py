@@ -6,12 +6,12 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 
-from dsprep.storage.paths import DirectoryEntry, as_path, scan, status_of
+from dsprep.storage.paths import DirectoryEntry, StorePath, as_path, open_file, scan, status_of
 
 HIDDEN = (".nfs", ".fuse_hidden")
 """How names begin under which clients of NFS and FUSE keep removed files that are still open."""
@@ -157,3 +157,16 @@ def free_nbytes(path: Path) -> int:
     while not at.exists():
         at = at.parent
     return shutil.disk_usage(at).free
+
+
+def drop_cached(paths: Iterable[Path]) -> None:
+    """Drop data files from the page cache, as ``posix_fadvise(2)`` can without being root.
+
+    What is not yet on the disk is written first. Pages that a process has mapped stay, and all
+    where a file system cannot do it; of stores nothing is in that cache.
+    """
+    for path in paths:
+        for file in map(open_file, data_files(path) if not isinstance(path, StorePath) else ()):
+            with suppress(OSError):
+                os.fdatasync(file.fd)
+                os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from dsprep.core.schema import Arena
 from dsprep.formats.base import Source
 from dsprep.reader.units import group_edges
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.storage.paths import StorePath
-from dsprep.storage.trees import data_files
+from dsprep.storage.trees import drop_cached
 
 SECONDS = 1.0
 """How long each of the two measurements takes, at most about."""
@@ -80,9 +78,9 @@ def measure(
 
     sample(0)  # what is opened and imported once does not count
     group(0)
-    drop(paths)
+    drop_cached(paths)
     each = _seconds_per_sample(sample, len(source), seed)
-    drop([target.dataset / f.path for f in target.content.files])
+    drop_cached([target.dataset / f.path for f in target.content.files])
     together = _seconds_per_sample(group, len(edges) - 1, seed)
     return BreakEven.of(rewrite_seconds, each, together, count)
 
@@ -96,16 +94,3 @@ def _seconds_per_sample(read: Callable[[int], int], count: int, seed: int) -> fl
         if time.perf_counter() > began + SECONDS:
             break
     return (time.perf_counter() - began) / samples
-
-
-def drop(paths: Sequence[Path]) -> None:
-    """Drop files from the page cache, as far as they are written back."""
-    for path in paths:
-        if isinstance(path, StorePath):
-            continue  # nothing is in that cache
-        for file in data_files(path):
-            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)

@@ -30,7 +30,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -143,7 +143,6 @@ class Staging:
         if restart or not published(target):
             check_target(target, overwrite)
         self._lock: Lock | None = None
-        self._stack = ExitStack()
         self._is_discarded = False
         self.notes: tuple[str, ...] = ()
         self.uploaded: dict[int, tuple[Content, bytes]] = {}
@@ -281,7 +280,6 @@ class Staging:
             ) from error
         if self.durable and not sync_directory(self.target.parent):
             self.notes += (UNSYNCED,)
-
         self._put_sidecar()
 
     def _put_sidecar(self) -> None:
@@ -310,7 +308,6 @@ class Staging:
 
     def close(self) -> None:
         """Release the lock; the working directory stays for the next run."""
-        self._stack.close()
         if self._lock is not None:
             self._lock.release()
         self._lock = None

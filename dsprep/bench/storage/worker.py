@@ -24,6 +24,7 @@ from dsprep.reader.memory import anonymous
 from dsprep.storage.durable import sync
 from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import pwrite_all
+from dsprep.storage.trees import drop_cached
 
 FILES, FILE_NBYTES = 1000, 4096
 """Small files that a worker writes to open them, and the bytes of each."""
@@ -98,7 +99,7 @@ def read(job: Job) -> Done:
         If it cannot be read.
     """
     path, count = job.folder / "data", job.nbytes // job.transfer
-    caches.drop([path])
+    drop_cached([path])
     held = caches.held([path])
     parts = np.random.default_rng(0).permutation(count) if job.random else np.arange(count)
     file, engine = open_file(path), make(job.engine)
