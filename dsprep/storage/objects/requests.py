@@ -20,14 +20,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import obstore
@@ -38,8 +38,6 @@ from dsprep.errors import ChangedError, UsageError
 from dsprep.storage import copying
 from dsprep.storage.ranges import ends_early
 from dsprep.storage.scatter import RangeError, Runs, stepped
-
-Result = TypeVar("Result")
 
 BUDGET_NBYTES = 96 << 20
 """Bytes in flight at most: what 3 GB/s bring in 30 ms. With more, streams share the bandwidth, all
@@ -248,37 +246,6 @@ class Requests:
         )
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return what a coroutine returns; whoever waits for it may be interrupted."""
-        return self._wait(work, SimpleQueue())
-
-    def _wait(self, work: Coroutine[Any, Any, Result], bodies: _Bodies) -> Result:
-        """Return what a coroutine returns; meanwhile give the bodies that it hands over a place."""
-        ended: Future[Result] = Future()
-        tasks = []
-
-        def finish(task: asyncio.Task[Result]) -> None:
-            error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            ended.set_result(task.result()) if error is None else ended.set_exception(error)
-            bodies.put(None)
-
-        def begin() -> None:
-            tasks.append(self._loop.create_task(work))
-            tasks[0].add_done_callback(finish)
-
-        self._loop.call_soon_threadsafe(begin)
-        try:
-            while (arrived := bodies.get()) is not None:
-                part, body = arrived
-                part.place(body)
-            return ended.result()
-        except BaseException:
-            if not ended.done():  # nothing may be copied to memory that the caller gives up
-                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-                with suppress(asyncio.CancelledError):
-                    ended.exception()
-            raise
-
     def close(self) -> None:
         """Give up what is under way, and end its thread."""
 
@@ -296,6 +263,8 @@ class Requests:
     def read(self, parts: Sequence[Part]) -> None:
         """Read ranges; each body is given to its `Part.place`, in this thread or the event loop's.
 
+        It may be interrupted.
+
         Raises
         ------
         ChangedError
@@ -303,22 +272,41 @@ class Requests:
         OSError
             If a range cannot be read, after `TRIES` tries.
         """
-        if parts:
-            bodies: _Bodies = SimpleQueue()
-            self._wait(self._read(parts, bodies), bodies)
+        if not parts:
+            return
+        bodies: _Bodies = SimpleQueue()
+        ended: Future[None] = Future()
+        tasks = []
+
+        def finish(task: asyncio.Task[None]) -> None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            ended.set_result(None) if error is None else ended.set_exception(error)
+            bodies.put(None)
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(self._read(parts, bodies)))
+            tasks[0].add_done_callback(finish)
+
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            while (arrived := bodies.get()) is not None:
+                part, body = arrived
+                part.place(body)
+            ended.result()
+        except BaseException:
+            if not ended.done():  # nothing may be copied to memory that the caller gives up
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                with suppress(asyncio.CancelledError):
+                    ended.exception()
+            raise
 
     def fetch(self, version: Version, start: int, stop: int) -> bytes:
         """Return a range of an object, in parts if it is long; raises as `read`."""
-        if stop - start <= PART_NBYTES + PART_NBYTES // 2:
-            return bytes(self.run(self._one(version, start, stop)))
-        out = bytearray(stop - start)
-        cuts = [*range(start, stop, PART_NBYTES), stop]
-
-        def put(at: int, body: Any) -> None:
-            out[at - start : at - start + len(body)] = memoryview(body)
-
-        self.read([Part(version, a, b, partial(put, a)) for a, b in pairwise(cuts)])
-        return bytes(out)
+        bodies: dict[int, Any] = {}
+        count = max(1, round((stop - start) / PART_NBYTES))
+        cuts = [start + (stop - start) * k // count for k in range(count + 1)]
+        self.read([Part(version, a, b, partial(bodies.__setitem__, a)) for a, b in pairwise(cuts)])
+        return b"".join(bodies[at] for at in cuts[:-1])
 
     async def _read(self, parts: Sequence[Part], bodies: _Bodies) -> None:
         async def make(part: Part) -> None:

@@ -102,10 +102,6 @@ class ObjectFile(Handle):
         return self.nbytes, self.mtime_ns
 
     @override
-    def check_same(self, offset: int | None = None) -> None:
-        """Do nothing: every request names the version, and every answer was compared with it."""
-
-    @override
     def pread(self, nbytes: int, offset: int) -> bytes:
         stop = min(offset + nbytes, self.nbytes)
         if stop <= offset:
@@ -117,7 +113,7 @@ class ObjectFile(Handle):
 
     @override
     def pread_blocks(self, nbytes: int, offsets: Sequence[int]) -> list[bytes]:
-        blocks: dict[int, bytes] = {}
+        blocks: dict[int, Any] = {}
         ends = [min(offset + nbytes, self.nbytes) for offset in offsets]
         for begin, data in self._edges.items():
             for at, end in zip(offsets, ends, strict=True):
@@ -125,12 +121,12 @@ class ObjectFile(Handle):
                     blocks[at] = data[at - begin : end - begin]
         requests().read(
             [
-                Part(self.version, at, end, partial(_keep, blocks, at))
+                Part(self.version, at, end, partial(blocks.__setitem__, at))
                 for at, end in zip(offsets, ends, strict=True)
                 if at < end and at not in blocks
             ]
         )
-        return [blocks.get(offset, b"") for offset in offsets]
+        return [bytes(blocks.get(offset, b"")) for offset in offsets]
 
     @override
     def pread_into(self, out: Array, offset: int) -> None:
@@ -200,10 +196,6 @@ class ObjectFile(Handle):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("an object that is open is not sent to other processes")
-
-
-def _keep(blocks: dict[int, bytes], at: int, body: Any) -> None:
-    blocks[at] = bytes(body)
 
 
 def _status(version: Version) -> os.stat_result:
