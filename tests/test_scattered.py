@@ -94,7 +94,7 @@ CHOSEN = st.one_of(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     chosen=CHOSEN, names=st.sets(st.sampled_from(["x", "y", "z"]), min_size=1), own=st.booleans()
 )

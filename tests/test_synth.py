@@ -6,9 +6,7 @@ import pickletools
 import shlex
 from pathlib import Path
 
-import h5py
 import lmdb
-import numpy as np
 import pytest
 
 from dsprep.errors import TargetError, UsageError
@@ -115,28 +113,6 @@ def test_an_interrupted_run_leaves_nothing(tmp_path):
 # --- the record structures -------------------------------------------------------------------
 
 
-def test_deepcam(tmp_path):
-    synth("deepcam", tmp_path / "x", samples=4, scale=TINY)
-    files = sorted((tmp_path / "x" / "train").iterdir())
-    assert [p.name for p in files] == [f"data-1996-01-01-{h:02d}-0.h5" for h in (0, 3, 6)]
-    assert len(list((tmp_path / "x" / "validation").glob("data-*.h5"))) == 1
-    samples = []
-    for path in files:
-        with h5py.File(path) as file:
-            data, labels = file["climate/data"], file["climate/labels_0"]
-            assert (data.shape, data.dtype) == ((24, 36, 16), np.float32)
-            assert (labels.shape, labels.dtype) == ((24, 36), np.int64)
-            assert set(np.unique(labels)) <= {0, 1, 2}
-            samples.append(data[:])
-    with h5py.File(tmp_path / "x" / "stats.h5") as file:
-        every = np.stack(samples).astype(np.float64)
-        assert file["climate/count"][()] == 3
-        np.testing.assert_allclose(file["climate/mean"][:], every.mean((0, 1, 2)), rtol=1e-5)
-        np.testing.assert_allclose(file["climate/sqmean"][:], (every**2).mean((0, 1, 2)), rtol=1e-5)
-        np.testing.assert_array_equal(file["climate/minval"][:], every.min((0, 1, 2)))
-        np.testing.assert_array_equal(file["climate/maxval"][:], every.max((0, 1, 2)))
-
-
 def lmdb_items(path: Path) -> tuple[dict[bytes, bytes], int]:
     with (
         lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False) as environment,
@@ -186,27 +162,3 @@ def test_oc20(tmp_path):
         assert not dangerous & {opcode.name for opcode, _, _ in pickletools.genops(value)}
     numbers = [a for o, a, _ in pickletools.genops(items[b"length"]) if o.name == "BININT1"]
     assert numbers == [12]
-
-
-def test_cosmic_tagger(tmp_path):
-    synth("cosmic-tagger", tmp_path / "x.h5", samples=3, scale=0.1)
-    with h5py.File(tmp_path / "x.h5") as file:
-        assert file["Events/event_id"].shape == (3,)
-        wire = file["Data/sparse2d_sbndwire_group"]
-        labels = file["Data/sparse2d_sbnd_cosmicseg_group"]
-        for group in (wire, labels):
-            assert all((d.compression, d.compression_opts) == ("gzip", 1) for d in group.values())
-            assert group["extents"][:].tolist() == [(0, 3), (3, 3), (6, 3)]
-            planes = group["voxel_extents"][:]
-            ends = np.cumsum(planes["N"])
-            np.testing.assert_array_equal(planes["first"], ends - planes["N"])
-            assert ends[-1] == len(group["voxels"])
-            assert planes["ID"].tolist() == [0, 1, 2] * 3
-            meta = group["image_meta"][:]
-            assert (meta["number_of_voxels"] == (205, 128)).all()
-            for first, count, _ in planes.tolist():
-                ids = group["voxels"][first : first + count]["id"].astype(np.int64)
-                assert (np.diff(ids) > 0).all()
-                assert ids.max() < 205 * 128
-        np.testing.assert_array_equal(wire["voxels"]["id"], labels["voxels"]["id"])
-        assert set(np.unique(labels["voxels"]["value"])) == {0, 1, 2}
