@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dsprep.bench import caches, child, counters, running, sums
+from dsprep.bench import child, counters, running, sums
 from dsprep.bench.reading import Settings, bench_read, plan_read
 from dsprep.bench.strategies import SETS, STRATEGIES, find
 from dsprep.bench.strategies.base import Strategy, Way
@@ -141,7 +141,7 @@ def test_a_wrong_reader_gets_none(made, wrong):
 def test_a_warm_run_is_not_called_cold(made, monkeypatch):
     task, facts = made
     task, facts = replace(task, cold=True), replace(facts, cold=True)
-    monkeypatch.setattr(caches, "drop", lambda files: None)
+    monkeypatch.setattr(child, "drop_cached", lambda files: None)
     [path.read_bytes() for path in task.drop]
     found = measured(plain(), task, facts)
     assert found.measures == {}
