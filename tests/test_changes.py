@@ -122,6 +122,23 @@ def test_a_source_is_written_to_while_it_is_converted(format, beside, tmp_path):
     assert not staging.partial_path(target).exists()
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_other_time_stamps_are_no_change(format, tmp_path):
+    """Some file systems move those of files that were closed long ago."""
+    (path,) = made(format, tmp_path / "one", 1, 1, beside=True)
+
+    def progress(samples: int, nbytes: int) -> None:
+        for file in data_files(path):
+            os.utime(file, (samples, samples))
+
+    dsprep.convert(path, tmp_path / "out.h5", durable=False, progress=progress)
+    with dsprep.open(path) as one, dsprep.open(tmp_path / "out.h5") as other:
+        assert dsprep.verify(one, other).same
+    with dsprep.Reader(path, 7) as reader:
+        for k, _ in enumerate(reader):
+            progress(k + 1, 0)
+
+
 def test_other_processes_notice(tmp_path):
     paths = made("hdf5", tmp_path / "one", 1, 1, beside=False)
     others = made("hdf5", tmp_path / "two", 2, 1, beside=False)

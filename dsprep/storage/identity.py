@@ -2,8 +2,8 @@
 
 Another size is a change, and the same size and time stamp is none. Another time stamp alone
 decides nothing: files are touched and copied, and some file systems move times of what has long
-been closed. Then blocks do that are spread over the data: a change of other bytes that keeps the
-size is not noticed. Of an object in a store its ETag decides.
+been closed. Then a digest of blocks decides that are spread over the data, so a change of other
+bytes that keeps the size is not noticed. Of an object in a store its ETag decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ BLOCK_NBYTES = 4096
 
 ENDS = 2
 """Blocks that are sampled of objects, of which the ETag decides: each would be a request."""
-
 
 Stated: TypeAlias = Callable[[Path], Mapping[str, Any]]
 
