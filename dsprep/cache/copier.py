@@ -95,7 +95,7 @@ class Copier:
         stop
             Whether to end early; asked between pieces and blocks.
         ask
-            Called first, when no other process fills it.
+            Called first, when no other process fills it, not even one of another node.
 
         Returns
         -------
@@ -111,6 +111,7 @@ class Copier:
         if lock is None:
             return False
         try:
+            copy.refresh()
             ask()
             while not (copy.is_filled or stop()):
                 copy.not_synced()
