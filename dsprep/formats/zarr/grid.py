@@ -303,9 +303,8 @@ class Grid:
         stored = dict[str, str]()
         for plan, array in zip(self._planned, self.arrays, strict=True):
             if plan.role in ("samples", "values"):
-                stored[plan.field.name] = show(plan) + f", {array.codec}" * (
-                    array.codec is not None
-                )
+                codec = "" if array.codec is None else f", {array.codec}"
+                stored[plan.field.name] = show(plan) + codec
         return stored
 
     def report(self, plan: FilePlan) -> FilePlan:
