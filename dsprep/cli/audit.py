@@ -165,7 +165,8 @@ def _rows(
     units += f"{max(e.largest_unit for e in passes):,} samples"
     shared = [e.shared_groups for e in passes if e.shared_groups is not None]
     if shared:
-        units += f"; {_range(shared)} {word}s shared by several ranks, each of which reads its part"
+        groups = f"{_range(shared)} {word}" + "s" * (_range(shared) != "1")
+        units += f"; {groups} shared by several ranks, each of which reads its part"
     return [*rows, ("  units", units)]
 
 

@@ -59,9 +59,9 @@ def storage(
         workers = workers or getattr(executor, "present", 0) or workers_of(executor)
     elif (workers or 1) > 1 and not dry_run:
         raise UsageError("--workers are processes", fix="add --executor, or take --streams")
-    numbers = [int(n) for n in sweeping.parse(f"threads={streams}")[1]] if streams else []
+    counts = {sweeping.amount("streams", n.strip()) for n in streams.split(",")} if streams else ()
     how = {"seconds": seconds, "engine": engine}
-    plan = plan_storage(folder, opt.nbytes_of(size), numbers, workers or 1, **how)
+    plan = plan_storage(folder, opt.nbytes_of(size), sorted(counts), workers or 1, **how)
     written = f"{show_binary_nbytes(plan.nbytes)} and {FILES:,} small files"
     written += f" by each of {plan.workers} workers" if plan.workers > 1 else ""
     words = f"up to {written} in {plan.scratch}, removed in the end; about {seconds:g} s"
