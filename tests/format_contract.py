@@ -347,7 +347,7 @@ class FormatContract(SourceContract):
 
     def convert(self, run: RunOptions = QUICK, **options) -> Path:
         how = ConvertOptions(to=self.format, write=self.options, **options)
-        run_job(plan_job(self.source, self.target, how), self.source, run)
+        run_job(plan_job(self.source, self.target, how), run)
         return self.target
 
     def repack(self, run: RunOptions = QUICK, size: int = 8, **options) -> Path:
@@ -399,7 +399,7 @@ class FormatContract(SourceContract):
                 self.target,
                 RepackOptions(buffer_size="8", to=self.format, write=self.options),
             ).parts[0]
-            expected, stored = part.job.estimate, part.plans[0].stored
+            expected, stored = part.estimate, part.plans[0].stored
             self.repack()
         else:
             plan = self.known.plan(
@@ -442,7 +442,7 @@ class FormatContract(SourceContract):
                 self.target,
                 RepackOptions(buffer_size="8", to=self.format, write=self.options),
             ).parts[0]
-            samples, unit = part.job.shards[0].grouping, 8
+            samples, unit = part.shards[0].grouping, 8
         else:
             samples, unit = COUNT, 1
 

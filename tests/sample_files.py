@@ -42,7 +42,7 @@ def make(form: tuple[str, str, str], directory: Path) -> Path:
     source = MemorySource(SCHEMA, BATCH, origin)
     path = directory / f"{kind}{suffix}"
     first = path if kind == "plain" else directory / f"first{suffix}"
-    run_job(plan_job(source, first), source, RunOptions(workers=1))
+    run_job(plan_job(source, first), RunOptions(workers=1))
     if kind == "grouped":
         dsprep.repack(first, path, buffer_size=16, stripe_size=4096)
     elif kind == "compressed":

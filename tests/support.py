@@ -129,7 +129,7 @@ def written(
     memory.touch()
     samples = random_batch(schema, batch) if isinstance(batch, int) else batch
     source = MemorySource(schema, samples, memory)
-    run_job(plan_job(source, path, ConvertOptions(**options)), source, RunOptions(durable=durable))
+    run_job(plan_job(source, path, ConvertOptions(**options)), RunOptions(durable=durable))
     memory.unlink()
     return path
 

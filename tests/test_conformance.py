@@ -65,7 +65,6 @@ def write(format: str, directory: Path, schema: Schema, batch, **options) -> Pat
     source = MemorySource(schema, batch, origin)
     run_job(
         plan_job(source, target, ConvertOptions(write=WriteOptions(**options))),
-        source,
         RunOptions(workers=2),
     )
     return target

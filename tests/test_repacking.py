@@ -171,7 +171,7 @@ def test_splits_do_not_leak(origins, tmp_path):
     report = repacked(
         origin, tmp_path / "set.h5", split=shares, group_by="label", shuffle=2, duplicate=2
     )
-    assert [p.name for p, _ in report.parts] == ["train", "val", "test"]
+    assert [p.split for p, _ in report.parts] == ["train", "val", "test"]
     seen, total = [], 0
     for name in ("train", "val", "test"):
         with dsprep.open(tmp_path / f"set-{name}.h5") as source:
@@ -192,7 +192,7 @@ def test_splits_do_not_leak(origins, tmp_path):
 def test_groups_never_straddle_files(target, origins, tmp_path):
     schema, batch, origin = origins["fixed"]
     report = repacked(origin, tmp_path / "out", to=target, samples_per_file=200)
-    assert [len(s) for s in report.parts[0][0].job.shards] == [192, 192, 192, 124]
+    assert [len(s) for s in report.parts[0][0].shards] == [192, 192, 192, 124]
     with dsprep.open(tmp_path / "out") as source:
         assert_same_batch(source[:], batch, schema)
         assert group_edges(source.sidecar).tolist() == [
@@ -493,7 +493,7 @@ def test_every_seed_is_recorded(seed, origins, tmp_path):
     """So that a rerun with another order does not continue this one."""
     _, _, origin = origins["fixed"]
     report = repacked(origin, tmp_path / "out.h5", shuffle=seed)
-    assert report.parts[0][0].job.recipe == {"shuffle": seed}
+    assert report.parts[0][0].recipe == {"shuffle": seed}
     with dsprep.Sidecar.open(tmp_path / "out.h5") as opened:
         assert opened.content.lineage["shuffle"] == seed
 

@@ -58,7 +58,7 @@ def data(request, tmp_path_factory):
     options = None
     if form == "several":
         path, options = directory / "set", ConvertOptions(to=format, cut=Cut(samples_per_file=400))
-    run_job(plan_job(source, path, options), source, RunOptions(workers=1))
+    run_job(plan_job(source, path, options), RunOptions(workers=1))
     if form == "grouped":
         first, path = path, directory / f"grouped{SUFFIX[format]}"
         dsprep.repack(first, path, buffer_size=64, stripe_size=4096)

@@ -201,4 +201,4 @@ def test_groups_of_some_samples_of_some_samples(tmp_path):
         selected = SelectedSource(source, np.array(chosen))
         options = RepackOptions(split="a=0.5,b=0.5", shuffle=1)
         plan = plan_repack(selected, tmp_path / "out.h5", options)
-    assert sum(part.job.payload for part in plan.parts) == sum(i + 1 for i in chosen) * 8
+    assert sum(part.payload for part in plan.parts) == sum(i + 1 for i in chosen) * 8

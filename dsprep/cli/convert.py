@@ -102,7 +102,7 @@ def convert(
     with opt.opened(sources, reading, not json, marked=True) as source:
         job = plan_job(source, as_path(target), options)
         if dry_run:
-            admit(job, source, run.workers, run.memory)
+            admit(job, run.workers, run.memory)
             check_targets([job.target], run, dry=True)
             _print_plan(job, source, json)
             return
@@ -111,7 +111,7 @@ def convert(
             for line in announced:
                 note(line)
         with progress_bar("convert", job.samples, job.payload, not json) as update:
-            report = run_job(job, source, run, update)
+            report = run_job(job, run, update)
         files_written(job)
         if not json:
             for line in report.notes[len(announced) :]:
@@ -120,7 +120,7 @@ def convert(
         verdict = None
         if check:
             with progress_bar("verify", job.samples, job.payload, not json) as update:
-                verdict = verify_job(job, source, run, update)
+                verdict = verify_job(job, run, update)
         if json:
             proof = {} if verdict is None else {"verify": verdict_json(verdict)}
             print_json({**vars(report), "rate": report.copied / max(report.seconds, 1e-9), **proof})
@@ -161,7 +161,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
                 "format": job.format.name,
                 "samples": job.samples,
                 "files": [{"name": s.name, "start": s.start, "stop": s.stop} for s in job.shards],
-                "fields": dict(job.shards[0].plan.stored),
+                "fields": dict(job.plans[0].stored),
                 "payload_nbytes": job.payload,
                 "estimated_nbytes": job.estimate,
                 "scratch_nbytes": job.scratch,
@@ -179,7 +179,7 @@ def _print_plan(job: Job, source: Source, json: bool) -> None:
             ("values", show_nbytes(job.payload)),
             ("on disk", _space(job)),
             *scratch_rows([job]),
-            *((f"  {job.schema[n]}", how) for n, how in job.shards[0].plan.stored.items()),
+            *((f"  {job.schema[n]}", how) for n, how in job.plans[0].stored.items()),
         ]
     )
     for line in (*source.notes, *job.losses):

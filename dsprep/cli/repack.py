@@ -30,7 +30,7 @@ from dsprep.storage.paths import as_path
 if TYPE_CHECKING:
     from dsprep.formats.base import Source
     from dsprep.formats.options import OpenOptions
-    from dsprep.verbs.repack import RepackOptions, RepackPlan, RepackReport, SplitPart
+    from dsprep.verbs.repack import RepackOptions, RepackPlan, RepackReport
     from dsprep.verbs.verify import Verdict
     from dsprep.writing.job import Job, RunOptions
     from dsprep.writing.stripes import Stripe
@@ -135,7 +135,7 @@ def repack(
     with opt.opened(sources, reading, not json, marked=True) as source:
         plan = plan_repack(source, as_path(target), options, run)
         if dry_run:
-            check_targets([part.job.target for part in plan.parts], run, dry=True)
+            check_targets([part.target for part in plan.parts], run, dry=True)
         if not json:
             _say_plan(plan, options, dry_run)
         elif dry_run:
@@ -146,7 +146,7 @@ def repack(
             report = run_repack(plan, run, measure=measure, progress=progress)
         verdicts = _verified(source, report, run, not json) if check else {}
     for part in plan.parts:
-        files_written(part.job)
+        files_written(part)
     if json:
         print_json(
             {
@@ -193,7 +193,7 @@ def _verified(
                 verdicts[str(done.target)] = verify(
                     left,
                     right,
-                    workers=count_workers(part.job, run.workers, None),
+                    workers=count_workers(part, run.workers, None),
                     memory=run.memory,
                     progress=update,
                     executor=run.executor,
@@ -202,15 +202,13 @@ def _verified(
 
 
 @contextmanager
-def _progress_of_all(
-    plan: RepackPlan, show: bool
-) -> Iterator[Callable[[SplitPart, int, int], None]]:
+def _progress_of_all(plan: RepackPlan, show: bool) -> Iterator[Callable[[Job, int, int], None]]:
     """Show the progress of all outputs together."""
-    payload, samples = (sum(getattr(p.job, n) for p in plan.parts) for n in ("payload", "samples"))
+    payload, samples = (sum(getattr(p, n) for p in plan.parts) for n in ("payload", "samples"))
     done = {id(part): (0, 0) for part in plan.parts}
     with progress_bar("repack", samples, payload, show) as update:
 
-        def progress(part: SplitPart, samples: int, nbytes: int) -> None:
+        def progress(part: Job, samples: int, nbytes: int) -> None:
             done[id(part)] = samples, nbytes
             update(sum(s for s, _ in done.values()), sum(b for _, b in done.values()))
 
@@ -230,7 +228,7 @@ def _say_plan(plan: RepackPlan, options: RepackOptions, dry_run: bool) -> None:
 
 def _notes(plan: RepackPlan) -> list[str]:
     """Return what is left out or cannot be kept."""
-    return [*dict.fromkeys(s for p in plan.parts for s in (*p.source.notes, *p.job.losses))]
+    return [*dict.fromkeys(s for p in plan.parts for s in (*p.source.notes, *p.losses))]
 
 
 def _target(target: str, to: str | None, zipped: bool) -> tuple[str | None, str]:
@@ -251,7 +249,7 @@ def _idle(plan: RepackPlan, options: RepackOptions) -> list[str]:
     """Return which options have no effect."""
     given = ["--shuffle"] * (options.shuffle is not None)
     given += ["--duplicate"] * (options.duplicate > 1)
-    if options.split is None or not given or "train" in [p.name for p in plan.parts]:
+    if options.split is None or not given or "train" in [p.split for p in plan.parts]:
         return []
     return [f"no split is named train: without effect: {', '.join(given)}"]
 
@@ -263,9 +261,9 @@ def _lacking(plan: RepackPlan) -> list[str]:
     from dsprep.storage.trees import free_nbytes
     from dsprep.writing.job import staged_nbytes
 
-    at = scratch(plan.parts[0].job.target)
+    at = scratch(plan.parts[0].target)
     free = free_nbytes(at)
-    needed = sum(staged_nbytes(p.job) for p in plan.parts) + max(p.job.scratch for p in plan.parts)
+    needed = sum(staged_nbytes(p) for p in plan.parts) + max(p.scratch for p in plan.parts)
     if needed <= free:
         return []
     available, expected = show_nbytes(free), show_nbytes(needed)
@@ -279,9 +277,9 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
 
     stripe, rows = plan.stripe, []
     for part in plan.parts:
-        job, choice, first = part.job, part.choice, part.plans[0]
+        job, choice, first = part, part.choice, part.plans[0]
         share = part.padding / max(1, job.estimate)
-        name = f" {part.name}" if part.name else ""
+        name = f" {part.split}" if part.split else ""
         files = f"{len(job.shards):,} file{'s' * (len(job.shards) != 1)}"
         about = "about " * (choice.limit_nbytes is not None)
         aligned = all(p.aligned for p in part.plans)
@@ -298,12 +296,12 @@ def _print_plan(plan: RepackPlan, ranks: int | None) -> None:
         ]
         if job.scratch:
             rows.append(("working", f"{show_nbytes(job.scratch)} of files meanwhile"))
-    rows += scratch_rows([part.job for part in plan.parts])
+    rows += scratch_rows(plan.parts)
     if stripe.file_system.startswith("lustre"):
         advice = hint(
             stripe,
             [[p.nbytes for p in part.plans] for part in plan.parts],
-            str(plan.parts[0].job.target.parent),
+            str(plan.parts[0].target.parent),
             group_nbytes=max(p.group_nbytes for part in plan.parts for p in part.plans),
             ranks=ranks,
         )
@@ -331,16 +329,16 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
     from dsprep.verbs.repack import inodes
 
     return {
-        "format": plan.parts[0].job.format.name,
+        "format": plan.parts[0].format.name,
         "stripe": vars(plan.stripe),
         "warnings": list(plan.warnings),
         "notes": _notes(plan),
         "parts": [
             {
-                "name": part.name,
-                "target": part.job.target,
-                "format": part.job.format.name,
-                "samples": part.job.samples,
+                "name": part.split,
+                "target": part.target,
+                "format": part.format.name,
+                "samples": part.samples,
                 "groups": part.groups,
                 "samples_per_group": part.choice.samples,
                 "group_nbytes": max(p.group_nbytes for p in part.plans),
@@ -348,10 +346,10 @@ def _plan_json(plan: RepackPlan) -> dict[str, Any]:
                 "aligned": all(p.aligned for p in part.plans),
                 "reason": part.choice.reason,
                 "padding_nbytes": part.padding,
-                "estimated_nbytes": part.job.estimate,
-                "scratch_nbytes": part.job.scratch,
-                "files": len(part.job.shards),
-                "inodes": inodes(part.job),
+                "estimated_nbytes": part.estimate,
+                "scratch_nbytes": part.scratch,
+                "files": len(part.shards),
+                "inodes": inodes(part),
             }
             for part in plan.parts
         ],
@@ -363,7 +361,7 @@ def _print_report(report: RepackReport) -> None:
 
     rows = []
     for part, done in report.parts:
-        rows += report_rows(done, part.name)
+        rows += report_rows(done, part.split)
     break_even = report.break_even
     if break_even is not None:
         each, together = map(show_seconds, (break_even.sample_seconds, break_even.group_seconds))

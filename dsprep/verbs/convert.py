@@ -109,6 +109,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     return Job(
         target=target,
         format=format,
+        source=source,
         schema=schema,
         casts=casts,
         options=options.write,
@@ -236,7 +237,7 @@ def convert(
     run = RunOptions.of(**how)
     options_to_read = replace(reading(open_options, fields, run.memory), stop=stop_of(samples))
     with open_dataset(source, options_to_read, marked=True) as opened:
-        return run_job(plan_job(opened, as_path(target), options), opened, run, progress)
+        return run_job(plan_job(opened, as_path(target), options), run, progress)
 
 
 def reading(
@@ -260,16 +261,16 @@ def writing(
 
 
 def verify_job(
-    job: Job, source: Source, run: RunOptions | None = None, progress: Progress | None = None
+    job: Job, run: RunOptions | None = None, progress: Progress | None = None
 ) -> Verdict:
-    """Compare the output of a job with its samples in `source`, as cast.
+    """Compare the output of a job with its samples, as cast.
 
     Raises
     ------
     DsprepError, OSError
         If either cannot be read.
     """
-    run = run or RunOptions()
+    run, source = run or RunOptions(), job.source
     start, stop = job.shards[0].start, job.shards[-1].stop
     if (start, stop) != (0, len(source)):
         source = SelectedSource(source, np.arange(start, stop, dtype=np.int64))

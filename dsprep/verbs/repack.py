@@ -24,7 +24,7 @@ from dsprep.core.memory import allowed_memory, total_memory
 from dsprep.core.schema import Array, Batch, Ints, Ragged
 from dsprep.core.units import show_nbytes
 from dsprep.errors import FormatError, UsageError
-from dsprep.formats.base import FilePlan, Source, WritableFormat
+from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
 from dsprep.reader.subset import Subset
 from dsprep.sidecar import spec
@@ -76,41 +76,6 @@ LOOKED_AT = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitPart:
-    """One output of a repack: the whole dataset, or a split of it.
-
-    Attributes
-    ----------
-    name
-        The split; empty for the whole.
-    source
-        The samples, in the order in which they are written.
-    job
-        What is written.
-    choice
-        How large groups are, and why.
-    groups
-        How many there are.
-    """
-
-    name: str
-    source: Source
-    job: Job
-    choice: BufferChoice
-    groups: int
-
-    @property
-    def plans(self) -> list[FilePlan]:
-        """The files."""
-        return [shard.plan for shard in self.job.shards]
-
-    @property
-    def padding(self) -> int:
-        """Bytes of the files that hold nothing."""
-        return sum(p.padding for p in self.plans)
-
-
-@dataclass(frozen=True, kw_only=True)
 class RepackPlan:
     """All that a repack will do; nothing has been written.
 
@@ -128,7 +93,7 @@ class RepackPlan:
 
     source: Source
     stripe: Stripe
-    parts: tuple[SplitPart, ...]
+    parts: tuple[Job, ...]
     warnings: tuple[str, ...]
 
 
@@ -139,7 +104,7 @@ class RepackReport:
     Attributes
     ----------
     parts
-        Each output's part and report.
+        Each output and its report.
     break_even
         After how many epochs the rewrite pays off; None if it was not measured.
     unmeasured
@@ -147,7 +112,7 @@ class RepackReport:
     """
 
     plan: RepackPlan
-    parts: tuple[tuple[SplitPart, Report], ...]
+    parts: tuple[tuple[Job, Report], ...]
     break_even: BreakEven | None = None
     unmeasured: str = ""
 
@@ -276,9 +241,9 @@ def plan_repack(
     for output in outputs:
         part = _plan_part(output, (source, known), format, options, size, stripe)
         parts.append(part)
-        admit(part.job, part.source, run.workers, run.memory)
+        admit(part, run.workers, run.memory)
         warning_lines += _warnings(part, options)
-        if options.check_order and part.name in TRAINING and output.recipe.get("shuffle") is None:
+        if options.check_order and part.split in TRAINING and output.recipe.get("shuffle") is None:
             warning_lines += _sorted(part.source, part.groups)
     if options.write.compress is None:
         warning_lines += _larger(source, parts)
@@ -344,22 +309,22 @@ def _outputs(
         yield _Output(name, part, where, kept)
 
 
-def _warnings(part: SplitPart, options: RepackOptions) -> list[str]:
+def _warnings(part: Job, options: RepackOptions) -> list[str]:
     """Return what may go wrong with the groups of one output."""
     lines = warnings(
         len(part.source),
         part.groups,
-        max((p.group_nbytes for p in part.plans), default=0),
+        max(plan.group_nbytes for plan in part.plans),
         memory=total_memory(),
         ranks=options.ranks,
-        epochs=options.epochs if part.name in TRAINING else None,
+        epochs=options.epochs if part.split in TRAINING else None,
     )
-    lines += one_each(part.job.shards)
+    lines += one_each(part.shards)
     lines += _padding(part, options)
-    return [f"{part.name}: {text}" if part.name else text for text in lines]
+    return [f"{part.split}: {text}" if part.split else text for text in lines]
 
 
-def _padding(part: SplitPart, options: RepackOptions) -> list[str]:
+def _padding(part: Job, options: RepackOptions) -> list[str]:
     """Return a warning if much of the output is padding.
 
     Raises
@@ -367,7 +332,7 @@ def _padding(part: SplitPart, options: RepackOptions) -> list[str]:
     UsageError
         If most of a large output is, and its groups were not asked for.
     """
-    share = part.padding / max(1, part.job.estimate)
+    share = part.padding / max(1, part.estimate)
     if share <= MUCH_PADDING or part.padding < LARGE:
         return []
     found = f"{share:.0%} of the output is padding ({show_nbytes(part.padding)})"
@@ -377,11 +342,11 @@ def _padding(part: SplitPart, options: RepackOptions) -> list[str]:
     return [f"{found}: {fix}"]
 
 
-def _larger(source: Source, parts: Sequence[SplitPart]) -> list[str]:
+def _larger(source: Source, parts: Sequence[Job]) -> list[str]:
     """Return a warning if the outputs are much larger, since the source is compressed."""
     codecs = sorted({codec for each in source.storage().values() for codec in each.codecs})
     before = sum(tree_nbytes(path) for path in source.files())
-    after = sum(part.job.estimate - part.padding for part in parts)
+    after = sum(part.estimate - part.padding for part in parts)
     if not codecs or after < LARGER * before or after - before < LARGE:
         return []
     sizes = f"{show_nbytes(before)} on disk become {show_nbytes(after)}"
@@ -427,7 +392,7 @@ def _file_nbytes(source: Source, known: dict[str, Ints], samples: int, cut: Cut)
 
 def inodes(job: Job) -> int:
     """Return about how many files and directories an output takes, its sidecar included."""
-    return sum(shard.plan.files for shard in job.shards) + job.sharded + 1
+    return sum(plan.files for plan in job.plans) + job.sharded + 1
 
 
 def _splits(
@@ -532,7 +497,7 @@ def _plan_part(
     options: RepackOptions,
     size: BufferSize,
     stripe: Stripe,
-) -> SplitPart:
+) -> Job:
     """Decide one output, of some samples of `whole`, of which the rows are known."""
     source, target, write = output.source, output.target, options.write
     (schema, lost), count = with_static(source.schema, whole[0], format), len(source)
@@ -546,9 +511,10 @@ def _plan_part(
     shards = plan_shards(format, schema, write, files, 0, payload.nbytes)
     group = max(shard.plan.group_nbytes for shard in shards)
     one_block = write.compress is not None or schema.ragged
-    job = Job(
+    return Job(
         target=target,
         format=format,
+        source=source,
         schema=schema,
         casts={},
         options=write,
@@ -557,10 +523,10 @@ def _plan_part(
         losses=(*notes, *lost),
         payload=payload.nbytes,
         largest=max(payload.largest, group if one_block else 0),
-        unshuffled=source.scratch_nbytes if isinstance(source, ShuffledSource) else 0,
         recipe=output.recipe,
+        split=output.name,
+        choice=choice,
     )
-    return SplitPart(name=output.name, source=source, job=job, choice=choice, groups=len(edges) - 1)
 
 
 def _edges(count: int, sizes: int | Ints, choice: BufferChoice, format: WritableFormat) -> Ints:
@@ -587,7 +553,7 @@ def run_repack(
     run: RunOptions | None = None,
     *,
     measure: bool = True,
-    progress: Callable[[SplitPart, int, int], None] | None = None,
+    progress: Callable[[Job, int, int], None] | None = None,
 ) -> RepackReport:
     """Do what a plan says.
 
@@ -611,13 +577,13 @@ def run_repack(
         If a target exists or is busy, space or memory do not suffice, or data are damaged.
     """
     run = run or RunOptions()
-    targets = [part.job.target for part in plan.parts]
+    targets = [part.target for part in plan.parts]
     if len(targets) > 1:
         check_targets(targets, run)
-        check_space([part.job for part in plan.parts], run.restart)
+        check_space(plan.parts, run.restart)
     with ExitStack() as stack:  # all are made before one is seen, and all seen before records go
         outputs = [
-            stack.enter_context(making(p.job, p.source, run, progress and partial(progress, p)))
+            stack.enter_context(making(p, run, progress and partial(progress, p)))
             for p in plan.parts
         ]
         reports = [output.publish() for output in outputs]
@@ -628,7 +594,7 @@ def run_repack(
     report = RepackReport(plan=plan, parts=tuple(done))
     if any(isinstance(path, StorePath) for path in plan.source.files()):
         measure = False  # there is no page cache, from which samples would be dropped before
-    if not measure or not any(part.job.samples for part in plan.parts):
+    if not measure or not any(part.samples for part in plan.parts):
         return report
     try:  # the outputs are there, whatever becomes of this
         break_even = _break_even(report)

@@ -214,7 +214,7 @@ class Writer:
         length = self._length
         if length and not schema.ragged and self._options.shuffle is None:
             source = FedSource(self._target, schema, length)
-            job = plan_repack(source, self._target, self._options, self._run).parts[0].job
+            job = plan_repack(source, self._target, self._options, self._run).parts[0]
             self._stream = _Stream(job, source, self._run, self._progress)
             self._packed = Assembler(schema, 1)
         else:
@@ -276,7 +276,7 @@ class Writer:
             self._spool.spill()
             plan = plan_repack(self._spool, self._target, self._options, self._run)
         part = plan.parts[0]
-        return run_job(part.job, part.source, self._run)
+        return run_job(part, self._run)
 
 
 class _Stream:
@@ -292,7 +292,7 @@ class _Stream:
 
     def _make(self, job: Job, run: RunOptions, progress: Progress | None) -> None:
         try:
-            with making(job, self._source, run, progress) as output:
+            with making(job, run, progress) as output:
                 self._allowed.wait()
                 if self._source.abandoned:
                     raise Abandoned

@@ -28,7 +28,7 @@ from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.paths import as_path
 from dsprep.verbs.convert import named_target
-from dsprep.verbs.repack import RepackOptions, SplitPart, plan_repack
+from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing.items.calls import CONTINUED, Calls, ProgressCallback, ProgressReporter
 from dsprep.writing.items.parts import Failed, PartsSource, part_paths
 from dsprep.writing.items.tasks import check_main
@@ -124,7 +124,7 @@ def write_items(
                 "an interrupted run had completed it", where=target, fix="nothing is left to do"
             )
 
-        def plan(samples: Source) -> SplitPart:
+        def plan(samples: Source) -> Job:
             return plan_repack(samples, target, repack, run).parts[0]
 
         samples = _called(staging, calls, workers, progress, plan)
@@ -161,19 +161,19 @@ def _called(
 def _made(
     staging: Staging,
     calls: Calls,
-    part: SplitPart,
+    job: Job,
     by: tuple[RunOptions, Executor],
     progress: ProgressCallback | None,
 ) -> Output:
     """Make the output of all samples."""
     run, workers = by
-    job = replace(part.job, recipe={**part.job.recipe, **calls.lineage()})
-    _bind(staging, job, part.source)
-    with part.source as source:
-        threads = admit(job, source, run.workers, run.memory)
+    job = replace(job, recipe={**job.recipe, **calls.lineage()})
+    _bind(staging, job)
+    with job.source:
+        threads = admit(job, run.workers, run.memory)
         executor = None if type(workers) is ThreadPoolExecutor else workers
         reporter = ProgressReporter(progress, "samples", job.samples)
-        return make_in(staging, job, source, (threads, executor), progress=reporter)
+        return make_in(staging, job, threads, executor, progress=reporter)
 
 
 def _refuse(target: Path, job: Mapping[str, Any]) -> None:
@@ -201,13 +201,13 @@ def _opened(executor: str | Executor, workers: int | None) -> Iterator[Executor]
             yield opened
 
 
-def _bind(staging: Staging, job: Job, source: Source) -> None:
+def _bind(staging: Staging, job: Job) -> None:
     """Have the output started over if one was begun that is planned otherwise now.
 
     Such as with the stripes of another disk.
     """
     path = staging.root / "plan.json"
-    plan = json.loads(json.dumps(fingerprint(job, source, ())))
+    plan = json.loads(json.dumps(fingerprint(job, ())))
     with suppress(FileNotFoundError, ValueError):
         if json.loads(path.read_bytes()) == plan:
             return

@@ -69,6 +69,9 @@ class BufferChoice:
     reason: str
 
 
+NO_GROUPS = BufferChoice(1, 0, None, "")
+
+
 def parse_buffer(text: str) -> BufferSize:
     """Return what ``--buffer-size`` asks for.
 

@@ -21,13 +21,14 @@ from dsprep.core.memory import allowed_memory
 from dsprep.core.schema import Schema
 from dsprep.core.units import as_nbytes, show_nbytes
 from dsprep.errors import FormatError, TargetError, UsageError
-from dsprep.formats.base import Source, WritableFormat
+from dsprep.formats.base import FilePlan, Source, WritableFormat
 from dsprep.formats.options import WriteOptions, not_enough
 from dsprep.sidecar.spec import read_record
 from dsprep.storage.atomic import partial_path, scratch
 from dsprep.storage.identity import Identities
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.storage.trees import free_nbytes, tree_nbytes
+from dsprep.writing.buffers import NO_GROUPS, BufferChoice
 from dsprep.writing.create_sidecar import made_by
 from dsprep.writing.plan import PIECE_NBYTES, Cast, Shard
 from dsprep.writing.shuffle import ShuffledSource
@@ -57,6 +58,8 @@ class Job:
         The file or directory that will appear.
     format
         The target's format.
+    source
+        The samples, in the order in which they are written. It does not travel with the job.
     schema
         The fields written, after casts.
     casts
@@ -73,14 +76,17 @@ class Job:
         Bytes of all values, estimated where they cannot be told without reading all.
     largest
         Bytes of the largest sample, as far as known; when whole groups are written, of a group.
-    unshuffled
-        Bytes that samples take before they are shuffled.
     recipe
         What was done to the order and choice of samples, for the lineage.
+    split
+        Which split it is of what is written; empty: all.
+    choice
+        How large groups are, and why.
     """
 
     target: Path
     format: WritableFormat
+    source: Source
     schema: Schema
     casts: Mapping[str, Cast]
     options: WriteOptions
@@ -89,8 +95,12 @@ class Job:
     losses: tuple[str, ...]
     payload: int
     largest: int
-    unshuffled: int = 0
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    split: str = ""
+    choice: BufferChoice = NO_GROUPS
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "source": None}
 
     @property
     def samples(self) -> int:
@@ -103,14 +113,30 @@ class Job:
         return not self.shards[0].grouping.plain
 
     @property
+    def plans(self) -> list[FilePlan]:
+        """The files."""
+        return [shard.plan for shard in self.shards]
+
+    @property
     def estimate(self) -> int:
         """Bytes on disk that it will take."""
-        return sum(shard.plan.nbytes for shard in self.shards)
+        return sum(plan.nbytes for plan in self.plans)
 
     @property
     def scratch(self) -> int:
         """Bytes that working files take besides while it is made."""
-        return self.unshuffled + sum(shard.plan.scratch for shard in self.shards)
+        unshuffled = self.source.scratch_nbytes if isinstance(self.source, ShuffledSource) else 0
+        return unshuffled + sum(plan.scratch for plan in self.plans)
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are."""
+        return sum(shard.grouping.count for shard in self.shards)
+
+    @property
+    def padding(self) -> int:
+        """Bytes of the files that hold nothing."""
+        return sum(plan.padding for plan in self.plans)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +228,7 @@ class RunArguments(TypedDict, total=False):
     executor: Executor | None
 
 
-def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> int:
+def admit(job: Job, workers: int | None, memory: int | None) -> int:
     """Return how many workers a job may have; nothing is written.
 
     Raises
@@ -210,6 +236,7 @@ def admit(job: Job, source: Source, workers: int | None, memory: int | None) -> 
     UsageError
         If the target is a place of the source, or the job does not fit in the memory.
     """
+    source = job.source
     _check_not_source(job.target, source)
     taken = source.resident_nbytes()
     extra = job.payload + job.samples if isinstance(source, ShuffledSource) else 0
@@ -235,7 +262,7 @@ def count_workers(
     if workers is None:
         workers = min(WORKERS, len(os.sched_getaffinity(0)))
     memory = allowed_memory(memory)
-    unit = min(job.shards[0].plan.unit, max(map(len, job.shards)))
+    unit = min(job.plans[0].unit, max(map(len, job.shards)))
     unit = unit * job.payload // max(1, job.samples)
     each = COPIES_PER_WORKER * max(PIECE_NBYTES, unit, job.largest)
     if each + resident > memory:
@@ -322,12 +349,13 @@ def _would_name(name: str, path: Path) -> bool:
     return all(map(fnmatch, parts, pattern))
 
 
-def fingerprint(job: Job, source: Source, known: Identities) -> dict[str, Any]:
+def fingerprint(job: Job, known: Identities) -> dict[str, Any]:
     """Return what decides every byte of the output, as JSON; `known`: what its files are.
 
     Data that have other time stamps alone have another `STATUS`.
     """
     data, times = hashlib.sha256(), hashlib.sha256()
+    source = job.source
     paths = source.files()
     identities = known[: len(paths)]
     for path, each in identities:
@@ -365,8 +393,9 @@ def _summarize_groups(job: Job) -> dict[str, Any]:
     }
 
 
-def lineage(job: Job, source: Source) -> dict[str, Any]:
+def lineage(job: Job) -> dict[str, Any]:
     """Return what the output is made from, and by which command."""
+    source = job.source
     paths = source.files()
     function = "repack" if job.grouped else "convert"
     return {

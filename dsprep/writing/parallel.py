@@ -14,7 +14,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from dsprep.formats.base import Opening, Source, State
+from dsprep.formats.base import Opening, State
 from dsprep.storage.trees import remove
 from dsprep.writing.job import Job
 from dsprep.writing.shards import (
@@ -68,9 +68,10 @@ class ShardTask(Task[Done]):
         job, durable, name = self.job, self.workplace.durable, self.job.shards[0].name
         path = directory / name
         with while_written(name), self.source.open() as source:
-            with closing(job.shards[0].plan.create(path, None)) as writer:
+            job = replace(job, source=source)
+            with closing(job.plans[0].create(path, None)) as writer:
                 save = _save_nothing if durable else None
-                copy = copying(job, source, writer, 0, 0, THREADS_PER_TASK, save)
+                copy = copying(job, writer, 0, 0, THREADS_PER_TASK, save)
                 nbytes = sum(piece.nbytes for piece in copy)
                 complete(job, 0, writer, path, directory / RECORD, durable)
             writer.clean()
@@ -82,14 +83,10 @@ def _save_nothing(samples: int, position: State) -> None:
 
 
 def write_apart(
-    job: Job,
-    source: Source,
-    staging: Staging,
-    todo: tuple[int, Sequence[int]],
-    executor: Executor,
+    job: Job, staging: Staging, before: int, missing: Sequence[int], executor: Executor
 ) -> Generator[Done, None, None]:
     """Write shards on the workers of an executor; yields what `_write_here` does."""
-    before, missing = todo
+    source = job.source
     yield Done(before, 0)
     place = Workplace.begin(staging.root, durable=staging.durable)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from dsprep.formats.base import Source, State
+from dsprep.formats.base import State
 from dsprep.sidecar import spec
 from dsprep.source.files import check_replaceable
 from dsprep.storage.atomic import is_own, partial_path
@@ -55,17 +56,17 @@ ALONE = (
 
 
 def run_job(
-    job: Job, source: Source, options: RunOptions | None = None, progress: Progress | None = None
+    job: Job, options: RunOptions | None = None, progress: Progress | None = None
 ) -> Report:
     """Run `job` and publish its output; see `making`."""
-    with making(job, source, options, progress) as output:
+    with making(job, options, progress) as output:
         report = output.publish()
         return replace(report, notes=(*report.notes, *output.discard()))
 
 
 @contextmanager
 def making(
-    job: Job, source: Source, options: RunOptions | None = None, progress: Progress | None = None
+    job: Job, options: RunOptions | None = None, progress: Progress | None = None
 ) -> Iterator[Output]:
     """Make the whole output, not yet under its name, and lock it.
 
@@ -74,8 +75,8 @@ def making(
 
     Parameters
     ----------
-    job, source
-        What is made of which samples.
+    job
+        What is made.
     options
         How.
     progress
@@ -86,27 +87,27 @@ def making(
     DsprepError, OSError
         If the target exists or is busy, space or memory do not suffice, or data are damaged.
     """
-    options = options or RunOptions()
-    threads = admit(job, source, options.workers, options.memory)
+    options, source = options or RunOptions(), job.source
+    threads = admit(job, options.workers, options.memory)
     before = source.identities() or identities_of(source.files())
     if options.overwrite:
         check_replaceable(job.target)
     with open_staging(
         job.target,
-        {**fingerprint(job, source, before), COMMAND: lineage(job, source)["command"]},
+        {**fingerprint(job, before), COMMAND: lineage(job)["command"]},
         overwrite=options.overwrite,
         restart=options.restart,
         durable=options.durable,
         lasting=source.repeatable,
     ) as staging:
-        yield make_in(staging, job, source, (threads, options.executor), before, progress)
+        yield make_in(staging, job, threads, options.executor, before, progress)
 
 
 def make_in(
     staging: Staging,
     job: Job,
-    source: Source,
-    by: tuple[int, Executor | None],
+    threads: int,
+    executor: Executor | None,
     identities: Identities = (),
     progress: Progress | None = None,
 ) -> Output:
@@ -116,28 +117,27 @@ def make_in(
     ----------
     staging
         Where.
-    job, source, progress
+    job, progress
         As of `making`.
-    by
-        So many threads, or the workers of an executor.
+    threads, executor
+        Who works: so many threads, or the workers of an executor if there is one.
     identities
-        What the files of `source` were.
+        What the files of the source were.
 
     Raises
     ------
     DsprepError, OSError
         If there is not enough space, or data are damaged or have changed.
     """
-    began = time.monotonic()
-    threads, executor = by
+    began, source = time.monotonic(), job.source
     check_space([job])
     shuffled = source if isinstance(source, ShuffledSource) else None
     with unchanged(identities):
         if shuffled is not None and not (staging.state or {}).get("complete"):
             _shuffle(shuffled, staging, executor)
-        pieces = _write(job, source, staging, executor, threads)
+        pieces = _write(job, staging, executor, threads)
         resumed, copied = _count(job, staging, pieces, progress)
-    made = None if staging.is_published else _described(job, source, staging)
+    made = None if staging.is_published else _described(job, staging)
     if shuffled is not None:
         shuffled.clean()
     report = Report(
@@ -156,7 +156,7 @@ def make_in(
     return Output(staging, made, report)
 
 
-def _described(job: Job, source: Source, staging: Staging) -> Made:
+def _described(job: Job, staging: Staging) -> Made:
     """Return the sidecar of a complete output that has not got its name."""
     shards = range(len(job.shards))
     return joined(
@@ -165,7 +165,7 @@ def _described(job: Job, source: Source, staging: Staging) -> Made:
         staging.made,
         [shard_path(job, staging.data, i) for i in shards],
         [staging.record(i) for i in shards],
-        {**lineage(job, source), **job.recipe},
+        {**lineage(job), **job.recipe},
     )
 
 
@@ -233,7 +233,7 @@ def check_targets(targets: Sequence[Path], run: RunOptions, *, dry: bool = False
 
 
 def _write(
-    job: Job, source: Source, staging: Staging, executor: Executor | None, threads: int
+    job: Job, staging: Staging, executor: Executor | None, threads: int
 ) -> Generator[Done, None, None]:
     """Write what is not there yet: by so many threads here, or by the workers of an executor.
 
@@ -257,13 +257,12 @@ def _write(
         shard_path(job, staging.data, 0).parent.mkdir(parents=True, exist_ok=True)
     before = sum(len(job.shards[i]) for i in done)
     if executor is not None:
-        return write_apart(job, source, staging, (before, missing), executor)
-    begin = (0, None)
-    if missing[:1] == [continued]:
-        begin = int(state["samples"]), state["writer"]
-    elif continued in missing:
-        remove_leftovers(shard_path(job, staging.data, continued))
-    return _write_here(job, source, staging, (before, missing), threads, begin)
+        return write_apart(job, staging, before, missing, executor)
+    if missing[:1] != [continued]:
+        state = START
+        if continued in missing:
+            remove_leftovers(shard_path(job, staging.data, continued))
+    return _write_here(job, staging, before, missing, threads, state)
 
 
 def _count(
@@ -294,24 +293,22 @@ def _count(
 
 def _write_here(
     job: Job,
-    source: Source,
     staging: Staging,
-    todo: tuple[int, Sequence[int]],
+    before: int,
+    missing: Sequence[int],
     threads: int,
-    begin: tuple[int, State | None],
+    state: Mapping[str, Any],
 ) -> Generator[Done, None, None]:
     """Write shards one after another; yield what is there already, then every piece.
 
-    `todo`: the samples of shards that are there, and the shards that are missing. `begin`: the
-    samples that the first of these has, and the position of its writer, None at its start.
+    `before`: the samples of shards that are there. `state`: how far the first missing one is.
     """
-    done, writer = 0, None
-    before, missing = todo
+    done, writer, source = 0, None, job.source
     try:
         for index in missing:
             path = shard_path(job, staging.data, index)
             if index == missing[0]:
-                writer, done = continue_writer(job.shards[index], path, *begin)
+                writer, done = continue_writer(job.shards[index], path, state)
                 need(source, job.shards[index].start + done)
                 yield Done(before + done, 0)
             else:
@@ -325,7 +322,7 @@ def _write_here(
             with while_written(path.name):
                 record = staging.record_path(index)
                 finish = partial(complete, job, index, writer, path, record, staging.durable)
-                yield from copying(job, source, writer, index, done, threads, saved, finish)
+                yield from copying(job, writer, index, done, threads, saved, finish)
                 if staging.durable:
                     staging.save({**START, "shard": index + 1})
                     source.release(job.shards[index].stop)

@@ -5,9 +5,10 @@ A shard is a file of the output; an output of one file is one shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Source, State, Writer
@@ -41,7 +42,6 @@ def while_written(name: str) -> Iterator[None]:
 
 def copying(
     job: Job,
-    source: Source,
     writer: Writer,
     index: int,
     done: int,
@@ -59,9 +59,9 @@ def copying(
         nbytes = job.payload // max(1, job.samples)
         ranges = group_pieces(shard, nbytes, is_whole=writer.whole, after=done)
     else:
-        ranges = pieces(source, shard.start, shard.stop, writer.unit, after=done)
+        ranges = pieces(job.source, shard.start, shard.stop, writer.unit, after=done)
     copy = ShardCopy(
-        source,
+        job.source,
         writer,
         shard.start,
         ranges,
@@ -87,13 +87,11 @@ def shard_path(job: Job, data: Path, index: int) -> Path:
     return path / job.shards[index].name if job.sharded else path
 
 
-def continue_writer(
-    shard: Shard, path: Path, done: int, position: State | None
-) -> tuple[Writer, int]:
+def continue_writer(shard: Shard, path: Path, state: Mapping[str, Any]) -> tuple[Writer, int]:
     """Return a writer at its recorded position, or at the start if that cannot be restored."""
-    if position is not None:
+    if state["writer"] is not None:
         try:
-            return shard.plan.create(path, position), done
+            return shard.plan.create(path, state["writer"]), int(state["samples"])
         except (DsprepError, FileNotFoundError):
             pass  # killed while completing the shard, when its working files were gone
     remove_leftovers(path)

@@ -302,7 +302,7 @@ class _Deciding:
 
         def write(source: Source, target: Path) -> None:
             how = ConvertOptions(to=name, write=options)
-            run_job(plan_job(source, target, how), source, QUICK)
+            run_job(plan_job(source, target, how), QUICK)
 
         return self._item(name, f"data{format.suffixes[0]}", estimate, write)
 
