@@ -57,15 +57,12 @@ class Track:
     ----------
     numbers
         Of the arrays, by offset in a group.
-    groups
-        Groups per file.
     starts, used, ends
         int64, shape ``(groups,)``: where each group begins in its file, where its last value ends
         (``starts`` if it has none), and where its last chunk ends.
     """
 
     numbers: tuple[int, ...]
-    groups: int
     starts: Ints
     used: Ints
     ends: Ints
@@ -255,7 +252,7 @@ class Grid:
             rows = self.rows_in_chunks(n)
             stops = self.offsets[n] + rows * self.arrays[n].row_nbytes
             used = np.maximum(used, np.maximum.reduceat(np.where(rows > 0, stops, 0), edges[:-1]))
-        return Track(numbers, self.per, starts, used, starts + ends)
+        return Track(numbers, starts, used, starts + ends)
 
     @property
     def summed(self) -> int:

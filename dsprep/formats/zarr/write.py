@@ -219,18 +219,17 @@ class ZarrWriter(Writer):
     @override
     def reserve(self, piece: Piece) -> None:
         # The values of a piece begin where the previous one's end, or with their group.
-        grouping = self._grid.grouping
-        group = grouping.of(piece.start) if self._grid.grouped else 0
+        grouping, grouped = self._grid.grouping, self._grid.grouped
+        group = grouping.of(piece.start) if grouped else 0
         for name, counts in piece.counts.items():
-            if self._grid.grouped and piece.start == grouping.edges[group]:
-                self._rows[name] = group * int(np.max(grouping.rows[name]))
+            begin = group * int(np.max(grouping.rows[name])) if grouped else 0
+            if piece.start == grouping.edges[group]:
+                self._rows[name] = begin
             piece.first_row[name] = self._rows[name]
             self._rows[name] += int(counts.sum())
             self._counts[name].append(counts)
-            if not self._grid.grouped:
-                continue
-            rows = self._rows[name] - group * int(np.max(grouping.rows[name]))
-            if rows > int(grouping.rows[name][group]):
+            rows = self._rows[name] - begin
+            if grouped and rows > int(grouping.rows[name][group]):
                 raise TargetError(
                     f"field {name} has more rows than were counted",
                     where=f"{self.root}, group {group}",
