@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -316,44 +315,19 @@ def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
 Looked: TypeAlias = tuple[FileLayout, Identity, bytes | None]
 
 
-@dataclass(frozen=True)
-class _FileTask:
-    """One file to be looked at, perhaps by another process.
-
-    Attributes
-    ----------
-    number
-        Its place among all.
-    path, format
-        The file and its format.
-    opening
-        How another process opens it; None: it is open.
-    schema
-        The fields of the dataset.
-    law, checksums
-        As in `Looks`.
-    """
-
-    number: int
-    path: Path
-    format: str
-    opening: NativeOpening | None
-    schema: Schema
-    law: str | None
-    checksums: bool
-
-
 def _looked(
-    task: _FileTask,
-    opened: Callable[[], AbstractContextManager[Source]],
+    format: Format,
+    schema: Schema,
+    law: str | None,
+    checksums: bool,
+    path: Path,
+    source: Source,
     progress: Progress | None = None,
 ) -> Looked:
-    """Return layout, identity and checksums of a file."""
-    who = Identity.of(task.path, formats.load(task.format).facts(task.path))
-    with opened() as source:
-        layout = _fitted(source, task.schema, task.law, progress)
-    crcs = _summed(task.path, layout, task.schema) if task.checksums else None
-    return layout, who, crcs
+    """Return layout, identity and checksums of a file that is open, of a dataset of this schema."""
+    who = Identity.of(path, format.facts(path))
+    layout = _fitted(source, schema, law, progress)
+    return layout, who, _summed(path, layout, schema) if checksums else None
 
 
 def _fitted(
@@ -367,53 +341,44 @@ def _fitted(
 
 def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
     """Return layout, identity and checksums of every file, several files at a time."""
-    files = len(subject.files)
-
-    def task(i: int, opening: NativeOpening | None) -> _FileTask:
-        return _FileTask(
-            i,
-            subject.files[i],
-            subject.format.name,
-            opening,
-            source.schema,
-            looks.law,
-            looks.checksums,
-        )
-
+    files = subject.files
+    look = partial(_looked, subject.format, source.schema, looks.law, looks.checksums)
     if not isinstance(source, MultiSource):
-        return [_looked(task(0, None), lambda: nullcontext(source), looks.progress)]
+        return [look(files[0], source, looks.progress)]
     results: dict[int, Looked] = {}
-    with ExitStack() as stack:
-        if looks.executor is None:
-            threads = looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
-            pool: Executor = stack.enter_context(ThreadPoolExecutor(threads))
-            tasks = (task(i, None) for i in range(files))
-            look: Callable[[_FileTask], Looked] = partial(_look_here, source)
-        else:
-            pool = looks.executor
-            tasks = (task(i, opening) for i, opening in enumerate(source.openings()))
-            look = _look_apart
-        for done, looked in executors.run(pool, look, tasks):
-            results[done.number] = looked
-            if looks.progress is not None:
-                looks.progress(len(results), files)
-    return [results[i] for i in range(files)]
+
+    def note(number: int, looked: Looked) -> None:
+        results[number] = looked
+        if looks.progress is not None:
+            looks.progress(len(results), len(files))
+
+    if looks.executor is not None:
+        apart = partial(_look_apart, look, subject.format)
+        for opening, looked in executors.run(looks.executor, apart, source.openings()):
+            note(opening.first - source.first, looked)
+    else:
+        here = partial(_look_here, look, source, files)
+        with ThreadPoolExecutor(
+            looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
+        ) as pool:
+            for number, looked in executors.run(pool, here, range(len(files))):
+                note(number, looked)
+    return [results[i] for i in range(len(files))]
 
 
-def _look_here(source: MultiSource, task: _FileTask) -> Looked:
+def _look_here(
+    look: Callable[..., Looked], source: MultiSource, files: Sequence[Path], number: int
+) -> Looked:
     """Look at a file that is open, or opened again, by this process."""
-    return _looked(task, lambda: source.file(task.number))
+    with source.file(number) as opened:
+        return look(files[number], opened)
 
 
-def _look_apart(task: _FileTask) -> Looked:
+def _look_apart(look: Callable[..., Looked], format: Format, opening: NativeOpening) -> Looked:
     """Look at a file that this process has to open."""
-    opening, format = task.opening, formats.load(task.format)
-    assert opening is not None  # of every task that travels
     (path,) = opening.paths
-    return _looked(
-        replace(task, path=path),
-        lambda: open_native(format, [path], opening.options, opening.hint, first=opening.first),
-    )
+    with open_native(format, [path], opening.options, opening.hint, first=opening.first) as source:
+        return look(path, source)
 
 
 # --- checksums -------------------------------------------------------------------------------
