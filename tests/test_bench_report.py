@@ -126,9 +126,6 @@ def test_a_report_comes_back_from_json(one, tmp_path):
     assert model.load(saved(tmp_path / "r.json", one)) == one
 
 
-WHOLE = swept(("1MiB", "4MiB"), (9e3, 2e4)).to_json()
-
-
 @pytest.mark.parametrize(
     "raw",
     [b"", b"\xff\xfe", b"[", b"[]", b"null", b"{}", b"[" * 100_000, b'{"dsprep_bench": 1}'],
