@@ -28,7 +28,7 @@ from dsprep.formats.base import Format, Source, Writer
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.zip_members import stored_members
 from dsprep.layout import as_json, fit
-from dsprep.layout.model import Column, FileLayout, Groups
+from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.files import KEPT
 from dsprep.reading.records import RecordReader
 from dsprep.sidecar import spec
@@ -108,15 +108,18 @@ def describe(format: Format, schema: Schema, path: Path, samples: int, writer: W
     The file is looked through where the writer does not know its layout. Where samples have no
     offsets the sidecar says nothing of their places.
     """
-    groups, beside = writer.groups(), spec.sidecar_path(path)
-    given = () if groups is None else (groups,)
-    subject = Subject(format, [path], path, beside, schema, {}, groups=given)
+    beside, groups = spec.sidecar_path(path), writer.groups()
     who, layout = Identity.of(path, format.facts(path)), writer.layout() if samples else None
-    if layout is not None:
-        return _made(subject, [(fit.fit(layout), who, None)])
     try:
-        with open_native(format, [path], OpenOptions(), schema) as source:
-            return _made(subject, [(_fitted(source, source.schema, None, None), who, None)])
+        if layout is not None:
+            layout = fit.fit(layout)
+        else:
+            with open_native(format, [path], OpenOptions(), schema) as source:
+                layout = _fitted(source, source.schema, None, None)
+        if groups is not None and samples:
+            layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), path)
+        subject = Subject(format, [path], path, beside, schema, {})
+        return _made(subject, [(layout, who, None)])
     except UnsupportedError:
         entry = FileEntry(os.path.relpath(path, path), samples, who)
         return Made(Content(format.name, schema, (entry,), {}), b"", path, beside)
@@ -193,8 +196,6 @@ class Subject:
         Who made them, and from what.
     options
         How they are read.
-    groups
-        The groups of each file, which no file gives by itself.
     """
 
     format: Format
@@ -204,7 +205,6 @@ class Subject:
     schema: Schema
     lineage: Mapping[str, Any]
     options: OpenOptions = field(default_factory=OpenOptions)
-    groups: Sequence[Groups] = ()
 
 
 @dataclass(frozen=True)
@@ -271,10 +271,7 @@ def _made(subject: Subject, looked: Sequence[Looked], notes: Sequence[str] = ())
     tables = Tables()
     layouts: dict[str, int] = {}
     entries = []
-    for i, (file, (layout, who, crcs)) in enumerate(zip(subject.files, looked, strict=True)):
-        if subject.groups and layout.count:
-            layout = replace(layout, groups=fit.fit_groups(subject.groups[i]))
-            layout = _with_rest(layout, file)
+    for file, (layout, who, crcs) in zip(subject.files, looked, strict=True):
         text = json.dumps(as_json.to_json(layout, subject.schema, tables))
         number = layouts.setdefault(text, len(layouts))
         relative = os.path.relpath(file, subject.dataset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -108,13 +108,6 @@ class ShardCopy:
             if not (is_complete or self._failed) and self._reserved > self._saved:
                 with suppress(OSError, ValueError):  # the writer has been closed
                     self._save_position(self._reserved, self._writer.checkpoint())
-
-    def complete(self) -> Generator[Done, None, None]:
-        """Copy as `run` does, and complete the output; the writer is closed in any case."""
-        try:
-            yield from self.run(self._writer.finish)
-        finally:
-            self._writer.close()
 
     def _collect(self, running: int) -> Iterator[Done]:
         written: set[int] = set()
