@@ -44,7 +44,6 @@ from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.verbs.repack import RepackOptions, plan_repack, run_repack
 from dsprep.writing import shards, staging, transfer
 from dsprep.writing.job import RunOptions
-from dsprep.writing.plan import Cut
 from dsprep.writing.run import run_job
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (5, 3)), Field("y", np.dtype(">i8"))))
@@ -380,7 +379,7 @@ class FormatContract(SourceContract):
             assert set(source.storage()) == set(self.schema.names)
 
     def test_files(self):
-        self.convert(cut=Cut(samples_per_file=10))
+        self.convert(samples_per_file=10)
         assert len([p for p in self.target.iterdir() if not p.name.endswith(".json")]) == 4
         self.assert_kept()
 

@@ -28,7 +28,6 @@ from dsprep.formats.options import WriteOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.provenance import provenance
-from dsprep.writing.plan import Cut
 
 FIXED = Schema((Field("x", np.dtype("<f4"), (6, 5)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr")
@@ -245,9 +244,7 @@ def test_no_more_threads_is_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_many_files_with_few_descriptors(suffix, tmp_path):
-    path = make(
-        tmp_path / "set", count=80, to=suffix[1:].replace("h5", "hdf5"), cut=Cut(samples_per_file=1)
-    )
+    path = make(tmp_path / "set", count=80, to=suffix[1:].replace("h5", "hdf5"), samples_per_file=1)
     code = (
         "import resource, sys, dsprep\n"
         "from dsprep.verbs.provenance import provenance\n"

@@ -18,7 +18,6 @@ from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.options import OpenOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.writing.plan import Cut
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 FOLLOW = OpenOptions(follow_external=True)
@@ -41,7 +40,7 @@ def test_links_of_a_sidecar(to, tmp_path):
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "set"
     batch = random_batch(SCHEMA, 20)
-    written(path, SCHEMA, batch, to=to, cut=Cut(samples_per_file=10))
+    written(path, SCHEMA, batch, to=to, samples_per_file=10)
     last = sorted(path.iterdir())[-1]
     replace_by_link(last, path / "below")
     with Sidecar.open(path) as opened:

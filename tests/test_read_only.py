@@ -19,7 +19,6 @@ from dsprep.sidecar.sidecar import Sidecar
 from dsprep.verbs.audit import audit
 from dsprep.verbs.provenance import provenance
 from dsprep.writing.create_sidecar import ReadOnlyError
-from dsprep.writing.plan import Cut
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (4, 3)), Field("y", np.dtype("<i8"))))
 SUFFIXES = (".h5", ".lmdb", ".tfrecord", ".zarr", "")
@@ -35,7 +34,7 @@ def locked(request, tmp_path, monkeypatch):
     folder = tmp_path / "locked"
     folder.mkdir()
     path = folder / f"a{request.param}"
-    more = {} if request.param else {"to": "hdf5", "cut": Cut(samples_per_file=9)}
+    more = {} if request.param else {"to": "hdf5", "samples_per_file": 9}
     written(path, SCHEMA, 30, **more)
     beside = tmp_path / "elsewhere.json"
     shutil.move(spec.sidecar_path(path), beside)
@@ -102,7 +101,7 @@ def test_the_error_says_what_to_do(locked):
 @pytest.mark.parametrize("suffix", [".zarr", ".lmdb", ""])
 def test_a_sidecar_inside_does_not_change_the_dataset(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
-    more = {} if suffix else {"to": "hdf5", "cut": Cut(samples_per_file=9)}
+    more = {} if suffix else {"to": "hdf5", "samples_per_file": 9}
     written(path, SCHEMA, 30, **more)
     if suffix != ".lmdb":
         inside = path / "x" if suffix else next(path.iterdir())

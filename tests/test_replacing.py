@@ -22,7 +22,6 @@ from dsprep.errors import TargetError
 from dsprep.storage import atomic
 from dsprep.storage.locking import Lock
 from dsprep.writing import staging
-from dsprep.writing.plan import Cut
 
 SCHEMA = Schema((Field("x", np.dtype("<i2"), (3,)), Field("r", np.dtype("<u4"), (None,))))
 STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 3
@@ -114,8 +113,8 @@ def test_old_or_new_whatever_fails(name, options, exchange, tmp_path, monkeypatc
     old, work = tmp_path / "old", tmp_path / "work"
     old.mkdir()
     origin, target = make(tmp_path / "origin.h5", 1), work / name
-    cut = Cut(samples_per_file=options.get("samples_per_file"))
-    make(old / name, 2, to=options.get("to"), cut=cut)
+    per_file = options.get("samples_per_file")
+    make(old / name, 2, to=options.get("to"), samples_per_file=per_file)
     run = dsprep.repack if "buffer_size" in options else dsprep.convert
 
     def convert():

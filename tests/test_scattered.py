@@ -28,7 +28,6 @@ from dsprep.storage import scatter
 from dsprep.storage.paths import open_file
 from dsprep.verbs.convert import ConvertOptions, plan_job
 from dsprep.writing.job import RunOptions
-from dsprep.writing.plan import Cut
 from dsprep.writing.run import run_job
 
 COUNT = 1500
@@ -57,7 +56,7 @@ def data(request, tmp_path_factory):
     path = directory / f"first{SUFFIX[format]}"
     options = None
     if form == "several":
-        path, options = directory / "set", ConvertOptions(to=format, cut=Cut(samples_per_file=400))
+        path, options = directory / "set", ConvertOptions(to=format, samples_per_file=400)
     run_job(plan_job(source, path, options), RunOptions(workers=1))
     if form == "grouped":
         first, path = path, directory / f"grouped{SUFFIX[format]}"

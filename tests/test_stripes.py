@@ -14,7 +14,6 @@ from dsprep.errors import UsageError
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing import stripes
 from dsprep.writing.job import RunOptions
-from dsprep.writing.plan import Cut
 from dsprep.writing.stripes import detect, hint, requested_stripe
 
 MIB = 1 << 20
@@ -348,8 +347,8 @@ def test_a_repack_expects_the_bytes_of_its_largest_file(lustre, tmp_path):
             (4 * MIB, {}),
             (MIB, {"split": "train=.25,a=.25,b=.25,c=.25"}),
             (4 * MIB, {"split": "train=.25,a=.25,b=.25,c=.25", "duplicate": 3}),
-            (MIB, {"cut": Cut(samples_per_file=100)}),
-            (MIB, {"cut": Cut(shard_nbytes=50 * MIB)}),
+            (MIB, {"samples_per_file": 100}),
+            (MIB, {"shard_nbytes": 50 * MIB}),
             (MIB, {"stripe_size": "1MiB"}),
         ):
             plan = plan_repack(

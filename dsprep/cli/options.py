@@ -311,13 +311,17 @@ class Writing:
 
     def options(self, **write: Any) -> dict[str, Any]:
         """Return what `ConvertOptions` and `RepackOptions` share; `write`: how to write."""
+        from dsprep.core.units import as_nbytes
         from dsprep.formats.options import Compression, WriteOptions
-        from dsprep.writing.plan import Cut
+        from dsprep.writing.plan import is_cut
 
+        nbytes = None if self.shard_size is None else as_nbytes(self.shard_size)
+        is_cut(self.samples_per_file, nbytes)
         return {
             "to": self.to,
             "write": WriteOptions(compress=Compression.parse(self.compress), **write),
-            "cut": Cut.of(self.samples_per_file, self.shard_size),
+            "samples_per_file": self.samples_per_file,
+            "shard_nbytes": nbytes,
         }
 
 

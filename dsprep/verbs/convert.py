@@ -12,6 +12,7 @@ import numpy as np
 from dsprep import formats
 from dsprep.core.groups import plain
 from dsprep.core.schema import DType, FieldSpec, parse_dtype
+from dsprep.core.units import as_nbytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
@@ -22,9 +23,9 @@ from dsprep.storage.paths import StorePath, as_path
 from dsprep.verbs.verify import Verdict, verify
 from dsprep.writing.job import Job, Progress, Report, RunArguments, RunOptions, count_workers
 from dsprep.writing.plan import (
-    Cut,
     cast_schema,
     count_rows,
+    is_cut,
     make_casts,
     one_each,
     parse_range,
@@ -52,15 +53,16 @@ class ConvertOptions:
         Field name to new dtype.
     samples
         ``"START:STOP"``; all if None.
-    cut
-        Into which files.
+    samples_per_file, shard_nbytes
+        Into which files: of so many samples, or of at most so many bytes of values.
     """
 
     to: str | None = None
     write: WriteOptions = field(default_factory=WriteOptions)
     casts: Mapping[str, DType] = field(default_factory=dict)
     samples: str | None = None
-    cut: Cut = field(default_factory=Cut)
+    samples_per_file: int | None = None
+    shard_nbytes: int | None = None
 
 
 def plan_job(source: Source, target: Path, options: ConvertOptions | None = None) -> Job:
@@ -99,7 +101,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
     if options.samples:
         start, stop = parse_range(options.samples, len(source))
     notes = format.check(schema, options.write)  # before sizes are computed: it may take reading
-    names, ranges = _cut(source, start, stop, target, format, options.cut)
+    names, ranges = _cut(source, start, stop, target, format, options)
     payload, largest = payload_nbytes(source, start, stop)
     if not schema.ragged:
         payload = schema.fixed_nbytes * (stop - start)  # after casts
@@ -114,7 +116,7 @@ def plan_job(source: Source, target: Path, options: ConvertOptions | None = None
         casts=casts,
         options=options.write,
         shards=shards,
-        sharded=options.cut.sharded,
+        sharded=is_cut(options.samples_per_file, options.shard_nbytes),
         losses=(*notes, *lost, *one_each(shards)),
         payload=payload,
         largest=largest,
@@ -152,15 +154,20 @@ def stem_of(target: Path, format: WritableFormat) -> tuple[str, str]:
 
 
 def _cut(
-    source: Source, start: int, stop: int, target: Path, format: WritableFormat, cut: Cut
+    source: Source,
+    start: int,
+    stop: int,
+    target: Path,
+    format: WritableFormat,
+    options: ConvertOptions,
 ) -> tuple[list[str], list[tuple[int, int]]]:
     """Return the names of the files of an output, and the samples of each."""
-    if not cut.sharded:
+    if not is_cut(options.samples_per_file, options.shard_nbytes):
         return [target.name], [(start, stop)]
-    if cut.samples_per_file is not None:
-        ranges = shards_by_samples(start, stop, cut.samples_per_file)
+    if options.samples_per_file is not None:
+        ranges = shards_by_samples(start, stop, options.samples_per_file)
     else:
-        ranges = shards_by_bytes(source, start, stop, cut.shard_nbytes or 0)
+        ranges = shards_by_bytes(source, start, stop, options.shard_nbytes or 0)
     return shard_names(*stem_of(target, format), len(ranges)), ranges
 
 
@@ -232,7 +239,8 @@ def convert(
         write=writing(write_options, compress=compress, chunk=chunk),
         casts={name: parse_dtype(dtype) for name, dtype in (cast or {}).items()},
         samples=samples,
-        cut=Cut.of(samples_per_file, shard_size),
+        samples_per_file=samples_per_file,
+        shard_nbytes=None if shard_size is None else as_nbytes(shard_size),
     )
     run = RunOptions.of(**how)
     options_to_read = replace(reading(open_options, fields, run.memory), stop=stop_of(samples))

@@ -22,7 +22,7 @@ from dsprep import formats
 from dsprep.core.groups import Grouping, even
 from dsprep.core.memory import allowed_memory, total_memory
 from dsprep.core.schema import Array, Batch, Ints, Ragged
-from dsprep.core.units import show_nbytes
+from dsprep.core.units import as_nbytes, show_nbytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
@@ -50,7 +50,7 @@ from dsprep.writing.buffers import (
     within,
 )
 from dsprep.writing.job import Job, Report, RunOptions, admit, check_space
-from dsprep.writing.plan import PIECE_NBYTES, Cut, one_each, plan_shards, shard_names
+from dsprep.writing.plan import PIECE_NBYTES, is_cut, one_each, plan_shards, shard_names
 from dsprep.writing.run import check_targets, making
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
@@ -135,7 +135,7 @@ class RepackOptions:
         The seed of a global shuffle; None keeps the order.
     split, group_by, subset, duplicate
         Which samples go where, and how often.
-    cut
+    samples_per_file, shard_nbytes
         Into which files.
     ranks, epochs
         Processes that will read, and how often: for warnings, and for the size of stripes.
@@ -152,7 +152,8 @@ class RepackOptions:
     group_by: str | None = None
     subset: Any = None
     duplicate: int = 1
-    cut: Cut = field(default_factory=Cut)
+    samples_per_file: int | None = None
+    shard_nbytes: int | None = None
     ranks: int | None = None
     epochs: int | None = None
     check_order: bool = True
@@ -180,14 +181,15 @@ RUNNING = ("workers", "memory", "overwrite", "durable")
 
 def as_options(given: Mapping[str, Any]) -> tuple[RepackOptions, RunOptions]:
     """Return `WriteArguments` as options; others are left out."""
-    stripe = given.get("stripe_size")
+    stripe, size = given.get("stripe_size"), given.get("shard_size")
     options = RepackOptions(
         buffer_size=str(given.get("buffer_size", "auto")),
         stripe_size=f"{stripe}B" if isinstance(stripe, int) else stripe,
         to=given.get("to"),
         write=writing(given.get("write_options"), compress=given.get("compress")),
         shuffle=given.get("shuffle"),
-        cut=Cut.of(given.get("samples_per_file"), given.get("shard_size")),
+        samples_per_file=given.get("samples_per_file"),
+        shard_nbytes=None if size is None else as_nbytes(size),
         check_order=False,
     )
     run = {name: given[name] for name in RUNNING if name in given}
@@ -236,7 +238,7 @@ def plan_repack(
         stripe = requested_stripe(options.stripe_size, target)
     else:
         longest = max(len(o.source) for o in outputs)
-        stripe = detect(target, _file_nbytes(source, known, longest, options.cut))
+        stripe = detect(target, _file_nbytes(source, known, longest, options))
     parts, warning_lines = [], []
     for output in outputs:
         part = _plan_part(output, (source, known), format, options, size, stripe)
@@ -381,13 +383,15 @@ def _sorted(source: Source, groups: int) -> list[str]:
     return [text]
 
 
-def _file_nbytes(source: Source, known: dict[str, Ints], samples: int, cut: Cut) -> int:
+def _file_nbytes(
+    source: Source, known: dict[str, Ints], samples: int, options: RepackOptions
+) -> int:
     """Return about how many bytes the largest file will have, of so many samples in all."""
     each = source.schema.fixed_nbytes
     ragged = sum(int(n.sum()) * source.schema[f].row_nbytes for f, n in known.items())
     mean = each + ragged / max(1, len(source))
-    per_file = min(samples, cut.samples_per_file or samples)
-    return round(min(mean * per_file, cut.shard_nbytes or math.inf))
+    per_file = min(samples, options.samples_per_file or samples)
+    return round(min(mean * per_file, options.shard_nbytes or math.inf))
 
 
 def inodes(job: Job) -> int:
@@ -469,18 +473,23 @@ def _payload(source: Source, known: dict[str, Ints], whole: Source) -> _Payload:
 
 
 def _cut(
-    target: Path, format: WritableFormat, edges: Ints, payload: _Payload, stripe: Stripe, cut: Cut
+    target: Path,
+    format: WritableFormat,
+    edges: Ints,
+    payload: _Payload,
+    stripe: Stripe,
+    options: RepackOptions,
 ) -> dict[str, Grouping]:
     """Return the groups of each file of an output, by name."""
     count = int(edges[-1])
     per_shard = count or 1
-    if cut.samples_per_file is not None:
-        per_shard = cut.samples_per_file
-    elif cut.shard_nbytes is not None:
-        per_shard = max(1, cut.shard_nbytes // max(1, payload.nbytes // max(1, count)))
+    if options.samples_per_file is not None:
+        per_shard = options.samples_per_file
+    elif options.shard_nbytes is not None:
+        per_shard = max(1, options.shard_nbytes // max(1, payload.nbytes // max(1, count)))
     cuts = _whole_groups(edges, per_shard).tolist()
     names = [target.name]
-    if cut.sharded:
+    if is_cut(options.samples_per_file, options.shard_nbytes):
         names = shard_names(*stem_of(target, format), len(cuts) - 1)
     rows = {n: np.add.reduceat(r, edges[:-1]) if count else r for n, r in payload.rows.items()}
     files = {}
@@ -506,7 +515,7 @@ def _plan_part(
     if size.nbytes is not None and payload.rows and not format.uneven_groups:
         choice = within(choice, size.nbytes, schema, payload.rows)
     edges = _edges(count, payload.sizes, choice, format)
-    files = _cut(target, format, edges, payload, stripe, options.cut)
+    files = _cut(target, format, edges, payload, stripe, options)
     notes = format.check(schema, write)
     shards = plan_shards(format, schema, write, files, 0, payload.nbytes)
     group = max(shard.plan.group_nbytes for shard in shards)
@@ -519,7 +528,7 @@ def _plan_part(
         casts={},
         options=write,
         shards=shards,
-        sharded=options.cut.sharded,
+        sharded=is_cut(options.samples_per_file, options.shard_nbytes),
         losses=(*notes, *lost),
         payload=payload.nbytes,
         largest=max(payload.largest, group if one_block else 0),

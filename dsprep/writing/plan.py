@@ -16,7 +16,6 @@ import numpy as np
 
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Array, Batch, DType, Field, Ints, Ragged, Schema, show_dtype
-from dsprep.core.units import as_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import FilePlan, Source, WritableFormat
 from dsprep.formats.options import WriteOptions
@@ -73,40 +72,11 @@ def plan_shards(
     return tuple(shards)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """Into which files an output is cut; one if nothing is given.
-
-    Attributes
-    ----------
-    samples_per_file
-        Samples of a file, at most.
-    shard_nbytes
-        Bytes of values of a file, at most.
-
-    Raises
-    ------
-    UsageError
-        If both are given.
-    """
-
-    samples_per_file: int | None = None
-    shard_nbytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.samples_per_file is not None and self.shard_nbytes is not None:
-            raise UsageError("give either --samples-per-file or --shard-size")
-
-    @classmethod
-    def of(cls, samples_per_file: int | None, shard_size: str | int | None) -> Cut:
-        """Return the cut that a user means; `shard_size`: bytes, or text such as ``"4GiB"``."""
-        nbytes = None if shard_size is None else as_nbytes(shard_size)
-        return cls(samples_per_file=samples_per_file, shard_nbytes=nbytes)
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the output is a directory of files."""
-        return self.samples_per_file is not None or self.shard_nbytes is not None
+def is_cut(samples_per_file: int | None, shard_nbytes: int | None) -> bool:
+    """Whether an output is cut into a directory of files; `UsageError` if it is in two ways."""
+    if samples_per_file is not None and shard_nbytes is not None:
+        raise UsageError("give either --samples-per-file or --shard-size")
+    return samples_per_file is not None or shard_nbytes is not None
 
 
 def shard_names(stem: str, suffix: str, count: int) -> list[str]:
