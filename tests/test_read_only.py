@@ -38,14 +38,14 @@ def locked(request, tmp_path, monkeypatch):
     written(path, SCHEMA, 30, **more)
     beside = tmp_path / "elsewhere.json"
     shutil.move(spec.sidecar_path(path), beside)
-    replace = spec._replace
+    replace = spec.write_file
 
     def refuse(to, *rest, **more):
         if to.parent == folder:
             raise PermissionError(errno.EACCES, "Permission denied", str(to))
         replace(to, *rest, **more)
 
-    monkeypatch.setattr(spec, "_replace", refuse)
+    monkeypatch.setattr(spec, "write_file", refuse)
     return path, beside
 
 

@@ -70,7 +70,6 @@ class Toy(WritableFormat):
             nbytes=shape.nbytes,
             padding=shape.nbytes - shape.count * shape.row,
             group_nbytes=grouping.samples * shape.row,
-            how="rows of a group are contiguous",
         )
 
 
