@@ -22,14 +22,15 @@ import numpy as np
 
 from dsprep import __version__, executors, formats
 from dsprep.core.packing import Tables, digest, to_planes
-from dsprep.core.schema import Schema
-from dsprep.errors import TargetError, UnsupportedError, UsageError
+from dsprep.core.schema import Array, Batch, Ragged, Schema, without_padding
+from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
 from dsprep.formats.base import Format, Source, Writer
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.zip_members import stored_members
 from dsprep.layout import as_json, fit
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.files import KEPT
+from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.records import RecordReader
 from dsprep.sidecar import spec
 from dsprep.sidecar.proofs import rest_of
@@ -102,8 +103,17 @@ class Made:
             ) from error
 
 
-def describe(format: Format, schema: Schema, path: Path, samples: int, writer: Writer) -> Made:
+def describe(
+    format: Format,
+    schema: Schema,
+    path: Path,
+    samples: int,
+    writer: Writer,
+    last: Batch | None = None,
+) -> Made:
     """Return the sidecar of a file of so many samples that `writer` has just completed.
+
+    If the last sample is given, it is read back by the layout of the writer.
 
     The file is looked through where the writer does not know its layout. Where samples have no
     offsets the sidecar says nothing of their places.
@@ -113,6 +123,8 @@ def describe(format: Format, schema: Schema, path: Path, samples: int, writer: W
     try:
         if layout is not None:
             layout = fit.fit(layout)
+            if last is not None:
+                _prove(layout, schema, path, last)
         else:
             with open_native(format, [path], OpenOptions(), schema) as source:
                 layout = _fitted(source, source.schema, None, None)
@@ -292,8 +304,27 @@ def _made(subject: Subject, looked: Sequence[Looked], notes: Sequence[str] = ())
     return Made(content, companion, subject.dataset, subject.path)
 
 
-def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
-    """Return a layout with the checksums of what lies outside the ranges of its groups."""
+def _prove(layout: FileLayout, schema: Schema, path: Path, last: Batch) -> None:
+    """Raise `FormatError` if the last sample of a file is not where a layout says."""
+    reader = LayoutReader(layout, schema, _opener(path), path, formats.decoders)
+    names = [name for name in schema.names if name not in layout.unlocated]
+    found = reader.read(np.array([layout.count - 1]), names)
+    for name in names:
+        if _bits(found[name]) != _bits(last[name]):
+            raise FormatError(
+                "the sample that was written is not read back",
+                where=f"{path}, sample {layout.count - 1}, field {name}",
+                fix="the disk, or a version of a library, does not do what dsprep expects",
+            )
+
+
+def _bits(column: Array | Ragged) -> bytes:
+    values = column.values if isinstance(column, Ragged) else column
+    return without_padding(values).tobytes()
+
+
+def _opener(path: Path) -> Callable[[str], Handle]:
+    """Return what opens files of a dataset by their paths below it."""
     files: dict[str, Handle] = {}
 
     def opened(below: str) -> Handle:
@@ -303,7 +334,12 @@ def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
             files[below] = open_file(path / below if below else path)
         return files[below]
 
-    rest = rest_of(layout, opened)
+    return opened
+
+
+def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
+    """Return a layout with the checksums of what lies outside the ranges of its groups."""
+    rest = rest_of(layout, _opener(path))
     if rest is None or layout.groups is None:
         return layout
     return replace(layout, groups=fit.fit_groups(replace(layout.groups, rest=rest)))

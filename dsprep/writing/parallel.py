@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -71,9 +72,10 @@ class ShardTask(Task[Done]):
             job = replace(job, source=source)
             with closing(job.plans[0].create(path, None)) as writer:
                 save = _save_nothing if durable else None
-                copy = copying(job, writer, 0, 0, THREADS_PER_TASK, save)
+                record = directory / RECORD
+                finish = partial(complete, job, 0, writer, path, record, durable)
+                copy = copying(job, writer, 0, 0, THREADS_PER_TASK, save, finish)
                 nbytes = sum(piece.nbytes for piece in copy)
-                complete(job, 0, writer, path, directory / RECORD, durable)
             writer.clean()
         return Done(job.samples, nbytes)
 

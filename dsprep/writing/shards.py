@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dsprep.core.schema import Batch
 from dsprep.errors import DsprepError
 from dsprep.formats.base import Source, State, Writer
 from dsprep.sidecar import spec
@@ -47,12 +48,12 @@ def copying(
     done: int,
     threads: int,
     save: Callable[[int, State], None] | None,
-    finish: Callable[[], None] = lambda: None,
+    finish: Callable[[Batch | None], None] = lambda last: None,
 ) -> Iterator[Done]:
     """Copy all but the first samples of a shard; yield each piece when it has been written.
 
     `save` is called with (samples, state of the writer) when a position is durable; None: nothing
-    waits for the disk. `finish` is called in the end.
+    waits for the disk. `finish` is called in the end: see `ShardCopy.run`.
     """
     shard = job.shards[index]
     if job.grouped:
@@ -63,7 +64,7 @@ def copying(
     copy = ShardCopy(
         job.source,
         writer,
-        shard.start,
+        (shard.start, shard.stop),
         ranges,
         casts=job.casts,
         workers=threads,
@@ -73,11 +74,22 @@ def copying(
     return copy.run(finish)
 
 
-def complete(job: Job, index: int, writer: Writer, path: Path, record: Path, durable: bool) -> None:
-    """Complete a shard, and record its sidecar: as long as that fits it, it is complete."""
+def complete(
+    job: Job,
+    index: int,
+    writer: Writer,
+    path: Path,
+    record: Path,
+    durable: bool,
+    last: Batch | None = None,
+) -> None:
+    """Complete a shard, and record its sidecar: as long as that fits it, it is complete.
+
+    `last` is its last sample, which is read back by the sidecar; None: it is not at hand.
+    """
     writer.durable = durable
     writer.finish()
-    made = describe(job.format, job.schema, path, len(job.shards[index]), writer)
+    made = describe(job.format, job.schema, path, len(job.shards[index]), writer, last)
     write_record(spec.to_record(made.content, made.companion), record, durable=durable)
 
 

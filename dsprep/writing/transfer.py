@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from dsprep.core.schema import Arena, batch_nbytes
+from dsprep.core.schema import Arena, Batch, Ragged, batch_nbytes
 from dsprep.formats.base import Source, State, Writer
 from dsprep.writing.plan import Cast, apply_casts
 
@@ -46,8 +46,8 @@ class ShardCopy:
 
     Parameters
     ----------
-    start
-        The sample of the source that is the first one of the output.
+    samples
+        Those of the source that are the output, half-open.
     ranges
         The pieces still to be copied, in order, as ranges of source samples.
     casts
@@ -65,14 +65,16 @@ class ShardCopy:
         self,
         source: Source,
         writer: Writer,
-        start: int,
+        samples: tuple[int, int],
         ranges: Iterator[tuple[int, int]],
         casts: Mapping[str, Cast],
         workers: int,
         save: Callable[[int, State], None] | None = None,
         checkpoint_nbytes: int = CHECKPOINT_NBYTES,
     ) -> None:
-        self._source, self._writer, self._start, self._casts = source, writer, start, casts
+        self._source, self._writer, self._casts = source, writer, casts
+        self._start, self._end = samples
+        self._last: Batch | None = None
         self._workers, self._save, self._checkpoint_nbytes = workers, save, checkpoint_nbytes
         self._pieces = enumerate(ranges)
         self._take = threading.Lock()
@@ -84,8 +86,10 @@ class ShardCopy:
         self._positions: deque[tuple[int, int, State]] = deque()
         self._since_position = 0
 
-    def run(self, finish: Callable[[], None] = lambda: None) -> Iterator[Done]:
+    def run(self, finish: Callable[[Batch | None], None] = lambda last: None) -> Iterator[Done]:
         """Copy, yielding each piece when it has been written; then complete the output.
+
+        `finish` is called with the last sample, or None if it was copied before.
 
         Raises whatever a worker raised first, after all workers have ended. If it is broken off
         otherwise, the position is recorded up to which all has been written.
@@ -99,7 +103,7 @@ class ShardCopy:
         is_complete = False
         try:
             yield from self._collect(len(threads))
-            finish()
+            finish(self._last)
             is_complete = True
         finally:
             self._stop()
@@ -163,6 +167,8 @@ class ShardCopy:
     def _copy(self, index: int, start: int, stop: int, arena: Arena) -> None:
         batch = apply_casts(self._source.read(start, stop, arena), self._casts, start)
         nbytes = batch_nbytes(batch)
+        if stop == self._end:
+            self._last = _last_of(batch)
         piece: Any = self._writer.encode(batch, start - self._start, arena)
         with self._turn:
             self._turn.wait_for(lambda: self._stopped or self._next_turn == index)
@@ -189,3 +195,13 @@ class ShardCopy:
         with self._turn:
             self._stopped = True
             self._turn.notify_all()
+
+
+def _last_of(batch: Batch) -> Batch:
+    """Return a copy of the last sample."""
+    return {
+        name: Ragged.from_lengths(column[-1:].values.copy(), column.lengths[-1:], column.kind)
+        if isinstance(column, Ragged)
+        else column[-1:].copy()
+        for name, column in batch.items()
+    }
