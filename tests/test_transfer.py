@@ -16,9 +16,11 @@ from support import MemorySource, random_batch, take
 import dsprep
 from dsprep import formats
 from dsprep.core.schema import Field, Schema
+from dsprep.errors import FormatError
 from dsprep.formats.base import Writer
 from dsprep.storage import durable as disk
 from dsprep.storage.trees import data_files
+from dsprep.writing import transfer
 from dsprep.writing.plan import pieces
 from dsprep.writing.transfer import ShardCopy
 
@@ -83,7 +85,7 @@ def copy(writer, saved, workers=3, done=0, checkpoint_nbytes=1 << 20, source=Non
             saved.append((samples, state["place"], list(writer.events)))
 
     ranges = pieces(source, unit=writer.unit, after=done)
-    return ShardCopy(source, writer, 0, ranges, {}, workers, save, checkpoint_nbytes)
+    return ShardCopy(source, writer, (0, 5000), ranges, {}, workers, save, checkpoint_nbytes)
 
 
 EXPECTED = [int(v[0]) for v in BATCH["x"]]
@@ -125,7 +127,7 @@ def test_the_disk_begins_with_each_piece_where_it_will_be_waited_for():
     assert kinds == ["write", "start"] * len(done)
     writer = ListWriter({})
     ranges = pieces(MemorySource(SCHEMA, BATCH))
-    list(ShardCopy(MemorySource(SCHEMA, BATCH), writer, 0, ranges, {}, 1).run())
+    list(ShardCopy(MemorySource(SCHEMA, BATCH), writer, (0, 5000), ranges, {}, 1).run())
     assert {kind for kind, *_ in writer.events} == {"write"}
 
 
@@ -168,7 +170,7 @@ def test_continuing_from_any_saved_position_gives_the_same():
 def test_nothing_waits_for_the_disk_when_no_positions_are_saved():
     writer = ListWriter({})
     source = MemorySource(SCHEMA, BATCH)
-    list(ShardCopy(source, writer, 0, pieces(source), {}, 2).run())
+    list(ShardCopy(source, writer, (0, len(source)), pieces(source), {}, 2).run())
     assert {event[0] for event in writer.events} == {"write"}
 
 
@@ -203,7 +205,24 @@ def test_leaving_early_ends_all_threads():
 
 def test_an_empty_shard_is_copied():
     source = MemorySource(SCHEMA, take(BATCH, 0, 0))
-    assert list(ShardCopy(source, ListWriter({}), 0, iter(()), {}, 2).run()) == []
+    assert list(ShardCopy(source, ListWriter({}), (0, 0), iter(()), {}, 2).run()) == []
+
+
+@pytest.mark.parametrize("verb", [dsprep.convert, dsprep.repack])
+@pytest.mark.parametrize("to", formats.WRITTEN)
+def test_the_last_sample_is_read_back(verb, to, tmp_path, monkeypatch):
+    samples = [{"x": np.full(i % 3, i), "y": i} for i in range(9)]
+    dsprep.write(tmp_path / "in.h5", samples, schema={"x": "int64[None]"})
+    last_of = transfer._last_of
+
+    def other(batch):
+        return {**last_of(batch), "y": np.array([7])}
+
+    if verb is dsprep.convert:
+        verb(tmp_path / "in.h5", tmp_path / "out", to=to)
+    monkeypatch.setattr(transfer, "_last_of", other)
+    with pytest.raises(FormatError, match="sample 8, field y"):
+        verb(tmp_path / "in.h5", tmp_path / "other", to=to)
 
 
 @pytest.mark.parametrize("name", ["out.h5", "out.zarr", "out.zarr.zip"])
