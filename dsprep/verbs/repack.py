@@ -192,6 +192,7 @@ def as_options(given: Mapping[str, Any]) -> tuple[RepackOptions, RunOptions]:
         shard_nbytes=None if size is None else as_nbytes(size),
         check_order=False,
     )
+    is_cut(options.samples_per_file, options.shard_nbytes)  # in one way
     run = {name: given[name] for name in RUNNING if name in given}
     return options, RunOptions.of(**run)
 
