@@ -117,6 +117,7 @@ class ZarrWriter(Writer):
         self._spool = self.root / SPOOL
         self._encode = [encoder(plan) for plan in grid.arrays]
         self._rows = {f.name: 0 for f in grid.schema if f.ragged}
+        self._most = {n: int(rows.max(initial=0)) for n, rows in grid.grouping.rows.items()}
         self._sums, self._crc32 = Sums(), dict[tuple[int, int], int]()
         # What `layout` needs and an earlier run has not left: rows of samples, bytes of chunks,
         # and where the members of a ZIP file begin.
@@ -222,7 +223,7 @@ class ZarrWriter(Writer):
         grouping, grouped = self._grid.grouping, self._grid.grouped
         group = grouping.of(piece.start) if grouped else 0
         for name, counts in piece.counts.items():
-            begin = group * int(np.max(grouping.rows[name])) if grouped else 0
+            begin = group * self._most[name] if grouped else 0
             if piece.start == grouping.edges[group]:
                 self._rows[name] = begin
             piece.first_row[name] = self._rows[name]
@@ -262,8 +263,8 @@ class ZarrWriter(Writer):
     def _write_rows(self, number: int, first: int, rows: Array, group: int) -> None:
         """Write the rows ``first ..`` of an array."""
         plan, offsets = self.arrays[number], self._grid.offsets.get(number)
-        last = first + len(rows) if rows.size else first
-        for file in range(first // plan.file, -(-last // plan.file)):
+        last = first + len(rows)
+        for file in range(first // plan.file, -(-last // plan.file) if rows.size else 0):
             begin = file * plan.file
             a, b = max(first, begin), min(last, begin + plan.file)
             runs = [((a - begin) * plan.row_nbytes, a, b)]
