@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support import MPIEXEC
-from test_node import SCHEMA, bits, written
+from support import MPIEXEC, dataset
+from test_node import COUNT, SCHEMA, bits
 
 import dsprep
 from dsprep.reader.memory import Stopped
@@ -238,7 +238,7 @@ def test_a_fork_does_not_keep_a_token(key):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("tokens"), SCHEMA)
+    return dataset(tmp_path_factory.mktemp("tokens"), "hdf5", SCHEMA, COUNT)[0]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
