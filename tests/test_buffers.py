@@ -124,8 +124,8 @@ def test_a_sample_beyond_the_limit_is_a_group_of_its_own():
 
 
 def test_warnings():
-    def given(**more):
-        return warnings(8192, 64, 128 * MIB, memory=GIB, **more)
+    def given(nbytes=128 * MIB, **more):
+        return warnings(8192, 64, nbytes, memory=GIB, **more)
 
     assert given() == []
     assert given(ranks=64) == []
@@ -135,9 +135,9 @@ def test_warnings():
     assert given(epochs=127) == []
     assert "S >= N/G" in given(epochs=128)[0]
     assert warnings(64, 64, 8, memory=GIB, epochs=9) == []  # the order of groups is all there is
-    assert given(ranks_per_node=4) == []
-    assert "two buffers" in given(ranks_per_node=5)[0]
-    assert len(given(ranks=100, epochs=1000, ranks_per_node=99)) == 3
+    assert given(512 * MIB) == []
+    assert "two buffers" in given(513 * MIB)[0]
+    assert len(given(513 * MIB, ranks=100, epochs=1000)) == 3
 
 
 def test_the_largest_of_even_groups_keeps_within_the_limit():

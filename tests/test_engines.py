@@ -137,7 +137,7 @@ def scatter_spans(file, spans, near=scatter.NEAR):
     offsets, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
     out = np.zeros(int(lengths.sum()), np.uint8)
     to = np.cumsum(lengths) - lengths + out.ctypes.data
-    calls, nbytes = scatter.scatter(file.fd, offsets, lengths, to, file.path, near)
+    calls, nbytes = file.read_runs(scatter.runs(offsets, lengths, to, near))
     return calls, nbytes, out.tobytes()
 
 

@@ -63,7 +63,7 @@ def read(file, offsets, lengths):
     offsets, lengths = np.array(offsets, np.int64), np.array(lengths, np.int64)
     places = np.concatenate([[0], np.cumsum(lengths)])
     out = np.zeros(max(1, int(places[-1])), np.uint8)
-    file.read_spans(offsets, lengths, out, places[:-1], 0)
+    file.read_runs(runs(offsets, lengths, places[:-1] + out.ctypes.data, 0))
     return [out[a:b] for a, b in pairwise(places)]
 
 

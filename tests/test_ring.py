@@ -51,7 +51,7 @@ def by_a_ring():
 
 
 def read(fd, starts, edges, places, where="it"):
-    return scatter.read_runs(fd, Runs(starts, edges, places), where)
+    return scatter.read_files([(fd, Runs(starts, edges, places), where)])
 
 
 def asked(starts, counts, size, gap=0):

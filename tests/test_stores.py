@@ -58,11 +58,11 @@ UNLOCATED = {("tfrecord", ".tfrecord", "compressed"), "e.parquet"}
 
 
 @pytest.fixture
-def store():
+def store(monkeypatch):
+    monkeypatch.setattr(paths, "_stores", dict(paths._stores))
     made = MemoryStore()
     paths.register("memory", made)
-    yield made
-    paths.unregister("memory")
+    return made
 
 
 @pytest.fixture(params=[*FORMS, *OTHERS], ids=lambda form: "".join(form))

@@ -112,22 +112,6 @@ def check_dtype(dtype: DType, where: str | None = None) -> None:
         )
 
 
-def dtype_code(dtype: DType) -> str:
-    """Return `dtype` as Python code, with numpy as ``np``."""
-    if dtype.names is not None and dtype.fields is not None:
-        formats = ", ".join(dtype_code(dtype.fields[n][0]) for n in dtype.names)
-        offsets = [int(dtype.fields[n][1]) for n in dtype.names]
-        return (
-            f"np.dtype({{'names': {list(dtype.names)!r}, 'formats': [{formats}], "
-            f"'offsets': {offsets!r}, 'itemsize': {dtype.itemsize}}})"
-        )
-    if dtype.subdtype is not None:
-        return f"np.dtype(({dtype_code(dtype.subdtype[0])}, {dtype.subdtype[1]!r}))"
-    return (
-        f"np.dtype(ml_dtypes.{dtype.name})" if is_extension(dtype) else f"np.dtype({dtype.str!r})"
-    )
-
-
 def show_dtype(dtype: DType) -> str:
     """Return `dtype` for a person to read: ``float32``, ``>i2``, ``{id: uint64, value: float32}``.
 

@@ -21,7 +21,7 @@ from dsprep.core.schema import Array, Bytes, Ints
 from dsprep.errors import ChangedError, changed, layout_mismatch
 from dsprep.storage import copying
 from dsprep.storage.ranges import as_bytes, ends_early
-from dsprep.storage.scatter import NEAR, Runs, runs
+from dsprep.storage.scatter import Runs, runs
 
 if TYPE_CHECKING:
     from dsprep.storage.identity import Identity
@@ -166,13 +166,10 @@ class Handle(ABC):
         done = [file.read_runs(ranges) for file, ranges in parts]
         return sum(calls for calls, _ in done), sum(nbytes for _, nbytes in done)
 
-    def read_spans(
-        self, offsets: Ints, lengths: Ints, out: Bytes, positions: Ints, near: int = NEAR
-    ) -> None:
+    def read_spans(self, offsets: Ints, lengths: Ints, out: Bytes, positions: Ints) -> None:
         """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``out[places[i]]`` and after.
 
-        The spans are int64, shape ``(n,)``, in any order; `out` is uint8, C-contiguous; `near` as
-        in `dsprep.storage.scatter.runs`.
+        The spans are int64, shape ``(n,)``, in any order; `out` is uint8, C-contiguous.
 
         Raises
         ------
@@ -187,7 +184,7 @@ class Handle(ABC):
             offsets, lengths, positions = offsets[order], lengths[order], positions[order]
         if int(positions.min()) < 0 or int((positions + lengths).max()) > out.nbytes:
             raise ValueError("a span is placed outside its memory")
-        self.read_runs(runs(offsets, lengths, positions + out.ctypes.data, near))
+        self.read_runs(runs(offsets, lengths, positions + out.ctypes.data))
         self.check_same(first)
 
     # --- checks ------------------------------------------------------------------------------

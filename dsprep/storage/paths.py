@@ -60,11 +60,6 @@ def _store(scheme: str) -> Store:
     return _stores[scheme]
 
 
-def unregister(scheme: str) -> None:
-    """Forget a store."""
-    del _stores[scheme]
-
-
 class StorePath(PosixPath):
     """The path of a file or directory in a `Store`: ``scheme://name``.
 

@@ -6,8 +6,6 @@ The kernel puts each range where it belongs while it copies, so a shuffle costs 
 own. The list of places is made by numpy, not of one Python object per range: ``preadv`` of the C
 library is called with it. (`os.preadv` takes one object per place, which costs about a third of
 the time that the kernel needs for 3 kB.)
-
-A span is ``(offset, length)``; `read_spans` puts many into one packed block.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Bytes, Ints
+from dsprep.core.schema import Ints
 from dsprep.core.spans import offsets_of
 from dsprep.storage.ranges import CALL_NBYTES, IOV_MAX, PAUSES, ends_early
 from dsprep.storage.ring import READ, READV, ring
@@ -63,33 +61,6 @@ def _function(name: str) -> Any:
 
 
 _call, _write = _function("preadv"), _function("pwritev")
-
-
-def scatter(
-    fd: int, offsets: Ints, lengths: Ints, addresses: Ints, where: object, near: int = NEAR
-) -> tuple[int, int]:
-    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``addresses[i]``.
-
-    Parameters
-    ----------
-    fd
-        The file.
-    offsets, lengths, addresses, near
-        As in `runs`.
-    where
-        The file, for messages.
-
-    Returns
-    -------
-    calls, nbytes
-        System calls made, and bytes that they asked for.
-
-    Raises
-    ------
-    FormatError, OSError
-        As in `fill`.
-    """
-    return read_runs(fd, runs(offsets, lengths, addresses, near), where)
 
 
 @dataclass(frozen=True)
@@ -261,16 +232,11 @@ def stepped(start: int, iovecs: Ints, nbytes: int | None) -> list[tuple[int, Int
     return cut(start, iovecs, range((start // nbytes + 1) * nbytes, end, nbytes))
 
 
-def read_runs(fd: int, runs: Runs, where: object) -> tuple[int, int]:
-    """Read ranges of a file to their places; returns and raises as `scatter` does."""
-    return read_files([(fd, runs, where)])
-
-
 def read_files(parts: Sequence[tuple[int, Runs, object]]) -> tuple[int, int]:
     """Read ranges of files to their places: many together, where the kernel has ``io_uring``.
 
-    `parts` are a file, what to read of it, and the file for messages. Returns and raises as
-    `scatter` does.
+    `parts` are a file, what to read of it, and the file for messages. Returns the system calls
+    made, and the bytes that they asked for; raises as `fill`.
     """
     calls = nbytes = 0
     own_ring = ring() if sum(len(runs.starts) for _, runs, _ in parts) >= SEVERAL else None
@@ -390,31 +356,3 @@ def _rest(iovecs: Ints, got: int) -> Ints:
         left = int(ends[full]) - got
         rest[0] = rest[0, 0] + rest[0, 1] - left, left
     return rest
-
-
-def read_spans(
-    fd: int,
-    offsets: Ints,
-    lengths: Ints,
-    out: Bytes,
-    places: Ints,
-    where: object,
-    near: int = NEAR,
-) -> None:
-    """Read the bytes ``offsets[i] .. offsets[i] + lengths[i]`` to ``out[places[i]]`` and after.
-
-    The spans are int64, shape ``(n,)``, in any order; `out` is uint8, C-contiguous; see `runs`.
-
-    Raises
-    ------
-    FormatError
-        If the file ends before a span does.
-    """
-    if len(offsets) > 1 and (np.diff(offsets) < 0).any():
-        order = np.argsort(offsets, kind="stable")
-        offsets, lengths, places = offsets[order], lengths[order], places[order]
-    if not len(offsets):
-        return
-    if int(places.min()) < 0 or int((places + lengths).max()) > out.nbytes:
-        raise ValueError("a span is placed outside its memory")
-    scatter(fd, offsets, lengths, places + out.ctypes.data, where, near)

@@ -245,7 +245,6 @@ def warnings(
     *,
     memory: int,
     ranks: int | None = None,
-    ranks_per_node: int | None = None,
     epochs: int | None = None,
 ) -> list[str]:
     """Return what may go wrong with these groups, one sentence each.
@@ -258,8 +257,8 @@ def warnings(
         Of the largest group.
     memory
         Bytes of memory of a node.
-    ranks, ranks_per_node
-        Processes that will read, in all and on one node, if known.
+    ranks
+        Processes that will read, if known.
     epochs
         Passes over the data, S; see `slow_convergence`.
     """
@@ -271,12 +270,10 @@ def warnings(
         )
     if epochs is not None:
         lines += slow_convergence(samples, groups, epochs)
-    processes = ranks_per_node or 1
-    needed = 2 * group_nbytes * processes
+    needed = 2 * group_nbytes
     if needed > memory:
         lines.append(
-            f"two buffers for each of {processes} processes take {show_nbytes(needed)}, "
-            f"more than the {show_nbytes(memory)} of memory"
+            f"two buffers take {show_nbytes(needed)}, more than the {show_nbytes(memory)} of memory"
         )
     return lines
 

@@ -36,12 +36,6 @@ from dsprep.formats.zarr.store import ZATTRS, Store, join
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""
 
-MAX_NODES = 4096
-"""Arrays and groups whose documents are read; of larger stores the first ones."""
-
-TAIL = 64 << 10
-"""Bytes at the end of a ZIP file, where its directory is: names, sizes and CRCs of members."""
-
 NEEDED = {"shuffle": ("elementsize",), "crc32c": ("location",)}
 """Parameters that matter when reading, by codec."""
 

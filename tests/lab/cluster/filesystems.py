@@ -36,7 +36,6 @@ class FileSystem:
     name: str
     base: Path
     network: ClassVar[bool] = True
-    locks: ClassVar[bool] = True  # of one node keep others out
     packages: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -133,7 +132,6 @@ class Sshfs(FileSystem):
     """SFTP over FUSE: inode numbers of each mount's own, times of whole seconds, no locks."""
 
     packages = ("sshd", "sshfs", "ssh-keygen")
-    locks = False
     port: ClassVar[int] = 2222
 
     def serve(self, fabric: Fabric, store: Node) -> None:
@@ -356,7 +354,6 @@ class Nfs(FileSystem):
     """NFS of version 3 in user space: nfs-ganesha, and fuse-nfs over libnfs; no locks."""
 
     packages = ("ganesha.nfsd", "rpcbind", "fuse-nfs")
-    locks = False
 
     def serve(self, fabric: Fabric, store: Node) -> None:
         """Export a file system of its own, as ganesha takes no plain directory."""
@@ -404,7 +401,6 @@ class Rclone(FileSystem):
     """
 
     packages = ("rclone",)
-    locks = False
 
     def serve(self, fabric: Fabric, store: Node) -> None:
         """Serve a directory by WebDAV."""
