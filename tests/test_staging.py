@@ -16,6 +16,7 @@ from dsprep.core.schema import Schema
 from dsprep.errors import FormatError, TargetError
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import partial_path
+from dsprep.writing import staging
 from dsprep.writing.staging import Staging, discard
 
 CONTENT = Content("hdf5", Schema(()), ())
@@ -78,6 +79,16 @@ def test_target_that_appears_meanwhile_is_not_replaced(tmp_path):
         with pytest.raises(TargetError):
             staging.publish(CONTENT, b"")
     assert target.read_text() == "someone else's"
+
+
+def test_what_is_replaced_is_not_walked_for_every_position(tmp_path, monkeypatch):
+    target, walked = tmp_path / "out", []
+    target.mkdir()
+    monkeypatch.setattr(staging, "tree_nbytes", lambda path: walked.append(path) or 0)
+    with Staging(target, JOB, overwrite=True) as making:
+        for shard in range(9):
+            making.save({"shard": shard})
+    assert target not in walked
 
 
 def test_only_one_process_at_a_time(tmp_path):

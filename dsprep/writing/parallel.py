@@ -148,9 +148,10 @@ def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
             there.add(staging.record_path(i).name)
     recorded = [i for i in numbers if staging.record_path(i).name in there]
     complete = {i for i in recorded if is_kept(job, staging, i)}
-    stays = [job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))]
+    stays = {job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))}
+    own = "/" if begun is None else f"{job.shards[begun].name}."
     directory = staging.data / job.target.name if job.sharded else staging.data
     for path in directory.iterdir() if directory.is_dir() else ():
-        if path.name not in stays and (begun is None or not path.name.startswith(f"{stays[-1]}.")):
+        if path.name not in stays and not path.name.startswith(own):
             remove(path)
     return complete

@@ -343,7 +343,8 @@ def published(target: Path) -> bool:
     with suppress(OSError, DsprepError):
         root = partial_path(target)
         state = read_record(root / "state.json") if atomic.is_own(root) else {}
-        return state.get("identity") == _identity(target)
+        known = state.get("identity")  # only then is the target looked at: that may be a large tree
+        return known is not None and known == _identity(target)
     return False
 
 

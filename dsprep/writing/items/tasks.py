@@ -129,8 +129,13 @@ class _Making:
 
     def _write(self, nbytes: int) -> None:
         """Write the samples in memory, if they have so many bytes."""
-        if self._packed is not None and len(self._packed) and self._packed.nbytes >= nbytes:
-            self._writer.append(self._packed.take())
+        if self._packed is None or not len(self._packed) or self._packed.nbytes < nbytes:
+            return
+        # An item that may be taken back has many blocks' samples.
+        count, total = len(self._packed), self._packed.nbytes
+        batch, each = self._packed.take(), max(1, count * BLOCK_NBYTES // max(total, BLOCK_NBYTES))
+        for i in range(0, count, each):
+            self._writer.append({name: column[i : i + each] for name, column in batch.items()})
 
     def finish(self) -> None:
         """Complete the part."""
