@@ -419,6 +419,12 @@ def test_more_duplicates_than_storage_are_refused(origins, tmp_path):
     assert "--duplicate" in done.output
 
 
+@pytest.mark.parametrize("name", ["duplicate", "samples_per_file"])
+def test_numbers_begin_at_one(origins, tmp_path, name):
+    with pytest.raises(UsageError, match=f"{name} is 0"):
+        dsprep.repack(origins["fixed"][2], tmp_path / "out.h5", **{name: 0})
+
+
 def test_the_source_is_never_the_target(origins):
     _, _, origin = origins["fixed"]
     with pytest.raises(UsageError, match="holds the source"):

@@ -250,6 +250,7 @@ def test_what_is_wrong_is_known_before_the_program_runs(tmp_path):
     for options in (
         {"samples_per_file": 3, "shard_size": 4},
         {"length": -1},
+        {"samples_per_file": 0},
         {"compress": "zstd:x"},
         {"memory": "lots"},
         {"schema": {"x": "nothing"}},

@@ -26,6 +26,7 @@ from dsprep.core.units import as_nbytes, show_nbytes
 from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions, check_options
+from dsprep.reader.options import at_least
 from dsprep.reader.subset import Subset
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
@@ -182,13 +183,14 @@ RUNNING = ("workers", "memory", "overwrite", "durable")
 def as_options(given: Mapping[str, Any]) -> tuple[RepackOptions, RunOptions]:
     """Return `WriteArguments` as options; others are left out."""
     stripe, size = given.get("stripe_size"), given.get("shard_size")
+    samples = given.get("samples_per_file")
     options = RepackOptions(
         buffer_size=str(given.get("buffer_size", "auto")),
         stripe_size=f"{stripe}B" if isinstance(stripe, int) else stripe,
         to=given.get("to"),
         write=writing(given.get("write_options"), compress=given.get("compress")),
         shuffle=given.get("shuffle"),
-        samples_per_file=given.get("samples_per_file"),
+        samples_per_file=None if samples is None else at_least("samples_per_file", samples, 1),
         shard_nbytes=None if size is None else as_nbytes(size),
         check_order=False,
     )
@@ -692,6 +694,7 @@ def repack(
     if unknown := how.keys() - WriteArguments.__optional_keys__:
         raise TypeError(f"{min(unknown)!r} is not an option of dsprep.repack")
     options, run = as_options(how)
+    duplicate = at_least("duplicate", duplicate, 1)
     options = replace(options, split=split, group_by=group_by, subset=subset, duplicate=duplicate)
     run = replace(run, restart=restart, executor=executor)
     with open_dataset(source, reading(open_options, fields, run.memory), marked=True) as opened:
