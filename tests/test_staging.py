@@ -41,6 +41,8 @@ def test_nothing_is_visible_before_publish(tmp_path):
 def test_existing_target_is_refused_or_replaced(tmp_path):
     target = tmp_path / "out"
     target.write_text("old")
+    partial_path(target).mkdir(0o700)
+    (partial_path(target) / "dsprep.lock").touch()  # killed when all but this was removed
     with pytest.raises(TargetError, match="overwrite=True"):
         Staging(target, JOB)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

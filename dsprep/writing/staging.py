@@ -141,7 +141,12 @@ class Staging:
         atomic.is_own(self.root)
         atomic.restore(target)
         if restart or not published(target):
-            check_target(target, overwrite)
+            try:
+                check_target(target, overwrite)
+            except TargetError:  # it may be complete, and its run was killed after its record went
+                if self.root.is_dir() and {p.name for p in self.root.iterdir()} <= {*atomic.KEPT}:
+                    discard(target)
+                raise
         self._lock: Lock | None = None
         self._is_discarded = False
         self.notes: tuple[str, ...] = ()
