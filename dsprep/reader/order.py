@@ -4,7 +4,7 @@ The **sequence** of an epoch is every sample once: the groups in an order drawn 
 epoch (`Sequence`). It is divided among ranks, one range each: of n samples, rank r of P owns the
 positions ``r * n // P .. (r + 1) * n // P``, so that nearly all groups belong to one rank, and a
 group that two of them share is read in two parts, each once. What a rank reads at a time is a
-`Unit`: a group or several, or the part of one that it owns; its samples are shuffled together.
+*unit*: a group or several, or the part of one that it owns; its samples are shuffled together.
 
 Numbers of samples differ by one between ranks, numbers of steps never do:
 
