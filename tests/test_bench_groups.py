@@ -272,7 +272,7 @@ def test_ranks_in_processes_share_the_records(places):
 def test_who_loses_its_neighbour_fails_soon(step, dies, places):
     codes, _, errors = run_ranks([(f"lmdbio-{step}", {})], places, dies)
     assert codes == [9 if rank == dies else 1 for rank in range(3)]
-    assert all("gone" in error for rank, error in enumerate(errors) if rank != dies)
+    assert all("gone" in error for rank, error in enumerate(errors) if rank != dies), errors
 
 
 def test_each_step_reads_as_it_says(places, asked, monkeypatch):
