@@ -245,6 +245,30 @@ def swept():
             path.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("where", ["tasks", "results"])
+def test_an_interrupt_waits_for_nobody_who_may_be_lost(where):
+    release = threading.Event()
+
+    def tasks():
+        yield from (0, 1, 2)
+        if where == "tasks":
+            raise KeyboardInterrupt
+
+    def taken(pool):
+        given = executors.run(pool, lambda i: i and release.wait(30), tasks())
+        with contextlib.closing(given) as results:
+            for _ in results:
+                raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        pool.waited_for = False
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            taken(pool)
+        assert time.monotonic() - began < 20  # one is still under way
+        release.set()
+
+
 @needs["mpi"]
 def test_the_first_rank_ends_though_another_one_answers_no_more(origin, tmp_path, swept):
     words = [MPIEXEC, "-n", "3", sys.executable, SCRIPT, "stop", origin, tmp_path / "set"]

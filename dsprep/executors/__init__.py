@@ -145,7 +145,7 @@ def run(
         # Nobody waits for what is under way; where that can be stopped, it is: it leaves nothing
         # that a later run takes for complete.
         getattr(executor, "stop", lambda: None)()
-        if isinstance(error, KeyboardInterrupt) and not getattr(executor, "waited_for", True):
+        if _is_interrupted(error) and not getattr(executor, "waited_for", True):
             running.clear()
         raise
     finally:
@@ -153,6 +153,14 @@ def run(
             future.cancel()
         if running:
             wait([f for f in running if not f.cancelled()])
+
+
+def _is_interrupted(error: BaseException) -> bool:
+    """Whether an interrupt ends this, perhaps one of who takes the results."""
+    now: BaseException | None = error
+    while now is not None and not isinstance(now, KeyboardInterrupt):
+        now = now.__context__
+    return now is not None
 
 
 def workers_of(executor: Executor) -> int:

@@ -68,7 +68,11 @@ def _client(
             tempfile.TemporaryDirectory(prefix="dsprep-dask-") as folder,
             dask.config.set({"temporary-directory": folder}),  # where it leaves a folder
             LocalCluster(
-                n_workers=count, threads_per_worker=1, dashboard_address=None, silence_logs=50
+                n_workers=count,
+                threads_per_worker=1,
+                dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # 8787 may be another's
+                silence_logs=50,
             ) as cluster,
             Client(cluster) as client,
         ):
