@@ -385,10 +385,15 @@ def interrupted_reader(here: Here) -> None:
         next(loop)
         before = fs.counts().get("hang", 0)
         with fs.armed("hang=3600:8192"):
-            threading.Thread(target=interrupt_what_hangs, args=(fs, before)).start()
-            # All of the first loop may have been read ahead: then the next one is left.
+            interrupting = threading.Thread(target=interrupt_what_hangs, args=(fs, before))
+
+            def batches():  # the interrupt may come at once
+                interrupting.start()
+                # All of the first loop may have been read ahead: then the next one is left.
+                yield from itertools.chain(loop, reader, reader)
+
             with pytest.raises(KeyboardInterrupt), reader:
-                list(itertools.chain(loop, reader, reader))
+                list(batches())
     with dsprep.Reader(path, 16, **ORDER) as reader:
         assert sum(len(batch["y"]) for batch in reader) == COUNT
 
