@@ -111,10 +111,11 @@ def write_apart(
                 samples=(shard.start, shard.stop),
             )
 
-    for task, done in run_tasks(executor, tasks()):
-        _put(job, staging, task.number)
-        staging.complete(task.number, shard_path(job, staging.data, task.number))
-        yield done
+    with closing(run_tasks(executor, tasks())) as results:  # what ends this is known to them
+        for task, done in results:
+            _put(job, staging, task.number)
+            staging.complete(task.number, shard_path(job, staging.data, task.number))
+            yield done
 
 
 def _made(index: int) -> str:
