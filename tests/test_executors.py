@@ -288,7 +288,7 @@ def test_the_first_rank_ends_though_another_one_answers_no_more(origin, tmp_path
                 os.killpg(job.pid, signal.SIGTERM)
     # the launcher may end before it has passed on what the rank printed
     assert printed.count("dsprep: error: ended by SIGTERM; run the same command again") <= 1
-    assert "Abort(143)" in printed
+    assert "Abort(143)" in printed or "ended by SIGTERM" in printed
     assert "Traceback" not in printed
     assert job.returncode
 
