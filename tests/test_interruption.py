@@ -63,9 +63,8 @@ def digest(target):
     return found.hexdigest()
 
 
-def burning(fuse, format):
-    """Kill this process after so many steps."""
-    around = kill_at(fuse)
+def burning(around, format):
+    """Take steps of writing for those at which this process may be killed."""
 
     def planned(*args, plan=format.plan):
         made = plan(*args)
@@ -85,13 +84,18 @@ def burning(fuse, format):
     around(spec, "write")
 
 
-def killed(make, fuse, format):
-    """Whether a child that makes the output was killed at step `fuse`, before its end."""
+def killed(make, fuse, format, more=lambda around: None):
+    """Whether a child that makes the output was killed at step `fuse`, before its end.
+
+    `more` adds steps.
+    """
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            burning(fuse, format)
+            around = kill_at(fuse)
+            burning(around, format)
+            more(around)
             make(1)
             code = 0
         finally:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import item_functions
@@ -15,8 +13,8 @@ import numpy as np
 import pytest
 from executor_job import digests
 from item_functions import OPTIONS, several
-from support import kill_at
 from test_executors import mpiexec, needs, swept  # noqa: F401 (a fixture)
+from test_interruption import killed
 
 import dsprep
 from dsprep import executors, formats
@@ -32,7 +30,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.trees import remove
-from dsprep.writing import plan, shards, shuffle, staging, tasks, transfer
+from dsprep.writing import plan, shards, shuffle, staging, tasks
 from dsprep.writing.items import calls, parts
 from dsprep.writing.items import tasks as items_tasks
 
@@ -338,46 +336,12 @@ def test_parts_that_are_not_whole_are_made_again(damage, whole, tmp_path, monkey
     assert digests(tmp_path) == whole
 
 
-def burning(fuse, format):
-    """Kill this process after so many steps."""
-    around = kill_at(fuse)
-
-    def planned(*args, plan=format.plan):
-        made = plan(*args)
-
-        def created(*args):
-            writer = made.create(*args)
-            around(writer, "finish")
-            around(writer, "clean")
-            return writer
-
-        return replace(made, create=created)
-
-    format.plan = planned
-    around(transfer.ShardCopy, "_copy")
-    for name in ("save", "publish", "discard"):
-        around(staging.Staging, name)
-    around(spec, "write")
+def parts_too(around):
+    """Add the steps of parts and of tasks."""
     around(parts.PartWriter, "append")
     around(parts, "write_record")
     around(tasks, "remove")
     around(Path, "rename")
-
-
-def killed(make, fuse, format):
-    """Whether a child that makes the output was killed at step `fuse`, before its end."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            burning(fuse, format)
-            make(2)
-            code = 0
-        finally:
-            os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL)
-    return status != 0
 
 
 STRIDE = 1 if os.environ.get("DSPREP_FULL") == "1" else 37
@@ -411,7 +375,7 @@ def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
     while True:
         for path in list(tmp_path.iterdir()):
             remove(path)
-        if not killed(make, step, format):
+        if not killed(lambda _: make(2), step, format, parts_too):
             break
         if staging.published(target):  # killed between its last acts
             with pytest.raises(TargetError, match="an interrupted run had completed it"):

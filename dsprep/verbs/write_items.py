@@ -128,7 +128,7 @@ def write_items(
             return plan_repack(samples, target, repack, run).parts[0]
 
         samples = _called(staging, calls, workers, progress, plan)
-        output = _made(staging, calls, plan(samples), (run, workers), progress)
+        output = _made(staging, calls, plan(samples), run, workers, progress)
         report, counts = output.publish(), calls.counts()
         notes = (*_notes(calls.resumed, counts), *report.notes, *output.discard())
         done = {**vars(report), **counts, "notes": notes, "seconds": time.monotonic() - began}
@@ -162,11 +162,11 @@ def _made(
     staging: Staging,
     calls: Calls,
     job: Job,
-    by: tuple[RunOptions, Executor],
+    run: RunOptions,
+    workers: Executor,
     progress: ProgressCallback | None,
 ) -> Output:
     """Make the output of all samples."""
-    run, workers = by
     job = replace(job, recipe={**job.recipe, **calls.lineage()})
     _bind(staging, job)
     with job.source:
