@@ -118,18 +118,18 @@ def describe(
     The file is looked through where the writer does not know its layout. Where samples have no
     offsets the sidecar says nothing of their places.
     """
-    beside, groups = spec.sidecar_path(path), writer.groups()
+    beside, groups, opened = spec.sidecar_path(path), writer.groups(), _opener(path)
     who, layout = Identity.of(path, format.facts(path)), writer.layout() if samples else None
     try:
         if layout is not None:
             layout = fit.fit(layout)
             if last is not None:
-                _prove(layout, schema, path, last)
+                _prove(layout, schema, path, opened, last)
         else:
             with open_native(format, [path], OpenOptions(), schema) as source:
                 layout = _fitted(source, source.schema, None, None)
         if groups is not None and samples:
-            layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), path)
+            layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), opened)
         subject = Subject(format, [path], path, beside, schema, {})
         return _made(subject, [(layout, who, None)])
     except UnsupportedError:
@@ -304,9 +304,11 @@ def _made(subject: Subject, looked: Sequence[Looked], notes: Sequence[str] = ())
     return Made(content, companion, subject.dataset, subject.path)
 
 
-def _prove(layout: FileLayout, schema: Schema, path: Path, last: Batch) -> None:
+def _prove(
+    layout: FileLayout, schema: Schema, path: Path, opened: Callable[[str], Handle], last: Batch
+) -> None:
     """Raise `FormatError` if the last sample of a file is not where a layout says."""
-    reader = LayoutReader(layout, schema, _opener(path), path, formats.decoders)
+    reader = LayoutReader(layout, schema, opened, path, formats.decoders)
     names = [name for name in schema.names if name not in layout.unlocated]
     found = reader.read(np.array([layout.count - 1]), names)
     for name in names:
@@ -337,9 +339,9 @@ def _opener(path: Path) -> Callable[[str], Handle]:
     return opened
 
 
-def _with_rest(layout: FileLayout, path: Path) -> FileLayout:
+def _with_rest(layout: FileLayout, opened: Callable[[str], Handle]) -> FileLayout:
     """Return a layout with the checksums of what lies outside the ranges of its groups."""
-    rest = rest_of(layout, _opener(path))
+    rest = rest_of(layout, opened)
     if rest is None or layout.groups is None:
         return layout
     return replace(layout, groups=fit.fit_groups(replace(layout.groups, rest=rest)))
