@@ -14,6 +14,8 @@ import pytest
 import zarr
 from support import flip_sampled
 
+import dsprep
+from dsprep import formats
 from dsprep.core.schema import Field, FieldSpec, Schema
 from dsprep.formats.options import OpenOptions
 from dsprep.layout import laws
@@ -128,6 +130,17 @@ def test_nothing_is_wrong(data):
     assert check(spec.sidecar_path(data), full=True) == []
     with Sidecar.open(data) as opened:
         assert check(opened) == []
+
+
+@pytest.mark.parametrize("to", formats.WRITTEN)
+def test_nothing_is_wrong_of_structures_in_folders(to, tmp_path):
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file["events/id"] = np.zeros(N, [("run", "<i8"), ("event", "<i8")])
+        file["events/x"] = X
+    for verb in (dsprep.convert, dsprep.repack):
+        target = tmp_path / verb.__name__
+        verb(tmp_path / "in.h5", target, to=to)
+        assert check(spec.sidecar_path(target), full=True) == []
 
 
 def test_bytes_changed_in_place(data):

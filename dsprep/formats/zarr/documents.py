@@ -110,7 +110,8 @@ def _create(
     dtype, compress = plan.carrier.dtype, plan.codec
     more: dict[str, Any] = {"fill_value": np.zeros((), dtype)[()], "filters": None}
     if names:
-        names = [*names, *(f"{plan.path}_{k}" for k in range(len(names), 1 + len(plan.inner)))]
+        own = plan.path.rpartition("/")[2]  # of a stand-in, as `name_axes` makes names up
+        names = [*names, *(f"{own}_{k}" for k in range(len(names), 1 + len(plan.inner)))]
         more |= name_axes_in(zarr_format, names, plan.field.dtype, attrs)
     if zarr_format == 2:
         more["compressors"] = numcodec(compress) if compress else None
