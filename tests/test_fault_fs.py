@@ -368,11 +368,16 @@ def directories_that_hide_files(here: Here) -> None:
     assert not calls[0]().notes
 
 
-def interrupt_what_hangs(fs: Mounted, before: int) -> None:
-    """Send this process an interrupt when one more read hangs than before."""
+def interrupt_what_hangs(fs: Mounted, before: int, left: threading.Event) -> None:
+    """Send this process an interrupt when one more read hangs than before.
+
+    Until it has left: one that comes just before a thread begins to wait does not wake it.
+    """
     while fs.counts().get("hang", 0) == before:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
+    while not left.wait(5):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def interrupted_reader(here: Here) -> None:
@@ -385,12 +390,16 @@ def interrupted_reader(here: Here) -> None:
         next(loop)
         before = fs.counts().get("hang", 0)
         with fs.armed("hang=3600:8192"):
-            interrupting = threading.Thread(target=interrupt_what_hangs, args=(fs, before))
+            left = threading.Event()
+            interrupting = threading.Thread(target=interrupt_what_hangs, args=(fs, before, left))
 
-            def batches():  # the interrupt may come at once
-                interrupting.start()
-                # All of the first loop may have been read ahead: then the next one is left.
-                yield from itertools.chain(loop, reader, reader)
+            def batches():
+                try:  # the interrupt may come at once
+                    interrupting.start()
+                    # All of the first loop may have been read ahead: then the next one is left.
+                    yield from itertools.chain(loop, reader, reader)
+                finally:
+                    left.set()
 
             with pytest.raises(KeyboardInterrupt), reader:
                 list(batches())

@@ -93,6 +93,16 @@ def test_what_is_replaced_is_not_walked_for_every_position(tmp_path, monkeypatch
     assert target not in walked
 
 
+def test_a_directory_of_other_files_is_not_used(tmp_path):
+    own = partial_path(tmp_path / "out") / "mine"
+    own.parent.mkdir()
+    own.write_text("mine")
+    for more in ({}, {"restart": True}, {"overwrite": True}):
+        with pytest.raises(TargetError, match="mine"):
+            Staging(tmp_path / "out", JOB, **more)
+    assert own.read_text() == "mine"
+
+
 def test_only_one_process_at_a_time(tmp_path):
     with Staging(tmp_path / "out", JOB), pytest.raises(TargetError, match="another process"):
         Staging(tmp_path / "out", JOB)

@@ -37,6 +37,7 @@ from typing import Any, Self
 
 from dsprep.errors import ChangedError, DsprepError, TargetError
 from dsprep.formats.options import flag
+from dsprep.formats.samples import listed
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import Content, read_record, write_record
 from dsprep.storage import atomic
@@ -138,7 +139,8 @@ class Staging:
         self._lasting, self._refuse, self.again = lasting, refuse, AGAIN
         self.root, self.made = partial_path(target), made_path(target)
         self.data = self.made.parent
-        atomic.is_own(self.root)
+        if atomic.is_own(self.root):
+            _check_contents(self.root)
         atomic.restore(target)
         if restart or not published(target):
             try:
@@ -341,6 +343,19 @@ class Staging:
             self.close()
 
 
+def _check_contents(root: Path) -> None:
+    """Raise `TargetError` if a working directory has what no run left: it would be removed."""
+    names = [path.name for path in root.iterdir()]
+    foreign = [n for n in names if n not in atomic.KEPT and not n.startswith((*HIDDEN, _ASIDE))]
+    if foreign and atomic.LOCK not in names:
+        raise TargetError(
+            "what has the name of the directory in which it would be made is not dsprep's",
+            where=root,
+            found=listed(sorted(foreign)),
+            fix="move it away, or choose another target",
+        )
+
+
 def published(target: Path) -> bool:
     """Whether a run has given its complete output the name `target`, and left the record of it."""
     if isinstance(target, StorePath):
@@ -377,7 +392,9 @@ def _clear(root: Path, lock: Lock) -> bool:
     """
     names = ("state.json", *atomic.KEPT)
     removed = [remove(path) for path in list(root.iterdir()) if path.name not in names]
-    removed += [remove(root / name) for name in names[:2]]
+    removed.append(remove(root / "state.json"))
+    if all(removed):  # else it shows that the rest is dsprep's
+        remove(root / atomic.LOCK)
     lock.release()  # what is removed while it is open stays, where clients give it another name
     return all(removed) and soon(lambda: _removed(root))
 
