@@ -71,12 +71,12 @@ class Hdf5(WritableFormat):
     ) -> FilePlan:
         """Return how the fields will be stored; the spool has all values of unknown size."""
         from dsprep.formats.hdf5.plan import estimate, lay_out, with_groups
-        from dsprep.formats.hdf5.write import open_writer
+        from dsprep.formats.hdf5.write import Hdf5Writer
 
         check_options(options, self.write_options, self.name)
         file = lay_out(schema, options, grouping)
         plan = FilePlan(
-            create=partial(open_writer, file),
+            create=partial(Hdf5Writer, file),
             stored={p.field.name: str(p) for p in file.plans},
             nbytes=estimate(file, payload),
             scratch=payload if file.spooled else 0,

@@ -262,7 +262,7 @@ def allocate(path: Path, file: Hdf5Plan) -> None:
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:
             _touch(made, file)
-        if regular(by_group(find(path, file), file)[0], file):
+        if regular(*by_group(find(path, file), file), file):
             return
 
 
@@ -315,10 +315,10 @@ def by_group(chunks: list[tuple[Ints, Ints]], file: Hdf5Plan) -> tuple[Ints, Int
     return both[:, 0], both[:, 1]
 
 
-def regular(offsets: Ints, file: Hdf5Plan) -> bool:
-    """Whether groups are as planned: aligned, at equal distances, without gaps inside."""
-    if not offsets.size:
-        return True
+def regular(offsets: Ints, sizes: Ints, file: Hdf5Plan) -> bool:
+    """Whether groups are as planned: without gaps inside; unencoded ones aligned, evenly apart."""
+    if file.codec or not offsets.size:
+        return np.array_equal(offsets[1:], offsets[:-1] + sizes[:-1])
     begins = np.cumsum([0, *(p.nbytes for p in file.parts[:-1])])
     starts = offsets[0, 0] + np.arange(offsets.shape[1], dtype=np.int64) * file.stride
     expected = starts + begins[:, None]
@@ -327,20 +327,19 @@ def regular(offsets: Ints, file: Hdf5Plan) -> bool:
 
 def write_groups(
     path: Path, file: Hdf5Plan, groups: Callable[[], Iterator[Sequence[Any]]]
-) -> tuple[Ints, Ints, bool]:
-    """Make the file from encoded chunks, whose sizes are their own.
+) -> list[tuple[Ints, Ints]]:
+    """Make the file from encoded chunks, whose sizes are their own; return what `find` returns.
 
     `groups` gives the groups in order, each as the bytes of its parts, perhaps more than once.
-    Returned are what `by_group` returns, and whether the chunks of every group are back to back.
     """
     for attempt in range(_TRIES):
         with _made(path, file, attempt) as made:
             _write(made, file, groups())
-        begins, sizes = by_group(find(path, file), file)
-        together = np.array_equal(begins[1:], begins[:-1] + sizes[:-1])
-        if together and not (begins[:1] % file.grouping.align).any():
+        places = find(path, file)
+        begins, sizes = by_group(places, file)
+        if regular(begins, sizes, file) and not (begins[:1] % file.grouping.align).any():
             break
-    return begins, sizes, together
+    return places
 
 
 # --- in the open file -------------------------------------------------------------------------

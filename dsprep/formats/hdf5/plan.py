@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -194,7 +195,8 @@ class AllocatedDataset:
     chunk
         Rows per chunk; 0 is contiguous.
     used
-        int64, shape ``(groups,)``: the rows that each group has; all rows if there are no groups.
+        int64, shape ``(groups,)``: the rows that each group has; all rows if there are no groups,
+        -1 if they are not known yet.
     """
 
     plan: FieldPlan
@@ -243,8 +245,7 @@ class Hdf5Plan:
     plans
         How each field is stored, in the schema's order.
     parts
-        The datasets with bytes whose rows are known beforehand; in the order in which they are in
-        a group.
+        The datasets with bytes; in the order in which they are in a group.
     totals
         Rows of the values of each ragged field, by name, as far as they are known.
     unit
@@ -273,10 +274,14 @@ class Hdf5Plan:
         """What encodes chunks, so that their sizes vary."""
         return next((p.codec for p in self.plans if p.codec), None)
 
-    @property
+    @cached_property
     def spooled(self) -> bool:
         """Whether sizes are known only when all samples are there."""
         return bool(self.codec) or self.schema.ragged != bool(self.totals)
+
+    def encoded(self, part: AllocatedDataset) -> bool:
+        """Whether the chunks of a dataset are encoded with each piece."""
+        return self.spooled and (self.grouped or (part.role == "rows" and part.plan.eager))
 
     def with_totals(self, totals: dict[str, int]) -> Hdf5Plan:
         """Return the plan of a file without groups whose ragged fields have so many rows."""
@@ -364,7 +369,7 @@ def _without_groups(schema: Schema, options: WriteOptions, grouping: Grouping) -
 def _parts(
     plans: Sequence[FieldPlan], count: int, totals: Mapping[str, int]
 ) -> list[AllocatedDataset]:
-    """Return the datasets of a file without groups, those of ragged fields if `totals` has them."""
+    """Return the datasets of a file without groups."""
     parts: list[AllocatedDataset] = []
 
     def add(p: FieldPlan, role: Role, chunk: int, nbytes: int, rows: int) -> None:
@@ -375,8 +380,8 @@ def _parts(
     for p in plans:
         if not p.field.ragged:
             add(p, "rows", p.chunk_rows(count), p.field.row_nbytes, count)
-        elif totals:
-            rows = totals[p.field.name]
+        else:
+            rows = totals.get(p.field.name, -1)
             add(p, "values", p.chunk_rows(rows), p.field.row_nbytes, rows)
             add(p, "first", 0, _INDEX_NBYTES, count)
             add(p, "count", 0, _INDEX_NBYTES, count)
