@@ -1,28 +1,73 @@
-"""A source whose samples all have offsets: what parsing a file gives is also how it is read.
+"""A source that is read as its layout says: what parsing a file gives is also how it is read.
 
-A format that only says where its samples are gives a `Parsed`, and needs nothing else to be read.
+A format says in a `Parsed` what a file holds, and where. Fields that take long to be located, and
+those that only the format's library reads, are a `LazyField` each.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from typing_extensions import override
 
+from dsprep.core.memory import free_memory
 from dsprep.core.schema import Arena, Attrs, Batch, Field, Ints, Schema
+from dsprep.core.schema import Column as Values
+from dsprep.errors import FormatError
 from dsprep.formats import decoders
 from dsprep.formats.base import Source
-from dsprep.formats.fields import wanted
+from dsprep.formats.fields import retype, wanted
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.storage.base import Handle
+
+LARGE = 256 << 20
+"""Bytes of samples above which a read first looks whether they fit into memory."""
+
+
+class Unlocated(Exception):
+    """Only the format's library finds a field; the text is the reason, a clause."""
+
+
+class LazyField(ABC):
+    """A field that is looked for when samples are first read; safe to use from several threads."""
+
+    @abstractmethod
+    def locate(self) -> Column:
+        """Return where all samples are.
+
+        Raises
+        ------
+        Unlocated
+            If only the format's library reads them.
+        FormatError
+            If the file is damaged.
+        """
+
+    @abstractmethod
+    def storage(self) -> FieldStorage:
+        """Return how the field is stored, as far as that is known without locating it."""
+
+    def read(self, start: int, stop: int) -> Values:
+        """Return samples ``start <= i < stop`` by the library; only called if it is `Unlocated`."""
+        raise NotImplementedError
+
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        """Return the bytes of these samples, None where that takes reading them; see `read`."""
+        return None
+
+    def resident_nbytes(self) -> int:
+        """Return the bytes that reading holds besides the samples asked for; see `read`."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +81,28 @@ class Parsed:
     fields
         What every sample has, by the names that the file and the layout give them.
     layout
-        Where the samples are. All fields are located.
+        How many samples there are, and where they are as far as it is known at once.
+    lazy
+        The fields that the layout does not have: each is located when samples are first read.
     attrs
         Attributes of the dataset.
     notes
         What was assumed or left out, one clause each.
+    others
+        The arrays that belong to all samples.
+    prove
+        Compares what samples ``start <= i < stop`` need with checksums that the file has, unless
+        it has done so already; None: there are none.
     """
 
     version: str
     fields: Mapping[str, Field]
     layout: FileLayout
+    lazy: Mapping[str, LazyField] = field(default_factory=dict)
     attrs: Attrs = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-class Unlocated(Exception):
-    """Only the format's library finds a field; the text is the reason, a clause."""
+    others: tuple[str, ...] = ()
+    prove: Callable[[int, int], None] | None = None
 
 
 def locate_fields(
@@ -98,6 +149,8 @@ class LocatedSource(Source):
         Which of the fields are wanted, and by what names and types.
     open_file
         Opens a file by the path that the layout gives it; see `LayoutReader`.
+    close
+        Closes the files.
 
     Raises
     ------
@@ -108,46 +161,146 @@ class LocatedSource(Source):
     random_access = True
 
     def __init__(
-        self, path: Path, parsed: Parsed, options: OpenOptions, open_file: Callable[[str], Handle]
+        self,
+        path: Path,
+        parsed: Parsed,
+        options: OpenOptions,
+        open_file: Callable[[str], Handle],
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         self.path, self.version, self.notes = path, parsed.version, parsed.notes
+        self.others, self._open_file, self._close = parsed.others, open_file, close
+        self._prove, self._lock = parsed.prove, threading.Lock()
         chosen = wanted(options.fields, parsed.fields)
         self.names = {f.name: name for name, f in chosen}
         """What the file calls each field."""
         self.schema = Schema(tuple(f for _, f in chosen), parsed.attrs)
+        self._lazy = {f.name: parsed.lazy[name] for name, f in chosen if name in parsed.lazy}
+        stored = (
+            replace(parsed.fields[name], name=f.name) if f.name in self._lazy else f
+            for name, f in chosen
+        )
+        self._stored = Schema(tuple(stored))
+        """The fields as they are stored: those that are lazy get the type asked for when read."""
         self._layout = _chosen(parsed.layout, self.names)
-        self._reader = LayoutReader(self._layout, self.schema, open_file, path, decoders)
+        self._reader: LayoutReader | None = None
+        if not self._lazy:
+            self._located()
+
+    def _located(self, progress: Callable[[int, int], None] | None = None) -> LayoutReader:
+        """Return what reads the fields that have a place, which are looked for the first time."""
+        with self._lock:
+            if self._reader is None:
+                locate = {name: partial(self._locate, name) for name in self._lazy}
+                found = locate_fields(locate, len(self), progress)
+                columns = {**self._layout.columns, **found.columns}
+                self._layout = replace(self._layout, columns=columns, unlocated=found.unlocated)
+                self._reader = LayoutReader(
+                    self._layout, self._stored, self._open_file, self.path, decoders
+                )
+            return self._reader
+
+    def _locate(self, name: str) -> Column:
+        column, stored = self._lazy[name].locate(), self._stored[name]
+        grid = column.grid
+        if grid is not None:
+            per = grid.row_nbytes * (1 if stored.ragged else column.lines)
+            fixed = column.first is None
+            if per != stored.row_nbytes or (fixed and grid.shape[0] != len(self) * column.lines):
+                raise Unlocated("its rows are stored with another size than its samples have")
+        return column
 
     def __len__(self) -> int:
         return self._layout.count
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        indices = np.arange(start, stop, dtype=np.int64)
-        return self._reader.read(indices, self.schema.names, arena=arena)
+        return self._read(self.schema, start, stop, arena)
+
+    @override
+    def read_field(self, name: str) -> Values:
+        return self._read(Schema((self.schema[name],)), 0, len(self), None)[name]
+
+    def _read(self, schema: Schema, start: int, stop: int, arena: Arena | None) -> Batch:
+        reader, unlocated = self._located(), self._layout.unlocated
+        if self._prove is not None and stop > start:
+            self._prove(start, stop)
+        where = f"{self.path}, samples {start} to {stop}"
+        try:
+            self._check_memory(schema, start, stop, where)
+            indices = np.arange(start, stop, dtype=np.int64)
+            known = [name for name in schema.names if name not in unlocated]
+            batch = reader.read(indices, known, arena=arena) if known else {}
+            for name in schema.names:
+                if name in unlocated:
+                    batch[name] = self._lazy[name].read(start, stop)
+        except MemoryError as error:
+            raise FormatError("the samples do not fit into memory", where=where) from error
+        return {f.name: retype(batch[f.name], f, self.path, start) for f in schema}
+
+    def _check_memory(self, schema: Schema, start: int, stop: int, where: str) -> None:
+        """Raise `FormatError` if what the metadata say of samples is more than the memory has."""
+        nbytes = (stop - start) * schema.fixed_nbytes
+        for f in (f for f in schema if f.ragged and f.name in self._layout.columns):
+            grid = self._layout.columns[f.name].grid
+            if grid is not None and grid.shape[0] * grid.row_nbytes > LARGE:
+                each = sizes(self._layout, f, np.arange(start, stop, dtype=np.int64))
+                nbytes += 0 if each is None else int(each.sum())
+        if nbytes > LARGE and nbytes > free_memory():
+            raise FormatError(
+                "the samples do not fit into memory",
+                where=where,
+                found=f"{nbytes} bytes",
+                fix="the metadata are damaged, or read fewer samples at a time",
+            )
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
         some = np.arange(start, stop, dtype=np.int64)
-        parts = (sizes(self._layout, f, some) for f in self.schema if f.ragged)
-        ragged = total_sizes(parts, stop - start)
-        return None if ragged is None else ragged + self.schema.fixed_nbytes
+        total = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
+        if self.schema.ragged:
+            self._located()
+        for f in (f for f in self.schema if f.ragged):
+            unlocated = f.name in self._layout.unlocated
+            part = (
+                self._lazy[f.name].sizes(start, stop)
+                if unlocated
+                else sizes(self._layout, self._stored[f.name], some)
+            )
+            if part is None:
+                return None
+            total += part
+        return total
 
     @override
     def resident_nbytes(self) -> int:
-        return self._reader.resident_nbytes()
+        if len(self) <= 1 and self._lazy:  # it is read whole, and nothing is kept
+            return 0
+        reader, unlocated = self._located(), self._layout.unlocated
+        by_library = (lazy for name, lazy in self._lazy.items() if name in unlocated)
+        return reader.resident_nbytes() + sum(lazy.resident_nbytes() for lazy in by_library)
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored."""
-        return of_layout(self._layout, self.schema)
+        known = Schema(tuple(f for f in self.schema if f.name not in self._lazy))
+        described = of_layout(self._layout, known)
+        described |= {name: lazy.storage() for name, lazy in self._lazy.items()}
+        return {name: described[name] for name in self.schema.names}
 
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        return self._layout
+        self._located(progress)
+        layout, unlocated = self._layout, dict(self._layout.unlocated)
+        for f in self.schema:
+            stored = self._stored[f.name]
+            if (f.dtype, f.shape) != (stored.dtype, stored.shape):
+                unlocated[f.name] = "it was given a type here; dsprep convert gives it one"
+        columns = {name: c for name, c in layout.columns.items() if name not in unlocated}
+        return replace(layout, columns=columns, unlocated=unlocated)
 
-    @abstractmethod
     def close(self) -> None:
         """Close the files."""
+        self._close()
 
 
 def _chosen(layout: FileLayout, names: Mapping[str, str]) -> FileLayout:

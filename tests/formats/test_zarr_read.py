@@ -42,7 +42,7 @@ from dsprep.errors import (
 from dsprep.formats import recognise
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.zarr.array import StoredArray
-from dsprep.formats.zarr.fields import Elements
+from dsprep.formats.zarr.fields import ElementsField
 from dsprep.storage.paths import Candidate
 
 __all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
@@ -139,7 +139,7 @@ def test_a_large_chunk_is_decoded_once(tmp_path: Path, monkeypatch, kind: str) -
         create(root, "x", values, **how)
     each = 6 if kind == "split" else 1
     decoded: list[object] = []
-    own = {"strings": (Elements, "chunk"), "foreign": (StoredArray, "_decode")}
+    own = {"strings": (ElementsField, "chunk"), "foreign": (StoredArray, "_decode")}
     owner, name = own.get(kind, (filters, "decode"))
     real = getattr(owner, name)
 
@@ -169,7 +169,7 @@ def test_a_large_chunk_is_decoded_once(tmp_path: Path, monkeypatch, kind: str) -
         if kind != "strings":
             parts[0][...] = 0  # the caller's own
             assert same(source.read(0, 7)["x"], 0, 7)
-            assert source.resident_nbytes() == (7 * 2400 if kind == "split" else 2 * 9600)
+            assert source.resident_nbytes() == 9600 + (2400 if kind == "split" else 9600)
             assert same(source.read(50, 230)["x"], 50, 230)
 
 
@@ -434,7 +434,7 @@ def test_a_large_claim_about_little_data_is_refused(tmp_path: Path) -> None:
         huge = 2**36
         grid = {"name": "regular", "configuration": {"chunk_shape": [23, 4, huge]}}
         edit(path / "x" / "zarr.json", shape=[23, 4, huge], chunk_grid=grid)
-        with opened(path) as source, pytest.raises(FormatError, match="too"):
+        with opened(path) as source, pytest.raises(FormatError, match=r"too|memory"):
             source.read(0, 1)
 
 

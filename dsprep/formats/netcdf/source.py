@@ -48,9 +48,9 @@ class NetCdfSource(LocatedSource):
                 layout=_layout(header, variables, axis),
                 attrs=header.attrs,
                 notes=(*header.notes, *axis.notes, *unapplied),
+                others=axis.others,
             )
             super().__init__(path, parsed, options, self._file.opened)
-            self.others = axis.others
         except BaseException:
             self._file.close()
             raise

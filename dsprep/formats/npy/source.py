@@ -8,9 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from typing_extensions import override
-
-from dsprep.core.schema import Arena, Batch, Field, FieldSpec, Schema, show_shape
+from dsprep.core.schema import Field, FieldSpec, Schema, show_shape
 from dsprep.errors import AmbiguousError, FormatError, SchemaError
 from dsprep.formats.fields import missing_field
 from dsprep.formats.located import LocatedSource, Parsed
@@ -56,8 +54,9 @@ class NumpySource(LocatedSource):
             self._tables = Tables(inside, specs, options, path, self._open, self._file)
             axis = _axis(self._tables, inside, options, path)
             parsed = _parsed(self._tables, inside, axis, specs, hint, path)
+            if inside.members:
+                parsed = replace(parsed, prove=self._prove_members)
             chosen = tuple(replace(s, path=s.spelled, index=()) for s in specs)
-            self.others = axis.others
             super().__init__(path, parsed, replace(options, fields=chosen), self._open)
         except BaseException:
             self.close()
@@ -82,19 +81,13 @@ class NumpySource(LocatedSource):
     def _open(self, path: str) -> Handle:
         return self._file or self._files.get(0, path)
 
-    @override
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        if self._unproved and stop > start and self._file is not None:
-            self._prove(self._file)
-        return super().read(start, stop, arena)
-
-    def _prove(self, file: Handle) -> None:
+    def _prove_members(self, start: int, stop: int) -> None:
         """Compare stored members of a ZIP file with their CRC-32, once; see `PROVED`."""
         with self._proving:
-            while self._unproved:
+            while self._unproved and self._file is not None:
                 member = self._unproved[-1]
-                file.check_same()
-                check(file, member)
+                self._file.check_same()
+                check(self._file, member)
                 self._unproved.pop()
 
     def close(self) -> None:
@@ -156,6 +149,7 @@ def _parsed(
         fields=fields,
         layout=FileLayout(axis.count, columns=columns),
         notes=(*inside.notes, *refused, *tables.notes, *axis.notes),
+        others=axis.others,
     )
 
 

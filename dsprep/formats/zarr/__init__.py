@@ -3,7 +3,7 @@
 Read
     Groups at any depth, shards, every codec that zarr-python knows, strings of varying length.
     A field's name is its path. Ragged fields are groups of ``values``, ``first`` and ``count``
-    (`fields.Parts`); dtypes that Zarr does not specify have stand-ins (`attributes`).
+    (`fields.RaggedField`); dtypes that Zarr does not specify have stand-ins (`attributes`).
 Written
     v3 with shards, or v2. Everything dsprep writes opens in zarr-python as it is.
 
@@ -65,10 +65,10 @@ class Zarr(WritableFormat):
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        from dsprep.formats.zarr.parse import ZarrSource
+        from dsprep.formats.zarr.parse import open_zarr
 
         check_options(options, self.open_options, self.name)
-        return ZarrSource(path, options)
+        return open_zarr(path, options)
 
     @override
     def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:

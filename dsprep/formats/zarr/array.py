@@ -10,13 +10,12 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from dsprep.core.memory import free_memory
-from dsprep.core.schema import Arena, Array, Bytes, Field, Ints, Schema
+from dsprep.core.schema import Array, Bytes, Field, Schema
 from dsprep.errors import FormatError, MissingExtra
 from dsprep.formats.located import Unlocated
 from dsprep.formats.zarr.attributes import FIELDS
@@ -24,13 +23,9 @@ from dsprep.formats.zarr.chunks import MAX_CHUNK, check_chunks, library_errors
 from dsprep.formats.zarr.locate import locate
 from dsprep.formats.zarr.metadata import ArrayMeta
 from dsprep.formats.zarr.store import Store, join
-from dsprep.layout.model import Column, FileLayout
+from dsprep.layout.model import Column, FileLayout, Grid
 from dsprep.reading.chunks import KEPT
-from dsprep.reading.columns import PendingRead, fetch
 from dsprep.reading.layout_reader import LayoutReader
-
-LARGE = 256 << 20
-"""Bytes of rows above which a read first looks whether they fit into memory."""
 
 
 class StoredArray:
@@ -46,79 +41,33 @@ class StoredArray:
         self.where = f"{store.path}, array {meta.path or '/'}"
         self.complete = False
         self._array: Any = None
-        self._opening, self._lock, self._decoding = (threading.Lock() for _ in range(3))
-        self._located: Column | None = None
-        self._rows: LayoutReader | None = None
-        self._unlocated = False
+        self._opening, self._decoding = threading.Lock(), threading.Lock()
         self._block: tuple[int, Any] = (-1, None)
 
-    # --- rows ----------------------------------------------------------------------------------
+    @cached_property
+    def grid(self) -> Grid | None:
+        """Where the rows are stored; raise as `locate` does."""
+        return None if 0 in self.meta.shape else locate(self)
 
-    def column(self, lines: int = 1) -> Column:
-        """Return where the rows are stored, `lines` of them a sample; raise as `locate` does."""
-        if 0 in self.meta.shape:
-            return Column(None, lines)
-        return Column(locate(self), lines)
-
-    def begin(self, first: Ints, count: Ints, arena: Arena | None, key: str) -> PendingRead:
-        """Return what reading ranges of rows needs; see `ColumnReader.begin_rows`.
-
-        Parameters
-        ----------
-        first, count
-            int64, shape ``(n,)``: rising ranges. Of an array without axes, row 0 is its value.
-
-        Raises
-        ------
-        FormatError
-            If a file of these rows is damaged.
-        """
-        if not count.any() or 0 in self.meta.shape:
-            return PendingRead(0, [], lambda _: np.empty(0, np.uint8))
-        low, high = int(first[0]), int((first + count).max())
-        nbytes = int(count.sum()) * self.meta.row_nbytes
-        if nbytes > LARGE and nbytes > free_memory():
-            raise FormatError(
-                "the rows are too large for the memory",
-                where=f"{self.where}, rows {low} to {high}",
-                found=f"{nbytes} bytes",
-                fix="the metadata are damaged, or read fewer samples at a time",
-            )
-        reader = self._reader()
-        if reader is None:
-            ranges = list(zip(first.tolist(), count.tolist(), strict=True))
-            return PendingRead(0, [], lambda _: self._by_library(ranges))
-        if self.meta.shape:
-            self.store.verify_crc(self.meta.file_keys(low, high))
-        (column,) = reader.columns.values()
-        return column.begin_rows(first, count, arena, key)
-
+    @cached_property
     def _reader(self) -> LayoutReader | None:
-        """Return the reader of all rows; None if only zarr reads them."""
-        with self._lock:
-            if self._rows is None and not self._unlocated:
-                try:
-                    located = self._located = self._located or self.column()
-                except Unlocated:
-                    self._unlocated = True
-                    return None
-                assert located.grid is not None
-                field = Field(self.meta.path or "/", self.meta.dtype, self.meta.shape[1:])
-                layout = FileLayout(located.grid.shape[0], columns={field.name: located})
-                self._rows = LayoutReader(layout, Schema((field,)), self.store.open, self.where)
-            return self._rows
+        """What reads rows; None if only zarr does."""
+        field = Field(self.meta.path or "/", self.meta.dtype, self.meta.shape[1:])
+        try:
+            layout = FileLayout(self.count, columns={field.name: Column(self.grid)})
+        except Unlocated:
+            return None
+        return LayoutReader(layout, Schema((field,)), self.store.open, self.where)
 
     def read(self, start: int, stop: int) -> Array:
-        """Return rows ``start <= i < stop``, as stored."""
-        first, count = np.array([start], np.int64), np.array([stop - start], np.int64)
-        pending = self.begin(first, count, None, "")
-        rows: Bytes = fetch({self.meta.path: pending}, None)[self.meta.path]  # type: ignore[assignment]
-        return rows.view(self.meta.dtype).reshape(stop - start, *self.meta.shape[1:])
-
-    def release(self) -> None:
-        """Free the chunks that are kept decoded."""
-        with self._lock:
-            self._rows = None
+        """Return rows ``start <= i < stop``, as stored: of an index table."""
+        if self._reader is None:
+            rows = self.by_library([(start, stop)])
+            return rows.view(self.meta.dtype).reshape(stop - start, *self.meta.shape[1:])
+        self.store.verify_crc(self.meta.file_keys(start, stop))
+        name = self.meta.path or "/"
+        indices = np.arange(start, stop, dtype=np.int64)
+        return self._reader.read(indices, (name,))[name]  # type: ignore[return-value]
 
     def resident_nbytes(self) -> int:
         """Return the bytes of decoded chunks that reading holds: those of a row, and one more."""
@@ -131,17 +80,17 @@ class StoredArray:
 
     # --- zarr-python ---------------------------------------------------------------------------
 
-    def _by_library(self, ranges: list[tuple[int, int]]) -> Bytes:
+    def by_library(self, ranges: list[tuple[int, int]]) -> Bytes:
         """Return the bytes of ranges of rows; the rows of the chunks decoded last are kept."""
         if not self.meta.shape:
             return self.element(()).reshape(1).view(np.uint8)
         rows = min(self.meta.chunk[0], max(1, KEPT // max(1, self.meta.row_nbytes)))
-        parts = []
-        for start, count in ranges:
-            for i in range(start // rows, -(-(start + count) // rows)):
+        parts = [np.empty((0, *self.meta.shape[1:]), self.meta.dtype)]
+        for start, stop in ranges:
+            for i in range(start // rows, -(-stop // rows) if stop > start else 0):
                 low, high = i * rows, min((i + 1) * rows, self.count)
                 block = self.kept(i, partial(self._decode, low, high))
-                parts.append(block[max(start, low) - low : min(start + count, high) - low])
+                parts.append(block[max(start, low) - low : min(stop, high) - low])
         return np.concatenate(parts).reshape(-1).view(np.uint8)
 
     def kept(self, number: int, decode: Callable[[], Any]) -> Any:

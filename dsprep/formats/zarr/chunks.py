@@ -68,7 +68,7 @@ def check_chunks(store: Store, meta: ArrayMeta, keys: Iterable[str]) -> None:
 
     Raise `FormatError` if they hold less or more than they should, or are too large to decode.
     """
-    if meta.vlen:  # `fields.Elements` does so
+    if meta.vlen:  # `fields.ElementsField` does so
         return
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
     codec = meta.codecs[-1].removeprefix(NUMCODECS) if meta.codecs else ""

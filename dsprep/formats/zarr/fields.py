@@ -1,39 +1,37 @@
 """The fields of a store, each with the arrays that hold it.
 
-`Reading`
+`ArrayField`
     One array; its first axis counts samples, or it is the value of the only sample.
-`Parts`
+`RaggedField`
     An array of values and the index tables that say whose rows are whose: what dsprep writes as a
     group of ``values``, ``first`` and ``count``, or what `dsprep.formats.ragged` finds.
-`Elements`
+`ElementsField`
     One array whose elements vary in length: strings or byte strings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from dsprep.core.filters import unpack
 from dsprep.core.memory import free_memory
-from dsprep.core.schema import DIMENSIONS, Arena, Array, Column, Field, Ints, Kind, Ragged
+from dsprep.core.schema import DIMENSIONS, Field, Ints, Kind, Ragged
+from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
 from dsprep.formats.index_tables import Route, locate
-from dsprep.formats.located import Unlocated
+from dsprep.formats.located import LazyField
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
 from dsprep.formats.zarr.chunks import MAX_CHUNK
 from dsprep.formats.zarr.metadata import MAX_ROW, NoField
 from dsprep.layout.describe import Chunking, FieldStorage, of_array
 from dsprep.layout.laws import Explicit
-from dsprep.layout.model import Column as Located
-from dsprep.reading.columns import PendingRead
+from dsprep.layout.model import Column
 
 VLEN = {"str": "vlen-utf8", "bytes": "vlen-bytes"}
 """The codecs of elements that vary in length, by kind of field."""
@@ -41,8 +39,6 @@ VLEN = {"str": "vlen-utf8", "bytes": "vlen-bytes"}
 MIN_ELEMENTS_NBYTES = 64 << 20
 """Bytes that elements of varying length in one chunk may always take, else a quarter of what is
 free."""
-
-_STEP = 1 << 20  # samples whose rows are looked up at a time
 
 
 def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
@@ -54,7 +50,7 @@ def declared(array: StoredArray) -> tuple[Any, tuple[int, ...]]:
     return restore(meta.dtype, meta.shape, text, array.where)
 
 
-class Reading:
+class ArrayField(LazyField):
     """A field that is one array: its first axis counts samples, or it is a `single` sample.
 
     Attributes
@@ -92,29 +88,30 @@ class Reading:
                 fix="--sample-axis first takes the first axis as samples",
             )
 
-    def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
-        """Return what reading samples ``start <= i < stop`` needs, and what makes their column."""
-        field = self.field
-        first, count = (self._lines * np.array([n]) for n in (start, stop - start))
-        rows = self.arrays[0].begin(first, count, arena, f"read.{field.name}")
-        shape = (stop - start, *field.inner)
-        return replace(rows, done=lambda stored: view(rows.done(stored), field.dtype, shape))
+    def rows(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of rows of the first array that samples need."""
+        return start * self._lines, stop * self._lines
 
-    def located(self, field: Field, count: int) -> Located:
-        """Return where all samples are stored; see `base.Source.extents` and `locate.locate`.
+    @override
+    def locate(self) -> Column:
+        return Column(self.arrays[0].grid, self._lines) if self.nbytes else Column(None)
 
-        `field` is as the user asked for it, perhaps with a type for what is kept as bytes.
-        """
-        if not count or not field.row_nbytes:
-            return Located(None)
-        return self.arrays[0].column(self._lines)
+    @override
+    def read(self, start: int, stop: int) -> Values:
+        field, ranges = self.field, [self.rows(start, stop)]
+        stored = self.arrays[0].by_library(ranges)
+        return view(stored, field.dtype, (stop - start, *field.inner))
 
-    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        """Return the payload bytes of each sample, or None where that takes reading them."""
+    @override
+    def sizes(self, start: int, stop: int) -> Ints | None:
         return np.full(stop - start, self.field.row_nbytes, np.int64)
 
+    @override
+    def resident_nbytes(self) -> int:
+        return self.arrays[0].resident_nbytes()
+
+    @override
     def storage(self) -> FieldStorage:
-        """Return how the field is stored."""
         meta, tables = self.arrays[0].meta, [a.meta.path for a in self.arrays[1:]]
         array = Chunking(
             shape=meta.shape,
@@ -136,17 +133,13 @@ class Reading:
         return of_array(array, rows, self.count, ragged=ragged, stored_nbytes=stored, tables=tables)
 
 
-class Parts(Reading):
-    """A ragged field kept as values and index tables.
-
-    That the samples are a partition of the values is checked with each read, of the samples read
-    and the one behind them, so that reading all samples checks all of it.
-    """
+class RaggedField(ArrayField):
+    """A ragged field kept as values and index tables."""
 
     def __init__(
         self, name: str, values: StoredArray, route: Route, attrs: Mapping[str, Any]
     ) -> None:
-        self._values, self.route = values, route
+        self.route = route
         numbers = (array for table in route.tables for array in (table.first, table.count))
         tables = dict.fromkeys(array for array in numbers if isinstance(array, StoredArray))
         self.arrays = (values, *tables)
@@ -168,62 +161,59 @@ class Parts(Reading):
         known = isinstance(rows, int) and 0 <= rows <= self._total
         self.nbytes = (rows if known else self._total) * self.field.row_nbytes
 
-    def rows(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the first row of each sample, and how many rows it has.
+    @cached_property
+    def _table(self) -> tuple[Ints, Ints]:
+        """The first row of each sample, and how many rows it has.
 
         Raise `FormatError` if they do not follow one another, or leave the values.
         """
-        if start == stop:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        behind = min(stop + 1, self.count)
         last = self.route.tables[-1]
+        if not self.count:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
         if last is self.route.tables[0]:
-            first, ends = last.read(start, behind, self._total, gaps=True)
+            first, ends = last.read(0, self.count, self._total, gaps=True)
         else:
-            spans = locate(self.route.tables, self._total, start, behind)
+            spans = locate(self.route.tables, self._total, 0, self.count)
             first = spans.first
             ends = first + np.diff(spans.offsets)
-        early = start == 0 and bool(first[0] % last.capacity if last.capacity else first[0])
-        if early or (behind == self.count and not last.capacity and ends[-1] != self._total):
+        early = bool(first[0] % last.capacity if last.capacity else first[0])
+        if early or (not last.capacity and ends[-1] != self._total):
             raise FormatError(
                 f"{' and '.join(last.paths)} do not divide the values among the samples",
-                where=self._values.where,
+                where=self.arrays[0].where,
                 expected=f"consecutive rows from 0 to {self._total}",
-                found=f"rows {first[0]} to {ends[-1]} for samples {start} to {behind - 1}",
+                found=f"rows {first[0]} to {ends[-1]}",
             )
-        return first[: stop - start], (ends - first)[: stop - start]
+        return first, ends - first
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
-        field = self.field
-        first, count = self.rows(start, stop)
-        rows = self._values.begin(first, count, arena, f"read.{field.name}")
-        offsets = np.concatenate([[0], np.cumsum(count)])
-
-        def column(stored: Array) -> Ragged:
-            shape = (int(offsets[-1]), *field.inner)
-            return Ragged(view(rows.done(stored), field.dtype, shape), offsets, field.kind)
-
-        return replace(rows, done=column)
+    def rows(self, start: int, stop: int) -> tuple[int, int]:
+        if start == stop:
+            return 0, 0
+        first, count = (each[start:stop] for each in self._table)
+        return int(first[0]), int((first + count).max())
 
     @override
-    def located(self, field: Field, count: int) -> Located:
-        firsts, counts = np.zeros((2, self.count), np.int64)
-        for start in range(0, self.count, _STEP):
-            some = slice(start, min(start + _STEP, self.count))
-            firsts[some], counts[some] = self.rows(some.start, some.stop)
-        grid = self._values.column().grid if self.nbytes else None
-        if (field.dtype, field.shape) != (self.field.dtype, self.field.shape):
-            raise Unlocated("only after a convert have bytes of a type that was asked for offsets")
-        return Located(grid, 1, Explicit(firsts), Explicit(counts))
+    def locate(self) -> Column:
+        first, count = self._table
+        grid = self.arrays[0].grid if self.nbytes else None
+        return Column(grid, 1, Explicit(first), Explicit(count))
 
     @override
-    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        sizes: Ints = self.rows(start, stop)[1] * self.field.row_nbytes
+    def read(self, start: int, stop: int) -> Values:
+        first, count = (each[start:stop] for each in self._table)
+        ranges = zip(first.tolist(), (first + count).tolist(), strict=True)
+        stored = self.arrays[0].by_library([*ranges])
+        shape = (int(count.sum()), *self.field.inner)
+        return Ragged.from_lengths(view(stored, self.field.dtype, shape), count, self.field.kind)
+
+    @override
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        sizes: Ints = self._table[1][start:stop] * self.field.row_nbytes
         return sizes
 
 
-class Elements(Reading):
+class ElementsField(ArrayField):
     """A field of elements that vary in length."""
 
     def __init__(self, name: str, array: StoredArray) -> None:
@@ -237,16 +227,14 @@ class Elements(Reading):
             )
         self.field = Field(name, meta.dtype, (None,), meta.kind, from_json(meta.attrs))
         self.count, self.nbytes, self.arrays = meta.shape[0], 0, (array,)
+        self._lines = 1
 
     @override
-    def begin(self, start: int, stop: int, arena: Arena | None) -> PendingRead:
-        return PendingRead(0, [], lambda _: self._read(start, stop))
+    def locate(self) -> Column:
+        return Column(self.arrays[0].grid)
 
     @override
-    def located(self, field: Field, count: int) -> Located:
-        raise Unlocated("only zarr reads elements of varying length")
-
-    def _read(self, start: int, stop: int) -> Column:
+    def read(self, start: int, stop: int) -> Values:
         rows = self.arrays[0].meta.grid[0]
         items: list[Any] = []
         for i in range(start // rows, -(-stop // rows) if stop > start else 0):
@@ -281,6 +269,6 @@ class Elements(Reading):
             codec = numcodecs.VLenUTF8() if text else numcodecs.VLenBytes()
             return [empty if item is None else item for item in codec.decode(encoded)]
 
-    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        """Return None: reading the elements is the only way to tell."""
+    @override
+    def sizes(self, start: int, stop: int) -> Ints | None:
         return None

@@ -11,18 +11,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from typing_extensions import override
-
-from dsprep.core.schema import Arena, Attrs, Batch, Field, Schema
+from dsprep.core.schema import Attrs
 from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats import samples
-from dsprep.formats.base import Source
 from dsprep.formats.conventions import Stated, state_common
-from dsprep.formats.fields import missing_field, retype, wanted
+from dsprep.formats.fields import missing_field
 from dsprep.formats.index_tables import IndexTable, Route
-from dsprep.formats.located import locate_fields, total_sizes
+from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import (
     ArrayTree,
@@ -35,13 +30,11 @@ from dsprep.formats.ragged import (
 from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, STATIC, from_json
-from dsprep.formats.zarr.fields import Elements, Parts, Reading
+from dsprep.formats.zarr.fields import ArrayField, ElementsField, RaggedField
 from dsprep.formats.zarr.locate import stored_files
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_node
 from dsprep.formats.zarr.store import DOCUMENTS, Directory, Store, Zip, join
-from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout
-from dsprep.reading.columns import fetch
 
 ROOT_NAME = "data"
 """The field name of an array that is the whole store."""
@@ -61,116 +54,77 @@ OME_FIX = (
 """What OME-NGFF 0.4 and 0.5 state of images, and how they are read."""
 
 
-class ZarrSource(Source):
-    """A Zarr store opened for reading; see `base.Source`."""
-
-    random_access = True
-
-    def __init__(self, path: Path, options: OpenOptions) -> None:
-        self.path = path
-        directory = path.is_dir()
-        self._store: Store = Directory(path, options.follow_external) if directory else Zip(path)
-        try:
-            self._open(options)
-        except BaseException:
-            self._store.close()
-            raise
-
-    def _open(self, options: OpenOptions) -> None:
-        arrays, groups = walk(self._store)
-        root, kind = groups.get("", {}), "ZIP" if self.path.is_file() else "directory"
-        self.version = f"Zarr v{3 if self._store.has('zarr.json') else 2}, {kind}"
-        own = root.get(FIELDS)
-        listed = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
-        fields = StoreFields(self._store, arrays, groups, listed, options)
-        requested = fields.requested
-        mode = options.sample_axis
-        if mode == "auto" and listed:
-            mode = "first"
-        if fields.stated.refused and options.sample_axis == "auto" and not requested and not listed:
-            reason, fix = fields.stated.refused
-            raise SchemaError(reason, where=self.path, fix=f"{fix}, or name fields: --field NAME")
-        readings = fields.select(self.path)
-        shapes = {n: fields.sized(n) for n in readings}
-        if not requested and mode == "auto":
-            check_arrays(shapes, self.path)
-        axis = samples.choose(
-            shapes,
-            mode,
-            self.path,
-            named=bool(requested),
-            grouped=fields.stated.grouped,
-            more=fields.indexed,
-        )
-        notes = [] if requested else fields.notes
-        self._count, notes = axis.count, [*axis.notes, *notes]
-        self.others = axis.others or tuple(fields.stated.aside if listed else ())
-        if axis.whole_file:
-            readings = as_single_sample(readings, notes)
-            if not readings:
-                raise FormatError(
-                    "no array can be a field", where=self.path, found="; ".join(notes)
-                )
-        else:
-            readings = {n: r for n, r in readings.items() if n in axis.names}
-        fields.add_attributes(readings)
-        self._choose(options, readings, from_json(root))
-        chosen = [r for _, r in self._columns]
-        notes += unkept(groups, chosen)
-        if not requested:
-            notes += samples.unapplied({f.name: f.attrs for f in self.schema})
-        self.notes = tuple(notes)
-        for array in (a for r in chosen for a in r.arrays if a.meta.shape):
-            check_names(self._store, array.meta)
-
-    def _choose(self, options: OpenOptions, readings: dict[str, Reading], attrs: Attrs) -> None:
-        available = {n: r.field for n, r in readings.items()}
+def open_zarr(path: Path, options: OpenOptions) -> LocatedSource:
+    """Open a store for reading; see `base.Format.open`."""
+    store: Store = Directory(path, options.follow_external) if path.is_dir() else Zip(path)
+    try:
+        parsed = parse(store, options)
         specs = (replace(s, path=s.spelled, index=()) if s.index else s for s in options.fields)
-        chosen = wanted(tuple(specs), available)
-        self._columns: list[tuple[Field, Reading]] = [(f, readings[p]) for p, f in chosen]
-        self.schema = Schema(tuple(f for f, _ in self._columns), attrs)
+        options = replace(options, fields=tuple(specs))
+        return LocatedSource(path, parsed, options, store.open, store.close)
+    except BaseException:
+        store.close()
+        raise
 
-    def __len__(self) -> int:
-        return self._count
 
-    @override
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        try:
-            pending = {f.name: r.begin(start, stop, arena) for f, r in self._columns}
-            columns = fetch(pending, arena)
-        except MemoryError as error:
-            where = f"{self.path}, samples {start} to {stop}"
-            raise FormatError("the samples do not fit into memory", where=where) from error
-        if len(self) <= 1:  # it was read whole
-            for array in (a for _, r in self._columns for a in r.arrays):
-                array.release()
-        return {f.name: retype(columns[f.name], f, self.path, start) for f, _ in self._columns}
+def parse(store: Store, options: OpenOptions) -> Parsed:
+    """Return what a store holds."""
+    arrays, groups = walk(store)
+    path, root = store.path, groups.get("", {})
+    own = root.get(FIELDS)
+    listed = [n for n in own if isinstance(n, str)] if isinstance(own, list) else []
+    fields = StoreFields(store, arrays, groups, listed, options)
+    requested = fields.requested
+    mode = options.sample_axis
+    if mode == "auto" and listed:
+        mode = "first"
+    if fields.stated.refused and options.sample_axis == "auto" and not requested and not listed:
+        reason, fix = fields.stated.refused
+        raise SchemaError(reason, where=path, fix=f"{fix}, or name fields: --field NAME")
+    readings = fields.select(path)
+    shapes = {n: fields.sized(n) for n in readings}
+    if not requested and mode == "auto":
+        check_arrays(shapes, path)
+    axis = samples.choose(
+        shapes,
+        mode,
+        path,
+        named=bool(requested),
+        grouped=fields.stated.grouped,
+        more=fields.indexed,
+    )
+    notes = [*axis.notes, *([] if requested else fields.notes)]
+    if axis.whole_file:
+        readings = as_single_sample(readings, notes)
+        if not readings:
+            raise FormatError("no array can be a field", where=path, found="; ".join(notes))
+    else:
+        readings = {n: r for n, r in readings.items() if n in axis.names}
+    fields.add_attributes(readings)
+    notes += unkept(groups, [*readings.values()])
+    if not requested:
+        notes += samples.unapplied({n: r.field.attrs for n, r in readings.items()})
+    for array in (a for r in readings.values() for a in r.arrays if a.meta.shape):
+        check_names(store, array.meta)
+    zipped = isinstance(store, Zip)
+    return Parsed(
+        version=f"Zarr v{3 if store.has('zarr.json') else 2}, {'ZIP' if zipped else 'directory'}",
+        fields={n: r.field for n, r in readings.items()},
+        layout=FileLayout(axis.count),
+        lazy=readings,
+        attrs=from_json(root),
+        notes=tuple(notes),
+        others=axis.others or tuple(fields.stated.aside if listed else ()),
+        prove=partial(prove, [*readings.values()]) if zipped else None,
+    )
 
-    @override
-    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        fields = {f.name: partial(r.located, f, len(self)) for f, r in self._columns}
-        return locate_fields(fields, len(self), progress)
 
-    @override
-    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
-        return total_sizes((r.sizes(start, stop) for _, r in self._columns), stop - start)
-
-    def resident_nbytes(self) -> int:
-        """See `Source.resident_nbytes`: each array keeps the chunk that it decoded last.
-
-        A single sample is read whole, and nothing is kept of it.
-        """
-        if len(self) <= 1:
-            return 0
-        return sum(a.resident_nbytes() for _, reading in self._columns for a in reading.arrays)
-
-    @override
-    def storage(self) -> dict[str, FieldStorage]:
-        return {field.name: reading.storage() for field, reading in self._columns}
-
-    @override
-    def close(self) -> None:
-        self._store.close()
+def prove(fields: Sequence[ArrayField], start: int, stop: int) -> None:
+    """Compare the members of a ZIP file that some samples need with their checksums."""
+    for field in fields:
+        array, (low, high) = field.arrays[0], field.rows(start, stop)
+        if array.meta.shape and low < high and not array.meta.unlocated:
+            array.store.verify_crc(array.meta.file_keys(low, high))
 
 
 # --- finding the fields ----------------------------------------------------------------------
@@ -238,7 +192,7 @@ class StoreFields:
         self, store: Store, arrays: Arrays, groups: Groups, order: list[str], options: OpenOptions
     ) -> None:
         self.requested = {spec.spelled for spec in options.fields}
-        self.readings: dict[str, Reading] = {}
+        self.readings: dict[str, ArrayField] = {}
         self.problems: dict[str, DsprepError] = {}
         self.stated, self.notes = Stated(), list[str]()
         self._where, self._own = store.path, bool(order)
@@ -271,9 +225,11 @@ class StoreFields:
                     if path not in opened:
                         raise missing_field(path, opened, store.path)
                 route = route_of(spec, tree, self._array, store.path)
-                self.readings[spec.spelled] = Parts(spec.path, opened[spec.path], route, {})
+                self.readings[spec.spelled] = RaggedField(spec.path, opened[spec.path], route, {})
         for name, (path, route) in rows.routes.items():
-            self._add(name, partial(Parts, name, opened[path], route, opened[path].meta.attrs))
+            self._add(
+                name, partial(RaggedField, name, opened[path], route, opened[path].meta.attrs)
+            )
         for path, array in opened.items():
             name = path or ROOT_NAME
             used = path in rows.used | rows.left_out and name not in self.requested
@@ -290,7 +246,7 @@ class StoreFields:
     def _array(self, path: str) -> StoredArray:
         return self._opened[path]
 
-    def _add(self, name: str, make: Callable[[], Reading]) -> None:
+    def _add(self, name: str, make: Callable[[], ArrayField]) -> None:
         try:
             self.readings[name] = make()
         except (FormatError, SchemaError) as error:
@@ -317,7 +273,8 @@ class StoreFields:
             grouped = isinstance(capacity, int) and capacity > 0
             table = IndexTable(paths, first, count, capacity=capacity if grouped else 0)
             self._add(
-                group, partial(Parts, group, values, Route((table,), (",".join(paths),)), attrs)
+                group,
+                partial(RaggedField, group, values, Route((table,), (",".join(paths),)), attrs),
             )
 
     def _set_aside(self, rows: RaggedRows) -> None:
@@ -332,7 +289,7 @@ class StoreFields:
             self.readings.pop(path, None)
             self.problems.pop(path, None)
 
-    def select(self, where: Path) -> dict[str, Reading]:
+    def select(self, where: Path) -> dict[str, ArrayField]:
         """Return the readings of the fields that the user requested, or of all that can be read."""
         asked = self.requested
         left_out = {n: e for n, e in self.problems.items() if isinstance(e, NoField) and not asked}
@@ -357,12 +314,12 @@ class StoreFields:
         if reading.single:
             return samples.Sized((), reading.nbytes, dtype=reading.field.dtype)
         axis = self.stated.axes.get(name, "")
-        if not (isinstance(reading, Parts) or self._own):
+        if not (isinstance(reading, RaggedField) or self._own):
             axis = axis or (*reading.arrays[0].meta.axes, "")[0]
         shape, dtype = (reading.count, *reading.field.inner), reading.field.dtype
         return samples.Sized(shape, reading.nbytes, axis, dtype)
 
-    def add_attributes(self, readings: Mapping[str, Reading]) -> None:
+    def add_attributes(self, readings: Mapping[str, ArrayField]) -> None:
         """Add to the attributes of fields what is stated elsewhere."""
         for name, reading in readings.items():
             more = self.stated.attrs.get(name, {})
@@ -374,36 +331,36 @@ def _attributes(arrays: Arrays, groups: Groups, path: str) -> Attrs:
     return from_json(meta.attrs if isinstance(meta, ArrayMeta) else groups.get(path, {}))
 
 
-def reading(name: str, array: StoredArray) -> Reading:
+def reading(name: str, array: StoredArray) -> ArrayField:
     """Return the field that one array is."""
     if array.meta.vlen:
-        return Elements(name, array)
-    return Reading(name, array)
+        return ElementsField(name, array)
+    return ArrayField(name, array)
 
 
-def as_single_sample(readings: Mapping[str, Reading], notes: list[str]) -> dict[str, Reading]:
+def as_single_sample(readings: Mapping[str, ArrayField], notes: list[str]) -> dict[str, ArrayField]:
     """Return the fields of a store that is one sample: every array as it is."""
-    fields: dict[str, Reading] = {}
+    fields: dict[str, ArrayField] = {}
     for reading in readings.values():
         for array in reading.arrays:
             name = array.meta.path or ROOT_NAME
             if array.meta.vlen:
                 notes.append(f"left out {name}: a single sample cannot hold strings")
             else:
-                fields[name] = Reading(name, array, single=True)
+                fields[name] = ArrayField(name, array, single=True)
     return fields
 
 
 # --- notes -----------------------------------------------------------------------------------
 
 
-def unkept(groups: Mapping[str, Attrs], readings: Sequence[Reading]) -> list[str]:
+def unkept(groups: Mapping[str, Attrs], readings: Sequence[ArrayField]) -> list[str]:
     """Return which attributes do not become part of the samples.
 
     `groups` are the attributes of each group of the store, `readings` the fields that are read.
     """
     arrays = [a for r in readings for a in r.arrays]
-    parts = [r for r in readings if isinstance(r, Parts)]
+    parts = [r for r in readings if isinstance(r, RaggedField)]
     fields = {r.field.name for r in parts}
     owners = [a.meta.path for r in parts for a in r.arrays if from_json(a.meta.attrs)]
     owners = [path for path in owners if path not in fields]

@@ -276,7 +276,7 @@ class Zip:
         for key in keys:
             name = join(self._root, key)
             info = self._zip.NameToInfo.get(name)
-            if name in self._verified or info is None:
+            if name in self._verified or info is None or info.compress_type != zipfile.ZIP_STORED:
                 continue
             with self._verifying.setdefault(name, threading.Lock()):
                 if name in self._verified:
