@@ -21,9 +21,9 @@ from dsprep.errors import FormatError, SchemaError, TargetError, UnsupportedErro
 from dsprep.formats import load
 from dsprep.formats.base import Source
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
+from dsprep.formats.protobuf import decode_varints
 from dsprep.formats.tfrecord import example, framing
-from dsprep.formats.tfrecord.batch_parser import parse_together
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, encode_varints, parse_together
 from dsprep.storage.paths import Candidate
 
 TFR = load("tfrecord")
@@ -381,12 +381,12 @@ def test_varints(rows: list[list[int]]) -> None:
     flat = [v for row in rows for v in row]
     minimal = np.frombuffer(ints(*flat), np.uint8)
     totals = np.array([len(ints(*row)) for row in rows], np.int64)
-    values, counts = example.decode_varints(minimal, totals)
+    values, counts = decode_varints(minimal, totals)
     assert values.tolist() == flat
     assert counts.tolist() == [len(row) for row in rows]
     padded = np.empty((len(flat), 10), np.uint8)
     encode_varints(np.array(flat, np.int64), padded)
-    values, counts = example.decode_varints(padded.reshape(-1), np.array([10] * len(flat), int))
+    values, counts = decode_varints(padded.reshape(-1), np.array([10] * len(flat), int))
     assert values.tolist() == flat
 
 

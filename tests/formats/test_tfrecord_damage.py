@@ -19,7 +19,7 @@ from dsprep.errors import DsprepError, FormatError
 from dsprep.formats import load, recognise
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.tfrecord import example, framing
-from dsprep.formats.tfrecord.batch_parser import parse_together
+from dsprep.formats.tfrecord.example import parse_together
 from dsprep.storage.paths import Candidate
 
 TFR = load("tfrecord")

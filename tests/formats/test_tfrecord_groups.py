@@ -17,8 +17,8 @@ from dsprep.formats import load
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.protobuf import read_varint
 from dsprep.formats.tfrecord import example, features
-from dsprep.formats.tfrecord.batch_parser import parse_together
 from dsprep.formats.tfrecord.build import Template
+from dsprep.formats.tfrecord.example import parse_together
 from dsprep.formats.tfrecord.framing import FRAME, HEADER
 from dsprep.layout.model import Groups
 from dsprep.storage.paths import Candidate

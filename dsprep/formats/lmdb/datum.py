@@ -2,98 +2,116 @@
 
 From ``caffe.proto`` (proto2): ``channels = 1``, ``height = 2``, ``width = 3`` (int32),
 ``data = 4`` (bytes: the image, uint8, C order, or an encoded image), ``label = 5`` (int32),
-``float_data = 6`` (repeated float, packed or not), ``encoded = 7`` (bool). A message is a row of
-``tag, value`` pairs; a tag is the varint ``number << 3 | wire type``; unknown ones are skipped.
-
-Nearly all messages of a dataset differ only in the data and the label, so one is parsed, and the
-others are compared with it byte by byte at once, except there.
+``float_data = 6`` (repeated float, packed or not), ``encoded = 7`` (bool). Unknown fields are
+skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dsprep.core.schema import Array, Batch, Bytes, Field, Ints, Ragged, Schema
-from dsprep.core.spans import move_spans, offsets_of
+from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError
-from dsprep.formats.protobuf import WireError, read_field, read_varint
+from dsprep.formats.protobuf import Spans, Together, WireError, decode_varints, read_fields
 
 CHANNELS, HEIGHT, WIDTH, DATA, LABEL, FLOAT_DATA, ENCODED = range(1, 8)
-_FLOAT_TAG = FLOAT_DATA << 3 | 5
-_TEMPLATES = 16  # tried on many messages at once, before one by one
+WIRES: dict[int, tuple[int, ...]] = {
+    CHANNELS: (0,),
+    HEIGHT: (0,),
+    WIDTH: (0,),
+    LABEL: (0,),
+    ENCODED: (0,),
+}
+WIRES |= {DATA: (2,), FLOAT_DATA: (2, 5)}
 
 LABEL_FIELD = Field("label", np.dtype(np.int32))
 
+Fields: TypeAlias = list[tuple[int, int, Ints, Ints]]
+"""Number, wire type, starts and stops of each field of some messages."""
+
 
 @dataclass
-class Message:
-    """The offsets of the parts of one message, in bytes from its start.
+class Messages:
+    """What n messages hold: `numbers` by field number, shape ``(n, 8)``, -1 where missing.
 
-    `numbers` are the integer fields but the label, by field number; `data` and the varint of the
-    `label` are ``(start, stop)``, None where missing; `floats` are the offsets of each float.
+    `images` are the bytes of the values, of floats where `floats` says so.
     """
 
-    numbers: dict[int, int] = field(default_factory=dict)
-    data: tuple[int, int] | None = None
-    label: tuple[int, int] | None = None
-    floats: list[Ints] = field(default_factory=list)
+    numbers: Ints
+    images: Spans
+    floats: Array
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height, width; 0 where missing."""
-        c, h, w = (self.numbers.get(n, 0) for n in (CHANNELS, HEIGHT, WIDTH))
-        return c, h, w
-
-    @property
-    def float_bytes(self) -> Ints:
-        """The place of each byte of the floats."""
-        offsets = np.concatenate([np.zeros(0, np.int64), *self.floats])
-        return (offsets[:, None] + np.arange(4)).reshape(-1)
-
-    @property
-    def payload(self) -> int:
-        """Bytes of the image's values."""
-        if self.data is not None and self.data[1] > self.data[0]:
-            return self.data[1] - self.data[0]
-        return 4 * sum(map(len, self.floats))
+    def sides(self) -> Ints:
+        """Channels, height, width of each: shape ``(n, 3)``; 0 where missing."""
+        return self.numbers[:, CHANNELS : WIDTH + 1].clip(0)
 
 
-def parse(message: bytes) -> Message:
-    """Return the offsets of the parts of `message`; `WireError` if it is not a Datum."""
-    parsed = Message()
-    at, end = 0, len(message)
-    while at < end:
-        if message[at] == _FLOAT_TAG:
-            tags = np.frombuffer(message, np.uint8)[at : end - 4 : 5]
-            other = np.flatnonzero(tags != _FLOAT_TAG)
-            n = int(other[0]) if len(other) else len(tags)
-            if n:
-                parsed.floats.append(at + 1 + 5 * np.arange(n, dtype=np.int64))
-                at += 5 * n
-                continue
-        number, wire, start, at = read_field(message, at, end)
-        if number in (CHANNELS, HEIGHT, WIDTH, LABEL, ENCODED) and wire != 0:
-            raise WireError(f"field {number} has wire type {wire}")
-        if number in (CHANNELS, HEIGHT, WIDTH, ENCODED):
-            value = read_varint(message, start, at)[0]
-            if number != ENCODED and value >> 31:
-                raise WireError(f"field {number} is {value}")
-            parsed.numbers[number] = value
-        elif number == LABEL:
-            parsed.label = start, at
-        elif number == DATA:
-            if wire != 2:
-                raise WireError(f"data has wire type {wire}")
-            parsed.data = start, at
-        elif number == FLOAT_DATA:
-            if wire != 2 or (at - start) % 4:
-                raise WireError("float_data is damaged")
-            parsed.floats.append(np.arange(start, at, 4, dtype=np.int64))
-    return parsed
+def read_messages(data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Messages:
+    """Return what messages back to back in `data` hold; `FormatError` if one is not a Datum."""
+    n = len(lengths)
+    numbers, counts = np.full((n, 8), -1, np.int64), np.ones(n, np.int64)
+    owners, parts = [np.zeros(0, np.int64)], [np.zeros((0, 2), np.int64)]
+    floats = np.zeros(n, bool)
+    for rows, fields in _alike(data, offsets_of(lengths), label) if n else ():
+        images = [np.zeros((len(rows), 2), np.int64)]  # start and length, of data and of floats
+        for number, wire, start, stop in fields:
+            sizes = stop - start
+            good = wire in WIRES.get(number, (wire,))
+            if good and WIRES.get(number) == (0,):
+                values = decode_varints(Spans(start, sizes, sizes).gather(data), sizes)[0]
+                good = number > WIDTH or not (values >> 31).any()
+                numbers[rows, number] = values & 0xFFFFFFFF
+            elif good and number == DATA:
+                images[0] = np.stack([start, sizes], axis=1)
+            elif good and number == FLOAT_DATA:
+                good = not (sizes % 4).any()
+                images.append(np.stack([start, sizes], axis=1))
+            if not good:
+                raise _not_datum(label(int(rows[0])), f"field {number} is damaged")
+        ranges = np.stack(images, axis=1)
+        ranges[ranges[:, 0, 1] > 0, 1:, 1] = 0  # data comes first
+        floats[rows], counts[rows] = ranges[:, 1:, 1].any(axis=1), len(images)
+        parts.append(ranges.reshape(-1, 2))
+        owners.append(np.repeat(rows, len(images)))
+    order = np.argsort(np.concatenate(owners), kind="stable")
+    starts, sizes = np.concatenate(parts)[order].T
+    totals = np.diff(offsets_of(sizes)[offsets_of(counts)])
+    spans = Spans(starts, sizes, totals, None if len(starts) == n else counts)
+    return Messages(numbers, spans, floats)
+
+
+def _alike(
+    data: Bytes, offsets: Ints, label: Callable[[int], str]
+) -> Iterator[tuple[Ints, Fields]]:
+    """Yield the fields of messages that have the same ones, nearly always all: numbers, fields."""
+    every = [*zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    groups: dict[tuple[tuple[int, int], ...], list[tuple[int, list[tuple[int, int]]]]] = {}
+    try:
+        first = read_fields(data.data, *every[0])
+        together = Together(data, offsets[:-1], offsets[1:]).fields(first)
+    except WireError:
+        pass
+    else:
+        yield np.arange(len(every)), together
+        return
+    for i, (start, stop) in enumerate(every):
+        try:
+            fields = read_fields(data.data, start, stop)
+        except WireError as error:
+            raise _not_datum(label(i), str(error)) from error
+        kinds = tuple((number, wire) for number, wire, _, _ in fields)
+        groups.setdefault(kinds, []).append((i, [(a, b) for _, _, a, b in fields]))
+    for kinds, members in groups.items():
+        places = np.array([places for _, places in members], np.int64).reshape(len(members), -1, 2)
+        rows = np.array([i for i, _ in members])
+        yield rows, [(*kind, *places[:, k].T) for k, kind in enumerate(kinds)]
 
 
 class Datum:
@@ -126,22 +144,19 @@ class Datum:
         `spread` are the bytes between the smallest and the largest message of the dataset. Raises
         `FormatError` if one of them is not a Datum.
         """
-        decoded = []
-        for i, message in enumerate(messages):
-            try:
-                decoded.append(parse(message))
-            except WireError as error:
-                raise _not_datum(f"{where}, probe {i}", str(error)) from error
-        shapes = {m.shape for m in decoded}
-        encoded = any(m.numbers.get(ENCODED) for m in decoded)
-        floats = any(m.floats and not m.numbers.get(ENCODED) for m in decoded)
-        c, h, w = shape = min(shapes, default=(0, 0, 0))
+        data = np.frombuffer(b"".join(messages), np.uint8)
+        lengths = np.array([*map(len, messages)], np.int64)
+        found = read_messages(data, lengths, lambda i: f"{where}, probe {i}")
+        shapes = np.unique(found.sides, axis=0).tolist()
+        is_encoded = found.numbers[:, ENCODED] > 0
+        encoded, floats = bool(is_encoded.any()), bool((found.floats & ~is_encoded).any())
+        c, h, w = min(shapes, default=(0, 0, 0))
         # A label takes up to 10 bytes and a tag, or is not there at all.
         alike = len(shapes) == 1 and spread <= 11
-        sizes = {m.payload for m in decoded}
-        fixed = not encoded and alike and sizes == {c * h * w * (4 if floats else 1)}
+        sizes = found.images.totals
+        fixed = not encoded and alike and bool((sizes == c * h * w * (4 if floats else 1)).all())
         notes = []
-        if any(m.label is None for m in decoded):
+        if (found.numbers[:, LABEL] < 0).any():
             notes.append("some messages have no label, which is taken as 0")
         if encoded:
             notes.append("the images are encoded; dsprep keeps them as stored")
@@ -150,7 +165,7 @@ class Datum:
                 "the images have several shapes, or are not of uint8: data holds their bytes "
                 "(--field data:DTYPE[SHAPE] gives their type)"
             )
-        return cls(shape if fixed else None, floats, not fixed and not encoded, notes)
+        return cls((c, h, w) if fixed else None, floats, not fixed and not encoded, notes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the decoder as JSON, without its notes; `from_json` is the inverse."""
@@ -176,127 +191,43 @@ class Datum:
 
     def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
         """Return the samples whose messages follow one another in `data`; see `Values.decode`."""
-        n = len(lengths)
-        offsets = offsets_of(lengths)
-        starts, sizes = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        labels, sides = np.zeros(n, np.int32), np.zeros((n, 3), np.int32)
-        floats: dict[int, tuple[Ints, Ints]] = {}
-        for rows, message in self._alike(data, offsets, lengths, label):
-            if self.fixed and (message.shape != self.shape or message.payload != self.nbytes):
+        found = read_messages(data, lengths, label)
+        images, sides = found.images, found.sides
+        column: Array | Ragged
+        if self.shape is None:
+            column = Ragged(images.gather(data), offsets_of(images.totals), "bytes")
+        else:
+            bad = (sides != self.shape).any(axis=1) | (images.totals != self.nbytes)
+            if bad.any():
+                i = int(bad.argmax())
                 raise FormatError(
                     "a message is of another shape than the first",
-                    where=label(int(rows[0])),
+                    where=label(i),
                     expected=f"{self.shape}, {self.nbytes} bytes",
-                    found=f"{message.shape}, {message.payload} bytes",
+                    found=f"{tuple(sides[i].tolist())}, {images.totals[i]} bytes",
                     fix="convert it with --values opaque",
                 )
-            begin = offsets[rows]
-            sizes[rows] = message.payload
-            sides[rows] = message.shape
-            if message.data is not None and message.data[1] > message.data[0]:
-                starts[rows] = begin + message.data[0]
-            elif message.payload:
-                floats[int(rows[0])] = rows, message.float_bytes
-            if message.label is not None:
-                labels[rows] = _labels(data, begin, message.label)
-        batch: Batch = {"data": self._images(data, offsets, starts, sizes, floats)}
-        batch["label"] = labels
-        for k, side in enumerate(self.sides):
-            batch[side] = sides[:, k]
-        return batch
+            values = images.rows(data, self.nbytes).view(self.schema["data"].dtype)
+            column = values.reshape(len(lengths), *self.shape)
+        labels = found.numbers[:, LABEL].clip(0).astype(np.uint32).view(np.int32)
+        others = zip(self.sides, sides.astype(np.int32).T, strict=False)
+        return {"data": column, "label": labels, **dict(others)}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the image in every sample, when fixed."""
         return self.schema.fields[0].row_nbytes
 
-    def _alike(
-        self, data: Bytes, offsets: Ints, lengths: Ints, label: Callable[[int], str]
-    ) -> list[tuple[Ints, Message]]:
-        """Return messages that differ only in data and label: their numbers, and one parsed."""
-        rows = []
-        order = np.argsort(lengths, kind="stable")
-        breaks = np.flatnonzero(np.diff(lengths[order])) + 1
-        for group in np.split(order, breaks):
-            rest, tried = group, 0
-            while len(rest):
-                i = int(rest[0])
-                message = data[offsets[i] : offsets[i + 1]].tobytes()
-                try:
-                    parsed = parse(message)
-                except WireError as error:
-                    raise _not_datum(label(i), str(error)) from error
-                same = np.zeros(len(rest), bool)
-                if tried < _TEMPLATES and len(rest) > 1:
-                    same = _same_frame(data, offsets[rest], message, parsed)
-                same[0] = True
-                rows.append((rest[same], parsed))
-                rest, tried = rest[~same], tried + 1
-        return rows
-
-    def _images(
-        self,
-        data: Bytes,
-        offsets: Ints,
-        starts: Ints,
-        sizes: Ints,
-        floats: dict[int, tuple[Ints, Ints]],
-    ) -> Array | Ragged:
-        """Return the column of the images."""
-        n, first = len(sizes), self.schema.fields[0]
-        if self.fixed and self.nbytes and not floats and n:
-            step = np.diff(starts)
-            if n == 1 or (step == step[0]).all():  # a view: nothing is copied
-                strides = (int(step[0]) if n > 1 else 0, 1)
-                rows = np.ndarray((n, self.nbytes), np.uint8, data, int(starts[0]), strides)
-                return rows.view(first.dtype).reshape(n, *first.inner)
-        ends = offsets_of(sizes)
-        out = np.empty(int(ends[-1]), np.uint8)
-        copied = np.ones(n, bool)
-        for rows, where in floats.values():
-            at = ends[rows][:, None] + np.arange(len(where))
-            out[at] = data[offsets[rows][:, None] + where]
-            copied[rows] = False
-        move_spans(data, starts[copied], sizes[copied], out, ends[:-1][copied])
-        if self.fixed:
-            return out.view(first.dtype).reshape(n, *first.inner)
-        return Ragged(out, ends, "bytes")
-
-
-def _same_frame(data: Bytes, begin: Ints, message: bytes, parsed: Message) -> np.ndarray:
-    """Return which messages at `begin` equal `message` in all but data, floats and label."""
-    free = np.zeros(len(message), bool)
-    if parsed.data is not None:
-        free[slice(*parsed.data)] = True
-    if parsed.label is not None:
-        free[slice(*parsed.label)] = True
-    free[parsed.float_bytes] = True
-    frame = np.flatnonzero(~free)
-    own = np.frombuffer(message, np.uint8)
-    same = (data[begin[:, None] + frame] == own[frame]).all(axis=1)
-    if parsed.label is not None:  # a varint of as many bytes: all but the last have the top bit
-        at = np.arange(*parsed.label)
-        same &= ((data[begin[:, None] + at] ^ own[at]) < 0x80).all(axis=1)
-    return np.asarray(same)
-
-
-def _labels(data: Bytes, begin: Ints, label: tuple[int, int]) -> Array:
-    """Return the varints at ``begin + label``, as protobuf's int32."""
-    total = np.zeros(len(begin), np.uint64)
-    for k, at in enumerate(range(*label)):
-        total |= (data[begin + at] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * k)
-    return total.astype(np.uint32).view(np.int32)
-
 
 def looks_like_datum(value: bytes) -> bool:
     """Whether `value` is a Datum with an image."""
     try:
-        message = parse(value)
-    except WireError:
+        found = read_messages(np.frombuffer(value, np.uint8), np.array([len(value)]), str)
+    except FormatError:
         return False
-    c, h, w = message.shape
-    values = message.payload // (1 if message.data else 4)
-    return message.payload > 0 and (bool(message.numbers.get(ENCODED)) or values == c * h * w > 0)
+    nbytes, pixels = int(found.images.totals[0]), math.prod(found.sides[0].tolist())
+    pixels *= 4 if found.floats[0] else 1
+    return nbytes > 0 and (found.numbers[0, ENCODED] > 0 or nbytes == pixels)
 
 
 def _not_datum(where: str, reason: str) -> FormatError:

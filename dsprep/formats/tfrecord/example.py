@@ -10,9 +10,10 @@
     Int64List  { repeated int64 value = 1 [packed]; }
 
 (``tensorflow/core/example/feature.proto``, and Protocol Buffers' "Encoding"). Nothing is copied:
-the result is `FeatureSpans` in the buffer that holds the records. `parse` takes any one message and
-judges it; `batch_parser.parse_together` walks records of the same features side by side, and
-returns None for others.
+the result is `Spans` in the buffer that holds the records. `parse` takes any one message and judges
+it. Records of one dataset nearly always have the same features in the same order and differ in
+lengths alone: `parse_together` walks them side by side, accepts only what is certain, and returns
+None for anything else.
 """
 
 from __future__ import annotations
@@ -24,8 +25,17 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dsprep.core.schema import Array
-from dsprep.formats.protobuf import Viewed, WireError, read_fields, varint
+from dsprep.core.schema import Array, Bytes, Ints
+from dsprep.core.spans import offsets_of
+from dsprep.formats.protobuf import (
+    Spans,
+    Together,
+    Viewed,
+    WireError,
+    expect,
+    read_fields,
+    varint,
+)
 
 BYTES, FLOAT, INT64 = 1, 2, 3
 TYPES = {BYTES: "bytes", FLOAT: "float", INT64: "int64"}
@@ -44,28 +54,11 @@ class Value:
     """One feature of one record: its list's field number, and its values' ranges in the buffer.
 
     For `BYTES` each range is one value. For `FLOAT` and `INT64` the ranges, joined, are the
-    packed values, whether the record has them packed or not; `loose` says that an int64 is not, so
-    that its own bytes state where it ends.
+    packed values, whether the record has them packed or not.
     """
 
     type: int
     ranges: list[tuple[int, int]]
-    loose: bool = False
-
-
-@dataclass
-class FeatureSpans:
-    """One feature of n records.
-
-    The ranges ``starts`` and ``lengths`` in the buffer are in the order of the records, of which
-    each has `totals` bytes in `counts` ranges; None: in one.
-    """
-
-    type: int
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    totals: NDArray[np.int64]
-    counts: NDArray[np.int64] | None = None
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -125,58 +118,74 @@ def _feature(data: Viewed, start: int, stop: int) -> Value | None:
                 raise WireError(f"not a value of a {TYPES[number]} list")
             if number == FLOAT and (d - c) % 4:
                 raise WireError("half a float")
-            value.loose |= wire_inner == 0
             if d > c or number == BYTES:
                 value.ranges.append((c, d))
     return value
 
 
-def glue(features: Mapping[str, Value], begin: int, end: int) -> list[tuple[int, int]] | None:
-    """Return the ranges of the message ``begin:end`` outside of its values.
-
-    Messages of one length that agree in them have the same features at the same places. None if
-    a feature has several ranges, or no byte string where there should be one.
-    """
-    if any(len(v.ranges) > 1 or (v.type == BYTES and not v.ranges) for v in features.values()):
-        return None
-    ranges = sorted(r for value in features.values() for r in value.ranges)
-    edges = [begin, *(edge for r in ranges for edge in r), end]
-    return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
-
-
-def join(values: Sequence[Value | None], type_: int) -> FeatureSpans:
-    """Return one feature of n records, of which some may lack it, as `FeatureSpans`."""
+def join(values: Sequence[Value | None], type_: int) -> Spans:
+    """Return one feature of n records, of which some may lack it."""
     ranges = [r for v in values if v is not None for r in v.ranges]
-    table = np.array(ranges, np.int64).reshape(-1, 2)
+    starts, stops = np.array(ranges, np.int64).reshape(-1, 2).T
     counts = np.array([0 if v is None else len(v.ranges) for v in values], np.int64)
-    lengths = table[:, 1] - table[:, 0]
-    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    return FeatureSpans(type_, table[:, 0].copy(), lengths, np.diff(sums[edges]), counts=counts)
+    totals = np.diff(offsets_of(stops - starts)[offsets_of(counts)])
+    return Spans(starts.copy(), stops - starts, totals, counts, type_)
 
 
-def decode_varints(
-    data: NDArray[np.uint8], totals: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the int64 values in `data`, and how many each record has.
+def parse_together(buffer: Bytes, starts: Ints, lengths: Ints) -> dict[str, Spans] | None:
+    """Return the features of records that have the same features in the same order, one range each.
 
-    The varints of the records are back to back, `totals` bytes of each. Raises `WireError` if one
-    does not end within its record and 10 bytes.
+    The messages are ``buffer[start:start + length]``. None if they differ in more than the lengths
+    of their values, or are anything out of the ordinary.
     """
-    ends = np.flatnonzero(data < 128)
-    starts = np.concatenate([np.zeros(1, np.int64), ends + 1])[:-1]
-    edges = np.cumsum(totals)
-    sizes = ends - starts + 1
-    last = edges[totals > 0] - 1
-    if (data[last] > 127).any() or (sizes > 10).any():
-        raise WireError("a varint does not end")
-    values = np.zeros(len(ends), np.uint64)
-    for k in range(int(sizes.max(initial=0))):
-        has = sizes > k
-        part = (data[starts[has] + k] & 127).astype(np.uint64)
-        values[has] |= part << np.uint64(7 * k)
-    before = np.concatenate([np.zeros(1, np.int64), np.searchsorted(ends, edges)])
-    return values.view(np.int64), np.diff(before)
+    begin = int(starts[0])
+    try:
+        first = parse(buffer.data, begin, begin + int(lengths[0]))
+        return _walk(Together(buffer, starts, starts + lengths), first)
+    except WireError:
+        return None
+
+
+def _walk(at: Together, first: Mapping[str, Value]) -> dict[str, Spans]:
+    at.take(b"\x0a")
+    stop = at.stops()
+    padded = stop != at.ends
+    if padded.any():  # behind the features there may be padding, and nothing else
+        padding = Together(at.buffer, stop[padded], at.ends[padded])
+        padding.take(bytes([PADDING_TAG]))
+        expect((padding.stops() == padding.ends).all())
+    features = {}
+    for name, value in first.items():
+        expect(len(value.ranges) < 2)
+        nbytes = sum(b - a for a, b in value.ranges)
+        head = entry_head(name.encode(), value.type, nbytes)
+        if at.are_at(head):
+            at.at += len(head)
+            sizes = np.full(len(stop), nbytes, np.int64)
+        else:
+            sizes = _take_entry(at, name.encode(), value.type)
+        features[name] = Spans(at.at.copy(), sizes, sizes, type=value.type)
+        at.at += sizes
+    expect((at.at == stop).all())
+    return features
+
+
+def _take_entry(at: Together, name: bytes, type_: int) -> Ints:
+    """Return the lengths of the values of a feature, which each has next, and go to them."""
+    at.take(b"\x0a")
+    stop = at.stops()
+    at.take(b"\x0a" + varint(len(name)) + name + b"\x12")
+    expect((at.stops() == stop).all())
+    at.take(bytes([type_ << 3 | 2]))
+    expect((at.stops() == stop).all())
+    full: NDArray[np.bool_] = at.at < stop  # an empty list has no values at all
+    expect((type_ != BYTES or full.all()) and (at.peek(1)[full] == 0x0A).all())
+    before = at.at.copy()
+    at.at += 1
+    sizes = np.where(full, at.number(), 0)
+    at.at = np.where(full, at.at, before)
+    expect((at.at + sizes == stop).all() and (type_ != FLOAT or not (sizes % 4).any()))
+    return sizes
 
 
 # --- writing ---------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from dsprep.core.schema import (
     Arena,
@@ -27,23 +26,13 @@ from dsprep.core.schema import (
     Ragged,
     Schema,
     empty_batch,
-    new_array,
 )
-from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError
-from dsprep.formats.protobuf import WireError, read_varints
+from dsprep.formats.protobuf import Spans, WireError, decode_varints, read_varint
 from dsprep.formats.tfrecord import example as wire
-from dsprep.formats.tfrecord.batch_parser import parse_together
-from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, FeatureSpans, Value
+from dsprep.formats.tfrecord.example import BYTES, FLOAT, INT64, TYPES, Value
 from dsprep.formats.tfrecord.features import FLOAT32, INT, Feature, Form, fits_int64
 from dsprep.reading.records import Label, damaged_recipe
-
-Like: TypeAlias = tuple[int, list[tuple[int, int, bytes]], list[tuple[int, int]]]
-"""Of a record in which values have been found: its bytes, those between values with their ranges,
-and the range of the values of each feature."""
-
-FEW = 128
-"""Bytes of packed integers up to which they are taken one by one."""
 
 _LISTS: Mapping[str, tuple[int, Form]] = {
     **{name: (number, "value") for number, name in TYPES.items()},
@@ -105,7 +94,6 @@ class Recipe:
 
     def __init__(self, features: Sequence[Feature], known: frozenset[str] | None) -> None:
         self._features, self._known = features, known
-        self._like: Like | None = None
         self._schema = Schema(tuple(f.field for f in features))
 
     def decode(
@@ -129,50 +117,32 @@ class Recipe:
         }
 
     def one(self, record: Bytes) -> Batch | None:
-        """Return the fields of one record; None if it is out of the ordinary.
-
-        Most are like the one before, in which every value has been found already.
-        """
-        data, like = record.data, self._like
-        if like is None or len(data) != like[0] or any(data[a:b] != x for a, b, x in like[1]):
-            like = self._like = self._learn(data)
-        if like is None:
-            return None
+        """Return the fields of one record; None where only `decode` judges it."""
         out: Batch = {}
-        for feature, (a, b) in zip(self._features, like[2], strict=True):
-            field = feature.field
-            values = _few_integers(record[a:b], field) if feature.type == INT64 else record[a:b]
-            if values is None or len(values) * values.itemsize % field.row_nbytes:
-                return None
-            rows = values.view(field.dtype).reshape(-1, *field.inner)
-            if field.ragged:
-                out[field.name] = Ragged(rows, np.array([0, len(rows)]), field.kind)
-            elif len(rows) == 1:
-                out[field.name] = rows
-            else:
-                return None
-        return out
-
-    def _learn(self, data: memoryview) -> Like | None:
-        """Return what a record says of those like it; None unless each feature has one range."""
         try:
-            parsed = wire.parse(data, 0, len(data))
-        except WireError:
+            parsed = wire.parse(record.data, 0, len(record))
+            if self._known is not None and not parsed.keys() <= self._known:
+                return None
+            for f in self._features:
+                field, value = f.field, parsed.get(f.name)
+                if f.form == "lengths" or value is None or value.type != f.type:
+                    return None
+                ((a, b),) = value.ranges
+                values: Array = record[a:b]
+                if f.type == INT64:  # one, such as a label
+                    number, end = read_varint(record.data, a, b)
+                    exact = np.array([number & (1 << 64) - 1], np.uint64).view(np.int64)
+                    values = exact.astype(field.dtype, copy=False)
+                    if end < b or int(values[0]) != exact[0]:
+                        return None
+                rows = values.view(field.dtype).reshape(-1, *field.inner)
+                edges = np.array([0, len(rows)])
+                out[field.name] = Ragged(rows, edges, field.kind) if field.ragged else rows
+                if len(rows) != 1 and not field.ragged:
+                    return None
+        except ValueError:  # of several ranges, or none; or not of whole rows
             return None
-        glue = wire.glue(parsed, 0, len(data))
-        values = [parsed.get(f.name) for f in self._features if f.form != "lengths"]
-        ranges = [
-            value.ranges[0]
-            for f, value in zip(self._features, values, strict=False)
-            if value is not None and value.ranges and value.type == f.type and f.field.row_nbytes
-        ]
-        if glue is None or len(ranges) < len(self._features):
-            return None
-        if any(value.loose for value in parsed.values()):
-            return None
-        if self._known is not None and not parsed.keys() <= self._known:
-            return None
-        return len(data), [(a, b, bytes(data[a:b])) for a, b in glue], ranges
+        return out
 
 
 # --- columns ---
@@ -196,18 +166,18 @@ def locate(
     features: Sequence[Feature],
     known: frozenset[str] | None,
     label: Label,
-) -> Mapping[str, FeatureSpans]:
+) -> Mapping[str, Spans]:
     """Return where the wanted features are in the payloads ``buffer[start:start + length]``.
 
     Records may have other features if they are `known`, or if `known` is None. Raises `FormatError`
     if one is not an Example, lacks a feature, has it in another list, or has one more.
     """
-    spans = parse_together(buffer, starts, lengths)
+    spans = wire.parse_together(buffer, starts, lengths) if len(starts) > 1 else None
     if spans is not None and (known is None or spans.keys() <= known):
         none = np.zeros(len(starts), np.int64)
         for f in features:
             if f.name not in spans and f.field.ragged:
-                spans[f.name] = FeatureSpans(f.type, none, none, none, counts=none)
+                spans[f.name] = Spans(none, none, none, none, f.type)
         if all(f.name in spans and spans[f.name].type == f.type for f in features):
             return spans
     records = []
@@ -226,7 +196,7 @@ def locate(
     return {f.name: _join(records, f, label) for f in features}
 
 
-def _join(records: Sequence[Mapping[str, Value]], feature: Feature, label: Label) -> FeatureSpans:
+def _join(records: Sequence[Mapping[str, Value]], feature: Feature, label: Label) -> Spans:
     """Return one feature of records that were taken apart one by one."""
     values = [record.get(feature.name) for record in records]
     for i, value in enumerate(values):
@@ -253,7 +223,7 @@ def _join(records: Sequence[Mapping[str, Value]], feature: Feature, label: Label
 
 
 def column(
-    buffer: Bytes, spans: FeatureSpans, feature: Feature, label: Label, arena: Arena | None
+    buffer: Bytes, spans: Spans, feature: Feature, label: Label, arena: Arena | None
 ) -> Column:
     """Return one field of the records that `spans` are of; `FormatError` if values do not fit."""
     field = feature.field
@@ -265,26 +235,20 @@ def column(
     nbytes, count = field.row_nbytes, len(spans.totals)
     check_sizes(spans.totals, feature, label)
     if field.ragged:
-        values = gather(buffer, spans, arena, f"read.{field.name}")
+        values = spans.gather(buffer, arena, f"read.{field.name}")
         rows = values.view(field.dtype).reshape(-1, *field.inner)
         return Ragged.from_lengths(rows, spans.totals // nbytes, field.kind)
     if not nbytes:
         return np.empty((count, *field.inner), field.dtype)
-    steps = np.diff(spans.starts)
-    if spans.counts is None and count > 1 and steps[0] >= nbytes and (steps == steps[0]).all():
-        strides = int(steps[0]), 1
-        first = buffer[int(spans.starts[0]) :]
-        values = as_strided(first, (count, nbytes), strides, writeable=False)
-    else:
-        values = gather(buffer, spans, arena, f"read.{field.name}").reshape(count, nbytes)
+    values = spans.rows(buffer, nbytes, arena, f"read.{field.name}")
     return values.view(field.dtype).reshape(count, *field.inner)
 
 
-def _integers(buffer: Bytes, spans: FeatureSpans, feature: Feature, label: Label) -> Column:
+def _integers(buffer: Bytes, spans: Spans, feature: Feature, label: Label) -> Column:
     """Return an int64 feature, as the integer type that was asked for."""
     field, rows = feature.field, math.prod(feature.field.inner)
     try:
-        values, counts = wire.decode_varints(gather(buffer, spans, None, ""), spans.totals)
+        values, counts = decode_varints(spans.gather(buffer), spans.totals)
     except WireError as error:
         raise mismatch(label(0), f"feature {feature.name} is damaged", found=error) from error
     check_sizes(counts, feature, label)
@@ -300,20 +264,6 @@ def _integers(buffer: Bytes, spans: FeatureSpans, feature: Feature, label: Label
     if field.ragged:
         return Ragged.from_lengths(cast.reshape(-1, *field.inner), counts // rows)
     return cast.reshape(len(counts), *field.inner)
-
-
-def _few_integers(data: Bytes, field: Field) -> Array | None:
-    """Return the packed integers of one record as the type of a field; None if they do not fit."""
-    try:
-        if len(data) > FEW:
-            numbers = wire.decode_varints(data, np.array([len(data)]))[0]
-        else:
-            numbers = np.array([*read_varints(data.data, len(data))], np.uint64).view(np.int64)
-    except WireError:
-        return None
-    cast: Array = numbers.astype(field.dtype, copy=False)
-    same = cast is numbers or bool((cast.astype(np.int64) == numbers).all())
-    return cast if same else None
 
 
 def check_sizes(have: Ints, feature: Feature, label: Label) -> None:
@@ -341,13 +291,3 @@ def check_sizes(have: Ints, feature: Feature, label: Label) -> None:
         if field.ragged
         else f"if it varies, say so as in --field {field.name}:{field.dtype.name}[None]",
     )
-
-
-def gather(buffer: Bytes, spans: FeatureSpans, arena: Arena | None, key: str) -> Bytes:
-    """Return the bytes of all ranges, one after another; of one range a view."""
-    lengths = spans.lengths
-    if len(lengths) == 1:
-        return buffer[int(spans.starts[0]) :][: int(lengths[0])]
-    out = new_array(arena, key, (int(lengths.sum()),), np.dtype(np.uint8))
-    move_spans(buffer, spans.starts, lengths, out, offsets_of(lengths)[:-1])
-    return out

@@ -13,13 +13,12 @@ from typing import TypeAlias
 import numpy as np
 
 from dsprep.core.schema import Bytes, Ints
+from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError
-from dsprep.formats.protobuf import Viewed, WireError
+from dsprep.formats.protobuf import Spans, Viewed, WireError
 from dsprep.formats.tfrecord import example
-from dsprep.formats.tfrecord.batch_parser import parse_together
-from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, FeatureSpans, Value
+from dsprep.formats.tfrecord.example import BYTES, INT64, TYPES, Value, parse_together
 from dsprep.formats.tfrecord.features import FeatureStats
-from dsprep.formats.tfrecord.fields import gather
 from dsprep.formats.tfrecord.framing import FOOTER, payload_right
 from dsprep.storage.base import Handle
 
@@ -27,7 +26,6 @@ TOGETHER = 512
 """Records that are looked at together, at most."""
 BLOCK = 1 << 10
 """Bytes that are read at a time of a record that is not in memory."""
-PIECE = 1 << 20
 
 _TYPES = {type_: frozenset([type_]) for type_ in TYPES}
 StatsByName: TypeAlias = Mapping[str, FeatureStats]
@@ -132,7 +130,7 @@ class Discovery:
                 problem, lists = f"feature {name} is of another type", _lists(self.stats[name])
                 self.unlike[name] = self._unlike(problem, lists, _lists(stats[name]))
         places = {
-            name: Value(v.type, [(a - start, b - start) for a, b in v.ranges], v.loose)
+            name: Value(v.type, [(a - start, b - start) for a, b in v.ranges])
             for name, v in parsed.items()
         }
         self._add(merged, 1, places)
@@ -185,34 +183,19 @@ def _stats(features: Mapping[str, Value], data: Viewed) -> StatsByName:
     stats = {}
     for name, value in features.items():
         nbytes = sum(b - a for a, b in value.ranges)
-        if value.type == BYTES:
-            count = len(value.ranges)
-        elif value.type == INT64:
-            count = sum(_varints(data, a, b) for a, b in value.ranges)
-        else:
-            count = nbytes // 4
+        count = len(value.ranges) if value.type == BYTES else nbytes // 4
+        if value.type == INT64:
+            parts = (np.frombuffer(data[a:b], np.uint8) for a, b in value.ranges)
+            count = sum(int(np.count_nonzero(part < 128)) for part in parts)
         stats[name] = FeatureStats(_TYPES[value.type], count, count, nbytes, nbytes, 1)
     return stats
 
 
-def _varints(data: Viewed, start: int, stop: int) -> int:
-    """Return how many varints end in a range."""
-    if stop == start + 1:
-        return 1
-    count = 0
-    for a in range(start, stop, PIECE):
-        part = np.frombuffer(data[a : min(stop, a + PIECE)], np.uint8)
-        count += int(np.count_nonzero(part < 128))
-    return count
-
-
-def _counts(buffer: Bytes, spans: FeatureSpans) -> Ints:
+def _counts(buffer: Bytes, spans: Spans) -> Ints:
     """Return how many values each record has."""
     if spans.type == BYTES:
         return np.ones(len(spans.totals), np.int64)
     if spans.type != INT64:
         return spans.totals // 4
-    ends = np.cumsum(gather(buffer, spans, None, "") < 128)
-    edges = np.cumsum(spans.totals)
-    before = np.concatenate([np.zeros(1, np.int64), ends])[edges]
-    return np.diff(before, prepend=0)
+    before = offsets_of((spans.gather(buffer) < 128).astype(np.int64))
+    return np.diff(before[offsets_of(spans.totals)])
