@@ -582,7 +582,7 @@ def test_buckets_are_read_from_another_directory(tmp_path, monkeypatch):
     sent = pickle.dumps(source.part(0, 40))
     monkeypatch.chdir(tmp_path / "there")
     opening, at = pickle.loads(sent)
-    with opening.open() as other:
+    with opening() as other:
         assert_same_batch(other.read(0 - at, 40 - at), expected, MIXED)
     assert not list((tmp_path / "there").iterdir())
     source.close()

@@ -98,7 +98,7 @@ def test_datasets_of_several_files_and_formats_are_joined(tmp_path: Path) -> Non
             np.testing.assert_array_equal(batch["x"], X[start:stop], err_msg=str(k))
             np.testing.assert_array_equal(batch["weight"], Y[start:stop] / 2)
         opening, offset = source.part(14, 18)
-        with opened(opening) as part:
+        with opening() as part:
             np.testing.assert_array_equal(part[14 - offset : 18 - offset]["x"], X[14:18])
             np.testing.assert_array_equal(part[14 - offset : 18 - offset]["label"], Y[14:18])
     with joined(paths, "label", "x") as source:
@@ -107,11 +107,6 @@ def test_datasets_of_several_files_and_formats_are_joined(tmp_path: Path) -> Non
         assert set(source.schema.names) == {"x", "label", "weight"}
     with pytest.raises(SchemaError, match="there is no field z"):
         joined(paths, "z")
-
-
-def opened(opening: object) -> Source:
-    source: Source = opening.open()  # type: ignore[attr-defined]
-    return source
 
 
 def test_fields_of_one_name_are_called_as_their_files(tmp_path: Path) -> None:
@@ -231,7 +226,7 @@ def test_the_file_is_a_field(volumes: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(source[0:N]["volume"], NUMBERS)
         assert source[12]["volume"] == 2
         opening, offset = source.part(20, 25)
-        with opened(opening) as part:
+        with opening() as part:
             assert part[20 - offset : 25 - offset]["volume"].tolist() == [2] * 5
     assert "volume: int64" in done("inspect", volumes, "--file-field", "volume")
     for target, more in (("a.tfrecord", ()), ("b.zarr", ("--field", "slice"))):

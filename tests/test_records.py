@@ -147,11 +147,11 @@ def test_features_are_those_of_all_files(tmp_path: Path, fields: tuple, first: i
         assert sorted(v.tolist() for v in rows[label]) == [[]] * 5 + [[i] for i in range(4)]
         assert sorted(rows["score"].tolist()) == sorted([*range(5), *range(4)])
         opening = source.opening  # as another process opens it
-        with opening.open() as again:
+        with opening() as again:
             assert again.schema == source.schema
             assert dsprep.verify(source, again).same
         part, start = source.part(0, len(source))
-        with part.open() as again:
+        with part() as again:
             assert (again.schema, start) == (source.schema, 0)
     dsprep.provenance(tmp_path, options)
     with dsprep.open(tmp_path, through="strict") as again:

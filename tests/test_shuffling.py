@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from dsprep.core.gather import take as gather
 from dsprep.core.permutation import SORTED, Permutation
 from dsprep.core.schema import Arena, Field, Schema, batch_nbytes, concatenate
 from dsprep.errors import FormatError
-from dsprep.formats.base import Opening
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.storage import scatter
 from dsprep.writing import buckets, shuffle
@@ -310,7 +308,7 @@ def test_a_killed_first_pass_goes_on(name, again, tmp_path, tiny, monkeypatch):
     source = Knowing(schema, random_batch(schema, 300, seed=2))
     want, memory = expected(source, 9), batch_nbytes(source.read(0, 300)) // 5
     (tmp_path / "memory").touch()
-    source.path, source.opening = tmp_path / "memory", Again(source=source)
+    source.path, source.opening = tmp_path / "memory", lambda: source
 
     def make(workers):
         return ShuffledSource(source, 9, memory, tmp_path / "s", workers=workers)
@@ -333,18 +331,10 @@ def test_a_killed_first_pass_goes_on(name, again, tmp_path, tiny, monkeypatch):
         assert 50 < source.count - first < 250
         assert_same_batch(shuffled.read(0, 300), want, schema)
         opening, at = shuffled.part(40, 60)
-        with opening.open() as other:
+        with opening() as other:
             assert_same_batch(other.read(40 - at, 60 - at), take(want, 40, 60), schema)
         shuffled.clean()
     assert not (tmp_path / "s").exists()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Again(Opening):
-    source: MemorySource
-
-    def open(self):
-        return self.source
 
 
 def test_released_buckets_are_gone_until_they_are_needed(tmp_path, tiny, monkeypatch):

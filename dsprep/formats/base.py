@@ -33,25 +33,6 @@ from dsprep.storage.paths import Candidate
 State: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opening(ABC):
-    """How a source was opened, so that another process can open it as well.
-
-    What travels is small: paths and options, and the numbers of samples that were selected. Who
-    hands the work out compares the files in the end.
-    """
-
-    @abstractmethod
-    def open(self) -> Source:
-        """Open the source.
-
-        Raises
-        ------
-        DsprepError, OSError
-            If it has changed meanwhile, or cannot be reached from here.
-        """
-
-
 class Source(ABC):
     """A dataset opened for reading.
 
@@ -72,7 +53,9 @@ class Source(ABC):
     named
         The paths and patterns by which it was named; empty if it was opened otherwise.
     opening
-        How it was opened, for other processes; None if it was not by `dsprep.open`.
+        How another process opens it; None if it was made in this one.
+    format, options
+        The name of its format, empty as `opening` is None, and how it is read.
     known
         What its files were before they were opened; empty: not looked at.
     dropped
@@ -92,6 +75,8 @@ class Source(ABC):
     notes: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     opening: Opening | None = None
+    format: str = ""
+    options: OpenOptions = OpenOptions()
     known: Identities = ()
     dropped: int = 0
     others: tuple[str, ...] = ()
@@ -168,6 +153,10 @@ class Source(ABC):
     def files(self) -> list[Path]:
         """Return the files and stores that it reads."""
         return [self.path]
+
+    def locate(self, sample: int) -> tuple[Path, int]:
+        """Return the file that holds `sample`, and the sample's number in it."""
+        return self.path, sample
 
     def beside(self) -> list[Path]:
         """Return the files by which samples are found in the others."""
@@ -313,6 +302,14 @@ class Source(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}: {len(self)} samples of {self.schema}>"
+
+
+Opening: TypeAlias = Callable[[], Source]
+"""Opens a source as it was opened before: a partial function, which travels to other processes.
+
+Paths, options and the numbers of samples travel with it; who hands the work out compares the files
+in the end.
+"""
 
 
 class Writer(ABC):

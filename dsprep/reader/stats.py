@@ -381,7 +381,7 @@ def _narrowed(source: Source, names: Sequence[str]) -> Source:
     known = source.sidecar.schema
     if any(n not in known.names or known[n] != source.schema[n] for n in names):
         return source  # renamed
-    return SidecarSource(source.sidecar, [(n, known[n]) for n in names], None, lambda: source)
+    return SidecarSource(source.sidecar, [(n, known[n]) for n in names])
 
 
 def _kept_path(source: Source, names: Sequence[str], kept: Ints | None) -> Path | None:
@@ -393,10 +393,9 @@ def _kept_path(source: Source, names: Sequence[str], kept: Ints | None) -> Path 
         path = path or sidecar_path(dataset_of([p.absolute() for p in source.files()]))
     if path is None or isinstance(path, StorePath):
         return None
-    options = getattr(source.opening, "options", None)
     schema = [source.schema[n] for n in names]
     packing = [repr({c: f.attrs[c] for c in PACKING if c in f.attrs}) for f in schema]
-    facts = [*map(str, schema)], packing, options and options.meaning.to_json()
+    facts = [*map(str, schema)], packing, source.options.meaning.to_json()
     which = "" if kept is None else hashlib.blake2b(kept.tobytes()).hexdigest()
     key = digest(repr((facts, len(source), which)).encode())
     return path.with_name(f".stats-{key}.{path.name}")

@@ -210,7 +210,7 @@ def kept_samples(subset: Subset, sidecar: Sidecar) -> Ints:
     count = len(sidecar)
 
     def opened(names: Sequence[str]) -> Source:
-        return SidecarSource(sidecar, [(n, sidecar.schema[n]) for n in names], None, _no_library)
+        return SidecarSource(sidecar, [(n, sidecar.schema[n]) for n in names])
 
     read = subset.where is not None or subset.group_by is not None
     if not read or subset.indices is not None:
@@ -282,7 +282,3 @@ def _load(path: str | Path) -> Any:
         if isinstance(error, DsprepError):
             raise
         raise UsageError(f"{path} cannot be read: {error}", expected="a .npy file") from error
-
-
-def _no_library() -> Source:
-    raise UsageError("a condition is computed by the sidecar")

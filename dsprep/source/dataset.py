@@ -10,13 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from dsprep.core.schema import Field, FieldSpec, Schema, with_others
-from dsprep.errors import DsprepError, FormatError, SchemaError, UsageError
-from dsprep.formats.base import Format, Opening, Source
+from dsprep.errors import DsprepError, FormatError, UsageError
+from dsprep.formats.base import Format, Source
 from dsprep.formats.fields import MissingField, wanted
 from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
 from dsprep.sidecar import sidecar, spec
@@ -30,10 +31,10 @@ from dsprep.source.joined import (
     check_lengths,
     joined_names,
 )
-from dsprep.source.many import NativeOpening, open_native
+from dsprep.source.many import open_native
 from dsprep.source.numbered import without
 from dsprep.storage.atomic import refuse_partial, written_as
-from dsprep.storage.identity import Identities, identities_of
+from dsprep.storage.identity import identities_of
 from dsprep.storage.paths import as_path
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -130,17 +131,45 @@ def _open(
     format, names, notes = find_dataset(named)
     if options is not None:
         check_options(options, format.open_options, format.name)
-    files = _Files(format, names, at, notes)
     identities = identities_of(names) if marked else ()
-    known, lost = _find_usable(files, options, through)
+    known: Known | None = None
+    source: Source | None = None
+    try:
+        known = _find_valid(format, names, at)
+        if known is None and through == "strict":
+            fix = "write one with dsprep provenance"
+            raise UsageError("there is no sidecar", where=names[0], fix=fix)
+    except DsprepError as error:
+        if through == "strict":
+            raise
+        if through == "sidecar":
+            _refuse_if_needed(format, names, at, options, error)
+        _ignore(error, notes)
     if known is None:
         refuse_partial(written_as(names))
     options = _choose_options(options, known)
-    source: Source | None = None
     if known is not None and through != "library":
-        source = _open_through_sidecar(files, known, options, through, identities)
+        try:
+            source = _make_source(known, options, format)
+        except DsprepError as error:
+            if through == "strict":
+                raise
+            _ignore(error, notes)
+        if source is None and through == "strict":
+            raise UsageError(
+                "what is asked for cannot be read through the sidecar",
+                where=known[2],
+                fix="write it again with these options: dsprep provenance, or leave them out",
+            )
     if source is None:
-        source = _open_by_library(files, known, lost, options, progress, identities)
+        hint = None if known is None else _type_hint(known[0])
+        source = open_native(format, names, options, hint, notes, progress, identities=identities)
+    else:
+        source.notes = (*notes, *source.notes)
+        absolute, beside = [p.absolute() for p in names], None if at is None else at.absolute()
+        source.format, source.options = format.name, options
+        source.opening = partial(open_dataset, absolute, options, through="strict", at=beside)
+        source.known = (*identities, *identities_of(source.beside())) if identities else ()
     source.named = tuple(map(str, named))
     return source
 
@@ -175,10 +204,9 @@ def _open_joined(
         return open_dataset(datasets[number], reading, progress, through=through, marked=marked)
 
     def opened_keys(number: int) -> Source | None:
-        name, opening = formats[number].key or KEY, parts[number].opening
-        assert isinstance(opening, SidecarOpening | NativeOpening)
+        name, how = formats[number].key or KEY, parts[number].options
         keys_as, fields = None if formats[number].key else KEY, (FieldSpec(name, name),)
-        reading = replace(opening.options, fields=fields, keys_as=keys_as, file_field=None)
+        reading = replace(how, fields=fields, keys_as=keys_as, file_field=None)
         with suppress(MissingField, UsageError):  # keys that only count, and no groups of HDF5
             return open_dataset(datasets[number], reading, progress, through="library")
         return None
@@ -202,151 +230,12 @@ def _open_joined(
     return source
 
 
-@dataclass(frozen=True, kw_only=True)
-class SidecarOpening(Opening):
-    """A dataset that was opened through its sidecar.
-
-    Attributes
-    ----------
-    paths, options
-        Its files, and how they are read.
-    at
-        The sidecar, if it is not beside the dataset.
-    """
-
-    paths: tuple[Path, ...]
-    options: OpenOptions
-    at: Path | None = None
-
-    def open(self) -> Source:
-        """Open the source through its sidecar, and in no other way."""
-        format, names, notes = find_dataset(self.paths)
-        check_options(self.options, format.open_options, format.name)
-        files = _Files(format, names, self.at, notes)
-        known = _require(_find_valid(files), names)
-        source = _open_through_sidecar(
-            files, known, _choose_options(self.options, known), "strict", ()
-        )
-        assert source is not None  # or it is refused
-        source.named = tuple(map(str, self.paths))
-        return source
+Known: TypeAlias = tuple[spec.Content, Path, Path]
+"""A valid sidecar: its content (only of the requested files), the dataset, and its path."""
 
 
-@dataclass(frozen=True)
-class _Files:
-    """The files of a dataset being opened.
-
-    Attributes
-    ----------
-    format, names
-        Their format, and their paths.
-    at
-        The sidecar, if it is not beside them.
-    notes
-        What was left out and assumed; more may be added.
-    """
-
-    format: Format
-    names: list[Path]
-    at: Path | None
-    notes: list[str]
-
-
-def _find_usable(
-    files: _Files, options: OpenOptions | None, through: Through
-) -> tuple[ValidSidecar | None, UnusableSidecar | None]:
-    """Return the valid sidecar, or what is lost with one that is not."""
-    if through == "strict":
-        return _require(_find_valid(files), files.names), None
-    lost = None
-    try:
-        return _find_valid(files), None
-    except DsprepError as error:
-        if through == "sidecar":
-            lost = _describe_unusable(files.names, files.format, options, error, files.at)
-        if lost is None:
-            _note_ignored(error, files.notes)
-        else:
-            files.notes.append(_ignored_note(error))
-    return None, lost
-
-
-def _require(known: ValidSidecar | None, names: Sequence[Path]) -> ValidSidecar:
-    """Return a sidecar that has to be there."""
-    if known is None:
-        fix = "write one with dsprep provenance"
-        raise UsageError("there is no sidecar", where=names[0], fix=fix)
-    return known
-
-
-def _open_through_sidecar(
-    files: _Files,
-    known: ValidSidecar,
-    options: OpenOptions,
-    through: Through,
-    identities: Identities,
-) -> Source | None:
-    """Return the dataset opened through its sidecar, None if that does not serve."""
-    source = None
-    try:
-        source = _make_source(known, options, files.names, files.format)
-    except DsprepError as error:
-        if through == "strict":
-            raise
-        _note_ignored(error, files.notes)
-        return None
-    if source is not None:
-        source.notes = (*files.notes, *source.notes)
-        source.opening = SidecarOpening(
-            paths=tuple(p.absolute() for p in files.names),
-            options=options,
-            at=None if files.at is None else files.at.absolute(),
-        )
-        source.known = (*identities, *identities_of(source.beside())) if identities else ()
-    elif through == "strict":
-        raise UsageError(
-            "what is asked for cannot be read through the sidecar",
-            where=known.path,
-            fix="write it again with these options: dsprep provenance, or leave them out",
-        )
-    return source
-
-
-def _open_by_library(
-    files: _Files,
-    known: ValidSidecar | None,
-    lost: UnusableSidecar | None,
-    options: OpenOptions,
-    progress: Progress | None,
-    identities: Identities,
-) -> Source:
-    """Return the dataset opened by the format's own library."""
-    schema = _type_hint(known.content) if known is not None else None
-    try:
-        native = open_native(
-            files.format, files.names, options, schema, files.notes, progress, identities=identities
-        )
-    except SchemaError as error:
-        raise error if lost is None else lost.error from error
-    if lost is not None and not _matches_recorded(native.schema, lost.schema, options.fields):
-        native.close()
-        raise lost.error
-    if lost is not None:
-        warnings.warn(_ignored_note(lost.cause), sidecar.StaleWarning, stacklevel=3)
-    return native
-
-
-@dataclass(frozen=True)
-class ValidSidecar:
-    """A valid sidecar: its content (only the requested files), the dataset, and its path."""
-
-    content: spec.Content
-    dataset: Path
-    path: Path
-
-
-def _find_valid(files: _Files) -> ValidSidecar | None:
-    """Return the sidecar of `files`, None if there is none.
+def _find_valid(format: Format, names: Sequence[Path], at: Path | None) -> Known | None:
+    """Return the sidecar of files, None if there is none.
 
     Raises
     ------
@@ -355,131 +244,77 @@ def _find_valid(files: _Files) -> ValidSidecar | None:
     OSError
         If that cannot be seen.
     """
-    located = spec.find(files.names, files.at)
+    located = spec.find(names, at)
     if located is None:
         return None
     content, dataset, path = located
-    if content.format != files.format.name:
+    if content.format != format.name:
         raise FormatError(
             "the sidecar is of another format",
             where=path,
             expected=content.format,
-            found=files.format.name,
+            found=format.name,
             fix=f"write it again with dsprep provenance {dataset}",
         )
     changed = sidecar.changes(content, dataset, "unnamed")
     if changed:
         raise sidecar.stale(changed[0], path, dataset)
-    return ValidSidecar(content, dataset, path)
+    return located
 
 
-@dataclass(frozen=True)
-class UnusableSidecar:
-    """A sidecar that cannot be used: its fields, the error if they are needed, and why not."""
-
-    schema: Schema
-    error: DsprepError
-    cause: DsprepError
-
-
-def _describe_unusable(
-    files: Sequence[Path],
+def _refuse_if_needed(
     format: Format,
+    names: Sequence[Path],
+    at: Path | None,
     options: OpenOptions | None,
     error: DsprepError,
-    at: Path | None,
-) -> UnusableSidecar | None:
-    """Return what is lost with a sidecar that is not valid; None if nothing is.
-
-    Raises
-    ------
-    DsprepError
-        If without it nothing says what the fields are.
-    """
+) -> None:
+    """Raise an error if a sidecar that is not valid alone says what the fields are."""
     requested = options or OpenOptions()
     typed = any(s.dtype is not None or s.index for s in requested.fields)
     if typed or replace(requested, fields=()).meaning != OpenOptions():
-        return None
-    dataset = files[0]
-    try:
-        located = spec.find_path(files, at)
+        return
+    dataset, reading, fix = names[0], False, "bring it back from where the data came from, or name "
+    fix += "the fields: dsprep provenance DATA --field NAME:DTYPE[SHAPE]"
+    with suppress(FormatError):
+        located = spec.find_path(names, at)
         if located is None:
-            return None
-        dataset, path = located
-        content = spec.read(path)
-    except FormatError:
-        if format.keeps_types:
-            return None
-        raise _unusable_error(error, dataset, readable=False) from error
-    refused = _unusable_error(error, dataset, readable=True)
-    if content.reading or content.format != format.name:
-        if content.reading or not format.keeps_types:
-            raise refused from error
-        return None
-    return None if format.keeps_types else UnusableSidecar(content.schema, refused, error)
-
-
-def _unusable_error(error: DsprepError, dataset: Path, *, readable: bool) -> DsprepError:
-    """Return the error for a sidecar that is needed and cannot be used."""
-    again = f"write it again with dsprep provenance {dataset}, which keeps them"
-    if not readable:
-        again = (
-            "bring it back from where the data came from, or write another one with dsprep "
-            f"provenance {dataset} --field NAME:DTYPE[SHAPE]"
-        )
+            return
+        dataset = located[0]
+        reading = bool(spec.read(located[1]).reading)
+        fix = f"write it again with dsprep provenance {dataset}, which keeps them"
+    if format.keeps_types and not reading:
+        return
     kind = sidecar.StaleError if isinstance(error, sidecar.StaleError) else FormatError
-    return kind(
+    raise kind(
         "the sidecar cannot be used, and only the sidecar says what the fields are: " + error.what,
         where=error.where,
         expected=error.expected,
         found=error.found,
-        fix=f"{again}; or move it away to read what the format itself keeps",
-    )
+        fix=f"{fix}; or move it away to read what the format itself keeps",
+    ) from error
 
 
-def _matches_recorded(opened: Schema, recorded: Schema, fields: Sequence[FieldSpec]) -> bool:
-    """Whether fields, or the requested ones, are those of a sidecar."""
-    pairs = [(s.path, s.name) for s in fields] or [(n, n) for n in recorded.names]
-    if len(pairs) != len(opened.names):
-        return False
-    return all(
-        path in recorded.names
-        and name in opened.names
-        and _type_of(recorded[path]) == _type_of(opened[name])
-        for path, name in pairs
-    )
+def _ignore(error: DsprepError, notes: list[str]) -> None:
+    notes.append(f"sidecar ignored: {error}")
+    warnings.warn(notes[-1], sidecar.StaleWarning, stacklevel=4)
 
 
-def _type_of(f: Field) -> tuple[object, ...]:
-    return f.dtype, f.shape, f.kind
-
-
-def _note_ignored(error: DsprepError, notes: list[str]) -> None:
-    notes.append(_ignored_note(error))
-    warnings.warn(_ignored_note(error), sidecar.StaleWarning, stacklevel=4)
-
-
-def _ignored_note(error: DsprepError) -> str:
-    return f"sidecar ignored: {error}"
-
-
-def _choose_options(options: OpenOptions | None, known: ValidSidecar | None) -> OpenOptions:
+def _choose_options(options: OpenOptions | None, known: Known | None) -> OpenOptions:
     """Return how to read: as requested, else as the sidecar was made."""
     requested = options or OpenOptions()
     if known is None or replace(requested, fields=()).meaning != OpenOptions():
         return requested
-    recorded = OpenOptions.from_json(known.content.reading)
+    recorded = OpenOptions.from_json(known[0].reading)
     if requested.fields and recorded.fields:
         return requested
     own = {name: getattr(requested, name) for name in UNRECORDED}
     return replace(recorded, fields=requested.fields or recorded.fields, **own)
 
 
-def _make_source(
-    known: ValidSidecar, options: OpenOptions, files: Sequence[Path], format: Format
-) -> SidecarSource | None:
+def _make_source(known: Known, options: OpenOptions, format: Format) -> SidecarSource | None:
     """Return the dataset read through its sidecar, or None if that does not serve."""
-    content = known.content
+    content, dataset, path = known
     recorded = OpenOptions.from_json(content.reading)
     if not content.layouts or replace(options, fields=()).meaning != replace(recorded, fields=()):
         return None
@@ -498,21 +333,14 @@ def _make_source(
     lost = {name for layout in content.layouts for name in layout.get("unlocated", ())}
     if lost & {name for name, _ in chosen}:
         return None
-    opened = sidecar.Sidecar(
-        content, known.dataset, known.path, follow_external=options.follow_external
-    )
+    opened = sidecar.Sidecar(content, dataset, path, follow_external=options.follow_external)
     opened.expect()
     if content.files:
         opened.layout(0)  # with the companion: a pair that a killed run left does not go together
     full = "check_crc" in format.open_options and options.check_crc
     if content.files and opened.proofs.has_members(0):
         full = opened.proofs.once = True
-    return SidecarSource(
-        opened,
-        chosen,
-        "full" if full else "header",
-        lambda: open_native(format, files, options, _type_hint(content)),
-    )
+    return SidecarSource(opened, chosen, "full" if full else "header")
 
 
 def _type_hint(content: spec.Content) -> Schema | None:

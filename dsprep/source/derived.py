@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 from abc import abstractmethod
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,16 +41,10 @@ def probe_nbytes(source: Source, start: int, stop: int) -> int:
     return max(1, math.ceil(total / count))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection(Opening):
-    """Samples `indices` (int64, shape ``(n,)``) of a source that was opened as `base`."""
-
-    base: Opening
-    indices: Ints
-
-    def open(self) -> Source:
-        """Open the source."""
-        return SelectedSource(self.base.open(), self.indices)
+def open_some(opening: Opening, indices: Ints | tuple[int, int]) -> Source:
+    """Open a source, and return the samples of these numbers, or of a half-open range."""
+    numbers = np.arange(*indices) if isinstance(indices, tuple) else indices
+    return SelectedSource(opening(), numbers)
 
 
 class DerivedSource(Source):
@@ -136,6 +130,10 @@ class DerivedSource(Source):
         """Return what `base` reads."""
         return self.base.files()
 
+    @override
+    def locate(self, sample: int) -> tuple[Path, int]:
+        return self.base.locate(int(self.numbers(np.array([sample]))[0]))
+
     def identities(self) -> Identities:
         """Return what the files of `base` were."""
         return self.base.identities()
@@ -146,7 +144,7 @@ class DerivedSource(Source):
         base, indices = self.origin(np.arange(start, stop, dtype=np.int64))
         first = int(indices.min(initial=len(base)))
         opening, offset = base.part(first, int(indices.max(initial=first - 1)) + 1)
-        return Selection(base=opening, indices=indices - offset), start
+        return partial(open_some, opening, indices - offset), start
 
     def resident_nbytes(self) -> int:
         """Return what reading `base` holds."""

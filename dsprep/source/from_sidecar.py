@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from dsprep.core.schema import Arena, Batch, Field, Ints
 from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes as sizes_of
-from dsprep.layout.model import FileLayout
 from dsprep.reading.records import Verify
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
@@ -30,8 +29,6 @@ class SidecarSource(Source):
         The requested fields: the sidecar's name, and the field that it becomes.
     verify
         What every read checks; see `Sidecar.read`.
-    native
-        Opens the dataset with its own library, for what only that knows.
     """
 
     random_access = True
@@ -40,11 +37,10 @@ class SidecarSource(Source):
         self,
         sidecar: Sidecar,
         fields: Sequence[tuple[str, Field]],
-        verify: Verify,
-        native: Callable[[], Source],
+        verify: Verify = None,
     ) -> None:
         content = sidecar.content
-        self.sidecar, self._verify, self._native = sidecar, verify, native
+        self.sidecar, self._verify = sidecar, verify
         self._names = {field.name: name for name, field in fields}  # in the sidecar
         self.schema = replace(sidecar.schema, fields=tuple(field for _, field in fields))
         entries = [sidecar.dataset / f.path for f in content.files]
@@ -97,11 +93,6 @@ class SidecarSource(Source):
         first = next((i for i, f in enumerate(files) if f.samples), 0)
         storage_of = of_layout(self.sidecar.layout(first), self.sidecar.schema)
         return {new: storage_of[name] for new, name in self._names.items()}
-
-    @override
-    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        with self._native() as source:
-            return source.extents(progress)
 
     def close(self) -> None:
         """Close all files."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import OTHERS, Arena, Batch, FieldSpec, Ints, Schema, with_others
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.fields import missing_field
+from dsprep.formats.located import total_sizes
 from dsprep.layout.describe import FieldStorage
+from dsprep.source.derived import open_some
 from dsprep.storage.identity import Identities
 
 KEY = "__key__"
@@ -25,32 +28,12 @@ AT_ONCE = 1 << 14
 """Keys that are read at a time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinedOpening(Opening):
-    """Datasets that are joined.
-
-    Attributes
-    ----------
-    names
-        The fields, in their order.
-    parts
-        How each is opened, and how many of its samples come before those of all.
-    """
-
-    names: tuple[str, ...]
-    parts: tuple[tuple[Opening, int], ...]
-
-    def open(self) -> Source:
-        """Open the source."""
-        sources: list[Source] = []
-        try:
-            for opening, _ in self.parts:
-                sources.append(opening.open())
-            return JoinedSource(sources, self.names, [skipped for _, skipped in self.parts])
-        except BaseException:
-            for source in sources:
-                source.close()
-            raise
+def open_joined(openings: Sequence[Opening], names: Sequence[str]) -> JoinedSource:
+    """Open datasets that are joined, with the fields of these names."""
+    with ExitStack() as opened:
+        source = JoinedSource([opened.enter_context(opening()) for opening in openings], names)
+        opened.pop_all()
+    return source
 
 
 class JoinedSource(Source):
@@ -62,16 +45,10 @@ class JoinedSource(Source):
         The datasets, which are closed with this source.
     names
         Their fields, in the order that they are to have.
-    skipped
-        Samples of each that come before those that are read; None: none.
     """
 
-    def __init__(
-        self, parts: Sequence[Source], names: Sequence[str], skipped: Sequence[int] | None = None
-    ) -> None:
-        self.parts, self._skipped = list(parts), skipped or [0] * len(parts)
-        self._count = min(len(p) - n for p, n in zip(self.parts, self._skipped, strict=True))
-        self.path = parts[0].path
+    def __init__(self, parts: Sequence[Source], names: Sequence[str]) -> None:
+        self.parts, self.path = list(parts), parts[0].path
         attrs = {name: value for p in reversed(parts) for name, value in p.schema.attrs.items()}
         fields = {f.name: f for p in parts for f in p.schema}
         self.schema = Schema(tuple(fields[name] for name in names), attrs)
@@ -81,31 +58,24 @@ class JoinedSource(Source):
         self.repeatable = all(p.repeatable for p in parts)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.parts[0])
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
         batch: Batch = {}
-        for k, (part, skipped) in enumerate(zip(self.parts, self._skipped, strict=True)):
+        for k, part in enumerate(self.parts):
             own = None if arena is None else arena.part(f"joined.{k}")
-            batch |= part.read(start + skipped, stop + skipped, own)
+            batch |= part.read(start, stop, own)
         return {name: batch[name] for name in self.schema.names}
 
     @override
     def sizes(self, start: int, stop: int) -> Ints | None:
-        total: Ints = np.zeros(stop - start, np.int64)
-        for part, skipped in zip(self.parts, self._skipped, strict=True):
-            sizes = part.sizes(start + skipped, stop + skipped)
-            if sizes is None:
-                return None
-            total += sizes
-        return total
+        return total_sizes((part.sizes(start, stop) for part in self.parts), stop - start)
 
     @override
     def rows(self, name: str, start: int, stop: int) -> Ints | None:
-        pairs = zip(self.parts, self._skipped, strict=True)
-        part, skipped = next(pair for pair in pairs if name in pair[0].schema.names)
-        return part.rows(name, start + skipped, stop + skipped)
+        part = next(part for part in self.parts if name in part.schema.names)
+        return part.rows(name, start, stop)
 
     def files(self) -> list[Path]:
         """Return the files of all."""
@@ -117,14 +87,9 @@ class JoinedSource(Source):
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
-        openings = [
-            part.part(start + skipped, stop + skipped)
-            for part, skipped in zip(self.parts, self._skipped, strict=True)
-        ]
-        before = [offset - n for (_, offset), n in zip(openings, self._skipped, strict=True)]
-        first = max(before)
-        parts = tuple((o, first - n) for (o, _), n in zip(openings, before, strict=True))
-        return JoinedOpening(names=self.schema.names, parts=parts), first
+        openings = [part.part(start, stop) for part in self.parts]
+        some = [partial(open_some, o, (start - at, stop - at)) for o, at in openings]
+        return partial(open_joined, some, self.schema.names), start
 
     @override
     def confirm(self) -> None:
@@ -142,8 +107,8 @@ class JoinedSource(Source):
 
     @override
     def release(self, first: int) -> None:
-        for part, skipped in zip(self.parts, self._skipped, strict=True):
-            part.release(first + skipped)
+        for part in self.parts:
+            part.release(first)
 
     def close(self) -> None:
         """Close all."""

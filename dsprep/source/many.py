@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,32 +51,6 @@ RECENT = 1
 
 RESCALING = ("scale_factor", "add_offset", "_Unsigned")
 """Attributes that say which value a stored number stands for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NativeOpening(Opening):
-    """Files that were opened by the library of their format.
-
-    Attributes
-    ----------
-    paths, options, format
-        The files, how they are read, and the name of their format.
-    hint
-        Types that the format does not keep.
-    first
-        The number of the first file among those of the dataset.
-    """
-
-    paths: tuple[Path, ...]
-    options: OpenOptions
-    format: str
-    hint: Schema | None = None
-    first: int = 0
-
-    def open(self) -> Source:
-        """Open the source."""
-        format = formats.load(self.format)
-        return open_native(format, self.paths, self.options, self.hint, first=self.first)
 
 
 def open_native(
@@ -127,23 +102,21 @@ def open_native(
         source.notes = (*source.notes, f"left out {source.dropped:,} of {samples:,} samples")
     source.notes = tuple(dict.fromkeys(source.notes))
     source.opening, source.known = _opening(format, paths, options, schema, first), identities
+    source.format, source.options = format.name, options
     return source
 
 
 def _opening(
-    format: Format,
-    paths: Sequence[Path],
-    options: OpenOptions,
-    hint: Schema | None,
-    first: int,
-) -> NativeOpening:
-    return NativeOpening(
-        paths=tuple(p.absolute() for p in paths),
-        options=options,
-        format=format.name,
-        hint=hint,
-        first=first,
-    )
+    format: Format, paths: Sequence[Path], options: OpenOptions, hint: Schema | None, first: int
+) -> Opening:
+    absolute = [path.absolute() for path in paths]
+    return partial(_open_again, format.name, absolute, options, hint, first)
+
+
+def _open_again(
+    format: str, paths: Sequence[Path], options: OpenOptions, hint: Schema | None, first: int
+) -> Source:
+    return open_native(formats.load(format), paths, options, hint, first=first)
 
 
 def _merged(
@@ -216,7 +189,8 @@ class MultiSource(Source):
         progress: Callable[[int, int], None] | None = None,
         first: int = 0,
     ) -> None:
-        self.format, self.paths, self.first = format, list(paths), first
+        self._format, self.format = format, format.name
+        self.paths, self.first = list(paths), first
         self.options, self.hint = options, hint
         self.max_open = MAX_OPEN  # may be changed while it is used
         self.path = common_path([p.absolute().parent for p in paths])
@@ -266,7 +240,7 @@ class MultiSource(Source):
             if known is None or not len(source):
                 known = schema if len(source) else known
                 continue
-            merged = self.format.merge_schemas((known, schema), self.options, None)
+            merged = self._format.merge_schemas((known, schema), self.options, None)
             if merged is None:
                 self.schema = known
                 raise self._disagree(self.paths[i], schema)
@@ -281,7 +255,7 @@ class MultiSource(Source):
             )
         self.options, self._inferring = options, False
         if known is not None:
-            common = _merged(self.format, (known,), options, None)
+            common = _merged(self._format, (known,), options, None)
             self.options, self.hint = common.options, common.hint
         if self.options != first_look or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
@@ -334,9 +308,9 @@ class MultiSource(Source):
         fix = f"take what all files have: {' '.join(common)}; or " if common else ""
         if not {*schema.names} & {*self.schema.names}:
             fix = "if the files hold fields of the same samples, take them together: --join; or "
-        if "records" in self.format.open_options:
+        if "records" in self._format.open_options:
             fix += "take the records whole: --raw-records; or "
-        elif self.options.sample_axis == "auto" and "sample_axis" in self.format.open_options:
+        elif self.options.sample_axis == "auto" and "sample_axis" in self._format.open_options:
             fix += "if each file is one sample: --sample-axis none; or "
         return SchemaError(
             f"its fields differ from those of {self.paths[0]}: "
@@ -379,7 +353,7 @@ class MultiSource(Source):
         options, missing = self.options, None
         while True:
             try:
-                return _open_file(self.format, path, options, self.hint, number)
+                return _open_file(self._format, path, options, self.hint, number)
             except MissingField as error:
                 fields = tuple(s for s in options.fields if s.path != error.path)
                 if not self._inferring or len(fields) == len(options.fields):
@@ -413,13 +387,13 @@ class MultiSource(Source):
             with self.file(i) as source:
                 source.confirm()
 
-    def openings(self) -> Iterator[NativeOpening]:
+    def openings(self) -> Iterator[Opening]:
         """Yield how to open each file by itself, with the fields of all."""
         return (self._opening(slice(i, i + 1)) for i in range(len(self.paths)))
 
-    def _opening(self, some: slice) -> NativeOpening:
+    def _opening(self, some: slice) -> Opening:
         first = self.first + some.start
-        return _opening(self.format, self.paths[some], self.options, self.hint, first)
+        return _opening(self._format, self.paths[some], self.options, self.hint, first)
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:

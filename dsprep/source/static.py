@@ -18,7 +18,6 @@ from dsprep.formats.samples import NAMED_NBYTES, listed
 from dsprep.sidecar.spec import is_small
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.joined import JoinedSource
-from dsprep.source.many import NativeOpening
 
 
 def with_static(schema: Schema, source: Source, target: Format) -> tuple[Schema, tuple[str, ...]]:
@@ -51,14 +50,13 @@ def _found(source: Source) -> dict[str, StaticArray | None]:
     while (base := getattr(source, "base", None)) is not None:
         source = base
     arrays: dict[str, StaticArray | None] = {s.field.name: s for s in source.schema.static}
-    others, options, paths = source.others, OpenOptions(), source.files()
-    if isinstance(source.opening, NativeOpening):
-        format, options = formats.load(source.opening.format), source.opening.options
-    elif isinstance(source, SidecarSource):
-        format = formats.load(source.sidecar.content.format)
-        others = tuple(s.field.name for s in source.schema.static if s.values is None)
-    else:
+    if not source.format:
         return arrays
+    format, others = formats.load(source.format), source.others
+    options, paths = source.options, source.files()
+    if isinstance(source, SidecarSource):
+        others = tuple(s.field.name for s in source.schema.static if s.values is None)
+        options = OpenOptions()
     axes = {str(name) for f in source.schema for name in np.ravel(f.attrs.get(DIMENSIONS, ()))}
     if options.fields and axes:
         with (

@@ -284,8 +284,8 @@ def _some(source: Source, start: int, stop: int, limit: int) -> Batch:
 
 def check_types(source: Source, limit: int) -> None:
     """Read some samples of all files if types were requested, which fails if they do not fit."""
-    options, count = getattr(source.opening, "options", None), len(source)
-    if options is None or all(s.dtype is None for s in options.fields):
+    options, count = source.options, len(source)
+    if all(s.dtype is None for s in options.fields):
         return
     done = 0
     for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)).tolist():

@@ -22,7 +22,6 @@ from dsprep.formats.options import not_enough
 from dsprep.reader.subset import Subset
 from dsprep.source.derived import DuplicatedSource, SelectedSource
 from dsprep.source.from_sidecar import SidecarSource
-from dsprep.source.many import MultiSource
 from dsprep.storage.identity import unchanged
 from dsprep.writing.plan import (
     PIECE_NBYTES,
@@ -340,7 +339,7 @@ def _task(
 def _compare(task: _Task) -> Compared:
     samples = nbytes = differing = 0
     differences: list[Difference] = []
-    with task.a.open() as a, task.b.open() as b:
+    with task.a() as a, task.b() as b:
         comparing = _Comparing(a, b, task.limit, task.casts, task.first_a, task.first_b)
         for bounds in task.ranges:
             count, size, first, bad = comparing.range(bounds)
@@ -451,7 +450,6 @@ def _show(element: Any) -> Any:
 
 
 def _where(source: Source, sample: int) -> str:
-    if isinstance(source, MultiSource | SidecarSource):
-        path, inside = source.locate(sample)
-        return f"{path} (sample {inside} there)"
-    return str(source.path)
+    path, inside = source.locate(sample)
+    alone = (path, inside) == (source.path, sample)
+    return str(path) if alone else f"{path} (sample {inside} there)"

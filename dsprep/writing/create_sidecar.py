@@ -24,7 +24,7 @@ from dsprep import __version__, executors, formats
 from dsprep.core.packing import Tables, digest, to_planes
 from dsprep.core.schema import Array, Batch, Ragged, Schema, without_padding
 from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
-from dsprep.formats.base import Format, Source, Writer
+from dsprep.formats.base import Format, Opening, Source, Writer
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.zip_members import stored_members
 from dsprep.layout import as_json, fit
@@ -35,7 +35,7 @@ from dsprep.reading.records import RecordReader
 from dsprep.sidecar import spec
 from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content, FileEntry
-from dsprep.source.many import MultiSource, NativeOpening, open_native
+from dsprep.source.many import MultiSource, open_native
 from dsprep.source.static import with_static
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.base import Handle
@@ -388,9 +388,11 @@ def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
             looks.progress(len(results), len(files))
 
     if looks.executor is not None:
-        apart = partial(_look_apart, look, subject.format)
-        for opening, looked in executors.run(looks.executor, apart, source.openings()):
-            note(opening.first - source.first, looked)
+        apart = partial(_look_apart, look)
+        for (number, _), looked in executors.run(
+            looks.executor, apart, enumerate(source.openings())
+        ):
+            note(number, looked)
     else:
         here = partial(_look_here, look, source, files)
         with ThreadPoolExecutor(
@@ -409,11 +411,10 @@ def _look_here(
         return look(files[number], opened)
 
 
-def _look_apart(look: Callable[..., Looked], format: Format, opening: NativeOpening) -> Looked:
+def _look_apart(look: Callable[..., Looked], file: tuple[int, Opening]) -> Looked:
     """Look at a file that this process has to open."""
-    (path,) = opening.paths
-    with open_native(format, [path], opening.options, opening.hint, first=opening.first) as source:
-        return look(path, source)
+    with file[1]() as source:
+        return look(source.path, source)
 
 
 # --- checksums -------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class ShardTask(Task[Done]):
     def make(self, directory: Path) -> Done:
         job, durable, name = self.job, self.workplace.durable, self.job.shards[0].name
         path = directory / name
-        with while_written(name), self.source.open() as source:
+        with while_written(name), self.source() as source:
             job = replace(job, source=source)
             with closing(job.plans[0].create(path, None)) as writer:
                 save = _save_nothing if durable else None

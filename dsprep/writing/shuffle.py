@@ -78,7 +78,7 @@ _JOURNAL = "shuffle.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstPass(Opening):
+class FirstPass:
     """The first pass of a shuffle as it travels to other processes, and how its files are opened.
 
     Attributes
@@ -137,7 +137,7 @@ class _Deal(Task[None]):
     def make(self, directory: Path) -> None:
         how, base = self.first_pass, self.base
         with (
-            base.open() if isinstance(base, Opening) else nullcontext(base) as source,
+            nullcontext(base) if isinstance(base, Source) else base() as source,
             (directory / "runs").open("xb", buffering=0) as file,
         ):
             order = Permutation(how.seed, how.samples)
@@ -448,7 +448,7 @@ class ShuffledSource(DerivedSource):
             return super().part(start, stop)
         self.prepare()
         assert self._first_pass is not None
-        return self._first_pass, 0
+        return self._first_pass.open, 0
 
     def resident_nbytes(self) -> int:
         """Return what is held besides the samples asked for: buckets, or what `base` holds."""

@@ -141,7 +141,7 @@ def test_families_are_fields(tmp_path, n):
     dsprep.convert(path, tmp_path / "all.h5", fields=("image", "label"))
     with dsprep.open(path, options) as a, dsprep.open(tmp_path / "all.h5") as b:
         assert dsprep.verify(a, b).same
-        with a.opening.open() as again:
+        with a.opening() as again:
             assert dsprep.verify(a, again).same
     with pytest.raises(UnsupportedError, match="offset"):
         dsprep.provenance(path, options)

@@ -210,7 +210,7 @@ def test_rows_with_nulls_are_dropped(parts, tmp_path, executor):
         assert source[:]["x"].tolist() == [1, 6, 7]
         assert source.dropped == 4
         assert any("rows with nulls in y" in n for n in source.notes)
-        assert source.part(1, 3)[0].open()[:]["x"].tolist() == [6, 7]
+        assert source.part(1, 3)[0]()[:]["x"].tolist() == [6, 7]
     with dsprep.open(parts / "c.parquet", reading("n=x", "w", nulls="drop-rows")) as source:
         assert (source[:]["n"].tolist(), source.dropped) == ([6], 1)
     with pytest.raises(FormatError, match=r"w \(3\)"):

@@ -244,7 +244,7 @@ def test_several_byte_strings_in_some_of_the_files(tmp_path: Path, tf: Any) -> N
     with dsprep.open(tmp_path) as source:
         assert strings(source[:], text) == [[b"x"], [], [b"y"], [b"y", b"z"]]
         assert strings(source[0:1], text) == [[b"x"]]
-        assert source.part(0, 2)[0].open()[:][f"{text}.lengths"].lengths.tolist() == [1, 0]
+        assert source.part(0, 2)[0]()[:][f"{text}.lengths"].lengths.tolist() == [1, 0]
     odd = [detections(tf, [], 3, z=("int64", [1])), detections(tf, [], 4, z=("bytes", [b"1"]))]
     write_payloads(tf, tmp_path / "d.tfrecord", [*odd, detections(tf, [], 3, only=("int64", [1]))])
     with pytest.raises(FormatError, match=r"d.tfrecord, record 1.*feature z is of another type"):

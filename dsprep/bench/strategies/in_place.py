@@ -26,7 +26,7 @@ from dsprep.core.schema import Array, Batch, Column, Field, Ints, Ragged, concat
 from dsprep.formats.base import Source
 from dsprep.layout.model import Given
 from dsprep.source.dataset import open_dataset
-from dsprep.source.many import MultiSource, NativeOpening
+from dsprep.source.many import MultiSource
 
 Contents: TypeAlias = tuple[int, Mapping[str, bytes]]
 """The number of a sample, and the bytes of its fields, as they are in files."""
@@ -46,11 +46,7 @@ def open_in_place(task: Task, resources: ExitStack) -> Way:
     source = _opened(task, resources)
     numbers = np.arange(task.samples) if task.numbers is None else task.numbers
     fields = {f.name: f.name for f in task.schema} | {s.name: s.path for s in task.reading.fields}
-    format = source.opening.format if isinstance(source.opening, NativeOpening) else ""
-
-    def locate(index: int) -> tuple[Path, int]:
-        """Return the file with a sample, and the sample's number in it."""
-        return source.locate(index) if isinstance(source, MultiSource) else (source.path, index)
+    format, locate = source.format, source.locate
 
     def steps(epoch: int) -> Iterator[Ints]:
         return (numbers[indices] for indices in task.batches(epoch))

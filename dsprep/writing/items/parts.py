@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,19 +194,6 @@ def _read_table(path: Path) -> tuple[Ints, list[_Block]]:
     return samples, [_Block(begin, end, row[2], row[0]) for begin, end, row in begins]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartsOpening(Opening):
-    """The parts in a directory."""
-
-    directory: Path
-    schema: Schema
-    parts: tuple[Part, ...]
-
-    def open(self) -> Source:
-        """Open the parts."""
-        return PartsSource(self.directory, self.schema, self.parts)
-
-
 class PartsSource(Source):
     """The samples of all parts, in the order of the items.
 
@@ -299,11 +286,8 @@ class PartsSource(Source):
         # Only the parts that hold some of the samples are opened.
         first = max(0, min(bisect_right(self._starts, start), len(self._parts)) - 1)
         last = bisect_right(self._starts, max(start, stop - 1))
-        opening = PartsOpening(
-            directory=self.path.absolute(),
-            schema=self.schema,
-            parts=tuple(self._parts[first:last]),
-        )
+        some = self._parts[first:last]
+        opening = partial(PartsSource, self.path.absolute(), self.schema, some)
         return opening, int(self._starts[first])
 
     def storage(self) -> dict[str, FieldStorage]:
