@@ -12,7 +12,7 @@ import dsprep
 from dsprep.core.schema import Arena, Field, Ragged, Schema, concatenate
 from dsprep.errors import SchemaError, UsageError
 from dsprep.source import derived
-from dsprep.source.derived import DuplicatedSource, SelectedSource
+from dsprep.source.derived import DerivedSource
 from dsprep.verbs.repack import RepackOptions, plan_repack
 from dsprep.writing import split
 from dsprep.writing.split import assign, group_labels, parse_split
@@ -154,7 +154,7 @@ def test_selected(name, which, join, monkeypatch):
     monkeypatch.setattr(derived, "JOIN_NBYTES", join)
     schema, indices = SCHEMAS[name], INDICES[which]
     source = MemorySource(schema, random_batch(schema, 50, seed=3))
-    selected = SelectedSource(source, indices)
+    selected = DerivedSource(source, indices)
     assert len(selected) == len(indices)
     half = len(indices) // 2
     for start, stop in ((0, len(indices)), (half, len(indices)), (0, half), (half, half)):
@@ -169,15 +169,15 @@ def test_selected(name, which, join, monkeypatch):
 def test_duplicated(name):
     schema = SCHEMAS[name]
     source = MemorySource(schema, random_batch(schema, 7))
-    twice = DuplicatedSource(source, 3)
+    twice = DerivedSource(source, times=3)
     assert len(twice) == 21
     for start, stop in ((0, 21), (5, 9), (6, 7), (7, 7), (2, 20)):
         want = [source.read(i % 7, i % 7 + 1) for i in range(start, stop)]
         want = concatenate(schema, want) if want else source.read(0, 0)
         assert_same_batch(twice.read(start, stop, Arena()), want, schema)
     with pytest.raises(UsageError):
-        DuplicatedSource(source, 0)
-    assert len(DuplicatedSource(MemorySource(schema, random_batch(schema, 0)), 3)) == 0
+        DerivedSource(source, times=0)
+    assert len(DerivedSource(MemorySource(schema, random_batch(schema, 0)), times=3)) == 0
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_groups_of_some_samples_of_some_samples(tmp_path):
     dsprep.write(tmp_path / "all.h5", samples, length=15, schema=schema, durable=False)
     chosen = [3, 7, 9, 14]
     with dsprep.open(tmp_path / "all.h5") as source:
-        selected = SelectedSource(source, np.array(chosen))
+        selected = DerivedSource(source, np.array(chosen))
         options = RepackOptions(split="a=0.5,b=0.5", shuffle=1)
         plan = plan_repack(selected, tmp_path / "out.h5", options)
     assert sum(part.payload for part in plan.parts) == sum(i + 1 for i in chosen) * 8

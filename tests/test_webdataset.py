@@ -348,19 +348,9 @@ def test_equal_samples_have_a_small_sidecar(tmp_path):
 @pytest.mark.parametrize(
     "pattern",
     [
-        *("x{1..3}y", "x{01..10}", "x{3..1}", "{1..10..4}", "{-2..2}", "{08..-1}", "{a..e}"),
-        *(
-            "{a..e..2}",
-            "{a,b}",
-            "{a,b}{1,2}",
-            "{a,{b,c}d,}e",
-            "{1..2,x}",
-            "{a}",
-            "{}",
-            "{a,b",
-            "a}b",
-        ),
-        *("{{a,b}}", "x{,y}", "{1..2}-{a,b}.{tar,json}", "{a..b}{c", "{1..x}", "a{b,c}{d}e", "{,}"),
+        *("x{1..3}y", "x{01..10}", "x{3..1}", "{1..10..4}", "{-2..2}", "{08..-1}", "{1..x}"),
+        *("{a,b}", "{a,b}{1,2}", "{1..2,x}", "{a}", "{}", "{a,b", "a}b", "x{,y}", "a{b,c}{d}e"),
+        *("{,}", "{1..2}-{a,b}.{tar,json}"),
     ],
 )
 def test_braces_as_bash_expands_them(pattern):
@@ -371,10 +361,10 @@ def test_braces_as_bash_expands_them(pattern):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["{1..99999999}", "{0..999}" * 5, "{a,b}" * 40, "{a," * 40 + "}" * 40, "{" * 3000]
+    "pattern", ["{1..99999999}", "{0..999}" * 5, "{a,b}" * 40, "{" * 30000, "{" + "," * 100000]
 )
 def test_braces_are_bounded(pattern):
-    if pattern[-1] == "{":
+    if pattern[0] == "{" and "}" not in pattern:
         assert expand(pattern) == [pattern]
     else:
         with pytest.raises(UsageError):

@@ -43,7 +43,7 @@ from dsprep.reader.subset import Subset, kept_samples
 from dsprep.reader.transforms import FieldTransform, Function
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.source.dataset import open_dataset
-from dsprep.source.derived import SelectedSource
+from dsprep.source.derived import DerivedSource
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.identity import Identities, Identity, unchanged
 from dsprep.storage.paths import StorePath
@@ -361,7 +361,7 @@ def stats(
                 state = other
         reading = _narrowed(source, names)
         if kept is not None:
-            reading = SelectedSource(reading, kept)
+            reading = DerivedSource(reading, kept)
         if state.done < len(reading):
             state.run(reading, workers, allowed_memory(memory), progress)
         return MappingProxyType({n: state.sums[n].result(source.schema[n]) for n in names})

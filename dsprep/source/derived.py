@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from abc import abstractmethod
 from functools import partial
 from pathlib import Path
 
@@ -44,26 +43,58 @@ def probe_nbytes(source: Source, start: int, stop: int) -> int:
 def open_some(opening: Opening, indices: Ints | tuple[int, int]) -> Source:
     """Open a source, and return the samples of these numbers, or of a half-open range."""
     numbers = np.arange(*indices) if isinstance(indices, tuple) else indices
-    return SelectedSource(opening(), numbers)
+    return DerivedSource(opening(), numbers)
 
 
 class DerivedSource(Source):
-    """The samples of another source, `base`, in another selection or order.
+    """Samples of another source by number: sample i is sample ``indices[i]``.
 
-    Neighbours are read together. What is not about single samples is passed through; closing it
-    closes `base`.
+    Where numbers rise, neighbours are read together. What is not about single samples is passed
+    through; closing it closes `base`.
+
+    Parameters
+    ----------
+    base
+        The source.
+    indices
+        int64, shape ``(n,)``, in any order; None: all.
+    times
+        How often each comes: the whole order, again and again.
+
+    Raises
+    ------
+    UsageError
+        If a number is not one of a sample, or there would be too many samples.
     """
 
-    def __init__(self, base: Source) -> None:
+    def __init__(self, base: Source, indices: Ints | None = None, times: int = 1) -> None:
         self.base, self.path, self.schema = base, base.path, base.schema
+        self._indices, self._times = indices, times
+        self._count = len(base) if indices is None else len(indices)
+        if (
+            indices is not None
+            and len(indices)
+            and not 0 <= indices.min() <= indices.max() < len(base)
+        ):
+            problem = "a sample is selected that does not exist"
+            raise UsageError(problem, expected=f"0 to {len(base) - 1}")
+        if times < 1:
+            raise UsageError(f"--duplicate {times} is not possible", expected="at least 1")
+        if times * max(1, len(base)) * max(1, base.schema.fixed_nbytes) >= 1 << 62:
+            raise UsageError(f"--duplicate {times} is not possible: no storage is so large")
         self.version, self.notes, self.named = base.version, base.notes, base.named
         self.repeatable = base.repeatable
         self._local = threading.local()
         self._sample_nbytes: int | None = None
 
-    @abstractmethod
+    def __len__(self) -> int:
+        return self._count * self._times
+
     def numbers(self, indices: Ints) -> Ints:
         """Return which samples of `base` some samples are."""
+        if self._times > 1:
+            indices = indices % self._count
+        return indices if self._indices is None else self._indices[indices]
 
     def origin(self, indices: Ints) -> tuple[Source, Ints]:
         """Return the source that is derived from nothing, and which samples of it they are."""
@@ -157,54 +188,3 @@ class DerivedSource(Source):
     def close(self) -> None:
         """Close `base`."""
         self.base.close()
-
-
-class SelectedSource(DerivedSource):
-    """Samples of another source by number: sample i is sample ``indices[i]``.
-
-    Parameters
-    ----------
-    base
-        The source.
-    indices
-        int64, shape ``(n,)``, in any order. Where they rise, neighbours are read together.
-
-    Raises
-    ------
-    UsageError
-        If a number is not one of a sample.
-    """
-
-    def __init__(self, base: Source, indices: Ints) -> None:
-        super().__init__(base)
-        self.indices = np.asarray(indices, np.int64)
-        if len(self.indices) and not (self.indices.min() >= 0 and self.indices.max() < len(base)):
-            raise UsageError(
-                "a sample is selected that does not exist", expected=f"0 to {len(base) - 1}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def numbers(self, indices: Ints) -> Ints:
-        """Return which samples of `base` some samples are."""
-        return self.indices[indices]
-
-
-class DuplicatedSource(DerivedSource):
-    """Every sample of another source `times` times: the whole order, again and again."""
-
-    def __init__(self, base: Source, times: int) -> None:
-        super().__init__(base)
-        if times < 1:
-            raise UsageError(f"--duplicate {times} is not possible", expected="at least 1")
-        if times * max(1, len(base)) * max(1, base.schema.fixed_nbytes) >= 1 << 62:
-            raise UsageError(f"--duplicate {times} is not possible: no storage is so large")
-        self.times = times
-
-    def __len__(self) -> int:
-        return len(self.base) * self.times
-
-    def numbers(self, indices: Ints) -> Ints:
-        """Return which samples of `base` some samples are."""
-        return indices % max(1, len(self.base))

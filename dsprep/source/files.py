@@ -12,7 +12,7 @@ import stat
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 
 from dsprep import formats
@@ -28,6 +28,9 @@ from dsprep.storage.paths import StorePath, as_path, common_path, scan
 
 MAX_LIST_NBYTES, MAX_LISTED = 256 << 20, 2_000_000
 """No list of paths is larger, in bytes and lines."""
+
+NAMED = 8
+"""Files of a part that are named one by one where no pattern gives them."""
 
 MAX_SIBLINGS = 10_000
 """Names of a directory that are looked through for one like a name that is not there."""
@@ -216,10 +219,8 @@ def _check_one_part(directory: Path, files: Sequence[Path]) -> None:
     with suppress(DsprepError, OSError):
         if spec.find(files) is not None:
             return
-    ways = []
-    for part, names in parts.items():
-        pattern = _pattern_of(directory, [directory / name for name in names], files)
-        ways.append(shlex.quote(pattern) if pattern else f"the files of {part or 'the others'}")
+    paths = {part: [directory / name for name in names] for part, names in parts.items()}
+    ways = [_way_to(directory, some, files) or f"the files of {p}" for p, some in paths.items()]
     raise UsageError(
         "the names of its files state parts of a dataset, which are not read as one unasked",
         where=directory,
@@ -228,41 +229,18 @@ def _check_one_part(directory: Path, files: Sequence[Path]) -> None:
     )
 
 
-def _pattern_of(directory: Path, part: Sequence[Path], files: Sequence[Path]) -> str:
-    """Return a path or a glob that means some of the files of a directory; "" if none does."""
-    if len(part) == 1:
-        return str(part[0])
+def _way_to(directory: Path, part: Sequence[Path], files: Sequence[Path]) -> str:
+    """Return what names some of the files of a directory, to be pasted; "" if that is too long."""
     folder = common_path(part)
     if folder != directory and [*part] == [file for file in files if folder in file.parents]:
-        return str(folder)
-    below = [file.relative_to(directory).parts for file in part]
-    patterns = [f"**/*{word}*" for word in re.findall(HINT, "/".join(below[0]))]
-    if len({*map(len, below)}) == 1:
-        levels = [[*dict.fromkeys(names)] for names in zip(*below, strict=True)]
-        patterns[:0] = ("/".join(map(each, levels)) for each in (_numbered, _joined))
-    for pattern in (f"{glob.escape(str(directory))}/{pattern}" for pattern in patterns):
+        return shlex.quote(str(folder))
+    words = re.findall(HINT, str(part[0].relative_to(directory))) if len(part) > 1 else ()
+    for pattern in (p for word in words for p in (f"**/*{word}*", f"**/*{word}*/*")):
         with suppress(UsageError):  # nothing matches
-            if set(_match(pattern)) == set(part):
-                return pattern
-    return ""
-
-
-def _numbered(names: Sequence[str]) -> str:
-    """Return the first of some names with what is between its first and last digit left open."""
-    if len(names) == 1:
-        return glob.escape(names[0])
-    path = Path(names[0])
-    return re.sub(r"\d.*\d|\d", "*", path.stem, count=1) + path.suffix
-
-
-def _joined(names: Sequence[str]) -> str:
-    """Return how some names begin and end, and leave open what is between."""
-    if len(names) == 1:
-        return glob.escape(names[0])
-    front = next(i for i, c in enumerate(zip_longest(*names)) if len({*c}) > 1)
-    rest = [name[front:][::-1] for name in names]
-    back = next((i for i, c in enumerate(zip_longest(*rest)) if len({*c}) > 1), 0)
-    return f"{glob.escape(names[0][:front])}*{glob.escape(names[0][len(names[0]) - back :])}"
+            matching = f"{glob.escape(str(directory))}/{pattern}"
+            if set(_match(matching)) == set(part):
+                return shlex.quote(matching)
+    return shlex.join(map(str, part)) if len(part) <= NAMED else ""
 
 
 def _format_of(path: Path) -> Format | None:

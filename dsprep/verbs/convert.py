@@ -17,7 +17,7 @@ from dsprep.errors import FormatError, UsageError
 from dsprep.formats.base import Source, WritableFormat
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions, check_options
 from dsprep.source.dataset import open_dataset
-from dsprep.source.derived import SelectedSource
+from dsprep.source.derived import DerivedSource
 from dsprep.source.static import with_static
 from dsprep.storage.paths import StorePath, as_path
 from dsprep.verbs.verify import Verdict, verify
@@ -281,7 +281,7 @@ def verify_job(
     run, source = run or RunOptions(), job.source
     start, stop = job.shards[0].start, job.shards[-1].stop
     if (start, stop) != (0, len(source)):
-        source = SelectedSource(source, np.arange(start, stop, dtype=np.int64))
+        source = DerivedSource(source, np.arange(start, stop, dtype=np.int64))
     with open_dataset(job.target) as result:
         return verify(
             source,

@@ -32,7 +32,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.source.alike import LENGTH, sorted_by
 from dsprep.source.dataset import open_dataset
-from dsprep.source.derived import DerivedSource, DuplicatedSource, SelectedSource
+from dsprep.source.derived import DerivedSource
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.static import with_static
 from dsprep.storage.atomic import partial_path
@@ -292,12 +292,12 @@ def _outputs(
     requested = {"split": options.split, "group_by": options.group_by, "subset": chosen_by}
     words = " ".join(map(str, (*requested.values(), options.duplicate)))
     for name, chosen, where in _splits(source, target, format, options):
-        part: Source = source if chosen is None else SelectedSource(source, chosen)
+        part: Source = source if chosen is None else DerivedSource(source, chosen)
         trains = name in TRAINING
         seed = options.shuffle if trains else None
         duplicate = options.duplicate if trains and options.duplicate > 1 else None
         if duplicate is not None:
-            part = DuplicatedSource(part, duplicate)
+            part = DerivedSource(part, times=duplicate)
         if seed is not None:
             part = ShuffledSource(
                 part,

@@ -20,7 +20,7 @@ from dsprep.errors import UsageError
 from dsprep.formats.base import Opening, Source
 from dsprep.formats.options import not_enough
 from dsprep.reader.subset import Subset
-from dsprep.source.derived import DuplicatedSource, SelectedSource
+from dsprep.source.derived import DerivedSource
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.identity import unchanged
 from dsprep.writing.plan import (
@@ -219,7 +219,7 @@ def match_order(a: Source, b: Source) -> tuple[Source, Source, str]:
     sources = {str(path) for path in lineage.get("source", ())}
     if not recipe or not sources & {str(path.absolute()) for path in (a.path, *a.files())}:
         return a, b, ""
-    chosen = a
+    chosen, part = a, None
     if "split" in recipe:
         labels = None
         if "group_by" in recipe:
@@ -227,7 +227,7 @@ def match_order(a: Source, b: Source) -> tuple[Source, Source, str]:
         seed = lineage.get("split_seed", recipe.get("shuffle", 0))
         shares = parse_split(recipe["split"])
         part = assign(len(a), shares, seed, labels, recipe["part"])[recipe["part"]]
-        chosen = SelectedSource(a, part)
+        chosen = DerivedSource(a, part)
     if str(recipe.get("subset")).startswith("indices="):
         raise UsageError(
             f"which samples of {a.path} are in {b.path} is not known: they were chosen by an array",
@@ -235,14 +235,13 @@ def match_order(a: Source, b: Source) -> tuple[Source, Source, str]:
         )
     if (subset := Subset.of(recipe.get("subset"))) is not None:
         kept = subset.samples(len(a), lambda _: a)
-        if isinstance(chosen, SelectedSource):
-            kept = np.intersect1d(chosen.indices, kept)
-        chosen = SelectedSource(a, kept)
+        kept = kept if part is None else np.intersect1d(part, kept)
+        chosen = DerivedSource(a, kept)
     if "duplicate" in recipe:
-        chosen = DuplicatedSource(chosen, recipe["duplicate"])
+        chosen = DerivedSource(chosen, times=recipe["duplicate"])
     if "shuffle" in recipe and len(chosen) == len(b):
         order = Permutation(recipe["shuffle"], len(b))
-        b = SelectedSource(b, order.inverse(np.arange(len(b), dtype=np.int64)))
+        b = DerivedSource(b, order.inverse(np.arange(len(b), dtype=np.int64)))
     return chosen, b, ", ".join(f"{name} {value}" for name, value in recipe.items())
 
 

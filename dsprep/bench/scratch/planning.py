@@ -18,7 +18,7 @@ from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.sidecar.spec import SUFFIX
 from dsprep.source.dataset import open_dataset
-from dsprep.source.derived import SelectedSource, probe_nbytes
+from dsprep.source.derived import DerivedSource, probe_nbytes
 from dsprep.source.files import find_files
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.mounts import existing
@@ -90,7 +90,7 @@ class Preparation:
 
     def chosen(self, source: Source) -> Source:
         """Return the source of the samples that are taken."""
-        return source if self.numbers is None else SelectedSource(source, self.numbers)
+        return source if self.numbers is None else DerivedSource(source, self.numbers)
 
     def without(self, forms: Iterable[str]) -> Preparation:
         """Return the plan without some forms."""
