@@ -142,7 +142,7 @@ def _open_file(
     name, options = options.file_field, replace(options, file_field=None)
     try:
         if "sample_axis" in format.open_options and is_turned(options):
-            source = open_turned(lambda whole: format.open(path, whole, None), options)
+            source = open_turned(partial(format.open, path, hint=None), options, format)
         else:
             source = format.open(path, options, hint)
     except FormatError as error:  # in directories, files are taken for what their names end in
