@@ -141,6 +141,7 @@ def _open_file(
     """Open a file, the one of this number among those of the dataset."""
     name, options = options.file_field, replace(options, file_field=None)
     try:
+        source: Source
         if "sample_axis" in format.open_options and is_turned(options):
             source = open_turned(partial(format.open, path, hint=None), options, format)
         else:

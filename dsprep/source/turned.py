@@ -6,10 +6,11 @@ A file is opened as one sample, whose arrays hold samples in another way. These 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import partial
+from threading import Lock
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,12 +25,29 @@ from dsprep.formats.options import OpenOptions, not_enough
 from dsprep.formats.samples import Beside, Sized, ambiguous, groups_named, listed
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import Column, FileLayout
+from dsprep.storage.paths import open_file
+
+Turned: TypeAlias = tuple[Parsed, tuple[FieldSpec, ...]]
+"""What a file holds, and the fields of it that are asked for; none: all."""
 
 
+@dataclass
 class TurnedField(LazyField):
-    """A field of a file that is one sample, `base`, whose samples have no offsets in there."""
+    """A field whose samples have no offsets in the file.
 
-    access = ""
+    Attributes
+    ----------
+    rows
+        Returns samples of a half-open range.
+    access
+        How they are read, for a person.
+    nbytes
+        Bytes that this holds.
+    """
+
+    rows: Callable[[int, int], Values]
+    access: str
+    nbytes: int = 0
 
     def locate(self) -> Column:
         """Raise `Unlocated`."""
@@ -39,60 +57,13 @@ class TurnedField(LazyField):
         """Return how it is stored."""
         return FieldStorage(storage="no range of bytes per sample", access=self.access)
 
-
-@dataclass
-class AlongAxis(TurnedField):
-    """An array whose samples are along an axis; it is read into memory once."""
-
-    base: Source
-    name: str
-    axis: int
-    limit: int
-
-    access = "the file is read once"
-
-    @cached_property
-    def _values(self) -> Array:
-        needed = self.base.schema.fixed_nbytes
-        if needed > self.limit:
-            raise not_enough(
-                "the file is read whole, as its samples have no offsets",
-                needed,
-                self.limit,
-                where=self.base.path,
-                fix=f"raise --memory, or {WAY_OUT}",
-            )
-        return np.moveaxis(np.asarray(self.base.read_field(self.name)[0]), self.axis, 0)
-
     def read(self, start: int, stop: int) -> Values:
         """Return samples ``start <= i < stop``."""
-        return self._values[start:stop]
+        return self.rows(start, stop)
 
     def resident_nbytes(self) -> int:
-        """Return the bytes of the array."""
-        return self.base.schema[self.name].row_nbytes
-
-
-@dataclass
-class OfGroups(TurnedField):
-    """The arrays of this name of all groups, a sample each; or, without `base`, their `names`."""
-
-    base: Source | None
-    field: Field
-    names: list[str]
-
-    access = "an array per sample"
-
-    def read(self, start: int, stop: int) -> Values:
-        """Return samples ``start <= i < stop``."""
-        base, names = self.base, self.names[start:stop]
-        values: list[Any] = [*names] if base is None else [base.read_field(n)[0] for n in names]
-        if self.field.ragged:
-            return Ragged.pack(values, self.field)
-        column = np.empty((len(values), *self.field.inner), self.field.dtype)
-        for i, each in enumerate(values):
-            column[i] = each
-        return column
+        """Return the bytes that it holds."""
+        return self.nbytes
 
 
 def is_turned(options: OpenOptions) -> bool:
@@ -118,23 +89,17 @@ def open_turned(
     whole = replace(options, sample_axis="none")
     base = open_base(whole if numbered else replace(whole, fields=(), keys_as=None))
     try:
-        if numbered:
-            parsed, specs = _along_axis(base, options), ()
-        else:
-            parsed, specs = _of_groups(base, options, keyed="keys_as" in format.open_options)
+        keyed = "keys_as" in format.open_options
+        parsed, specs = _along_axis(base, options) if numbered else _of_groups(base, options, keyed)
         return LocatedSource(
-            base.path, parsed, replace(options, fields=specs), lambda _: _no_file(), base.close
+            base.path, parsed, replace(options, fields=specs), open_file, base.close
         )
     except BaseException:
         base.close()
         raise
 
 
-def _no_file() -> Any:
-    raise AssertionError("no field is located")
-
-
-def _along_axis(base: Source, options: OpenOptions) -> Parsed:
+def _along_axis(base: Source, options: OpenOptions) -> Turned:
     """Return the fields without the axis that counts the samples."""
     axis, notes = int(options.sample_axis.replace("last", "-1")), [*base.notes]
     fields, counts = dict[str, Field](), dict[int, str]()
@@ -156,13 +121,36 @@ def _along_axis(base: Source, options: OpenOptions) -> Parsed:
             found=", ".join(f"{name}: {n}" for n, name in counts.items()),
             fix="name those that go together: --field NAME",
         )
-    lazy = {name: AlongAxis(base, name, axis, options.limit) for name in fields}
-    return _parsed(base, next(iter(counts)), fields, lazy, notes)
+    lock, kept = Lock(), dict[str, Array]()
+
+    def rows(name: str, start: int, stop: int) -> Array:
+        with lock:
+            if name not in kept:
+                _check_memory(base, options.limit)
+                kept[name] = np.moveaxis(np.asarray(base.read_field(name)[0]), axis, 0)
+        return kept[name][start:stop]
+
+    lazy = {
+        name: TurnedField(
+            partial(rows, name), "the file is read once", base.schema[name].row_nbytes
+        )
+        for name in fields
+    }
+    return _parsed(base, next(iter(counts)), fields, lazy, notes), ()
 
 
-def _of_groups(
-    base: Source, options: OpenOptions, *, keyed: bool
-) -> tuple[Parsed, tuple[FieldSpec, ...]]:
+def _check_memory(base: Source, limit: int) -> None:
+    if (needed := base.schema.fixed_nbytes) > limit:
+        raise not_enough(
+            "the file is read whole, as its samples have no offsets",
+            needed,
+            limit,
+            where=base.path,
+            fix=f"raise --memory, or {WAY_OUT}",
+        )
+
+
+def _of_groups(base: Source, options: OpenOptions, keyed: bool) -> Turned:
     """Return the fields whose samples are in groups, those of these names, and what is asked for.
 
     `keyed`: what the groups are called may be a field.
@@ -182,7 +170,7 @@ def _of_groups(
         notes.append(f"left out {listed(sorted(others))}: not in the samples' groups")
 
     fields, differing = dict[str, Field](), dict[str, str]()
-    lazy = dict[str, LazyField]()
+    lazy = dict[str, TurnedField]()
     for member, names in members.items():
         kinds = [base.schema[name] for name in names]
         if len({(f.dtype, f.kind, len(f.shape), f.shape[1:]) for f in kinds}) > 1:
@@ -194,7 +182,9 @@ def _of_groups(
         if len({f.shape for f in kinds}) > 1:
             shape = (None, *shape[1:])
         fields[name] = replace(kinds[0], name=name, shape=shape)
-        lazy[name] = OfGroups(base, fields[name], names)
+        lazy[name] = TurnedField(
+            partial(_members, base, fields[name], names), "an array per sample"
+        )
     spelled = {m: f"{groups.pattern}/{m}".rstrip("/") for m in members}
     named = {s.path for s in options.fields}
     asked = [text for m, text in differing.items() if {m, spelled[m]} & named]
@@ -207,10 +197,24 @@ def _of_groups(
         raise UsageError(problem, where=base.path)
     if options.keys_as is not None:
         fields[options.keys_as] = Field.opaque(options.keys_as, "str")
-        lazy[options.keys_as] = OfGroups(None, fields[options.keys_as], keys)
+        lazy[options.keys_as] = TurnedField(
+            lambda start, stop: Ragged.pack(keys[start:stop], fields[str(options.keys_as)]),
+            "no read",
+        )
     paths = {path: m or "values" for m, path in spelled.items()}
     specs = tuple(replace(s, path=paths.get(s.path, s.path)) for s in options.fields)
     return _parsed(base, len(keys), fields, lazy, notes), specs
+
+
+def _members(base: Source, field: Field, names: list[str], start: int, stop: int) -> Values:
+    """Return arrays of these names as samples of a field."""
+    values = [base.read_field(name)[0] for name in names[start:stop]]
+    if field.ragged:
+        return Ragged.pack(values, field)
+    column = np.empty((len(values), *field.inner), field.dtype)
+    for i, each in enumerate(values):
+        column[i] = each
+    return column
 
 
 def _groups(base: Source, options: OpenOptions) -> Beside:
@@ -230,7 +234,7 @@ def _parsed(
     base: Source,
     count: int,
     fields: dict[str, Field],
-    lazy: dict[str, Any],
+    lazy: Mapping[str, LazyField],
     notes: list[str],
 ) -> Parsed:
     return Parsed(
