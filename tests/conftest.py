@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import tempfile
 from pathlib import Path
@@ -37,6 +38,15 @@ def _temporary(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk():
+    """Files of tests need not outlast a power cut; what a killed process has written is kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda fd: os.fstat(fd) and None)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _frozen():
     """Let a collection look only at what the module itself makes, not at all that is imported."""
@@ -54,6 +64,18 @@ def train(tmp_path) -> Path:
         file["x"].attrs["unit"] = "K"
         file.attrs["title"] = "long " * 50
     return path
+
+
+NEEDS_TENSORFLOW = re.compile(
+    r"tensorflow|test_tf\.|(conformance|format_contract|test_write\.).*tfrecord", re.IGNORECASE
+)
+
+
+def pytest_collection_modifyitems(items):
+    """What needs TensorFlow comes first: so one of several workers imports it, not all."""
+    items.sort(
+        key=lambda item: "tf" not in item.fixturenames and not NEEDS_TENSORFLOW.search(item.nodeid)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -105,13 +105,6 @@ def killed(make, fuse, format, more=lambda around: None):
     return status != 0
 
 
-@pytest.fixture(autouse=True)
-def unsynced(monkeypatch):
-    """A killed process loses nothing that it has written."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
-
-
 @pytest.mark.parametrize(("to", "schema", "options"), CASES)
 def test_killed_at_every_step(to, schema, options, origin, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 100_000)

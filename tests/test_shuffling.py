@@ -136,8 +136,6 @@ def expected(source, seed):
 def tiny(monkeypatch):
     """Pieces so small that a few samples make many runs and buckets; files that stay."""
     monkeypatch.setattr(shuffle, "UNSYNCED_NBYTES", 0)
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
     monkeypatch.setattr(shuffle, "PIECE_NBYTES", 64)
     monkeypatch.setattr(shuffle, "SEGMENT_NBYTES", 16)
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import adapter_contract
 import numpy as np
@@ -18,9 +19,17 @@ from dsprep.core.schema import Field, Ragged, Schema
 from dsprep.errors import UsageError
 from dsprep.reader.adapters import native
 
-tf = pytest.importorskip("tensorflow")
+tf: Any = None
+_array = dataset = takes = tf
 
-from dsprep.tf import _array, dataset, takes  # noqa: E402
+
+@pytest.fixture(autouse=True, scope="module")
+def _imported(tf):
+    """Import it once it is needed: every process that collects these tests would have it."""
+    from dsprep.tf import _array, dataset, takes
+
+    globals().update(tf=tf, _array=_array, dataset=dataset, takes=takes)
+
 
 plain, mixed = adapter_contract.plain, adapter_contract.mixed
 

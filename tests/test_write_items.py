@@ -356,8 +356,6 @@ CASES = [
 def test_killed_at_every_step(to, options, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "CHECKPOINT_NBYTES", 3000)
     monkeypatch.setattr(shuffle, "_choose", lambda *_: "buckets")
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
     monkeypatch.setattr(calls, "TASK_SECONDS", 0.0)
     monkeypatch.setattr(items_tasks, "BLOCK_NBYTES", 1000)
     cut = plan.group_pieces

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import zipfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 import zarr
 from support import DTYPES, assert_same_batch, schemas
 
@@ -24,12 +22,6 @@ from dsprep.storage.paths import open_file
 
 ZARR = load("zarr")
 F4 = np.dtype("<f4")
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda fd: None)
 
 
 def _by_dtype() -> dict[str, Schema]:

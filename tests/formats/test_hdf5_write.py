@@ -36,13 +36,6 @@ OPTIONS = {
 MIXED = SCHEMAS["mixed"]
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_disks(monkeypatch):
-    """Hundreds of small files: whether they survive a power cut is not the question here."""
-    for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(f"os.{name}", lambda fd: None)
-
-
 def read_all(path):
     with HDF5.open(path, OpenOptions(), None) as source:
         return source.read(0, len(source))

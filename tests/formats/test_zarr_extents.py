@@ -32,7 +32,6 @@ from zarr_stores import (
     create,
     edit,
     new_store,
-    no_waiting_for_the_disk,
     opened,
     zip_up,
 )
@@ -43,8 +42,6 @@ from dsprep.formats import recognise
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.layout.laws import Affine
 from dsprep.layout.laws.periodic import fit as fit_periodic
-
-__all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from support import assert_same_batch, check_layout, create, random_batch, raw, take
-from zarr_stores import SCHEMAS, ZARR, no_waiting_for_the_disk
+from zarr_stores import SCHEMAS, ZARR
 
 from dsprep.core.groups import Grouping
 from dsprep.core.schema import Arena, Field, Ragged, Schema
@@ -22,8 +22,6 @@ from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.layout.as_json import file_path
 from dsprep.storage import checksums
 from dsprep.storage.trees import data_files
-
-__all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 
 ALIGN = 4096
 CASES = {

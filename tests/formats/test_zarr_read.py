@@ -23,7 +23,6 @@ from zarr_stores import (
     create,
     edit,
     new_store,
-    no_waiting_for_the_disk,
     opened,
     zip_up,
 )
@@ -44,8 +43,6 @@ from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.fields import ElementsField
 from dsprep.storage.paths import Candidate
-
-__all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
 
 pytestmark = [
     # dtypes without a v3 specification: zarr-python reads them, and warns

@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 import zarr
 from support import STRUCT, assert_same_batch, create, random_array, random_batch, take, write_batch
-from zarr_stores import F4, SCHEMAS, ZARR, check, no_waiting_for_the_disk, opened
+from zarr_stores import F4, SCHEMAS, ZARR, check, opened
 
 from dsprep.core.groups import plain
 from dsprep.core.schema import Arena, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import Compression, WriteOptions
 from dsprep.formats.zarr.plan import plan_arrays
-
-__all__ = ["no_waiting_for_the_disk"]  # a fixture of all tests here
-
 
 OPTIONS = {
     "default": WriteOptions(),
