@@ -193,7 +193,7 @@ def edit(path, change):
 
 
 EDITS = {
-    "future": (lambda c: c.update(dsprep_sidecar=2), "later version"),
+    "future": (lambda c: c.update(dsprep_sidecar=3), "later version"),
     "no files": (lambda c: c.pop("files"), "KeyError: 'files'"),
     "a file's size": (lambda c: c["files"][0].update(nbytes="many"), "specification"),
     "samples": (lambda c: c.update(samples=3), "another number of samples"),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import some_schemas
 
+from dsprep.core.packing import digest
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import FormatError
 from dsprep.sidecar import sidecar, spec
-from dsprep.sidecar.spec import Content, FileEntry
+from dsprep.sidecar.entries import FileEntry
+from dsprep.sidecar.spec import Content
 from dsprep.storage.identity import Identity
 from dsprep.verbs.check import check
 
@@ -132,7 +136,7 @@ GOOD = Content("hdf5", SCHEMA, (FileEntry("a", 1, Identity(2)),)).to_json()
         *(
             json.dumps({**GOOD, **change}).encode()
             for change in (
-                *({"dsprep_sidecar": version} for version in ("x", "1", 0, -1, 1.9, True, None, 2)),
+                *({"dsprep_sidecar": version} for version in ("x", "1", 0, -1, 1.9, True, None, 3)),
                 *(
                     {"schema": [{"name": "x", "dtype": "f4", "shape": s}]}
                     for s in ([8.5], [3, True])
@@ -217,3 +221,89 @@ def test_unknown_keys_of_files_are_kept(tmp_path):
     back = spec.read(tmp_path / "x").to_json()
     assert back["zzz"] == 1
     assert back["files"][0]["www"] == {"a": [4]}
+
+
+def many(count, **columns):
+    """Rows of which one key or several differ, or are the same."""
+    made = []
+    for i in range(count):
+        row = {"path": f"d/\udcff{i}.npy", "samples": 1, "nbytes": 7}
+        row |= {k: v[i % len(v)] for k, v in columns.items()}
+        made.append(FileEntry.from_json({k: v for k, v in row.items() if v is not None}))
+    return Content("numpy", SCHEMA, tuple(made), layouts=({"a": 1}, {"b": 1}))
+
+
+COLUMNS = {
+    "alike": {"mtime_ns": [5], "sampled": ["0123456789abcdef"], "facts": [{"end": 3}]},
+    "numbers": {"samples": [0, 300], "nbytes": [2**40, 1], "mtime_ns": [0, 2**64 - 1]},
+    "layouts": {"layout": [0, 1], "files": [2, 70_000], "sampled": ["00000000000000ff", "f" * 16]},
+    "texts": {"sampled": ["", "0" * 16], "etag": ['"a"', ""], "mtime_ns": [None, 5]},
+    "objects": {"facts": [{"end": 3}, {}], "crc32c": [{"block": 1, "data": "x"}, None]},
+    "unknown": {"later": [[1], None], "more": [{"x": 2}]},
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_very_many_files_are_columns_of_the_companion(name, tmp_path):
+    made, path, tables = many(spec.MANY, **COLUMNS[name]), tmp_path / "x.dsprep.json", b"12345"
+    made = replace(made, companion={"nbytes": len(tables), "blake2b": digest(tables)})
+    spec.write(made, path, tables)
+    back = spec.read(path)
+    for same in (back, pickle.loads(pickle.dumps(back))):
+        assert tuple(same.files) == made.files
+        assert (same.counts.tolist(), same.nbytes) == (made.counts.tolist(), made.nbytes)
+        assert replace(same, files=made.files) == made
+    assert spec.read_tables(back, path, tmp_path) == tables
+    text, companion = path.read_bytes(), path.with_name("x.dsprep.bin").read_bytes()
+    assert spec.encode(back, tables) == spec.encode(made, tables) == (text, companion)
+    assert json.loads(text)["dsprep_sidecar"] == 2
+    few = replace(made, files=made.files[1:])
+    assert json.loads(spec.encode(few, tables)[0]) == few.to_json()
+    assert few.to_json()["dsprep_sidecar"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": 10**15},
+        {"count": -1},
+        {"nbytes": 10**9},
+        {"at": 8},
+        {"blake2b": "0"},
+        {"columns": {}},
+        {"columns": 3},
+        {"path": {"all": "x"}},
+        {"path": {"at": 0, "width": 3, "nbytes": 5}},
+        {"path": {"at": 0, "width": 2, "nbytes": 5}},
+        {"path": {"at": 10**9, "width": 2, "nbytes": 5}},
+        {"samples": {"all": -1}},
+        {"samples": {"all": "many"}},
+        {"samples": {"at": 0, "width": 8}},
+        {"layout": {"all": 2}},
+        {"path": None},
+    ],
+    ids=str,
+)
+def test_damaged_columns_are_one_clear_error(change, tmp_path):
+    path = tmp_path / "x.dsprep.json"
+    spec.write(many(spec.MANY), path)
+    content = json.loads(path.read_bytes())
+    files = content["files"]
+    for key, value in change.items():
+        (files if key in files else files["columns"])[key] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(FormatError, match="sidecar"):
+        spec.read(path)
+
+
+def test_a_row_of_columns_is_checked_when_it_is_used(tmp_path):
+    made = many(spec.MANY)
+    files = (*made.files[:-1], replace(made.files[0], path="../x"))
+    spec.write(replace(made, files=files), tmp_path / "x.dsprep.json")
+    back = spec.read(tmp_path / "x.dsprep.json")
+    assert back.files[0] == made.files[0]
+    with pytest.raises(FormatError, match="leaves the dataset"):
+        back.files[-1]
+    (tmp_path / "x.dsprep.bin").unlink()
+    with pytest.raises(FormatError):
+        spec.read(tmp_path / "x.dsprep.json")

@@ -404,7 +404,7 @@ class Reader(ReaderOptions):
             If there is nothing that samples could be compared with.
         """
         proofs, dataset = self._sidecar.proofs, self._sidecar.dataset
-        numbers = [i for i, entry in enumerate(self._sidecar.content.files) if entry.samples]
+        numbers = [i for i, n in enumerate(self._sidecar.content.counts.tolist()) if n]
         described = proofs.describe(numbers, self.schema.names)
         lacking = proofs.lacking(described, dataset)
         if lacking:

@@ -38,7 +38,7 @@ def sample_nbytes(sidecar: Sidecar, schema: Schema) -> float:
     """Return the bytes of a sample; of ragged samples about how many, by the sizes of files."""
     if not schema.ragged:
         return float(schema.fixed_nbytes)
-    total = sum(f.identity.nbytes for f in sidecar.content.files)
+    total = sidecar.content.nbytes
     return total / max(1, len(sidecar))
 
 
@@ -94,10 +94,11 @@ def cut_units(
 
 def files_per_sample(sidecar: Sidecar, schema: Schema) -> float:
     """Return the files that hold a sample, on average; within a directory as in the first one."""
-    numbers = [i for i, entry in enumerate(sidecar.content.files) if entry.samples]
-    if not numbers:
+    counts = sidecar.content.counts
+    numbers = np.flatnonzero(counts)
+    if not len(numbers):
         return 1.0
-    layout, count = sidecar.layout(numbers[0]), sidecar.content.files[numbers[0]].samples
+    layout, count = sidecar.layout(int(numbers[0])), int(counts[numbers[0]])
     inside = sum(count for f in schema if f.name in layout.files)
     for grid in (c.grid for name, c in layout.columns.items() if name in schema.names):
         if grid is not None and grid.several:
@@ -149,18 +150,18 @@ def group_edges(sidecar: Sidecar) -> Ints | None:
     """
     edges = [np.zeros(1, np.int64)]
     start = 0
-    for number, entry in enumerate(sidecar.content.files):
-        if not entry.samples:
+    for number, count in enumerate(sidecar.content.counts.tolist()):
+        if not count:
             continue
         groups = sidecar.layout(number).groups
         if groups is None:
             return None
         if groups.first is None:
-            first = np.arange(0, entry.samples, groups.samples, dtype=np.int64)
+            first = np.arange(0, count, groups.samples, dtype=np.int64)
         else:
             first = groups.first.span(0, groups.first.count)
-        start += entry.samples
-        edges += [start - entry.samples + first[1:], np.array([start], np.int64)]
+        start += count
+        edges += [start - count + first[1:], np.array([start], np.int64)]
     joined = np.maximum.accumulate(np.concatenate(edges))
     distinct: Ints = joined[np.append(True, joined[1:] > joined[:-1])]
     return distinct
@@ -172,7 +173,8 @@ def even_edges(sidecar: Sidecar, samples: int, files: int = BUFFER_FILES) -> Int
     Where files hold more than that, a range does not go beyond its file; where they hold less,
     such as one sample each, it takes several, at most `files`. Like `group_edges`.
     """
-    counts = np.array([f.samples for f in sidecar.content.files if f.samples], np.int64)
+    counts = sidecar.content.counts
+    counts = counts[counts > 0]
     starts = offsets_of(counts).tolist()
     total, edges = starts[-1], [0]
     if len(counts) < 2:

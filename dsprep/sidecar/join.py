@@ -11,8 +11,9 @@ from typing import Any
 from dsprep.core.schema import differences
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.sidecar import spec
+from dsprep.sidecar.entries import FileEntry
 from dsprep.sidecar.sidecar import Sidecar
-from dsprep.sidecar.spec import Content, FileEntry
+from dsprep.sidecar.spec import Content
 
 
 def join(files: Sequence[Path], dataset: Path) -> tuple[Content, bytes] | None:

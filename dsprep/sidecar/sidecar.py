@@ -23,7 +23,7 @@ import numpy as np
 
 from dsprep import formats
 from dsprep.core.gather import take
-from dsprep.core.packing import Tables, digest
+from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Array, Batch, Bytes, Ints, Schema, concatenate, new_array
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
@@ -54,8 +54,6 @@ _ROWS = 1 << 16
 
 CHECKED = 64
 """Files that are compared with the sidecar when it is opened; of more, so many spread evenly."""
-
-MAX_COMPANION = 8 << 30
 
 
 class StaleError(FormatError):
@@ -206,8 +204,7 @@ class Sidecar:
         facts = formats.load(content.format).facts
         self._files = Files(guard, self.root, lambda n: content.files[n].identity, facts)
         self._open_file: Callable[[int, str], Handle] | None = None
-        counts = [f.samples for f in content.files]
-        self._starts: Ints = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._starts: Ints = np.concatenate([[0], np.cumsum(content.counts)])
         self._count = int(self._starts[-1])
         self._tables: Tables | None = None
         self._lock = threading.Lock()
@@ -281,7 +278,7 @@ class Sidecar:
         """Bytes that are the same wherever the sidecar states the same: in a file, if it is one."""
         if self.kept:
             return self.path.read_bytes()
-        return spec.dump(replace(self.content, lineage={})).encode()
+        return spec.encode(replace(self.content, lineage={}), b"")[0]
 
     def _stale(self, change: str) -> StaleError:
         if self.kept:
@@ -358,25 +355,9 @@ class Sidecar:
 
     def companion(self) -> bytes | None:
         """Return the bytes of the companion, None without; `FormatError` if it is another's."""
-        known = self.content.companion
-        if known is None or self._companion_bytes is not None:
-            return self._companion_bytes
-        path = self.path.with_name(spec.companion_name(self.path))
-        fix = f"write the sidecar again with dsprep provenance {self.dataset}"
-        if not path.is_file():
-            raise FormatError("the companion of the sidecar is missing", where=path, fix=fix)
-        if path.stat().st_size != known.get("nbytes") or path.stat().st_size > MAX_COMPANION:
-            raise FormatError(
-                "the companion is of another sidecar",
-                where=path,
-                expected=known.get("nbytes"),
-                found=path.stat().st_size,
-                fix=fix,
-            )
-        data = path.read_bytes()
-        if digest(data) != known.get("blake2b"):
-            raise FormatError("the companion is of another sidecar", where=path, fix=fix)
-        return data
+        if self._companion_bytes is None:
+            return spec.read_tables(self.content, self.path, self.dataset)
+        return self._companion_bytes
 
     def file_of(self, sample: int) -> tuple[int, int]:
         """Return the number of the file that holds `sample`, and the sample's number in it."""

@@ -7,7 +7,9 @@ is ``train.dsprep.json``. It is written last, so a dataset with a valid sidecar 
 Numbers are JSON integers; offsets and sizes count bytes.
 
 ================== ============================================================================
-``dsprep_sidecar`` the major version of this specification, 1; readers refuse a larger one
+``dsprep_sidecar`` the major version of this specification; readers refuse a larger one: 1, or 2
+                   with 1,000 files or more, which are listed in the companion, see
+                   `dsprep.sidecar.entries`
 ``format``         ``hdf5``, ``lmdb``, ``tfrecord``, ``zarr`` or one that is only read
 ``samples``        number of samples of the whole dataset
 ``schema``         list of fields: ``name`` and either ``kind`` (``bytes``, ``str``) or ``dtype``
@@ -106,84 +108,29 @@ from typing import Any, Self
 import numpy as np
 
 from dsprep.core.packing import digest
-from dsprep.core.schema import Field, Schema, StaticArray, decode_dtype, encode_dtype
+from dsprep.core.schema import Field, Ints, Schema, StaticArray, decode_dtype, encode_dtype
 from dsprep.errors import FormatError
+from dsprep.sidecar import entries
+from dsprep.sidecar.entries import MANY, MAX_SAMPLES, FileColumns, FileEntry
 from dsprep.storage.atomic import partial_path, write_file
 from dsprep.storage.identity import Identity
 from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import common_path, open_file
 from dsprep.storage.trees import SIDECARS
 
-VERSION = 1
+VERSION, OF_ROWS = 2, 1
+"""The newest version that is read; the one of sidecars that list files row by row."""
 NAMES = SIDECARS
 SUFFIX, COMPANION = NAMES
-MAX_SAMPLES = 1 << 60
-"""Numbers of samples are smaller."""
 PAUSES = (0.0, 0.1, 0.3, 1.2)
 """Seconds before each attempt to read a sidecar that ends too early."""
+MAX_COMPANION = 8 << 30
 MAX_NBYTES = 256 << 20
 """No sidecar is larger; a larger file is not read into memory."""
 MAX_FILES = 1 << 20
 """Files that a sidecar lists at most."""
 _MAX_COUNTS = ((b'"path"', MAX_FILES), (b"{", 4 << 20), (b"[", 4 << 20), (b",", 12 << 20))
 """How often a sidecar may contain each text: parsed values take far more memory than their text."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file (or store directory) of the dataset.
-
-    Attributes
-    ----------
-    path
-        Relative to the dataset; ``.`` for the dataset itself.
-    samples
-        Samples in it.
-    identity
-        By which a change is noticed.
-    layout
-        Which of the sidecar's layouts it has.
-    crc32c
-        The JSON of its checksums; None without.
-    unknown
-        Keys that this version does not know.
-    """
-
-    path: str
-    samples: int
-    identity: Identity
-    layout: int = 0
-    crc32c: Mapping[str, Any] | None = None
-    unknown: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON; `from_json` is the inverse."""
-        json = {"path": self.path, "samples": self.samples, **self.identity.to_json()}
-        if self.layout:
-            json["layout"] = self.layout
-        if self.crc32c is not None:
-            json["crc32c"] = dict(self.crc32c)
-        return {**json, **self.unknown}
-
-    @classmethod
-    def from_json(cls, json: Mapping[str, Any]) -> Self:
-        """Return what `to_json` wrote; a built-in exception if it is something else."""
-        path, samples, layout = json["path"], json["samples"], json.get("layout", 0)
-        if not isinstance(path, str) or path.startswith("/") or "\0" in path:
-            raise ValueError(f"the path {path!r} is not relative")
-        if not path.isascii():
-            os.fsencode(path)  # ValueError if no file can be called so
-        if ".." in path and ".." in path.split("/"):
-            raise ValueError(f"the path {path!r} leaves the dataset")
-        for value in (samples, layout):
-            if type(value) is not int or not 0 <= value < MAX_SAMPLES:
-                raise TypeError(f"{value!r} is not a number of samples, or of a layout")
-        crcs = json.get("crc32c")
-        if crcs is not None and not isinstance(crcs, Mapping):
-            raise TypeError("crc32c is no JSON object")
-        known = json.keys() <= _KNOWN_OF_FILES
-        unknown = {} if known else {k: json[k] for k in json if k not in _KNOWN_OF_FILES}
-        return cls(path, samples, Identity.from_json(json), layout, crcs, unknown)
 
 
 @dataclass(frozen=True)
@@ -195,7 +142,7 @@ class Content:
 
     format: str
     schema: Schema
-    files: tuple[FileEntry, ...]
+    files: Sequence[FileEntry]
     lineage: Mapping[str, Any] = field(default_factory=dict)
     unknown: Mapping[str, Any] = field(default_factory=dict)
     layouts: tuple[Mapping[str, Any], ...] = ()
@@ -204,17 +151,32 @@ class Content:
     notes: tuple[str, ...] = ()
 
     @property
+    def counts(self) -> Ints:
+        """Samples of each file."""
+        return entries.numbers(self.files, "samples")
+
+    @property
     def samples(self) -> int:
         """Samples of the whole dataset."""
-        return sum(f.samples for f in self.files)
+        return int(self.counts.sum())
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the sidecar as JSON; `from_json` is the inverse."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return int(entries.numbers(self.files, "nbytes").sum())
+
+    @property
+    def has_companion(self) -> bool:
+        """Whether some of it is in a companion, as far as it was read from a file."""
+        return self.companion is not None or isinstance(self.files, FileColumns)
+
+    def to_json(self, *, rows: bool = True) -> dict[str, Any]:
+        """Return the sidecar as JSON, perhaps without `rows`; `from_json` is the inverse."""
         attrs = {f.name: f.attrs for f in self.schema if f.attrs}
         if self.schema.attrs:
             attrs = {"": self.schema.attrs, **attrs}
         json: dict[str, Any] = {
-            "dsprep_sidecar": VERSION,
+            "dsprep_sidecar": OF_ROWS,
             "format": self.format,
             "samples": self.samples,
             "schema": self.schema.to_json(),
@@ -223,7 +185,7 @@ class Content:
             json["attrs"] = {n: {k: encode_attr(v) for k, v in a.items()} for n, a in attrs.items()}
         if self.schema.static:
             json["static"] = [_static_json(s) for s in self.schema.static]
-        json["files"] = [f.to_json() for f in self.files]
+        json["files"] = [f.to_json() for f in self.files] if rows else []
         if self.layouts:
             json["layouts"] = [dict(layout) for layout in self.layouts]
         if self.reading:
@@ -258,13 +220,8 @@ class Content:
             return cls._from_json(json)
         except FormatError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise FormatError(
-                "the sidecar does not follow its specification",
-                where=where,
-                found=f"{type(error).__name__}: {str(error)[:200]}",
-                fix="delete it, or write it again with dsprep provenance",
-            ) from error
+        except _WRONG as error:
+            raise _unlike(error, where) from error
 
     @classmethod
     def _from_json(cls, json: Mapping[str, Any]) -> Self:
@@ -278,16 +235,18 @@ class Content:
             attrs.get("", {}),
             tuple(map(_static_array, json.get("static", ()))),
         )
-        files = tuple(map(FileEntry.from_json, json["files"]))
+        files: Sequence[FileEntry] = json["files"]
+        if not isinstance(files, FileColumns):
+            files = tuple(map(FileEntry.from_json, json["files"]))
         layouts = tuple(json.get("layouts", ()))
         for mapping in (*layouts, json.get("lineage", {}), json.get("reading", {})):
             if not isinstance(mapping, Mapping):
                 raise TypeError(f"{str(mapping)[:40]!r} is no JSON object")
         if not all(isinstance(layout.get("unlocated", {}), Mapping) for layout in layouts):
             raise TypeError("unlocated is no JSON object")
-        if sum(f.samples for f in files) >= MAX_SAMPLES:
+        if sum(entries.numbers(files, "samples").tolist()) >= MAX_SAMPLES:
             raise ValueError("there are impossibly many samples")
-        if layouts and any(f.layout >= len(layouts) for f in files):
+        if layouts and int(entries.numbers(files, "layout").max(initial=0)) >= len(layouts):
             raise ValueError("a file has a layout that is not there")
         companion = json.get("companion")
         if companion is not None and not isinstance(companion, Mapping):
@@ -305,11 +264,19 @@ class Content:
         )
 
 
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+def _unlike(error: Exception, where: object) -> FormatError:
+    return FormatError(
+        "the sidecar does not follow its specification",
+        where=where,
+        found=f"{type(error).__name__}: {str(error)[:200]}",
+        fix="delete it, or write it again with dsprep provenance",
+    )
+
+
 _KNOWN = {"dsprep_sidecar", "format", "samples", "schema", "attrs", "files", "layouts"}
-_KNOWN_OF_FILES = {
-    *("path", "samples", "nbytes", "mtime_ns", "inode", "files", "facts", "sampled", "etag"),
-}
-_KNOWN_OF_FILES |= {"layout", "crc32c"}
 _KNOWN |= {"reading", "notes", "companion", "lineage", "static"}
 
 SMALL = 1 << 20
@@ -368,7 +335,13 @@ def beside(dataset: Path) -> Path:
 
 def read(path: Path) -> Content:
     """Read a sidecar; `FormatError` if it is not one."""
-    return Content.from_json(read_json(path), path)
+    json = read_json(path)
+    if isinstance(columns := json.get("files"), Mapping):
+        try:
+            json["files"] = FileColumns.open(columns, path.with_name(companion_name(path)))
+        except (FileNotFoundError, *_WRONG) as error:
+            raise _unlike(error, path) from error
+    return Content.from_json(json, path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -424,11 +397,37 @@ def write(
     Without `durable` it is not waited for the disk. Without `replace` a file that is there is left,
     which is a `FileExistsError`.
     """
+    text, companion = encode(content, companion)
     if companion:
         write_file(path.with_name(companion_name(path)), companion, durable, replace)
-    write_file(path, dump(content).encode(), durable, replace)
+    write_file(path, text, durable, replace)
     if replace and not companion:
         path.with_name(companion_name(path)).unlink(missing_ok=True)
+
+
+def read_tables(content: Content, path: Path, dataset: Path) -> bytes | None:
+    """Return the tables in the companion of a sidecar, None without.
+
+    Raises
+    ------
+    FormatError
+        If it is missing, or of another sidecar.
+    """
+    known, columns = content.companion, content.files
+    if known is None:
+        return None
+    where, nbytes = path.with_name(companion_name(path)), known.get("nbytes")
+    size = columns.end if isinstance(columns, FileColumns) else nbytes
+    fix = f"write the sidecar again with dsprep provenance {dataset}"
+    if not where.is_file():
+        raise FormatError("the companion of the sidecar is missing", where=where, fix=fix)
+    with closing(open_file(where)) as file:
+        data = b""
+        if file.nbytes == size and type(nbytes) is int and 0 <= nbytes <= min(size, MAX_COMPANION):
+            data = file.pread_exact(nbytes, 0)
+    if digest(data) != known.get("blake2b"):
+        raise FormatError("the companion is of another sidecar", where=where, fix=fix)
+    return data
 
 
 def companion_name(path: Path) -> str:
@@ -436,16 +435,26 @@ def companion_name(path: Path) -> str:
     return path.name.removesuffix(SUFFIX).removesuffix(".json") + COMPANION
 
 
-def dump(content: Content) -> str:
-    """Return the text of a sidecar: a line for each key, field, file and layout."""
+def encode(content: Content, companion: bytes) -> tuple[bytes, bytes]:
+    """Return the text of a sidecar, a line for each key, file and layout, and its companion.
+
+    `companion` has its tables; columns of many files come behind them.
+    """
+    many, block = len(content.files) >= MANY, b""
+    json = content.to_json(rows=not many)
+    if many:
+        json["dsprep_sidecar"] = VERSION
+        described, block = entries.encode(content.files)
+        companion += bytes(-len(companion) % 8)
+        json["files"] = {"at": len(companion), **described}
     lines = []
-    for key, value in content.to_json().items():
+    for key, value in json.items():
         if isinstance(value, list) and len(value) > 1:
             inner = ",\n  ".join(map(_text, value))
             lines.append(f"{_text(key)}: [\n  {inner}\n ]")
         else:
             lines.append(f"{_text(key)}: {_text(value)}")
-    return "{\n " + ",\n ".join(lines) + "\n}\n"
+    return ("{\n " + ",\n ".join(lines) + "\n}\n").encode(), companion + block
 
 
 def write_json(content: Mapping[str, Any], path: Path, *, durable: bool = True) -> None:

@@ -58,7 +58,7 @@ class SidecarSource(Source):
 
     @override
     def beside(self) -> list[Path]:
-        path, has_companion = self.sidecar.path, self.sidecar.content.companion is not None
+        path, has_companion = self.sidecar.path, self.sidecar.content.has_companion
         return [path, path.with_name(spec.companion_name(path))] if has_companion else [path]
 
     def locate(self, sample: int) -> tuple[Path, int]:

@@ -37,8 +37,8 @@ def explain(opened: Sidecar) -> dict[str, Any]:
         If it is damaged.
     """
     content, count = opened.content, len(opened)
-    nbytes = len(spec.dump(content).encode()) + int((content.companion or {}).get("nbytes", 0))
-    data_nbytes = sum(f.identity.nbytes for f in content.files)
+    nbytes = sum(map(len, spec.encode(content, opened.companion() or b"")))
+    data_nbytes = content.nbytes
     payload, exact = _payload(opened)
     return {
         "sidecar": str(opened.path),

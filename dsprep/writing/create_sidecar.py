@@ -33,8 +33,9 @@ from dsprep.reading.files import KEPT
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.records import RecordReader
 from dsprep.sidecar import spec
+from dsprep.sidecar.entries import FileEntry
 from dsprep.sidecar.proofs import rest_of
-from dsprep.sidecar.spec import Content, FileEntry
+from dsprep.sidecar.spec import Content
 from dsprep.source.many import MultiSource, open_native
 from dsprep.source.static import with_static
 from dsprep.storage.atomic import refuse_partial, written_as
@@ -76,7 +77,7 @@ class Made:
     @property
     def nbytes(self) -> int:
         """Bytes of the sidecar and its companion."""
-        return len(spec.dump(self.content).encode()) + len(self.companion)
+        return sum(map(len, spec.encode(self.content, self.companion)))
 
     def save(self, *, durable: bool = True, replace: bool = True) -> None:
         """Write it; what was there is replaced at once.

@@ -295,7 +295,7 @@ class Staging:
         if not self.sidecar.exists():
             return
         made, old = (p.with_name(spec.companion_name(p)) for p in (self.sidecar, path))
-        has_companion = spec.read(self.sidecar).companion is not None
+        has_companion = spec.read(self.sidecar).has_companion
         if has_companion and made.exists():
             made.replace(old)
         self.sidecar.replace(path)

@@ -259,7 +259,8 @@ class UploadStaging(Staging):
             if path not in self._begun and not any(shard.is_dir() for shard in above):
                 self._remove_sidecar()
                 path.unlink(missing_ok=True)
-        path, data = as_object(spec.sidecar_path(self._remote)), spec.dump(content).encode()
+        path = as_object(spec.sidecar_path(self._remote))
+        data, companion = spec.encode(content, companion)
         self._hold(replace(self._claim, sidecar=digest(data)))  # it is still this process's
         beside = as_object(path.with_name(spec.companion_name(path)))
         if companion:

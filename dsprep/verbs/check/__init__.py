@@ -22,8 +22,9 @@ from dsprep.formats.options import OpenOptions
 from dsprep.layout.model import FileLayout
 from dsprep.reading.columns import ColumnReader
 from dsprep.sidecar import spec
+from dsprep.sidecar.entries import FileEntry
 from dsprep.sidecar.sidecar import MissingError, Sidecar
-from dsprep.sidecar.spec import Content, FileEntry
+from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_files
 from dsprep.storage.paths import as_path, open_file
 from dsprep.verbs.check.bounds import outside
