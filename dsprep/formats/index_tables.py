@@ -1,11 +1,10 @@
 """Index tables: whose rows are whose, in whatever format the arrays are.
 
 A table has, for each of its rows, the first row and the number of rows of something else: another
-table, or the values. It is stored as these two, as N + 1 bounds (the ``indptr`` of sparse matrices
-in CSR, the offsets of Arrow and Awkward Array), or as N ends (the ``VectorIndex`` of NWB). Only
-partitions are taken: each row begins where the one before it ends. So a range of samples is one
-range of rows however many tables are between, and the lengths of the samples follow from the last
-table's numbers.
+table, or the values. It is stored as these two, as the first row and that behind the last, as N + 1
+bounds (the ``indptr`` of sparse matrices in CSR, the offsets of Arrow and Awkward Array), or as N
+ends (the ``VectorIndex`` of NWB). Only partitions are taken: each row begins where the one before
+it ends, from the first to the last.
 
 The one exception is what dsprep writes in groups: a group's rows follow each other, and each group
 begins at a multiple of the capacity that all have.
@@ -13,7 +12,6 @@ begins at a multiple of the capacity that all have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -66,8 +64,9 @@ class IndexTable:
         number more than the table has rows, where each begins, and where the last one ends.
         ``"pairs"``: as counts, but where each ends instead of how many it has.
         ``"ends"``: `first` has where each ends, and the first one begins at 0.
-    first_member, count_member
-        The member of the compound type, the number of the column, or None for plain arrays.
+    members
+        Of `first` and `count`: the members of the compound type, the numbers of the columns, or
+        None for plain arrays.
     capacity
         Rows from the beginning of one group to that of the next; 0: there are no groups.
     """
@@ -76,8 +75,7 @@ class IndexTable:
     first: Numbers
     count: Numbers
     form: Form = "counts"
-    first_member: str | int | None = None
-    count_member: str | int | None = None
+    members: tuple[str | int | None, str | int | None] = (None, None)
     capacity: int = 0
 
     @property
@@ -85,82 +83,66 @@ class IndexTable:
         """The number of rows of the table."""
         return self.first.count - (self.form == "bounds")
 
-    def read(self, start: int, stop: int, target: int, *, gaps: bool = False) -> tuple[Ints, Ints]:
-        """Return the first rows and the ends (exclusive) of table rows ``start <= i < stop``.
-
-        Raises `FormatError` if they leave ``0 .. target``, the rows that they point to, or do not
-        follow each other without gap; with `gaps`, but between groups.
-        """
-        if self.form in ("counts", "pairs"):
-            values = self.first.read(start, stop)
-            low = _integers(values, self.first_member)
-            if self.count is not self.first:
-                values = self.count.read(start, stop)
-            size = _integers(values, self.count_member)
-            size = size - low if self.form == "pairs" else size
-        else:
-            bounds = self._bounds(start, stop)
-            low, size = bounds[:-1], np.diff(bounds)
-        if low.size and (min(low.min(), size.min()) < 0 or max(low.max(), size.max()) > target):
-            raise self._wrong(start, stop, f"rows 0 to {target}", "rows outside")
-        end = low + size
-        if end.size and (int(end.max()) > target or not self._follow(low, end, gaps)):
-            raise self._wrong(
-                start, stop, f"each of {target} rows once, in order", "gaps or overlaps"
-            )
-        return low, end
-
-    def _bounds(self, start: int, stop: int) -> Ints:
-        """Return where rows ``start <= i < stop`` begin, and where the last of them ends."""
+    def _read(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the first rows and the ends (exclusive) of table rows ``start <= i < stop``."""
         if self.form == "bounds":
-            return _integers(self.first.read(start, stop + 1), None)
-        ends = _integers(self.first.read(max(0, start - 1), stop), None)
-        return ends if start else np.append(np.zeros(1, np.int64), ends)
-
-    def _follow(self, low: Ints, end: Ints, gaps: bool) -> bool:
-        """Whether each row begins where the one before it ends, or a group does."""
-        if not gaps or not self.capacity:
-            return np.array_equal(low[1:], end[:-1])
-        apart = low[1:] != end[:-1]
-        begins = low[1:][apart]
-        ordered = bool((begins >= end[:-1][apart]).all())
-        rows = end > low
-        inside = low[rows] // self.capacity == (end[rows] - 1) // self.capacity
-        return ordered and not bool((begins % self.capacity).any()) and bool(inside.all())
-
-    def _wrong(self, start: int, stop: int, expected: str, stated: str) -> FormatError:
-        return FormatError(
-            "the index does not fit its values",
-            where=f"{self.first.where}, rows {start} to {stop - 1}",
-            expected=expected,
-            found=stated,
-        )
+            bounds = _integers(self.first.read(start, stop + 1), None)
+            return bounds[:-1], bounds[1:]
+        if self.form == "ends":
+            ends = _integers(self.first.read(max(0, start - 1), stop), None)
+            ends = ends if start else np.append(np.zeros(1, np.int64), ends)
+            return ends[:-1], ends[1:]
+        values = self.first.read(start, stop)
+        low = _integers(values, self.members[0])
+        if self.count is not self.first:
+            values = self.count.read(start, stop)
+        size = _integers(values, self.members[1])
+        return low, size if self.form == "pairs" else low + size
 
     def total(self) -> int | None:
         """Return where the last row ends, if the first one begins at 0."""
         if not self.rows:
             return 0
-        largest = np.iinfo(np.int64).max // 4
-        try:
-            low = self.read(0, 1, largest)[0]
-            end = self.read(self.rows - 1, self.rows, largest)[1]
-        except FormatError:
-            return None
-        return int(end[0]) if low[0] == 0 else None
+        low, end = self._read(0, 1)[0][0], self._read(self.rows - 1, self.rows)[1][0]
+        return int(end) if low == 0 <= end else None
+
+    def spans(self, target: int) -> tuple[Ints, Ints]:
+        """Return the first row of each, and the one behind its last.
+
+        Raise `FormatError` unless they are all of `target` rows, one after another.
+        """
+        first, end = np.empty((2, self.rows), np.int64)
+        for start in range(0, self.rows, _SCAN):
+            some = slice(start, min(start + _SCAN, self.rows))
+            first[some], end[some] = self._read(some.start, some.stop)
+        if not self._divides(first, end, target):
+            raise FormatError(
+                f"the index does not fit its values: {' and '.join(self.paths)} do not divide them",
+                where=self.first.where,
+                expected=f"each of {target} rows once, in order",
+                found="rows outside, gaps or overlaps",
+            )
+        return first, end
+
+    def _divides(self, first: Ints, end: Ints, target: int) -> bool:
+        if not self.rows:
+            return target == 0 or bool(self.capacity)
+        inside = first.min() >= 0 and (end >= first).all() and end.max() <= target
+        apart = first[1:] != end[:-1]
+        if not self.capacity:
+            return bool(inside and first[0] == 0 and end[-1] == target and not apart.any())
+        begins, rows = first[1:][apart], end > first
+        groups = first[rows] // self.capacity == (end[rows] - 1) // self.capacity
+        even = first[0] % self.capacity == 0 and not (begins % self.capacity).any()
+        return bool(inside and even and (begins >= end[:-1][apart]).all() and groups.all())
 
     def partitions(self, target: int) -> bool:
-        """Whether the whole table divides `target` rows, read block by block."""
-        expected = 0
-        for start in range(0, self.rows, _SCAN):
-            stop = min(start + _SCAN, self.rows)
-            try:
-                low, end = self.read(start, stop, target)
-            except FormatError:
-                return False
-            if int(low[0]) != expected:
-                return False
-            expected = int(end[-1])
-        return expected == target
+        """Whether the whole table divides `target` rows."""
+        try:
+            self.spans(target)
+        except FormatError:
+            return False
+        return True
 
 
 def _integers(rows: Array, member: str | int | None) -> Ints:
@@ -181,82 +163,48 @@ class Route:
     ----------
     tables, names
         From the samples to the values, at least one; as in ``--field x=PATH@NAME@NAME``.
-    rebase
-        The member of the values (``""``: the values themselves) that counts rows of the next
-        table and is made to start at 0 in each sample; None if there is none.
+    kind
+        What the values are.
     """
 
     tables: tuple[IndexTable, ...]
     names: tuple[str, ...]
     kind: Kind = "array"
-    rebase: str | None = None
+
+    def spans(self, target: int) -> tuple[Ints, Ints]:
+        """Return the first of `target` rows that each sample has, and the one behind its last.
+
+        Raise `FormatError` unless they are all rows, one after another.
+        """
+        first, end = np.arange(self.tables[0].rows), np.arange(1, self.tables[0].rows + 1)
+        for table, rows in zip(
+            self.tables, (*(t.rows for t in self.tables[1:]), target), strict=True
+        ):
+            low, high = table.spans(rows)
+            if table is self.tables[0]:
+                first, end = low, high
+            else:
+                bounds = np.append(low, high[-1:]) if len(low) else np.zeros(1, np.int64)
+                first, end = bounds[first], bounds[end]
+        return first, end
 
 
-@dataclass(frozen=True, eq=False)
-class Located:
-    """Where consecutive samples are in the values.
+def row_laws(first: Ints, end: Ints) -> tuple[Law, Law]:
+    """Return the laws of the first row of each sample, and of how many rows it has.
 
-    Attributes
-    ----------
-    lows, highs
-        int64, shape ``(runs,)``: they have the rows ``lows[k] <= r < highs[k]`` of all runs, in
-        this order. There is one run unless they are in several groups.
-    offsets
-        int64, shape ``(n + 1,)``: sample i has the rows ``offsets[i]`` to ``offsets[i + 1]``,
-        counted in the runs joined together.
+    Those without rows begin where the next one does.
     """
-
-    lows: Ints
-    highs: Ints
-    offsets: Ints
-
-    @property
-    def first(self) -> Ints:
-        """The first row of each sample, int64 of shape ``(n,)``."""
-        ends = np.cumsum(self.highs - self.lows)
-        starts = np.append(0, ends[:-1])
-        run = np.searchsorted(starts, self.offsets[:-1], "right") - 1
-        rows: Ints = self.offsets[:-1] + (self.lows - starts)[run]
-        return rows
+    count, last = end - first, end.max(initial=0)
+    begins = np.where(count > 0, first, last)
+    first = np.minimum.accumulate(begins[::-1])[::-1]
+    even = len(count) and bool((count == count[0]).all())
+    return Explicit(first), Affine(len(count), int(count[0])) if even else Explicit(count)
 
 
-def locate(tables: Sequence[IndexTable], target: int, start: int, stop: int) -> Located:
-    """Return where samples ``start <= i < stop`` are in the values, which have `target` rows."""
-    offsets = np.arange(stop - start + 1, dtype=np.int64)
-    low, high = start, stop
-    lows, highs = np.array([start], np.int64), np.array([stop], np.int64)
-    for k, table in enumerate(tables):
-        last = k + 1 == len(tables)
-        rows = target if last else tables[k + 1].rows
-        first, end = table.read(low, high, rows, gaps=last)
-        if not len(first):
-            zero = np.zeros(1, np.int64)
-            return Located(zero, zero, np.zeros(len(offsets), np.int64))
-        low, high = int(first[0]), int(end[-1])
-        located = runs_of(first, end)
-        lows, highs, offsets = located.lows, located.highs, located.offsets[offsets]
-    return Located(lows, highs, offsets)
-
-
-def runs_of(first: Ints, end: Ints) -> Located:
-    """Return where samples are that have these rows: at least one sample."""
+def runs(first: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the ranges of rows that samples have together, joined where they adjoin."""
+    first, end = first[end > first], end[end > first]
+    if not len(first):
+        return first, end
     cuts = np.flatnonzero(first[1:] != end[:-1])
-    lows, highs = first[np.append(0, cuts + 1)], end[np.append(cuts, -1)]
-    return Located(lows, highs, np.append(0, np.cumsum(end - first)))
-
-
-def laws_of(located: Callable[[int, int], Located], count: int) -> tuple[Law, Law]:
-    """Return the first row of each of `count` samples, and how many rows it has.
-
-    `located` returns where samples ``start <= i < stop`` are.
-    """
-    first, number, end = np.empty(count, np.int64), np.empty(count, np.int64), 0
-    for start in range(0, count, _SCAN):
-        stop = min(start + _SCAN, count)
-        some = located(start, stop)
-        number[start:stop] = np.diff(some.offsets)
-        first[start:stop] = end  # of samples without rows: where those before them end
-        if some.offsets[-1]:
-            first[start:stop], end = some.first, int(some.highs[-1])
-    even = count and bool((number == number[0]).all())
-    return Explicit(first), Affine(count, int(number[0])) if even else Explicit(number)
+    return first[np.append(0, cuts + 1)], end[np.append(cuts, -1)]

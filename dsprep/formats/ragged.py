@@ -3,14 +3,13 @@
 Names and shapes say what may be a table (`find_tables`):
 
 - two arrays of integers in a group that are called ``first`` and ``count`` (``start`` and
-  ``length``, ``x_start`` and ``x_len``, ...);
-- an array of a compound type with such members, as in larcv3: ``extents(first, N)`` gives each
-  event its rows in ``voxel_extents(first, N, ID)``, which gives each of those its ``voxels``;
+  ``length``, ``x_start`` and ``x_len``, ...), or one of a compound type with such members;
 - an array of N + 1 integers called ``indptr``, ``offsets`` or alike, as of sparse matrices in CSR
   and of lists in Arrow: sample i has the rows ``offsets[i] <= r < offsets[i + 1]``;
 - N integers called ``x_index`` beside ``x``, as NWB has them: where the rows of each sample end.
 
-A name is a hint only: a table counts if it partitions an array of its group, row by row.
+A name is a hint only: a table counts if it partitions an array of its group, row by row. Where that
+is a table again, as in larcv3, it leads on to what that one partitions. All other tables are named.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from itertools import islice, permutations
 from typing import Any, Protocol
 
 from dsprep.core.schema import DType, FieldSpec
 from dsprep.errors import UsageError
-from dsprep.formats.index_tables import IndexTable, Numbers, Route
+from dsprep.formats.index_tables import Form, IndexTable, Numbers, Route
 from dsprep.formats.samples import MOST_READINGS, listed, show_reading
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
@@ -35,8 +34,6 @@ _BOUNDS = re.compile(
 )
 _ENDS = re.compile(r"(?i)(.+)_(?:index|ends?)")
 _VALUES = re.compile(r"(?i)(?:.*[_.-])?(?:data|content|values?|indices|col_indices|cols?|flat|ir)")
-_DEEPEST = 6
-"""Tables that lead to each other, at most."""
 _MOST_TABLES = 256
 """Arrays that are looked at for `indexed`: each is opened, and there may be one for each sample."""
 
@@ -146,25 +143,22 @@ def table_of(
     N + 1 bounds or N ends; two have one each.
     """
     arrays = [tree.datasets[p] for p in paths]
-    if any(array.vlen for array in arrays):
+    shapes, kinds = {a.shape for a in arrays}, {a.dtype.kind for a in arrays}
+    shape, members = arrays[0].shape, index_members(arrays[0].dtype)
+    if any(a.vlen for a in arrays) or len(shapes) > 1 or len(paths) > 2:
         return None
-    shapes, dtypes = [array.shape for array in arrays], [array.dtype for array in arrays]
-    integers = all(d.kind in "iu" for d in dtypes)
-    first = paths[0]
-    if len(paths) == 2:
-        if not integers or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
-            return None
-        return IndexTable(tuple(paths), open_rows(first), open_rows(paths[1]), capacity=capacity)
-    if integers and len(shapes[0]) == 1 and shapes[0][0]:
-        rows, ends = open_rows(first), _ENDS.fullmatch(first.rpartition("/")[2])
-        return IndexTable((first,), rows, rows, "ends" if ends else "bounds")
-    members: tuple[str | int, str | int] | None = index_members(dtypes[0])
-    if integers and shapes[0][1:] == (2,):
-        members = (0, 1)
-    elif members is None or len(shapes[0]) != 1:
-        return None
-    rows = open_rows(first)
-    return IndexTable((first,), rows, rows, "counts", *members)
+    rows = open_rows(paths[0])
+    count = rows if len(paths) == 1 else open_rows(paths[1])
+    form: Form = "counts"
+    if kinds <= {"i", "u"} and len(shape) == 1:
+        if len(paths) == 1:
+            form = "ends" if _ENDS.fullmatch(paths[0].rpartition("/")[2]) else "bounds"
+        return IndexTable((*paths,), rows, count, form, capacity=capacity) if shape[0] else None
+    if kinds <= {"i", "u"} and shape[1:] == (2,) and len(paths) == 1:
+        return IndexTable((*paths,), rows, rows, members=(0, 1))
+    if members is not None and len(shape) == len(paths) == 1:
+        return IndexTable((*paths,), rows, rows, members=members)
+    return None
 
 
 def route_of(
@@ -186,10 +180,9 @@ def route_of(
             where=where,
             fix="name it without an index table",
         )
-    tables = []
+    tables = list[IndexTable]()
     for entry in spec.index:
-        parts = table_paths(entry)
-        table = table_of(parts, tree, open_rows) if len(parts) <= 2 else None
+        table = table_of(table_paths(entry), tree, open_rows)
         if table is None:
             raise UsageError(
                 f"{entry} is not an index table",
@@ -199,13 +192,13 @@ def route_of(
             )
         tables.append(table)
     rows = (*(t.rows for t in tables[1:]), *tree.datasets[spec.path].shape[:1])
-    for entry, table, count in zip(spec.index, tables, rows, strict=False):
-        paired = replace(table, form="pairs")
-        if table.form == "counts" and not table.partitions(count) and paired.partitions(count):
-            tables[tables.index(table)] = table = paired
-        if table.form != "counts" and not table.partitions(count):
+    for i, count in enumerate(rows):
+        paired = replace(tables[i], form="pairs")
+        if tables[i].form == "counts" and not tables[i].partitions(count):
+            tables[i] = paired if paired.partitions(count) else tables[i]
+        elif not tables[i].partitions(count):
             raise UsageError(
-                f"{entry} is not an index table of {spec.path}",
+                f"{spec.index[i]} is not an index table of {spec.path}",
                 where=where,
                 expected=f"numbers that rise from 0 to {count}, or FIRST,COUNT",
             )
@@ -259,66 +252,45 @@ def _candidates(paths: Sequence[str], tree: Tree) -> Iterator[list[str]]:
     yield from ([path] for path in edges if tree.datasets[path].shape[0])
 
 
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    """A table of one group, and the datasets of that group that it partitions."""
-
-    name: str
-    parts: tuple[str, ...]
-    table: IndexTable
-    targets: tuple[str, ...]
-
-
 def _find_in(paths: Sequence[str], tree: Tree, open_rows: Open, ragged_rows: RaggedRows) -> None:
     """Find the ragged fields among the arrays of one group."""
-    tables: list[_Candidate] = []
-    refused: list[tuple[str, set[str], str]] = []
-    for parts in sorted(_candidates(paths, tree), key=lambda p: paths.index(p[0])):
+    tables: dict[tuple[str, ...], IndexTable] = {}
+    targets: dict[tuple[str, ...], list[str]] = {}
+    for parts in sorted(map(tuple, _candidates(paths, tree)), key=lambda p: paths.index(p[0])):
         table = table_of(parts, tree, open_rows)
-        if table is None:
+        total = None if table is None else table.total()
+        if table is None or total is None:
             continue
-        label, total, edges = ",".join(parts), table.total(), table.form != "counts"
-        if total is None:
-            values = {p for p in paths if _VALUES.fullmatch(p.rpartition("/")[2])}
-            if edges and values:
-                refused.append((label, {label} | values, "does not begin at 0"))
-            continue
-        targets = _targets(parts, paths, tree, total, table)
-        of_texts = [p for p in targets if tree.datasets[p].vlen]
-        if of_texts:
-            reason = "counts values that vary in length themselves"
-            refused.append((label, {label, *of_texts}, reason))
-        elif (targets or edges) and table.partitions(total):
-            tables.append(_Candidate(label, tuple(parts), table, targets))
-        elif targets:
-            refused.append((label, {*targets, *([label] if edges else [])}, "has gaps or overlaps"))
-    edged = [c for c in tables if c.table.form != "counts"]
-    nested: set[str] = set()
-    for outer, inner in product(edged, edged):
-        counted = outer is not inner and inner.table.rows == outer.table.total()
-        unequal = inner.table.rows != outer.table.rows or not outer.targets
-        if counted and (unequal or inner.name in outer.targets):
-            nested.add(inner.name)
-            reason = "counts lists in lists (--field NAME=VALUES@OUTER@INNER joins those of each)"
-            refused.append((inner.name, {inner.name, outer.name, *inner.targets}, reason))
-    tables = [
-        replace(c, targets=tuple(t for t in c.targets if t not in nested))
-        for c in tables
-        if c.name not in nested
-    ]
-    _reach([c for c in tables if c.targets], ragged_rows)
-    for label, owned, reason in refused:
-        lost = sorted(owned - ragged_rows.used - ragged_rows.routes.keys())
-        rows = tree.datasets[label.partition(",")[0]].shape[0]
-        lost = [p for p in lost if label in owned or tree.datasets[p].shape[0] != rows]
-        if lost:
+        found = _targets(parts, paths, tree, total, table)
+        if (found or table.form != "counts") and table.partitions(total):
+            tables[parts], targets[parts] = table, found
+    edged = [p for p in tables if tables[p].form != "counts"]
+    for outer, inner in permutations(edged, 2):
+        unequal = tables[inner].rows != tables[outer].rows or not targets[outer]
+        within = inner[0] in targets[outer]
+        if tables[inner].rows == tables[outer].total() and (unequal or within):
+            lost = sorted({*outer, *inner, *targets[inner]})
+            targets[inner] = []
+            targets[outer] = [p for p in targets[outer] if p not in inner]
             ragged_rows.left_out.update(lost)
-            ragged_rows.notes.append(f"left out {listed(lost)}: {label} {reason}")
+            ragged_rows.notes.append(
+                f"left out {listed(lost)}: {inner[0]} counts lists in lists "
+                "(--field NAME=VALUES@OUTER@INNER joins those of each)"
+            )
+    for parts in (p for p in tables if targets[p]):
+        way = [parts]
+        while above := [p for p in tables if {*way[0]} <= {*targets[p]} and p not in way]:
+            way.insert(0, above[0])
+        names = tuple(",".join(p) for p in way)
+        route = Route(tuple(tables[p] for p in way), names)
+        ragged_rows.used.update(*way)
+        for path in targets[parts]:
+            ragged_rows.routes.setdefault(path, (path, route))
 
 
 def _targets(
-    parts: list[str], paths: Sequence[str], tree: Tree, total: int, table: IndexTable
-) -> tuple[str, ...]:
+    parts: tuple[str, ...], paths: Sequence[str], tree: Tree, total: int, table: IndexTable
+) -> list[str]:
     """Return the arrays among `paths` that have the rows which a table counts.
 
     Ends are those of one array. Where the rows of what bounds count are as many as the samples,
@@ -326,55 +298,11 @@ def _targets(
     """
     ends = _ENDS.fullmatch(parts[0]) if table.form == "ends" else None
     unclear = table.form == "bounds" and total == table.rows
-    return tuple(
+    return [
         p
         for p in ([ends[1]] if ends else paths)
         if p not in parts
         and tree.datasets[p].shape[:1] == (total,)
-        and (ends or not tree.datasets[p].vlen)
+        and not tree.datasets[p].vlen
         and not (unclear and not _VALUES.fullmatch(p.rpartition("/")[2]))
-    )
-
-
-def _reach(tables: Sequence[_Candidate], ragged_rows: RaggedRows) -> None:
-    """Give each dataset that the tables partition its way from the samples.
-
-    A table is reached by the longest way, since each is there to be used; values by the nearest.
-    """
-    children = {
-        a.name: [b for b in tables if b is not a and {*b.parts} <= {*a.targets}] for a in tables
-    }
-    reached = {b.name for inner in children.values() for b in inner}
-    roots = [c for c in tables if c.name not in reached] or [*tables[:1]]
-    ways: dict[str, tuple[_Candidate, ...]] = {root.name: (root,) for root in roots}
-    for _ in range(_DEEPEST):
-        for way in [*ways.values()]:
-            for c in children[way[-1].name]:
-                if c not in way and len(way) >= len(ways.get(c.name, ())):
-                    ways[c.name] = (*way, c)
-    for root in roots:
-        ragged_rows.used.update(root.parts)
-        used = {root.table.first_member, root.table.count_member}
-        lost = [n for n in root.table.first.dtype.names or () if n not in used]
-        if lost:
-            ragged_rows.notes.append(f"left out {listed(lost)} of the index {root.name}")
-    members = {part: c for c in tables for part in c.parts if c.name in ways}
-    for path in dict.fromkeys(p for way in ways.values() for p in way[-1].targets):
-        owner = members.get(path)
-        if owner in roots:
-            continue
-        options = [way for way in ways.values() if path in way[-1].targets]
-        chosen = min(options, key=len) if owner is None else ways[owner.name][:-1]
-        rebase = None
-        if owner is not None and owner.parts[0] == path:
-            member = owner.table.first_member
-            rebase = member if isinstance(member, str) else ""
-        names = tuple(c.name for c in chosen)
-        route = Route(tuple(c.table for c in chosen), names, rebase=rebase)
-        ragged_rows.routes[path] = (path, route)
-        if len(options) > 1 and owner is None:
-            longest = "@".join(c.name for c in max(options, key=len))
-            ragged_rows.notes.append(
-                f"{path} fits {' and '.join(sorted({o[-1].name for o in options}))}: taken as rows "
-                f"of {names[-1]}; --field NAME={path}@{longest} otherwise"
-            )
+    ]

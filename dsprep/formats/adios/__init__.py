@@ -42,8 +42,8 @@ class Adios(Format):
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        from dsprep.formats.adios.source import AdiosSource
+        from dsprep.formats.adios.source import open_adios
 
         check_options(options, self.open_options, self.name)
         check_local(path)
-        return AdiosSource(path, options)
+        return open_adios(path, options)

@@ -7,17 +7,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Arena, Array, Batch, Column, Field, Ints, Ragged, Schema
+from dsprep.core.schema import Array, Field, Ints, Ragged
+from dsprep.core.schema import Column as Values
 from dsprep.errors import (
     AmbiguousError,
     FormatError,
@@ -26,12 +26,13 @@ from dsprep.errors import (
     UsageError,
 )
 from dsprep.formats import samples
-from dsprep.formats.base import Source
-from dsprep.formats.fields import missing_field, wanted
+from dsprep.formats.fields import missing_field
+from dsprep.formats.located import LazyField, LocatedSource, Parsed, Unlocated
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
-from dsprep.layout.model import FileLayout
+from dsprep.layout.model import Column, FileLayout
 from dsprep.storage.identity import Identity, check
+from dsprep.storage.paths import open_file
 
 WAIT = 60.0
 """Seconds without an answer after which a file is taken to be cut or damaged."""
@@ -49,6 +50,7 @@ class Library:
     def __init__(self, path: Path, memory: int) -> None:
         if find_spec("adios2") is None:
             raise MissingExtra("reading BP needs adios2", fix="pip install 'dsprep[adios2]'")
+        self.identity = Identity.of(path)
         self._path, self._lock = path, threading.Lock()
         self._link, theirs = Pipe()
         words = [str(theirs.fileno()), os.fspath(path), str(memory + ADDRESSES)]
@@ -80,6 +82,7 @@ class Library:
                     if into is not None and answer == {}:
                         self._link.recv_bytes_into(into.reshape(-1).data)
                     if not isinstance(answer, dict) or "error" not in answer:
+                        check(((self._path, self.identity),))
                         return answer
                     problem = " ".join(answer["error"].split())[:200]
             except (EOFError, OSError):
@@ -96,159 +99,112 @@ class Library:
         self._process.wait()
 
 
-class _Column(NamedTuple):
+@dataclass(frozen=True)
+class AdiosField(LazyField):
     """A field: sample i has `rows[i]` rows of a variable from `first[i]` on; None: row i."""
 
+    library: Library
     variable: str
     field: Field
     first: Ints | None = None
     rows: Ints | None = None
 
-
-class AdiosSource(Source):
-    """A BP dataset opened for reading; see `base.Source`."""
-
-    def __init__(self, path: Path, options: OpenOptions) -> None:
-        if options.sample_axis == "groups":
-            raise UsageError("BP has no groups: --sample-axis groups", where=path)
-        self.path, self.version, self._identity = path, "ADIOS2 BP", Identity.of(path)
-        self._library = Library(path, options.limit)
-        try:
-            self._choose(self._library.answer(), options)
-            check(((path, self._identity),))
-        except BaseException:
-            self.close()
-            raise
-
-    # --- what a sample is ---
-
-    def _choose(self, described: Mapping[str, Any], options: OpenOptions) -> None:
-        """Decide which variables are fields, and what their samples are."""
-        steps, variables = described["steps"], described["variables"]
-        attrs = {name: _attribute(value) for name, value in described["attributes"].items()}
-        requested = [spec.spelled for spec in options.fields]
-        for name in requested:
-            if name not in variables:
-                raise missing_field(name, variables, self.path)
-            if problem := variables[name]["problem"]:
-                raise UnsupportedError(f"{name} is not a field: {problem}", where=self.path)
-        usable = {n: variables[n] for n in requested or variables if not variables[n]["problem"]}
-        notes = [f"left out {n}: {v['problem']}" for n, v in variables.items() if v["problem"]]
-        if not usable or not steps:
-            found = "; ".join(notes) or "no steps"
-            raise FormatError("no variable can be a field", where=self.path, found=found)
-        _check_nbytes(usable, self.path, self._identity.nbytes)
-        columns = self._columns(steps, usable, options, notes)
-        fields = {c.variable: replace(c.field, attrs=_own(c.variable, attrs)) for c in columns}
-        by_name = {c.variable: c for c in columns}
-        self._chosen = [by_name[n]._replace(field=f) for n, f in wanted(options.fields, fields)]
-        rest = {n: v for n, v in attrs.items() if n.rpartition("/")[0] not in variables}
-        self.schema = Schema(tuple(c.field for c in self._chosen), rest)
-        self.notes = () if requested else tuple(notes)
-
-    def _columns(
-        self, steps: int, usable: Mapping[str, Any], options: OpenOptions, notes: list[str]
-    ) -> list[_Column]:
-        """Return the fields where each step is a sample, or each row of the first axis."""
-        rows = {n: np.array(v["rows"], np.int64) for n, v in usable.items() if v["rows"]}
-        sized = {
-            n: samples.Sized((sum(v["rows"]), *v["inner"]) if n in rows else (), _nbytes(n, v))
-            for n, v in usable.items()
-        }
-        mode: Any = options.sample_axis
-        if mode == "auto" and rows and steps > 1:
-            by_rows = {sized[n].shape[0]: n for n in reversed(rows)}
-            gives = " or ".join(f"{count} samples of {n}" for count, n in by_rows.items())
-            readings = [
-                ("--sample-axis none", f"{steps} samples, a step each"),
-                ("--sample-axis first", f"{gives}, a row each"),
-            ]
-            reason = "a sample may be a step, or a row of its arrays"
-            fix = "name some variables: --field NAME"
-            raise AmbiguousError(reason, readings, where=self.path, fix=fix)
-        named = bool(options.fields)
-        axis = samples.choose(sized, mode if rows else "none", self.path, named=named)
-        notes += (n.replace(samples.STATIC, "of another length") for n in axis.notes)
-        self._count = steps if axis.whole_file else axis.count
-        if not axis.whole_file:
-            return [_Column(n, _row(n, usable[n])) for n in axis.names]
-        return [_by_step(n, usable[n], rows.get(n)) for n in axis.names]
-
-    # --- reading ---
-
-    def __len__(self) -> int:
-        return self._count
+    @override
+    def locate(self) -> Column:
+        raise Unlocated("samples of BP are read by ADIOS2 alone; dsprep convert gives them places")
 
     @override
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        batch = {c.field.name: self._read(c, start, stop) for c in self._chosen}
-        check(((self.path, self._identity),))
-        return batch
-
-    def _read(self, column: _Column, start: int, stop: int) -> Column:
-        name, field = column.variable, column.field
-        if column.first is None or column.rows is None:
-            out = np.empty((stop - start, *field.inner), field.dtype)
-            if out.size:
-                self._library.answer(name, start, stop, into=out)
-            return out
-        rows = column.rows[start:stop]
-        offsets = np.concatenate([[0], np.cumsum(rows)])
-        inner: Any = field.shape[1:]
-        out = np.empty((int(offsets[-1]), *inner), field.dtype)
+    def read(self, start: int, stop: int) -> Values:
+        field, row, counts = self.field, start, np.ones(stop - start, np.int64)
+        inner: Any = field.inner
+        if self.first is not None and self.rows is not None:
+            row, counts, inner = (
+                int(self.first[start:][:1].sum()),
+                self.rows[start:stop],
+                field.shape[1:],
+            )
+        out = np.empty((int(counts.sum()), *inner), field.dtype)
         if out.size:
-            row = int(column.first[start])
-            self._library.answer(name, row, row + len(out), into=out)
+            self.library.answer(self.variable, row, row + len(out), into=out)
         if field.ragged:
-            return Ragged(out, offsets)
-        return out.reshape(stop - start, *field.shape)
+            return Ragged.from_lengths(out, counts)
+        return out.reshape(stop - start, *field.inner)
 
-    def storage(self) -> dict[str, FieldStorage]:
-        """Return how each field is stored."""
+    @override
+    def storage(self) -> FieldStorage:
         access = "read by ADIOS2 in a process of its own"
-        stored = FieldStorage(storage="blocks of steps and writers", access=access)
-        return {c.field.name: stored for c in self._chosen}
-
-    def extents(self, progress: object = None) -> FileLayout:
-        """Raise `UnsupportedError`: see `Source.extents`."""
-        raise UnsupportedError(
-            "samples of BP are read by ADIOS2 alone",
-            where=self.path,
-            fix="dsprep repack DATA DST (or convert) makes a file for dsprep.Reader",
-        )
-
-    def close(self) -> None:
-        """End the process that reads."""
-        self._library.close()
+        return FieldStorage(storage="blocks of steps and writers", access=access)
 
 
-def _row(name: str, table: Mapping[str, Any]) -> Field:
-    return Field(name, np.dtype(table["type"]), tuple(table["inner"]))
+def open_adios(path: Path, options: OpenOptions) -> LocatedSource:
+    """Open a BP dataset for reading; see `base.Format.open`."""
+    if options.sample_axis == "groups":
+        raise UsageError("BP has no groups: --sample-axis groups", where=path)
+    library = Library(path, options.limit)
+    try:
+        parsed = _parsed(library, options, path)
+        source = LocatedSource(path, parsed, options, open_file, library.close)
+    except BaseException:
+        library.close()
+        raise
+    source.random_access = False
+    return source
 
 
-def _nbytes(name: str, table: Mapping[str, Any]) -> int:
-    return int(sum(table["rows"] or [1])) * _row(name, table).row_nbytes
-
-
-def _check_nbytes(tables: Mapping[str, Any], path: Path, stored: int) -> None:
-    """Raise `FormatError` for more values than any compressor puts into as many bytes."""
-    nbytes = sum(_nbytes(name, table) for name, table in tables.items())
-    if nbytes > EXPANDED * stored:
-        found = f"{nbytes} bytes of values in files of {stored}"
+def _parsed(library: Library, options: OpenOptions, path: Path) -> Parsed:
+    """Decide which variables are fields, and what their samples are."""
+    described, nbytes = library.answer(), library.identity.nbytes
+    steps, variables = described["steps"], described["variables"]
+    attrs = {name: _attribute(value) for name, value in described["attributes"].items()}
+    requested = [spec.spelled for spec in options.fields]
+    for name in requested:
+        if name not in variables:
+            raise missing_field(name, variables, path)
+        if problem := variables[name]["problem"]:
+            raise UnsupportedError(f"{name} is not a field: {problem}", where=path)
+    usable = {n: variables[n] for n in requested or variables if not variables[n]["problem"]}
+    notes = [f"left out {n}: {v['problem']}" for n, v in variables.items() if v["problem"]]
+    if not usable or not steps:
+        found = "; ".join(notes) or "no steps"
+        raise FormatError("no variable can be a field", where=path, found=found)
+    values = {n: Field(n, np.dtype(v["type"]), tuple(v["inner"])) for n, v in usable.items()}
+    rows = {n: np.array(v["rows"], np.int64) for n, v in usable.items() if v["rows"]}
+    sized = {n: samples.Sized((), f.row_nbytes) for n, f in values.items()}
+    for n, each in rows.items():
+        total = int(each.sum())
+        sized[n] = samples.Sized((total, *values[n].inner), total * values[n].row_nbytes)
+    if (claimed := sum(s.nbytes for s in sized.values())) > EXPANDED * nbytes:
+        found = f"{claimed} bytes of values in files of {nbytes}"
         raise FormatError("the dataset is damaged", where=path, found=found)
-
-
-def _by_step(name: str, table: Mapping[str, Any], rows: Ints | None) -> _Column:
-    """Return a variable of which each step is a sample, ragged where they differ in length."""
-    field = _row(name, table)
-    if rows is None:
-        return _Column(name, field)
-    axis = int(rows[0]) if (rows == rows[0]).all() else None
-    return _Column(name, replace(field, shape=(axis, *field.shape)), np.cumsum(rows) - rows, rows)
-
-
-def _own(name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return {n.rpartition("/")[2]: v for n, v in attrs.items() if n.rpartition("/")[0] == name}
+    mode: Any = options.sample_axis
+    if mode == "auto" and rows and steps > 1:
+        by_rows = {sized[n].shape[0]: n for n in reversed(rows)}
+        gives = " or ".join(f"{count} samples of {n}" for count, n in by_rows.items())
+        readings = [
+            ("--sample-axis none", f"{steps} samples, a step each"),
+            ("--sample-axis first", f"{gives}, a row each"),
+        ]
+        reason = "a sample may be a step, or a row of its arrays"
+        raise AmbiguousError(reason, readings, where=path, fix="name some variables: --field NAME")
+    axis = samples.choose(sized, mode if rows else "none", path, named=bool(requested))
+    notes += (n.replace(samples.STATIC, "of another length") for n in axis.notes)
+    lazy = {}
+    for n in axis.names:
+        own = {k.rpartition("/")[2]: v for k, v in attrs.items() if k.rpartition("/")[0] == n}
+        field, first = replace(values[n], attrs=own), None
+        if axis.whole_file and n in rows:  # ragged where steps differ in length
+            length = int(rows[n][0]) if (rows[n] == rows[n][0]).all() else None
+            field = replace(field, shape=(length, *field.inner))
+            first = np.cumsum(rows[n]) - rows[n]
+        lazy[n] = AdiosField(library, n, field, first, None if first is None else rows[n])
+    return Parsed(
+        version="ADIOS2 BP",
+        fields={n: each.field for n, each in lazy.items()},
+        layout=FileLayout(steps if axis.whole_file else axis.count),
+        lazy=lazy,
+        attrs={n: v for n, v in attrs.items() if n.rpartition("/")[0] not in variables},
+        notes=() if requested else tuple(notes),
+    )
 
 
 def _attribute(value: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.locate import Outside, locate_grid
 from dsprep.formats.hdf5.rows import FieldColumn, Rows, fitting
-from dsprep.formats.index_tables import Route, laws_of, locate
+from dsprep.formats.index_tables import Route, row_laws, runs
 from dsprep.formats.located import Unlocated
 from dsprep.layout.model import Column
 from dsprep.reading.columns import ColumnReader, PendingRead, fetch
@@ -45,44 +45,34 @@ class Indexed(FieldColumn):
         if route.kind != "array":
             self.field = Field.opaque(name, route.kind, attrs)
 
+    @cached_property
+    def _spans(self) -> tuple[Ints, Ints]:
+        """The first row of each sample, and the one behind its last."""
+        return self.route.spans(self.rows.count)
+
     @override
     def begin(self, start: int, stop: int, arena: Arena | None, key: str) -> PendingRead:
-        located = locate(self.route.tables, self.rows.count, start, stop)
-        pending = self.rows.begin_rows(located.lows, located.highs - located.lows, arena, key)
+        first, end = (each[start:stop] for each in self._spans)
+        low, high = runs(first, end)
+        pending = self.rows.begin_rows(low, high - low, arena, key)
 
         def done(buffer: Array) -> Ragged:
-            values = pending.done(buffer)
-            if self.route.rebase is not None:
-                first = values[self.route.rebase] if self.route.rebase else values
-                _rebase(first, located.offsets)
-            return Ragged(values, located.offsets, self.route.kind)
+            return Ragged.from_lengths(pending.done(buffer), end - first, self.route.kind)
 
         return replace(pending, done=done)
 
     def sizes(self, start: int, stop: int) -> Ints | None:
         """Return the bytes of each sample, from the tables alone."""
-        offsets = locate(self.route.tables, self.rows.count, start, stop).offsets
-        sizes: Ints = np.diff(offsets) * self.rows.row_nbytes
+        first, end = (each[start:stop] for each in self._spans)
+        sizes: Ints = (end - first) * self.rows.row_nbytes
         return sizes
 
     @override
     def locate(self, field: Field) -> Column:
-        if self.route.rebase is not None:
-            raise Unlocated(
-                "it counts rows of another dataset, and is made to begin at 0 in each sample"
-            )
         if self.route.kind == "bytes" and field.kind == "array":
             raise Unlocated("it was given a type here; dsprep convert gives it one in the file")
         grid = self.rows.grid() if field.row_nbytes else None
-        found = partial(locate, self.route.tables, self.rows.count)
-        return fitting(Column(grid, 1, *laws_of(found, self.count)), self.count, field)
-
-
-def _rebase(first: Array, offsets: Ints) -> None:
-    """Make first rows count from the sample's own first row, in place."""
-    lengths = np.diff(offsets)
-    starts = first[offsets[:-1][lengths > 0]]
-    first -= np.repeat(starts, lengths[lengths > 0])
+        return fitting(Column(grid, 1, *row_laws(*self._spans)), self.count, field)
 
 
 class Sequences(FieldColumn):

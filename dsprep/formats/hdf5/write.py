@@ -33,7 +33,7 @@ from dsprep.formats.base import State
 from dsprep.formats.hdf5.create import allocate, build, by_group, find, regular, write_groups
 from dsprep.formats.hdf5.guard import hdf5_errors
 from dsprep.formats.hdf5.plan import AllocatedDataset, Hdf5Plan
-from dsprep.formats.index_tables import laws_of, runs_of
+from dsprep.formats.index_tables import row_laws
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.stored_rows import contiguous, spans
 from dsprep.layout.laws import Explicit, Law
@@ -306,7 +306,7 @@ def layout_of(path: Path, file: Hdf5Plan, places: Sequence[tuple[Ints, Ints]]) -
         if f.ragged:
             first = tables[f"{f.name}/first"]
             end = first + tables[f"{f.name}/count"]
-            rows = laws_of(lambda a, b: runs_of(first[a:b], end[a:b]), file.count)  # noqa: B023
+            rows = row_laws(first, end)
         columns[f.name] = Column(grids.get(f.name), 1, *rows)
     return FileLayout(file.count, columns=columns)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dsprep.core.schema import Array, DType, Field, FieldSpec
 from dsprep.formats.fields import missing_field
-from dsprep.formats.index_tables import Route, locate
+from dsprep.formats.index_tables import Route
 from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import Arrays, StoredArray
 from dsprep.formats.options import OpenOptions
@@ -21,8 +21,6 @@ from dsprep.layout.laws import Explicit
 from dsprep.reading.columns import ColumnReader, fetch
 from dsprep.storage.base import Handle
 from dsprep.storage.checksums import check_member, read_crc32
-
-_STEP = 1 << 20
 
 
 class Tables:
@@ -83,17 +81,8 @@ class Tables:
 
     def rows(self, name: str) -> tuple[Explicit, Explicit]:
         """Return the first row of each sample of a ragged field, and how many it has."""
-        tables, target = (
-            self.routes[name].tables,
-            self._inside.arrays[self.values_of(name)].shape[0],
-        )
-        first, count = np.zeros((2, tables[0].rows), np.int64)
-        for start in range(0, len(first), _STEP):
-            stop = min(start + _STEP, len(first))
-            located = locate(tables, target, start, stop)
-            count[start:stop] = np.diff(located.offsets)
-            first[start:stop] = located.first
-        return Explicit(first), Explicit(count)
+        first, end = self.routes[name].spans(self._inside.arrays[self.values_of(name)].shape[0])
+        return Explicit(first), Explicit(end - first)
 
     def _rows(self, name: str) -> StoredNumbers:
         array = self._inside.arrays[name]

@@ -23,7 +23,7 @@ from dsprep.core.memory import free_memory
 from dsprep.core.schema import DIMENSIONS, Field, Ints, Kind, Ragged
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
-from dsprep.formats.index_tables import Route, locate
+from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LazyField
 from dsprep.formats.zarr.array import StoredArray
 from dsprep.formats.zarr.attributes import DTYPE, KIND, ROWS, from_json, restore, view
@@ -163,27 +163,8 @@ class RaggedField(ArrayField):
 
     @cached_property
     def _table(self) -> tuple[Ints, Ints]:
-        """The first row of each sample, and how many rows it has.
-
-        Raise `FormatError` if they do not follow one another, or leave the values.
-        """
-        last = self.route.tables[-1]
-        if not self.count:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        if last is self.route.tables[0]:
-            first, ends = last.read(0, self.count, self._total, gaps=True)
-        else:
-            spans = locate(self.route.tables, self._total, 0, self.count)
-            first = spans.first
-            ends = first + np.diff(spans.offsets)
-        early = bool(first[0] % last.capacity if last.capacity else first[0])
-        if early or (not last.capacity and ends[-1] != self._total):
-            raise FormatError(
-                f"{' and '.join(last.paths)} do not divide the values among the samples",
-                where=self.arrays[0].where,
-                expected=f"consecutive rows from 0 to {self._total}",
-                found=f"rows {first[0]} to {ends[-1]}",
-            )
+        """The first row of each sample, and how many rows it has."""
+        first, ends = self.route.spans(self._total)
         return first, ends - first
 
     @override
