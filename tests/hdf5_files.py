@@ -7,7 +7,7 @@ from typing import Any
 
 from dsprep.core.schema import FieldSpec
 from dsprep.formats.hdf5 import Hdf5
-from dsprep.formats.hdf5.parse import Hdf5Source
+from dsprep.formats.located import LocatedSource
 from dsprep.formats.options import OpenOptions
 
 HDF5 = Hdf5()
@@ -18,7 +18,7 @@ def options(*fields: str, axis: Any = "auto", follow: bool = False) -> OpenOptio
     return OpenOptions(fields=specs, sample_axis=axis, follow_external=follow)
 
 
-def opened(path: Path, *fields: str, axis: Any = "auto", follow: bool = False) -> Hdf5Source:
+def opened(path: Path, *fields: str, axis: Any = "auto", follow: bool = False) -> LocatedSource:
     source = HDF5.open(path, options(*fields, axis=axis, follow=follow), None)
-    assert isinstance(source, Hdf5Source)
+    assert isinstance(source, LocatedSource)
     return source

@@ -273,6 +273,15 @@ class LocatedSource(Source):
         return total
 
     @override
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
+        self._located()
+        if name not in self._layout.columns:  # of strings in a heap a library may drop some bytes
+            return None
+        stored, some = self._stored[name], np.arange(start, stop, dtype=np.int64)
+        nbytes = sizes(self._layout, stored, some) if stored.row_nbytes else None
+        return None if nbytes is None else nbytes // stored.row_nbytes
+
+    @override
     def resident_nbytes(self) -> int:
         if len(self) <= 1 and self._lazy:  # it is read whole, and nothing is kept
             return 0

@@ -52,8 +52,8 @@ def test_stand_ins_that_do_not_fit(tmp_path, text):
 def test_hostile_sizes(tmp_path):
     with h5py.File(tmp_path / "a", "w") as file:
         file.create_dataset("x", (2, 1 << 50), "f4", chunks=(1, 1024))
-    with pytest.raises(FormatError, match="cannot be right"):
-        opened(tmp_path / "a")
+    with opened(tmp_path / "a") as source, pytest.raises(FormatError, match="fit into memory"):
+        source.read(0, 1)
     with h5py.File(tmp_path / "b", "w") as file:
         g = file.create_group("r")
         g.attrs["dsprep_kind"] = np.bytes_("array")
@@ -188,10 +188,8 @@ def test_a_chunk_without_filters_has_the_size_of_a_chunk(tmp_path):
         x = file.create_dataset("x", (20, 40), "<i4", chunks=(5, 40))
         x[:] = 1
         x.id.write_direct_chunk((10, 0), bytes(225))
-    with HDF5.open(path, OpenOptions(), None) as source:
-        assert (source.read(0, 10)["x"] == 1).all()
-        with pytest.raises(FormatError, match=r"chunk at \(10, 0\).*800 bytes, found 225"):
-            source.read(8, 12)
+    with opened(path) as source, pytest.raises(FormatError, match="800 bytes, found 225"):
+        source.read(8, 12)
 
 
 @pytest.mark.parametrize("userblock", [0, 512])
@@ -211,8 +209,9 @@ def test_sequences_whose_stored_size_is_set_to_0(tmp_path, userblock):
     data = path.read_bytes()
     assert data.count(place) == 1
     path.write_bytes(data.replace(place, place[:8] + bytes(8)))
-    with pytest.raises(FormatError, match="field x: data of no bytes have an address"):
-        opened(path)
+    no_bytes = pytest.raises(FormatError, match="field x: data of no bytes have an address")
+    with opened(path) as source, no_bytes:
+        source.read(0, 1)
 
 
 def test_two_members_of_one_name(tmp_path):
@@ -371,8 +370,8 @@ def test_missing_chunks_and_other_fill_values(tmp_path):
         for i in range(2):
             assert list(batch[f"s{i}"]) == ["", "a", "bc", "", ""]
         assert batch["never"].lengths.tolist() == [0] * 5
-    with pytest.raises(FormatError, match="fill value"):
-        opened(path, "filled")
+    with opened(path, "filled") as source, pytest.raises(FormatError, match="fill value"):
+        source.read(0, 1)
 
 
 @pytest.mark.parametrize("version", ["earliest", "latest"])

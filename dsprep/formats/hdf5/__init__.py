@@ -48,10 +48,10 @@ class Hdf5(WritableFormat):
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         # HDF5 keeps all types itself, `hint` is not needed.
-        from dsprep.formats.hdf5.parse import Hdf5Source
+        from dsprep.formats.hdf5.parse import open_source
 
         check_options(options, self.open_options, self.name)
-        return Hdf5Source(path, options)
+        return open_source(path, options)
 
     @override
     def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:

@@ -28,8 +28,10 @@ from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, marked
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
+from dsprep.formats.hdf5.heaps import Heaps
 from dsprep.formats.hdf5.locate import filters_of
 from dsprep.formats.samples import listed
+from dsprep.storage.base import Handle
 
 
 @dataclass(frozen=True)
@@ -149,18 +151,29 @@ class Contents:
         The datasets that have attributes.
     scales
         Those that have the attributes of a dimension scale.
+    disk, heaps
+        The file open for plain reads, and its heaps.
     elsewhere
         The names of other files that have values.
+    enums
+        The datasets of numbers that have names.
     """
 
     file: Any
-    where: object
+    disk: Handle
+    heaps: Heaps
     datasets: dict[str, StoredType] = field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributed: set[str] = field(default_factory=set)
     scales: set[str] = field(default_factory=set)
     elsewhere: dict[str, None] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    enums: list[str] = field(default_factory=list)
+
+    @property
+    def where(self) -> Path:
+        """The path of the file, for messages."""
+        return self.disk.path
 
     def open(self, path: str) -> Any:
         """Return the h5py object at `path`."""
@@ -185,8 +198,10 @@ class Contents:
         self.__dict__.pop("_inside", None)
 
 
-def walk(file: Any, where: object, *, follow: bool) -> Contents:
-    """Return the contents of an `h5py.File`; with `follow`, values may be in other files.
+def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
+    """Return the contents of an `h5py.File`, which is open for plain reads as `disk` too.
+
+    With `follow`, values may be in other files.
 
     Raises
     ------
@@ -194,9 +209,11 @@ def walk(file: Any, where: object, *, follow: bool) -> Contents:
         If a link or an object header is damaged.
     """
     import h5py
-    from h5py import h5a, h5d, h5g, h5o
+    from h5py import h5a, h5d, h5g, h5o, h5t
 
-    contents, visited = Contents(file, where), set[int]()
+    where, visited = disk.path, set[int]()
+    with hdf5_errors(where, "the HDF5 file cannot be opened"):
+        contents = Contents(file, disk, Heaps(disk, file))
     alike: dict[StoredType, StoredType] = {}  # there may be millions
     plain_types: dict[tuple[Any, ...], StoredType] = {}
     with hdf5_errors(where, "the file cannot be listed"):
@@ -225,6 +242,8 @@ def walk(file: Any, where: object, *, follow: bool) -> Contents:
                 if isinstance(stored_type, str):
                     contents.left_out[path] = stored_type
                     continue
+                if isinstance(item.get_type(), h5t.TypeEnumID) and stored_type.dtype.kind in "iu":
+                    contents.enums.append(path)
                 contents.datasets[path] = alike.setdefault(stored_type, stored_type)
                 if not attributed and not stored_type.vlen:
                     plain_types[key] = stored_type

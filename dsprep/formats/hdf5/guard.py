@@ -13,7 +13,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,25 +148,18 @@ def signature(file: Handle) -> int | None:
     return None
 
 
-def superblock(path: Path) -> dict[str, int]:
-    """Return what the superblock of the file at `path` states.
-
-    That is its version, 0 to 3, and where the library takes the file to end; that rises when
-    anything is added.
+def superblock(file: Handle) -> tuple[int, int]:
+    """Return what the superblock of a file states: its version, and where the library sees the end.
 
     Raises
     ------
     FormatError
         If there is none, or it is damaged.
     """
-    with closing(open_file(path)) as file:
-        at = signature(file)
-        if at is None:
-            raise FormatError("the file has no HDF5 signature", where=path)
-        return _parse(file.pread(_LONGEST, at), f"{path}, offset {at}")
-
-
-def _parse(head: bytes, where: str) -> dict[str, int]:
+    at = signature(file)
+    if at is None:
+        raise FormatError("the file has no HDF5 signature", where=file.path)
+    head, where = file.pread(_LONGEST, at), f"{file.path}, offset {at}"
     version = head[8] if len(head) > 8 else -1
     if not 0 <= version <= 3:
         raise FormatError(
@@ -178,5 +171,4 @@ def _parse(head: bytes, where: str) -> dict[str, int]:
     begin = addresses + 2 * width
     if width not in _SIZES or len(head) < begin + width:
         raise FormatError("the superblock is damaged", where=where, found=f"{len(head)} bytes")
-    end = int.from_bytes(head[begin : begin + width], "little")
-    return {"end_of_file": end, "superblock": version}
+    return version, int.from_bytes(head[begin : begin + width], "little")

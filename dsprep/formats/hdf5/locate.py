@@ -25,6 +25,7 @@ from dsprep.core.filters import decode
 from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.located import Unlocated
+from dsprep.layout.describe import Chunking
 from dsprep.layout.laws import Affine, Explicit
 from dsprep.layout.model import Blocks, Grid
 from dsprep.storage.base import Handle
@@ -227,6 +228,52 @@ class Outside(FormatError):
     """Stored bytes of a dataset are not in the file; the library may read others of it."""
 
 
+def chunking(dataset: Any) -> Chunking:
+    """Return the form of an `h5py.Dataset`, as far as it is known without its chunks."""
+    from h5py import h5d
+
+    plist, shape = dataset.id.get_create_plist(), tuple(map(int, dataset.shape))
+    layout_class, chunk, stored, labels = plist.get_layout(), None, "", []
+    if layout_class == h5d.CHUNKED:
+        chunk = tuple(map(int, dataset.chunks))
+        for i in range(plist.get_nfilters()):
+            code, _, values, name = plist.get_filter(i)
+            label = filter_name(code, name)
+            labels.append(f"{label}:{values[0]}" if code == 1 and values else label)
+    elif layout_class != h5d.CONTIGUOUS or plist.get_external_count():
+        stored = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}.get(layout_class, "external")
+    located = not obstacle(dataset) and (chunk is not None or dataset.id.get_storage_size() > 0)
+    return Chunking(
+        shape=shape,
+        itemsize=int(dataset.dtype.itemsize),
+        chunk=chunk,
+        codecs=tuple(labels),
+        plain=located and not labels and (chunk is None or chunk[1:] == shape[1:]),
+        library="" if located else "the HDF5 library",
+        stored=stored,
+    )
+
+
+def obstacle(dataset: Any, *, raw: bool = False) -> str:
+    """Return why only the library can read an `h5py.Dataset`, "" if its metadata say nothing."""
+    from h5py import h5d, h5t
+
+    if not raw and h5t.py_create(dataset.dtype, logical=True) != dataset.id.get_type():
+        return "the HDF5 library converts its type when it reads"
+    plist = dataset.id.get_create_plist()
+    layout_class = plist.get_layout()
+    if layout_class == h5d.COMPACT:
+        return "it is compact: its values are in the file's metadata"
+    if layout_class == h5d.VIRTUAL:
+        return "it is virtual: it is made of parts of other datasets"
+    if plist.get_external_count():
+        return "its values are in external files"
+    filters = filters_of(plist)
+    if isinstance(filters, str):
+        return f"its chunks are encoded by {filters}, which only HDF5 libraries decode"
+    return ""
+
+
 def locate_grid(
     dataset: Any,
     file: Handle,
@@ -248,28 +295,14 @@ def locate_grid(
     FormatError
         If the index of its chunks is damaged.
     """
-    from h5py import h5d, h5t
-
-    element = dataset.id.get_type()
-    if raw is None and h5t.py_create(dataset.dtype, logical=True) != element:
-        raise Unlocated("the HDF5 library converts its type when it reads")
     shape = tuple(map(int, dataset.shape))
     if not math.prod(shape):
         return None
-    plist = dataset.id.get_create_plist()
-    layout_class = plist.get_layout()
-    if layout_class == h5d.COMPACT:
-        raise Unlocated("it is compact: its values are in the file's metadata")
-    if layout_class == h5d.VIRTUAL:
-        raise Unlocated("it is virtual: it is made of parts of other datasets")
-    if plist.get_external_count():
-        raise Unlocated("its values are in external files")
-    itemsize = raw or int(element.get_size())
-    if layout_class == h5d.CONTIGUOUS:
-        return _contiguous(dataset, shape, itemsize, file, where, raw=raw is not None)
-    if layout_class == h5d.CHUNKED:
-        return _chunked(dataset, shape, itemsize, file, where, raw=raw is not None)
-    raise Unlocated("its layout is unknown")
+    if reason := obstacle(dataset, raw=raw is not None):
+        raise Unlocated(reason)
+    itemsize = raw or int(dataset.id.get_type().get_size())
+    of_layout = _contiguous if dataset.chunks is None else _chunked
+    return of_layout(dataset, shape, itemsize, file, where, raw=raw is not None)
 
 
 def _contiguous(
@@ -307,8 +340,7 @@ def _chunked(
 ) -> Grid:
     plist = dataset.id.get_create_plist()
     filters = filters_of(plist)
-    if isinstance(filters, str):
-        raise Unlocated(f"its chunks are encoded by {filters}, which only HDF5 libraries decode")
+    assert not isinstance(filters, str)  # see `obstacle`
     chunk = tuple(map(int, dataset.chunks))
     nbytes = math.prod(chunk) * itemsize
     table = chunk_table(dataset, file.nbytes)

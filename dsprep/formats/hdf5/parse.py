@@ -1,183 +1,327 @@
-"""HDF5 files as samples.
+"""Parsing an HDF5 file: which of its datasets are fields, and how their samples are counted.
 
-Fields that can be located are read at their offsets, as a sidecar's readers read them; everything
-else goes through the library, whose lock then serialises the threads.
+Datasets whose first axes count the samples are found by `dsprep.formats.samples`, ragged fields by
+index tables by `dsprep.formats.hdf5.structure`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from typing_extensions import override
+import numpy as np
 
-from dsprep.core.schema import Arena, Batch, Field, Ints, Schema
-from dsprep.core.schema import Column as Values
-from dsprep.formats.base import Source
-from dsprep.formats.fields import retype
-from dsprep.formats.hdf5.columns import Indexed
-from dsprep.formats.hdf5.fields import Fields
+from dsprep.core.schema import Attrs, Field, known_axes
+from dsprep.errors import FormatError, SchemaError, UsageError
+from dsprep.formats import samples
+from dsprep.formats.conventions import Stated
+from dsprep.formats.fields import missing_field
+from dsprep.formats.hdf5 import structure
+from dsprep.formats.hdf5.attributes import (
+    KIND_ATTRIBUTE,
+    LAYOUT_ATTRIBUTE,
+    STATIC_ATTRIBUTE,
+    has_attributes,
+    marked,
+    read_attributes,
+)
+from dsprep.formats.hdf5.conventions import stated
+from dsprep.formats.hdf5.datasets import Contents, walk
+from dsprep.formats.hdf5.dimensions import NOTHING, bookkeeping, read_dimensions
+from dsprep.formats.hdf5.fields import DatasetField, RaggedField, SequenceField
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
-from dsprep.formats.hdf5.locate import filter_name
-from dsprep.formats.hdf5.rows import FieldColumn, Rows
-from dsprep.formats.located import locate_fields, total_sizes
+from dsprep.formats.index_tables import Route
+from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
-from dsprep.layout.describe import Chunking, FieldStorage, of_array
-from dsprep.layout.model import Column, FileLayout
-from dsprep.reading.columns import fetch
+from dsprep.formats.ragged import RaggedRows, indexed, route_of, table_paths
+from dsprep.formats.splits import check_arrays
+from dsprep.layout.model import FileLayout
 from dsprep.storage.paths import open_file
 
 
-class Hdf5Source(Source):
-    """One HDF5 file opened for reading."""
+def open_source(path: Path, options: OpenOptions) -> LocatedSource:
+    """Open a file for reading; see `base.Format.open`."""
+    disk, opened = open_file(path), list[Any]()
 
-    random_access = True
-
-    def __init__(self, path: Path, options: OpenOptions) -> None:
-        self.path = path
-        self._disk = open_file(path)
-        self._file: Any = None
-        try:
-            with hdf5_errors(path, "the HDF5 file cannot be opened"):
-                self._file = open_hdf5(path)
-                stated = superblock(path)
-            self.version = f"HDF5, superblock {stated['superblock']}"
-            # Nothing behind the end that the file states belongs to it; the library reads none.
-            self._disk.nbytes = min(self._disk.nbytes, stated["end_of_file"])
-            fields = Fields(self._file, self._disk, options)
-        except BaseException:
-            self.close()
-            raise
-        self.others, attrs = fields.others, dict(fields.attrs)
-        if attrs.pop("_NCProperties", None) is not None:  # by netCDF-C since 4.4.1, by h5netcdf
-            self.version += " (netCDF-4)"
-        self._columns, self._count, self.notes = fields.columns, fields.count, tuple(fields.notes)
-        self.schema = Schema(tuple(field for _, field in fields.columns.values()), attrs)
-
-    def __len__(self) -> int:
-        return self._count
-
-    @override
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        columns = {
-            name: column.begin(start, stop, arena, f"read.{name}")
-            for name, (column, _) in self._columns.items()
-        }
-        # Without an arena each field has memory of its own, which lives as long as that field.
-        alone = ({name: pending} for name, pending in columns.items())
-        parts = alone if arena is None else [columns]
-        batch = {name: c for part in parts for name, c in fetch(part, arena).items()}
-        self._disk.check_same()  # the library and what reads heaps do not look
-        return {
-            name: retype(batch[name], field, self.path, start)
-            for name, (_, field) in self._columns.items()
-        }
-
-    @override
-    def read_field(self, name: str) -> Values:
-        column, field = self._columns[name]
-        pending = column.begin(0, self._count, None, name)
-        values = fetch({name: pending}, None)[name]
-        self._disk.check_same()
-        return retype(values, field, self.path, 0)
-
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        """Return the payload bytes of each sample; None where that takes reading them."""
-        parts = (column.sizes(start, stop) for column, _ in self._columns.values())
-        return total_sizes(parts, stop - start)
-
-    @override
-    def rows(self, name: str, start: int, stop: int) -> Ints | None:
-        # Only tables give them for sure: of strings in a heap the library may drop some bytes.
-        column, field = self._columns[name]
-        known = isinstance(column, Indexed) and field.row_nbytes
-        sizes = column.sizes(start, stop) if known else None
-        return None if sizes is None else sizes // field.row_nbytes
-
-    def resident_nbytes(self) -> int:
-        """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
-        used = {dataset for column, _ in self._columns.values() for dataset in column.datasets}
-        return sum(dataset.resident for dataset in used)
-
-    def storage(self) -> dict[str, FieldStorage]:
-        """Return how each field is stored."""
-        with hdf5_errors(self.path, "the layout cannot be read"):
-            return {
-                name: _storage(column, self._count) for name, (column, _) in self._columns.items()
-            }
-
-    @override
-    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
-        def locate(name: str, column: FieldColumn, field: Field) -> Column:
-            with hdf5_errors(f"{self.path}, field {name}", "the field cannot be located"):
-                return column.locate(field)
-
-        fields = {name: partial(locate, name, *both) for name, both in self._columns.items()}
-        return locate_fields(fields, self._count, progress)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
+    def close() -> None:
+        for file in opened:
             with suppress(OSError, RuntimeError):  # as `close_quietly`
-                self._file.close()
-            self._file = None
-        self._disk.close()
+                file.close()
+        disk.close()
+
+    try:
+        with hdf5_errors(path, "the HDF5 file cannot be opened"):
+            opened.append(open_hdf5(path))
+            number, end = superblock(disk)
+        # Nothing behind the end that the file states belongs to it; the library reads none.
+        disk.nbytes = min(disk.nbytes, end)
+        parsed = Fields(walk(opened[0], disk, follow=options.follow_external), options).parsed
+        parsed = replace(parsed, version=f"HDF5, superblock {number}{parsed.version}")
+        specs = (replace(s, path=s.spelled, index=()) if s.index else s for s in options.fields)
+        options = replace(options, fields=tuple(specs))
+        return LocatedSource(path, parsed, options, disk.opened, close)
+    except BaseException:
+        close()
+        raise
 
 
-# --- for a person ----------------------------------------------------------------------------
-
-_SOME = 1024
+AnyField: TypeAlias = DatasetField | RaggedField
 
 
-def _storage(column: FieldColumn, count: int) -> FieldStorage:
-    """Return how the field of a column is stored, in a file of `count` samples."""
-    column = column.opened()
-    form = _chunking(column.dataset, "")
-    if not isinstance(column, Rows | Indexed):
-        access = "each sample is in a heap, found through a descriptor of its own: slow at random"
-        return FieldStorage(storage=form.words("rows"), codecs=form.codecs, access=access)
-    ragged = isinstance(column, Indexed)
-    rows = column.rows if isinstance(column, Indexed) else column
-    grid = None if rows.reader is None else rows.reader.column.grid
-    library = "the HDF5 library" if grid is None else ""
-    form = replace(form, library=library, plain=grid is not None and grid.plain)
-    nbytes: float = rows.row_nbytes
-    if ragged:  # of a typical sample: in groups, not all rows belong to one
-        sizes = column.sizes(0, min(_SOME, column.count))
-        nbytes = 0 if sizes is None or not len(sizes) else float(sizes.mean())
-    return of_array(
-        form,
-        nbytes / form.row_nbytes if form.row_nbytes else rows.lines,
-        count,
-        ragged=ragged,
-        stored_nbytes=int(column.dataset.id.get_storage_size()),
-        tables=column.route.names if isinstance(column, Indexed) else (),
-    )
+class Fields:
+    """The choice of the fields in the contents of a file.
+
+    Attributes
+    ----------
+    parsed
+        What the file holds; the version is what adds to that of the superblock.
+
+    Raises
+    ------
+    FormatError
+        If nothing can be a field, or the file is damaged.
+    SchemaError, UsageError
+        If a field that the user named does not fit, or what counts the samples is doubtful.
+    """
+
+    def __init__(self, contents: Contents, options: OpenOptions) -> None:
+        self._contents, self._path, self._specs = contents, contents.where, options.fields
+        self._mode, self._datasets = options.sample_axis, contents.datasets
+        self._rows: dict[str, DatasetField] = {}
+        self._notes: list[str] = []
+        self._lost: dict[tuple[str, str], list[str]] = {}  # what is left out, and why
+        with hdf5_errors(self._path, "the HDF5 file cannot be opened"):
+            self._own = LAYOUT_ATTRIBUTE in contents.file.attrs
+        self._stated = Stated()  # until its attributes have been read
+        self._stated = self._state()
+        left_out = [f"{p}: {reason}" for p, reason in contents.left_out.items()]
+        if contents.elsewhere:
+            self._notes.append(
+                f"values are in other files: {samples.listed([*contents.elsewhere])}"
+            )
+        if not self._datasets:
+            raise FormatError(
+                "the file holds no datasets that can be fields",
+                where=self._path,
+                found=samples.listed(left_out) or "no datasets",
+            )
+        if options.keys_as is not None:
+            raise UsageError("--keys-as applies where each group is a sample", where=self._path)
+        if self._stated.refused and self._mode == "auto" and not self._specs and not self._own:
+            reason, fix = self._stated.refused
+            raise SchemaError(reason, where=self._path, fix=f"{fix}, or name fields: --field NAME")
+        axis, fields = self._choose()
+        if not fields:
+            raise self._nothing()
+        if not self._specs:
+            self._notes += [f"left out {each}" for each in left_out if not each.endswith(NOTHING)]
+            self._notes += samples.unapplied({n: f.field.attrs for n, f in fields.items()})
+            self._note_losses(fields)
+        attrs = {**self._attributes("the file", contents.file)}
+        self._note_lost()
+        # netCDF-C since 4.4.1 and h5netcdf
+        netcdf = attrs.pop("_NCProperties", None) is not None
+        self.parsed = Parsed(
+            version=" (netCDF-4)" if netcdf else "",
+            fields={name: found.field for name, found in fields.items()},
+            layout=FileLayout(axis.count),
+            lazy=fields,
+            attrs=attrs,
+            notes=tuple(self._notes),
+            others=axis.others or tuple(self._stated.aside if self._own else ()),
+        )
+
+    def _state(self) -> Stated:
+        """Return what the file states about its datasets; dsprep's own: only what is no field."""
+        contents = self._contents
+        with hdf5_errors(self._path, "the dimensions cannot be read"):
+            axes = read_dimensions(contents, self._read_attributes)
+        facts = Stated()
+        if self._own:
+            names = (marked(contents.file, STATIC_ATTRIBUTE, self._path) or "").split("\0")
+            facts.aside |= dict.fromkeys((n for n in names if n), samples.STATIC)
+        else:
+            facts = stated(contents, self._read_attributes)
+            facts.axes.update((path, names[0]) for path, names in axes.items() if names[0])
+        for path, names in axes.items():
+            more = known_axes(path, [name.rpartition("/")[2] for name in names])
+            facts.attrs[path] = {**facts.attrs.get(path, {}), **more}
+        return facts
+
+    # --- datasets whose first axes count the samples ---
+
+    def _choose(self) -> tuple[samples.SampleAxis, dict[str, AnyField]]:
+        """Return what counts the samples, and the fields by name, in the file's order."""
+        with hdf5_errors(self._path, "the fields cannot be found"):
+            routes = self._routes()
+        arrays: dict[str, samples.Sized] = {}
+        for name, (path, route) in routes.items():
+            held = self._datasets[path]
+            shape = held.shape if route is None else (route.tables[0].rows,)
+            if route is None and len(shape) > 1 and held.vlen:
+                self._leave_out(path)  # no axis of samples counts these sequences
+                continue
+            axis_name = self._stated.axes.get(path, "")
+            arrays[name] = samples.Sized(shape, held.nbytes, axis_name, held.dtype)
+        for spec in self._specs:
+            if not spec.index and spec.path not in arrays:
+                self._check_there(spec.path)
+        if not arrays:
+            raise self._nothing()
+        mode = "first" if self._mode == "auto" and self._own else self._mode
+        if not self._specs and mode == "auto":
+            check_arrays(arrays, self._path)
+        axis = samples.choose(
+            arrays,
+            mode,
+            self._path,
+            named=bool(self._specs),
+            grouped=self._stated.grouped,
+            more=partial(indexed, self._contents, self._open),
+        )
+        self._notes += axis.notes
+        order = {path: i for i, path in enumerate(self._datasets)}
+        fields = {}
+        for name in sorted(axis.names, key=lambda n: order[routes[n][0]]):
+            found = self._field(name, *routes[name], axis.whole_file)
+            if found is not None:
+                fields[name] = found
+        return axis, fields
+
+    def _routes(self) -> dict[str, tuple[str, Route | None]]:
+        """Return the path of each field's dataset, and how its rows are found if it is ragged.
+
+        One that the user gave with index tables is called as ``--field`` spells it.
+        """
+        ragged = RaggedRows()
+        if self._mode != "none":
+            ragged = structure.discover(self._contents, self._open, self._path, own=self._own)
+        if not self._specs:
+            aside = self._stated.aside
+            self._notes += [*ragged.notes, *self._stated.notes()]
+            skip = ragged.used | ragged.left_out | {path for path, _ in ragged.routes.values()}
+            skip |= aside.keys()
+            kept_routes = {n: route for n, route in ragged.routes.items() if route[0] not in aside}
+            return {**kept_routes, **{p: (p, None) for p in self._datasets if p not in skip}}
+        requested = [spec.path for spec in self._specs if not spec.index]
+        routes: dict[str, tuple[str, Route | None]] = {
+            path: ragged.routes[path] for path in requested if path in ragged.routes
+        }
+        for spec in self._specs:
+            if spec.index:
+                for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
+                    self._check_there(path)
+                route = route_of(spec, self._contents, self._open, self._path)
+                routes[spec.spelled] = spec.path, route
+        for path in requested:
+            if path in self._datasets:
+                routes.setdefault(path, (path, None))
+        return routes
+
+    def _field(self, name: str, path: str, route: Route | None, whole: bool) -> AnyField | None:
+        stored = self._datasets[path]
+        if route is not None:
+            own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
+            attrs = self._attributes(path, self._contents.open(name if own else path))
+            return RaggedField(self._open(path), route, name, attrs)
+        if stored.vlen and len(stored.shape) != (0 if whole else 1):
+            self._leave_out(path)
+            return None
+        attrs = self._attributes(path)
+        if stored.vlen:
+            field = Field(name, stored.dtype, (None,), stored.kind, attrs)
+            found: DatasetField = SequenceField(self._contents, path, field, whole)
+        else:
+            inner = stored.shape if whole else stored.shape[1:]
+            field = Field(name, stored.dtype, inner, attrs=attrs)
+            found = DatasetField(self._contents, path, field, whole)
+        if not whole:
+            found.dataset()  # whose filters and other files have to be there
+        return found
+
+    def _open(self, path: str) -> DatasetField:
+        """Return the rows of a dataset, which fields and tables share."""
+        if path not in self._rows:
+            self._rows[path] = DatasetField(self._contents, path)
+        return self._rows[path]
+
+    def _attributes(self, path: str, item: Any = None) -> Attrs:
+        """Return the attributes of a dataset, or of an `item` that has them for it."""
+        stated = self._stated.attrs.get(path, {})
+        if item is None and path not in self._contents.attributed:
+            return dict(stated)
+        item = self._contents.open(path) if item is None else item
+        attrs: Attrs
+        attrs, lost = read_attributes(item, self._contents.heaps.sound)
+        own = bookkeeping(attrs)
+        attrs = {name: value for name, value in attrs.items() if name not in own}
+        lost = [name for name in lost if name not in own]
+        if self._contents.scales:
+            attrs = {name: _of_netcdf(value) for name, value in attrs.items()}
+        if lost:
+            self._lost.setdefault(("attributes of ", samples.listed(lost)), []).append(path)
+        return {**attrs, **(stated if path in self._datasets else {})}
+
+    def _read_attributes(self, path: str) -> Attrs:
+        return read_attributes(self._contents.open(path), self._contents.heaps.sound)[0]
+
+    # --- what does not fit ---
+
+    def _check_there(self, path: str) -> None:
+        if path in self._contents.left_out:
+            raise SchemaError(
+                f"{path} cannot be a field: {self._contents.left_out[path]}", where=self._path
+            )
+        if path not in self._datasets:
+            raise missing_field(path, self._datasets, self._path)
+
+    def _leave_out(self, path: str) -> None:
+        """Note that a dataset of sequences cannot be a field, or raise if it was asked for."""
+        reason = "sequences of variable length are read only from one axis of samples"
+        if self._specs:
+            shape = self._datasets[path].shape
+            raise SchemaError(f"field {path}: {reason}", where=self._path, found=shape)
+        self._lost.setdefault(("", reason), []).append(path)
+
+    def _note_lost(self) -> None:
+        for (what, reason), paths in self._lost.items():
+            self._notes.append(f"left out {what}{samples.listed(paths)}: {reason}")
+
+    def _nothing(self) -> FormatError:
+        self._note_lost()
+        notes = "; ".join(self._notes) or None
+        return FormatError("no dataset can be a field", where=self._path, found=notes)
+
+    def _note_losses(self, fields: dict[str, AnyField]) -> None:
+        """Note the attributes of groups, and the names of enum members."""
+        filled = {
+            "/".join(p.split("/")[:k]) for p in self._datasets for k in range(p.count("/") + 1)
+        }
+        groups = self._contents.groups
+        if empty := sorted(groups.keys() - filled - {""}, key=samples.natural_key):
+            self._notes.append(f"{samples.listed(empty)}: groups without datasets")
+        owners = [
+            path
+            for path, names in groups.items()
+            if path and KIND_ATTRIBUTE not in names and "CLASS" not in names
+            if has_attributes(names)
+        ]
+        if owners:
+            self._notes.append(f"attributes of {samples.listed(owners)} are not kept")
+        if enums := [name for name in self._contents.enums if name in fields]:
+            self._notes.append(f"enum names of {samples.listed(enums)} are not kept")
 
 
-def _chunking(dataset: Any, library: str) -> Chunking:
-    """Return the form of a dataset, as far as it is known without its chunks."""
-    from h5py import h5d
-
-    plist = dataset.id.get_create_plist()
-    layout_class, chunks, stored, labels = plist.get_layout(), None, "", []
-    if layout_class == h5d.CHUNKED:
-        chunks = tuple(map(int, dataset.chunks))
-        for i in range(plist.get_nfilters()):
-            code, _, values, name = plist.get_filter(i)
-            label = filter_name(code, name)
-            labels.append(f"{label}:{values[0]}" if code == 1 and values else label)
-    elif layout_class != h5d.CONTIGUOUS or plist.get_external_count():
-        stored = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}.get(layout_class, "external")
-    return Chunking(
-        shape=tuple(map(int, dataset.shape)),
-        itemsize=int(dataset.dtype.itemsize),
-        chunk=chunks,
-        codecs=tuple(labels),
-        library=library,
-        stored=stored,
-    )
+def _of_netcdf(value: Any) -> Any:
+    """Return an attribute as netCDF means it: characters are text, and one value is a scalar."""
+    if isinstance(value, np.ndarray) and value.shape == (1,):
+        value = value[0].item() if value.dtype.kind == "U" else value[0]
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value

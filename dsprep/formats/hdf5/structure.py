@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
 from dsprep.formats.hdf5.datasets import Contents
-from dsprep.formats.hdf5.rows import Rows
+from dsprep.formats.hdf5.fields import DatasetField
 from dsprep.formats.index_tables import Route
 from dsprep.formats.ragged import RaggedRows, find_tables, table_of
 
 _MOST_DIGITS = 18
 
 
-Open = Callable[[str], Rows]
+Open = Callable[[str], DatasetField]
 
 
 def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -> RaggedRows:
