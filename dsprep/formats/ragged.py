@@ -153,7 +153,9 @@ def table_of(
     if kinds <= {"i", "u"} and len(shape) == 1:
         if len(paths) == 1:
             form = "ends" if _ENDS.fullmatch(paths[0].rpartition("/")[2]) else "bounds"
-        return IndexTable((*paths,), rows, count, form, capacity=capacity) if shape[0] else None
+        if form == "bounds" and not shape[0]:
+            return None
+        return IndexTable((*paths,), rows, count, form, capacity=capacity)
     if kinds <= {"i", "u"} and shape[1:] == (2,) and len(paths) == 1:
         return IndexTable((*paths,), rows, rows, members=(0, 1))
     if members is not None and len(shape) == len(paths) == 1:
