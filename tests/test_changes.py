@@ -16,6 +16,7 @@ import dsprep
 from dsprep import executors, formats
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import ChangedError, TargetError
+from dsprep.formats.base import Format
 from dsprep.sidecar.spec import sidecar_path
 from dsprep.storage.trees import data_files
 from dsprep.writing import shuffle, staging
@@ -192,7 +193,7 @@ def test_a_comparison_notices(which, executor, tmp_path):
 @pytest.mark.parametrize("beside", [True, False], ids=["sidecar", "library"])
 def test_a_file_is_replaced_before_it_is_opened_again(beside, tmp_path, monkeypatch):
     """Of many files only a few stay open."""
-    monkeypatch.setattr("dsprep.source.many.MAX_OPEN", 2)
+    monkeypatch.setattr(Format, "max_open", 2)
     monkeypatch.setattr("dsprep.reading.files.KEPT", 2)
     paths = made("hdf5", tmp_path / "one", 1, 6, beside=beside)
     others = made("hdf5", tmp_path / "two", 2, 6, beside=False)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsprep.core.groups import EMPTY, Grouping
-from dsprep.core.schema import Arena, Batch, Column, Schema
+from dsprep.core.schema import Arena, Batch, Column, Schema, differences
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.layout.describe import FieldStorage
@@ -238,13 +238,6 @@ class Source(ABC):
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
         return 0
-
-    def idle_nbytes(self) -> int:
-        """Return how many of these bytes it still holds after `rest`."""
-        return self.resident_nbytes()
-
-    def rest(self) -> None:  # noqa: B027  (most hold little)
-        """Let go of what is kept for later reads, since other files are being read now."""
 
     def close(self) -> None:
         """Release files; the source cannot be used afterwards. Closing twice is allowed."""
@@ -483,6 +476,8 @@ class Format(ABC):
         Whether a file has the types of its fields; otherwise the sidecar alone may have them.
     named_only
         Whether a directory is of this format only if it is named, not where it is found in one.
+    max_open
+        Files of a dataset that stay open at the same time, with what they hold.
     """
 
     name: ClassVar[str]
@@ -492,6 +487,7 @@ class Format(ABC):
     infers: ClassVar[bool] = False
     keeps_types: ClassVar[bool] = True
     named_only: ClassVar[bool] = False
+    max_open: ClassVar[int] = 8
 
     @abstractmethod
     def recognises(self, candidate: Candidate) -> bool:
@@ -552,7 +548,11 @@ class Format(ABC):
         is then opened; None if the files do not agree.
         """
         first = schemas[0]
-        return None if any(map(first.__ne__, schemas)) else CommonSchema(first, options, hint)
+        return (
+            None
+            if any(differences(first, s) for s in schemas)
+            else CommonSchema(first, options, hint)
+        )
 
 
 class WritableFormat(Format):

@@ -31,8 +31,7 @@ from dsprep.source.joined import (
     check_lengths,
     joined_names,
 )
-from dsprep.source.many import open_native
-from dsprep.source.numbered import without
+from dsprep.source.many import open_native, without
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.identity import identities_of
 from dsprep.storage.paths import as_path

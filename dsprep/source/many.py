@@ -1,7 +1,4 @@
-"""Datasets opened by the library of their format, of one file or many.
-
-Several files are read as one dataset. How each was opened is kept, for other processes.
-"""
+"""Datasets opened by parsing their files, of one format."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from dsprep import formats
@@ -25,29 +21,26 @@ from dsprep.core.schema import (
     OTHERS,
     Arena,
     Batch,
+    Field,
     FieldSpec,
+    Ints,
     Schema,
     differences,
     empty_batch,
     with_others,
 )
-from dsprep.errors import AmbiguousError, DsprepError, FormatError, SchemaError, changed
+from dsprep.errors import AmbiguousError, DsprepError, FormatError, SchemaError, UsageError, changed
 from dsprep.formats import foreign
 from dsprep.formats.base import CommonSchema, Format, Opening, Source
 from dsprep.formats.fields import MissingField
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.describe import FieldStorage
+from dsprep.layout.laws import Affine
+from dsprep.layout.model import FileLayout, Given
 from dsprep.sidecar import spec
-from dsprep.source.numbered import NumberedSource, without
 from dsprep.source.turned import is_turned, open_turned
 from dsprep.storage.identity import Identities, Identity
 from dsprep.storage.paths import Candidate, common_path
-
-MAX_OPEN = 8
-"""Files of one dataset that are kept open at the same time, besides those being read."""
-
-RECENT = 1
-"""Those of them that are expected to be read again at once."""
 
 RESCALING = ("scale_factor", "add_offset", "_Unsigned")
 """Attributes that say which value a stored number stands for."""
@@ -63,8 +56,8 @@ def open_native(
     *,
     identities: Identities = (),
     first: int = 0,
-) -> Source:
-    """Open files of one format by its own library.
+) -> Dataset:
+    """Open files of one format by parsing them.
 
     Parameters
     ----------
@@ -82,76 +75,52 @@ def open_native(
             own_schema = without(all_of_them.schema, options.file_field)
             notes = (*notes, *all_of_them.notes)
             options = replace(options, fields=with_others(options.fields, own_schema.names))
-            common = _merged(format, (own_schema,), options, schema)
+            common = _merged(format, own_schema, options, schema)
             options, schema = common.options, common.hint
-    source: Source
-    if len(paths) == 1:
-        source = _open_file(format, paths[0], options, schema, first)
-        source.notes = (*notes, *source.notes)
-        if schema is not None:
-            source.schema = _with_hinted_attrs(source.schema, schema)
-        else:
-            own_schema = own_names(without(source.schema, options.file_field), options)
-            common = _merged(format, (own_schema,), options, None)
-            options, schema = common.options, common.hint
-    else:
-        source = many = MultiSource(format, paths, options, schema, notes, progress, first)
-        options, schema = many.options, many.hint
-    if source.dropped:
-        samples = len(source) + source.dropped
-        source.notes = (*source.notes, f"left out {source.dropped:,} of {samples:,} samples")
-    source.notes = tuple(dict.fromkeys(source.notes))
-    source.opening, source.known = _opening(format, paths, options, schema, first), identities
-    source.format, source.options = format.name, options
+    source = Dataset(format, paths, options, schema, notes, progress, first)
+    source.known = identities
     return source
-
-
-def _opening(
-    format: Format, paths: Sequence[Path], options: OpenOptions, hint: Schema | None, first: int
-) -> Opening:
-    absolute = [path.absolute() for path in paths]
-    return partial(_open_again, format.name, absolute, options, hint, first)
 
 
 def _open_again(
     format: str, paths: Sequence[Path], options: OpenOptions, hint: Schema | None, first: int
-) -> Source:
+) -> Dataset:
     return open_native(formats.load(format), paths, options, hint, first=first)
 
 
 def _merged(
-    format: Format, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
+    format: Format, schema: Schema, options: OpenOptions, hint: Schema | None
 ) -> CommonSchema:
-    """Return how files are read whose fields are known to agree."""
-    common = format.merge_schemas(schemas, options, hint)
+    """Return how files are read that together hold these fields."""
+    common = format.merge_schemas((schema,), options, hint)
     assert common is not None
     return common
 
 
-def own_names(schema: Schema, options: OpenOptions) -> Schema:
+def _own_names(schema: Schema, options: OpenOptions) -> Schema:
     """Return the fields of `schema` by the names that they have in the files."""
     paths = {s.name: s.path for s in options.fields}
     fields = {paths.get(f.name, f.name): f for f in schema}
     return Schema(tuple(replace(f, name=name) for name, f in fields.items()), schema.attrs)
 
 
-def _open_file(
-    format: Format, path: Path, options: OpenOptions, hint: Schema | None, number: int
-) -> Source:
-    """Open a file, the one of this number among those of the dataset."""
-    name, options = options.file_field, replace(options, file_field=None)
+def without(schema: Schema, name: str | None) -> Schema:
+    """Return a schema without the field that has the numbers of files."""
+    return schema.replace(*(f for f in schema if f.name != name))
+
+
+def _open_file(format: Format, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
+    """Open a file."""
+    options = replace(options, file_field=None)
     try:
-        source: Source
         if "sample_axis" in format.open_options and is_turned(options):
-            source = open_turned(partial(format.open, path, hint=None), options, format)
-        else:
-            source = format.open(path, options, hint)
+            return open_turned(partial(format.open, path, hint=None), options, format)
+        return format.open(path, options, hint)
     except FormatError as error:  # in directories, files are taken for what their names end in
         with closing(Candidate(path)) as candidate:
             alike = format.recognises(candidate)
         known = None if alike else foreign.certain(path, tuple(formats.FORMATS))
         raise known or error from error
-    return source if name is None else NumberedSource(source, name, number)
 
 
 def _with_hinted_attrs(schema: Schema, hint: Schema) -> Schema:
@@ -173,11 +142,30 @@ class _Slot:
         self.users = 0
 
 
-class MultiSource(Source):
-    """Several files of one format, read as one dataset.
+class Dataset(Source):
+    """Files of one format, read as one dataset.
 
-    Opens each file once to count its samples and compare its schema with the first one's, and
-    again when samples of it are read; at most `max_open` stay open.
+    Of several, each is opened once to count its samples and compare its schema with the first
+    one's, and again when samples of it are read; not many stay open. Where the options name a field
+    for it, samples have the number of their file as the last field.
+
+    Parameters
+    ----------
+    format, paths, options
+        The files, and how they are read.
+    hint
+        Types that the format does not keep.
+    notes
+        What is to be noted of the dataset.
+    progress
+        Called with (files opened, files in all).
+    first
+        The number of the first file among those of the dataset.
+
+    Raises
+    ------
+    DsprepError, OSError
+        If a file cannot be read, or has other fields than the first one.
     """
 
     def __init__(
@@ -190,63 +178,62 @@ class MultiSource(Source):
         progress: Callable[[int, int], None] | None = None,
         first: int = 0,
     ) -> None:
-        self._format, self.format = format, format.name
-        self.paths, self.first = list(paths), first
+        self._format, self.format, self.paths, self.first = format, format.name, [*paths], first
         self.options, self.hint = options, hint
-        self.max_open = MAX_OPEN  # may be changed while it is used
-        self.path = common_path([p.absolute().parent for p in paths])
+        self.max_open = format.max_open  # may be changed while it is used
+        alone = len(paths) == 1
+        self.path = paths[0] if alone else common_path([p.absolute().parent for p in paths])
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
         self._note_counts: Counter[str] = Counter()
         self._seen: dict[int, Identity] = {}
-        self._inferring = format.infers and hint is None
+        self._inferring = format.infers and hint is None and not alone
         try:
-            counts = self._infer(progress) if self._inferring else self._check_files(progress)
+            counts = self._survey(progress)
+            self._complete_schema()
         except BaseException:
             self.close()
             raise
-        if hint is not None:
-            self.schema = _with_hinted_attrs(self.schema, hint)
-        self._starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
-        self.notes = (*notes, *(self._counted(n, k) for n, k in self._note_counts.items()))
+        self._starts: Ints = np.concatenate([[0], np.cumsum(counts)])
+        own = [self._counted(n, k) for n, k in self._note_counts.items()]
+        if self.dropped:
+            own.append(f"left out {self.dropped:,} of {len(self) + self.dropped:,} samples")
+        self.notes = tuple(dict.fromkeys((*notes, *own)))
+        self.opening = self._opening(slice(None))
 
     def _counted(self, note: str, files: int) -> str:
         return (
             note if files == len(self.paths) else f"{note} (in {files} of {len(self.paths)} files)"
         )
 
-    def _check_files(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
-        """Set the schema and notes; return the samples of each file."""
+    def _survey(self, progress: Callable[[int, int], None] | None) -> Ints:
+        """Set the schema and notes; return the samples of each file.
+
+        Where fields are inferred from values, they are those that all files with samples hold.
+        """
         counts = np.zeros(len(self.paths), np.int64)
+        options, doubtful = self.options, False
+        known: Schema | None = None
+        if self._inferring:
+            names = dict.fromkeys(s.path for s in options.fields)
+            specs = tuple(FieldSpec(name, name) for name in names)
+            self.options = replace(options, fields=specs)
         for i, source in self._each(progress):
             counts[i] = len(source)
             if i == 0:
                 self.schema, self.version = source.schema, source.version
-                self.others = source.others
-            elif differences(self.schema, source.schema):
-                raise self._disagree(self.paths[i], source.schema)
-        return counts
-
-    def _infer(self, progress: Callable[[int, int], None] | None) -> NDArray[np.int64]:
-        """Set the schema, from what all files hold, and notes; return the samples of each file."""
-        counts = np.zeros(len(self.paths), np.int64)
-        options, names = self.options, dict.fromkeys(s.path for s in self.options.fields)
-        first_look = replace(options, fields=tuple(FieldSpec(name, name) for name in names))
-        self.options = first_look
-        known: Schema | None = None
-        alone = False
-        for i, source in self._each(progress):
-            counts[i] = len(source)
-            schema = without(source.schema, options.file_field)
-            if known is None or not len(source):
-                known = schema if len(source) else known
-                continue
-            merged = self._format.merge_schemas((known, schema), self.options, None)
-            if merged is None:
-                self.schema = known
-                raise self._disagree(self.paths[i], schema)
-            known, alone = merged.schema, alone or merged.alone
-        if alone:
+                self.others, self.random_access = source.others, source.random_access
+            if not self._inferring:
+                if differences(self.schema, source.schema):
+                    raise self._disagree(self.paths[i], self.schema, source.schema)
+            elif known is None:
+                known = source.schema if len(source) else None
+            elif len(source):
+                merged = self._format.merge_schemas((known, source.schema), self.options, None)
+                if merged is None:
+                    raise self._disagree(self.paths[i], known, source.schema)
+                known, doubtful = merged.schema, doubtful or merged.alone
+        if doubtful:
             ways = {"none": len(self.paths), "first": int(counts.sum())}
             raise AmbiguousError(
                 "each file may be one sample, or hold several",
@@ -254,19 +241,41 @@ class MultiSource(Source):
                 where=common_path(self.paths),
                 fix=foreign.WAY_OUT,
             )
-        self.options, self._inferring = options, False
+        if self._inferring:
+            self._settle(options, known, int(np.flatnonzero(counts)[0]) if counts.any() else 0)
+        return counts
+
+    def _settle(self, options: OpenOptions, known: Schema | None, first: int) -> None:
+        """Open files from here on with the fields of all of them; `first` has samples."""
+        looked, self._inferring, self.options = self.options, False, options
         if known is not None:
-            common = _merged(self._format, (known,), options, None)
+            common = _merged(self._format, known, options, None)
             self.options, self.hint = common.options, common.hint
-        if self.options != first_look or self.hint is not None:
+        if self.options != looked or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):
                     self._close(index)
-        first = int(np.flatnonzero(counts)[0]) if counts.any() else 0
         with self.file(first) as source:
             self.schema, self.version = source.schema, source.version
             self._note_counts |= {note: len(self.paths) for note in source.notes if options.fields}
-        return counts
+
+    def _complete_schema(self) -> None:
+        """Give the schema what the sidecar alone keeps, and the number of the file."""
+        if self.hint is not None:
+            self.schema = _with_hinted_attrs(self.schema, self.hint)
+        elif len(self.paths) == 1:
+            own = _own_names(self.schema, self.options)
+            common = _merged(self._format, own, self.options, None)
+            self.options, self.hint = common.options, common.hint
+        name = self.options.file_field
+        if name in self.schema.names:
+            raise UsageError(
+                f"--file-field {name}: there is a field of this name",
+                where=self.path,
+                fix="give it another name",
+            )
+        if name is not None:
+            self.schema = self.schema.replace(*self.schema, Field(name, np.dtype("<i8")))
 
     def _each(self, progress: Callable[[int, int], None] | None) -> Iterator[tuple[int, Source]]:
         """Yield every file, opened, and collect notes."""
@@ -275,39 +284,50 @@ class MultiSource(Source):
             with self.file(i) as source:
                 self._note_counts.update(source.notes)
                 self.dropped += source.dropped
-                if not len(source):
-                    self._note_counts["there are no samples"] += 1
-                attrs = attributes_text(source.schema)
-                if i == 0:
-                    first, known = source.schema, attrs
-                unlike = [k for k in sorted({*known, *attrs}) if known.get(k) != attrs.get(k)]
-                both = {*first.names} & {*source.schema.names} if len(source) else set()
-                for field, name in unlike:
-                    if name in RESCALING and field in both:
-                        raise SchemaError(
-                            f"{name} of {field} is not that of {self.paths[0]}, so that equal "
-                            "numbers stand for different values",
-                            where=self.paths[i],
-                            expected=first[field].attrs.get(name, "none"),
-                            found=source.schema[field].attrs.get(name, "none"),
-                            fix="take only files in which it is the same, leave the field out with "
-                            "--field, or write the unpacked values with dsprep.write",
-                        )
-                if unlike:
-                    names = [f"{name} of {field}" if field else name for field, name in unlike[:3]]
-                    more = f" and {len(unlike) - 3} more" if unlike[3:] else ""
-                    self._note_counts[
-                        "attributes are not those of the first file, which are kept: "
-                        f"{', '.join(names)}{more}"
-                    ] += 1
+                if len(self.paths) > 1:
+                    if not len(source):
+                        self._note_counts["there are no samples"] += 1
+                    attrs = attributes_text(source.schema)
+                    first, known = (source.schema, attrs) if i == 0 else (first, known)
+                    self._compare_attributes(i, source, first, known, attrs)
                 yield i, source
-            if progress is not None:
+            if progress is not None and len(self.paths) > 1:
                 progress(i + 1, len(self.paths))
 
-    def _disagree(self, path: Path, schema: Schema) -> SchemaError:
-        common = [f"--field {f.name}" for f in schema if f in tuple(self.schema)]
+    def _compare_attributes(
+        self,
+        i: int,
+        source: Source,
+        first: Schema,
+        known: dict[tuple[str, str], str],
+        attrs: dict[tuple[str, str], str],
+    ) -> None:
+        """Note other attributes than those of the first file; some change what values mean."""
+        unlike = [k for k in sorted({*known, *attrs}) if known.get(k) != attrs.get(k)]
+        both = {*first.names} & {*source.schema.names} if len(source) else set()
+        for field, name in unlike:
+            if name in RESCALING and field in both:
+                raise SchemaError(
+                    f"{name} of {field} is not that of {self.paths[0]}, so that equal "
+                    "numbers stand for different values",
+                    where=self.paths[i],
+                    expected=first[field].attrs.get(name, "none"),
+                    found=source.schema[field].attrs.get(name, "none"),
+                    fix="take only files in which it is the same, leave the field out with "
+                    "--field, or write the unpacked values with dsprep.write",
+                )
+        if unlike:
+            names = [f"{name} of {field}" if field else name for field, name in unlike[:3]]
+            more = f" and {len(unlike) - 3} more" if unlike[3:] else ""
+            self._note_counts[
+                "attributes are not those of the first file, which are kept: "
+                f"{', '.join(names)}{more}"
+            ] += 1
+
+    def _disagree(self, path: Path, known: Schema, schema: Schema) -> SchemaError:
+        common = [f"--field {f.name}" for f in schema if f in tuple(known)]
         fix = f"take what all files have: {' '.join(common)}; or " if common else ""
-        if not {*schema.names} & {*self.schema.names}:
+        if not {*schema.names} & {*known.names}:
             fix = "if the files hold fields of the same samples, take them together: --join; or "
         if "records" in self._format.open_options:
             fix += "take the records whole: --raw-records; or "
@@ -315,7 +335,7 @@ class MultiSource(Source):
             fix += "if each file is one sample: --sample-axis none; or "
         return SchemaError(
             f"its fields differ from those of {self.paths[0]}: "
-            + "; ".join(differences(self.schema, schema)[:3]),
+            + "; ".join(differences(known, schema)[:3]),
             where=path,
             fix=fix + foreign.WAY_OUT,
         )
@@ -341,20 +361,20 @@ class MultiSource(Source):
         """Open a file: the same one as before, if it was opened before."""
         path = self.paths[index]
         if path.is_dir():
-            return self._open_path(path, self.first + index)
+            return self._open_path(path)
         before = self._seen.setdefault(index, Identity.look(path))
-        source = self._open_path(path, self.first + index)
+        source = self._open_path(path)
         if how := before.changed(path):
             source.close()
             raise changed(path, how)
         return source
 
-    def _open_path(self, path: Path, number: int) -> Source:
+    def _open_path(self, path: Path) -> Source:
         """Open a file; while fields are inferred, those that only other files have are left out."""
         options, missing = self.options, None
         while True:
             try:
-                return _open_file(self._format, path, options, self.hint, number)
+                return _open_file(self._format, path, options, self.hint)
             except MissingField as error:
                 fields = tuple(s for s in options.fields if s.path != error.path)
                 if not self._inferring or len(fields) == len(options.fields):
@@ -367,10 +387,6 @@ class MultiSource(Source):
 
     def _close_some(self) -> None:
         idle = [i for i, slot in self._open.items() if not slot.users]
-        for index in idle[: max(0, len(idle) - RECENT)]:
-            source = self._open[index].source
-            if source is not None:
-                source.rest()
         for index in idle[: max(0, len(self._open) - self.max_open)]:
             self._close(index)
 
@@ -388,13 +404,13 @@ class MultiSource(Source):
             with self.file(i) as source:
                 source.confirm()
 
-    def openings(self) -> Iterator[Opening]:
+    def openings(self) -> Iterator[Callable[[], Dataset]]:
         """Yield how to open each file by itself, with the fields of all."""
         return (self._opening(slice(i, i + 1)) for i in range(len(self.paths)))
 
-    def _opening(self, some: slice) -> Opening:
-        first = self.first + some.start
-        return _opening(self._format, self.paths[some], self.options, self.hint, first)
+    def _opening(self, some: slice) -> Callable[[], Dataset]:
+        paths, first = [p.absolute() for p in self.paths[some]], self.first + (some.start or 0)
+        return partial(_open_again, self.format, paths, self.options, self.hint, first)
 
     @override
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
@@ -424,47 +440,84 @@ class MultiSource(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        if len(self.paths) == 1:
+            return self._read(0, start, stop, arena)
         ranges = list(self._ranges(start, stop))
         if not ranges:
             return empty_batch(self.schema)
         if len(ranges) == 1:
-            index, first, last = ranges[0]
-            with self.file(index) as source:
-                batch = source.read(first, last, arena)
-            return {name: batch[name] for name in self.schema.names}
+            return self._read(*ranges[0], arena)
         assembly = Assembly(self.schema, stop - start, arena, "multi")
         scratch = None if assembly.ragged.fields else Arena()
         at = 0
         for index, first, last in ranges:
-            with self.file(index) as source:
-                assembly.put(at, source.read(first, last, scratch))
+            assembly.put(at, self._read(index, first, last, scratch))
             at += last - first
         return assembly.batch()
 
+    def _read(self, index: int, start: int, stop: int, arena: Arena | None) -> Batch:
+        """Return samples of a file."""
+        with self.file(index) as source:
+            batch = source.read(start, stop, arena)
+        if self.options.file_field is not None:
+            numbers = np.full(stop - start, self.first + index, np.int64)
+            batch = {**batch, self.options.file_field: numbers}
+        return {name: batch[name] for name in self.schema.names}
+
     @override
-    def sizes(self, start: int, stop: int) -> NDArray[np.int64] | None:
+    def sizes(self, start: int, stop: int) -> Ints | None:
         if not self.schema.ragged:
             return super().sizes(start, stop)
-        parts = [np.zeros(0, np.int64)]
+        number, parts = 8 * (self.options.file_field is not None), [np.zeros(0, np.int64)]
         for index, first, last in self._ranges(start, stop):
             with self.file(index) as source:
                 sizes = source.sizes(first, last)
             if sizes is None:
                 return None
-            parts.append(sizes)
+            parts.append(sizes + number)
         return np.concatenate(parts)
 
     @override
-    def resident_nbytes(self) -> int:
-        files = min(len(self.paths), MAX_OPEN)
-        busy = min(files, 1 + RECENT)
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
+        if len(self.paths) > 1:
+            return None
         with self.file(0) as source:
-            return busy * source.resident_nbytes() + (files - busy) * source.idle_nbytes()
+            return source.rows(name, start, stop)
+
+    @override
+    def resident_nbytes(self) -> int:
+        with self.file(0) as source:
+            return min(len(self.paths), self.max_open) * source.resident_nbytes()
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how the fields are stored in the first file."""
+        number = FieldStorage(
+            storage="in no file: the number of the file",
+            stored_nbytes=0,
+            access="no read",
+            reads=0,
+            read_nbytes=0,
+        )
         with self.file(0) as source:
-            return source.storage()
+            stored = source.storage()
+        return {name: stored.get(name, number) for name in self.schema.names}
+
+    def count(self, index: int) -> int:
+        """Return the samples of a file."""
+        return int(self._starts[index + 1] - self._starts[index])
+
+    def layout(self, index: int, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        """Return the layout of a file; see `Source.extents`."""
+        with self.file(index) as source:
+            layout = source.extents(progress)
+        if self.options.file_field is None:
+            return layout
+        number = Given(Affine(layout.count, self.first + index))
+        return replace(layout, given={**layout.given, self.options.file_field: number})
+
+    @override
+    def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        return self.layout(0, progress) if len(self.paths) == 1 else super().extents(progress)
 
     def close(self) -> None:
         """Close all files."""

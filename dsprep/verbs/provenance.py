@@ -12,14 +12,14 @@ from typing import Any
 from dsprep import formats
 from dsprep.core.schema import Schema
 from dsprep.errors import DsprepError, FormatError, UsageError
-from dsprep.formats.base import Format, Source
+from dsprep.formats.base import Format
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import MissingError, Sidecar, changes, stale
 from dsprep.sidecar.spec import Content
 from dsprep.source.files import find_dataset, find_files
 from dsprep.source.joined import refuse_join
-from dsprep.source.many import open_native
+from dsprep.source.many import Dataset, open_native
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.identity import Identity, identities_of, unchanged
 from dsprep.storage.paths import as_path
@@ -252,7 +252,7 @@ def _open(
     options: OpenOptions,
     hint: Schema | None,
     notes: Sequence[str],
-) -> Source:
+) -> Dataset:
     """Open the files with the types of the old sidecar if they still fit, else without.
 
     Raises

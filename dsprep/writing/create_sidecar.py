@@ -24,7 +24,7 @@ from dsprep import __version__, executors, formats
 from dsprep.core.packing import Tables, digest, to_planes
 from dsprep.core.schema import Array, Batch, Ragged, Schema, without_padding
 from dsprep.errors import FormatError, TargetError, UnsupportedError, UsageError
-from dsprep.formats.base import Format, Opening, Source, Writer
+from dsprep.formats.base import Format, Writer
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.zip_members import stored_members
 from dsprep.layout import as_json, fit
@@ -36,7 +36,7 @@ from dsprep.sidecar import spec
 from dsprep.sidecar.entries import FileEntry
 from dsprep.sidecar.proofs import rest_of
 from dsprep.sidecar.spec import Content
-from dsprep.source.many import MultiSource, open_native
+from dsprep.source.many import Dataset, open_native
 from dsprep.source.static import with_static
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.base import Handle
@@ -128,7 +128,7 @@ def describe(
                 _prove(layout, schema, path, opened, last)
         else:
             with open_native(format, [path], OpenOptions(), schema) as source:
-                layout = _fitted(source, source.schema, None, None)
+                layout = _fitted(source, 0, source.schema, None, None)
         if groups is not None and samples:
             layout = _with_rest(replace(layout, groups=fit.fit_groups(groups)), opened)
         subject = Subject(format, [path], path, beside, schema, {})
@@ -270,7 +270,7 @@ def check_located(made: Made) -> None:
         )
 
 
-def make(source: Source, subject: Subject, looks: Looks) -> Made:
+def make(source: Dataset, subject: Subject, looks: Looks) -> Made:
     """Return the sidecar of a dataset that the format's own library has opened."""
     schema, lost = with_static(subject.schema, source, subject.format)
     subject = replace(subject, schema=schema)
@@ -356,31 +356,32 @@ def _looked(
     schema: Schema,
     law: str | None,
     checksums: bool,
-    path: Path,
-    source: Source,
+    source: Dataset,
+    number: int,
     progress: Progress | None = None,
 ) -> Looked:
-    """Return layout, identity and checksums of a file that is open, of a dataset of this schema."""
+    """Return layout, identity and checksums of a file of a dataset of this schema."""
+    path = source.paths[number]
     who = Identity.of(path, format.facts(path))
-    layout = _fitted(source, schema, law, progress)
+    layout = _fitted(source, number, schema, law, progress)
     return layout, who, _summed(path, layout, schema) if checksums else None
 
 
 def _fitted(
-    source: Source, schema: Schema, law: str | None, progress: Progress | None
+    source: Dataset, number: int, schema: Schema, law: str | None, progress: Progress | None
 ) -> FileLayout:
     """Return the layout of one file, by the smallest laws."""
-    if not len(source):
+    if not source.count(number):
         return FileLayout(0, None, {name: Column(None) for name in schema.names})
-    return fit.fit(source.extents(progress), law)
+    return fit.fit(source.layout(number, progress), law)
 
 
-def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
+def _look(source: Dataset, subject: Subject, looks: Looks) -> list[Looked]:
     """Return layout, identity and checksums of every file, several files at a time."""
     files = subject.files
     look = partial(_looked, subject.format, source.schema, looks.law, looks.checksums)
-    if not isinstance(source, MultiSource):
-        return [look(files[0], source, looks.progress)]
+    if len(files) == 1:
+        return [look(source, 0, looks.progress)]
     results: dict[int, Looked] = {}
 
     def note(number: int, looked: Looked) -> None:
@@ -395,7 +396,7 @@ def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
         ):
             note(number, looked)
     else:
-        here = partial(_look_here, look, source, files)
+        here = partial(look, source)
         with ThreadPoolExecutor(
             looks.workers or min(THREADS, len(os.sched_getaffinity(0)))
         ) as pool:
@@ -404,18 +405,10 @@ def _look(source: Source, subject: Subject, looks: Looks) -> list[Looked]:
     return [results[i] for i in range(len(files))]
 
 
-def _look_here(
-    look: Callable[..., Looked], source: MultiSource, files: Sequence[Path], number: int
-) -> Looked:
-    """Look at a file that is open, or opened again, by this process."""
-    with source.file(number) as opened:
-        return look(files[number], opened)
-
-
-def _look_apart(look: Callable[..., Looked], file: tuple[int, Opening]) -> Looked:
+def _look_apart(look: Callable[..., Looked], file: tuple[int, Callable[[], Dataset]]) -> Looked:
     """Look at a file that this process has to open."""
     with file[1]() as source:
-        return look(source.path, source)
+        return look(source, 0)
 
 
 # --- checksums -------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from dsprep.core.schema import Array, Batch, Column, Field, Ints, Ragged, concat
 from dsprep.formats.base import Source
 from dsprep.layout.model import Given
 from dsprep.source.dataset import open_dataset
-from dsprep.source.many import MultiSource
+from dsprep.source.many import Dataset
 
 Contents: TypeAlias = tuple[int, Mapping[str, bytes]]
 """The number of a sample, and the bytes of its fields, as they are in files."""
@@ -54,7 +54,7 @@ def open_in_place(task: Task, resources: ExitStack) -> Way:
     if format == "webdataset":
         source.close()  # what is read is not to be in its library already
         return Way(partial(_from_shards, task, numbers, locate), len, _as_batch(task, fields, {}))
-    if format == "images" and not isinstance(source, MultiSource):
+    if format == "images" and len(source.files()) == 1:
         layout, root = source.extents(), source.path
         files = {
             fields.get(name, name): [root / os.fsdecode(own.names[i]) for i in range(len(source))]
@@ -89,7 +89,7 @@ def open_in_place(task: Task, resources: ExitStack) -> Way:
 
             return Way(from_arrays)
         source = _opened(task, resources)
-    if isinstance(source, MultiSource):
+    if isinstance(source, Dataset):
         source.max_open = MAX_OPEN
 
     def by_source(epoch: int) -> Iterator[Batch]:

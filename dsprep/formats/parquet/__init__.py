@@ -29,6 +29,7 @@ class Parquet(Format):
     name: ClassVar[str] = "parquet"
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
     infers: ClassVar[bool] = True
+    max_open: ClassVar[int] = 2
     open_options: ClassVar[frozenset[str]] = frozenset({"fields", "nulls"})
 
     def recognises(self, candidate: Candidate) -> bool:

@@ -307,15 +307,6 @@ class ParquetSource(Source):
         """Return the bytes of the row groups that are kept decoded."""
         return 0 if self._rows is None else self._rows.resident_nbytes()
 
-    @override
-    def idle_nbytes(self) -> int:
-        return 0
-
-    def rest(self) -> None:
-        """Release what is decoded."""
-        if self._rows is not None:
-            self._rows.close()
-
     def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored."""
         return {

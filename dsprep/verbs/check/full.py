@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -18,7 +17,7 @@ from dsprep.formats.options import OpenOptions
 from dsprep.sidecar import spec
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.sidecar.spec import Content
-from dsprep.source.many import MultiSource, open_native
+from dsprep.source.many import Dataset, open_native
 from dsprep.verbs.check.agreement import compare
 from dsprep.verbs.check.problems import CAUGHT, Problem, problem
 from dsprep.verbs.verify import differing_samples
@@ -90,22 +89,17 @@ def _schemas(schema: Schema, source: Source, dataset: Path) -> Iterator[Problem]
 # --- extents ---------------------------------------------------------------------------------
 
 
-def _file(source: Source, number: int) -> AbstractContextManager[Source]:
-    return source.file(number) if isinstance(source, MultiSource) else nullcontext(source)
-
-
-def _layouts(source: Source, opened: Sidecar, number: int, first: int, path: Path) -> list[Problem]:
+def _layouts(
+    source: Dataset, opened: Sidecar, number: int, first: int, path: Path
+) -> list[Problem]:
     """Return how the laws of a file, whose samples begin at `first`, differ from what it holds."""
     samples = opened.content.files[number].samples
     try:
-        with _file(source, number) as native:
-            if len(native) != samples:
-                return [
-                    Problem(str(path), "it has another number of samples", len(native), samples)
-                ]
-            if not samples:
-                return []
-            truth = native.extents(None)
+        if (count := source.count(number)) != samples:
+            return [Problem(str(path), "it has another number of samples", count, samples)]
+        if not samples:
+            return []
+        truth = source.layout(number)
         return [
             replace(p, file=str(path), sample=None if p.sample is None else p.sample + first)
             for p in compare(truth, opened.layout(number))
