@@ -304,7 +304,7 @@ def test_what_was_read_is_closed_though_the_server_is_gone(suffix, through, tmp_
 def test_an_error_without_a_name_says_what_was_written(tmp_path, monkeypatch):
     path = make(tmp_path / "data.h5")
 
-    def failing(copy, finish):
+    def failing(copy):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("dsprep.writing.transfer.ShardCopy.run", failing)

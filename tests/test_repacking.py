@@ -28,6 +28,7 @@ from dsprep.verbs import repack
 from dsprep.writing import run as making
 from dsprep.writing import shuffle
 from dsprep.writing.job import RunOptions
+from dsprep.writing.staging import Staging
 
 FIXED = Schema(
     (
@@ -330,6 +331,8 @@ def test_interrupted_splits_go_on_with_what_is_missing(origins, tmp_path, monkey
         real = getattr(owner, name)
 
         def wrapped(*args, **kwargs):
+            if isinstance(sys.exception(), Killed):  # it cleans up
+                return real(*args, **kwargs)
             if len(done) == after:
                 raise Killed
             done.append(name)
@@ -342,9 +345,9 @@ def test_interrupted_splits_go_on_with_what_is_missing(origins, tmp_path, monkey
         broken.mkdir()
         done.clear()
         with monkeypatch.context() as patch:
-            or_die(patch, repack, "making", after)
-            or_die(patch, making.Output, "publish", after)
-            or_die(patch, making.Output, "discard", after)
+            or_die(patch, making, "make_in", after)
+            or_die(patch, Staging, "publish", after)
+            or_die(patch, Staging, "discard", after)
             with pytest.raises(Killed):
                 repacked(origin, broken / "set.h5", **options)
         seen = [p for p in broken.iterdir() if p.suffix == ".h5"]
@@ -399,7 +402,7 @@ def test_a_killed_first_pass_is_continued(origins, tmp_path, monkeypatch):
     def die(*_):
         raise Killed
 
-    monkeypatch.setattr(making, "_write", die)
+    monkeypatch.setattr(making, "complete_shards", die)
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "b.h5", **options)
     assert (tmp_path / ".b.h5.dsprep-partial" / "shuffle" / "part-0").exists()
@@ -451,18 +454,18 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     repacked(origin, tmp_path / "set.h5", overwrite=True, **options)
     (tmp_path / "set-b.h5").unlink()
     (tmp_path / "set-a.h5").unlink()
-    real = repack.making
-    monkeypatch.setattr(repack, "making", lambda job, *a, **k: real(job, *a, **k, **die(job)))
+    real = making.make_in
 
-    def die(job):
+    def make_in(staging, job, *others):
         if job.target.name == "set-b.h5":
             raise Killed
-        return {}
+        return real(staging, job, *others)
 
+    monkeypatch.setattr(making, "make_in", make_in)
     free[0] = 2 * needed
     with pytest.raises(Killed):
         repacked(origin, tmp_path / "set.h5", **options)
-    monkeypatch.setattr(repack, "making", real)
+    monkeypatch.setattr(making, "make_in", real)
     free[0] = needed * 3 // 4  # enough for what is missing
     repacked(origin, tmp_path / "set.h5", **options)
 
@@ -472,8 +475,6 @@ def test_all_splits_fit_or_none_is_made(origins, tmp_path, monkeypatch):
     [
         ("repack", "set", "set/x.h5", True),
         ("convert", "set", "set/deep/x.zarr", True),
-        ("repack", "set/*.h5", "set/x.h5", True),
-        ("convert", "**/*.h5", "set/x.h5", True),
         ("repack", "set/*.h5", "set/x.zarr", False),
         ("convert", "set/a?.h5", "set/x.h5", False),
     ],

@@ -335,51 +335,6 @@ def test_a_killed_first_pass_goes_on(name, again, tmp_path, tiny, monkeypatch):
     assert not (tmp_path / "s").exists()
 
 
-def test_released_buckets_are_gone_until_they_are_needed(tmp_path, tiny, monkeypatch):
-    """A run that continues deals nothing again; one that needs what was released, everything."""
-    monkeypatch.setattr(shuffle, "PART_NBYTES", 30_000)
-    source = numbered(1000)
-    want = expected(source, 1)
-
-    def make():
-        source.count = 0
-        return ShuffledSource(source, 1, 20_000, tmp_path / "s")
-
-    with make() as shuffled:
-        assert_same_batch(shuffled.read(0, 600), take(want, 0, 600), X)
-        shuffled.release(600)
-        assert_same_batch(shuffled.read(600, 1000), take(want, 600, 1000), X)
-    with make() as shuffled:
-        shuffled.prepare()
-        shuffled.need(600)
-        assert_same_batch(shuffled.read(600, 1000), take(want, 600, 1000), X)
-        assert source.count == 0
-        with pytest.raises(FormatError, match="temporary file"):
-            shuffled.read(0, 100)
-    with make() as shuffled:
-        shuffled.prepare()
-        shuffled.need(600)
-        shuffled.need(0)
-        assert_same_batch(shuffled.read(0, 1000), want, X)
-        assert source.count == 1000
-        shuffled.clean()
-    assert not (tmp_path / "s").exists()
-
-
-def test_space_is_given_back(tmp_path):
-    schema = Schema((Field("x", np.dtype("u1"), (64 << 10,)),))
-    source = MemorySource(schema, random_batch(schema, 100))
-    want = expected(source, 1)
-    with ShuffledSource(source, 1, 1 << 20, tmp_path / "s") as shuffled:
-        assert_same_batch(shuffled.read(0, 50), take(want, 0, 50), schema)
-        runs = tmp_path / "s" / "part-0" / "runs"
-        before = runs.stat()
-        shuffled.release(50)
-        assert runs.stat().st_size == before.st_size
-        assert runs.stat().st_blocks < 0.7 * before.st_blocks
-        assert_same_batch(shuffled.read(50, 100), take(want, 50, 100), schema)
-
-
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("limit", [0, 1 << 40])
 def test_files_that_were_not_waited_for_are_not_trusted(

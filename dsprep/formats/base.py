@@ -232,9 +232,6 @@ class Source(ABC):
         """
         return None
 
-    def release(self, first: int) -> None:  # noqa: B027  (most have no temporary files)
-        """Give back the space of temporary files with samples before this one: they are written."""
-
     def resident_nbytes(self) -> int:
         """Return the bytes that reading holds besides the samples asked for: decoded chunks."""
         return 0

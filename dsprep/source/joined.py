@@ -105,11 +105,6 @@ class JoinedSource(Source):
         storage_of = {name: s for part in self.parts for name, s in part.storage().items()}
         return {name: storage_of[name] for name in self.schema.names}
 
-    @override
-    def release(self, first: int) -> None:
-        for part in self.parts:
-            part.release(first)
-
     def close(self) -> None:
         """Close all."""
         for part in self.parts:

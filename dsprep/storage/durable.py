@@ -1,4 +1,4 @@
-"""Space on the disk, and bringing files to it: reserved, returned, synced, closed."""
+"""Space on the disk, and bringing files to it: reserved, synced, closed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
 
 _allocate = _fallocate()
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_KEEP_SIZE = 1
 
 
 def preallocate(fd: int, offset: int, nbytes: int) -> None:
@@ -33,15 +33,6 @@ def preallocate(fd: int, offset: int, nbytes: int) -> None:
     """
     if _allocate is not None:
         _allocate(fd, _KEEP_SIZE, offset, nbytes)
-
-
-def punch(fd: int, offset: int, nbytes: int) -> None:
-    """Give back the space of a range of a file, of disk and page cache; it reads as zeros then.
-
-    The file keeps its size. Where the file system cannot do it, the space stays taken.
-    """
-    if _allocate is not None and nbytes:
-        _allocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, nbytes)
 
 
 def sync(fd: int, *, data: bool = False) -> None:

@@ -10,9 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -50,9 +48,9 @@ from dsprep.writing.buffers import (
     warnings,
     within,
 )
-from dsprep.writing.job import Job, Report, RunOptions, admit, check_space
+from dsprep.writing.job import Job, Report, RunOptions, admit
 from dsprep.writing.plan import PIECE_NBYTES, is_cut, one_each, plan_shards, shard_names
-from dsprep.writing.run import check_targets, making
+from dsprep.writing.run import make
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.split import assign, group_labels, parse_split
 from dsprep.writing.stripes import Stripe, detect, requested_stripe
@@ -588,22 +586,8 @@ def run_repack(
     DsprepError, OSError
         If a target exists or is busy, space or memory do not suffice, or data are damaged.
     """
-    run = run or RunOptions()
-    targets = [part.target for part in plan.parts]
-    if len(targets) > 1:
-        check_targets(targets, run)
-        check_space(plan.parts, run.restart)
-    with ExitStack() as stack:  # all are made before one is seen, and all seen before records go
-        outputs = [
-            stack.enter_context(making(p, run, progress and partial(progress, p)))
-            for p in plan.parts
-        ]
-        reports = [output.publish() for output in outputs]
-        done = [
-            (part, replace(report, notes=(*report.notes, *output.discard())))
-            for part, report, output in zip(plan.parts, reports, outputs, strict=True)
-        ]
-    report = RepackReport(plan=plan, parts=tuple(done))
+    done = make(plan.parts, run or RunOptions(), progress)
+    report = RepackReport(plan=plan, parts=tuple(zip(plan.parts, done, strict=True)))
     if any(isinstance(path, StorePath) for path in plan.source.files()):
         measure = False  # there is no page cache, from which samples would be dropped before
     if not measure or not any(part.samples for part in plan.parts):

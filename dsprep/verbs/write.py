@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from dsprep.core.memory import allowed_memory
-from dsprep.core.schema import LARGEST, Batch, Schema, batch_nbytes
+from dsprep.core.schema import LARGEST, Schema, batch_nbytes
 from dsprep.errors import SchemaError, UsageError
 from dsprep.executors import THREADS
 from dsprep.reader.options import at_least
@@ -29,11 +29,10 @@ from dsprep.verbs.write_items import write_items
 from dsprep.writing.items.calls import Calls, ProgressCallback
 from dsprep.writing.items.tasks import Function
 from dsprep.writing.job import Job, Progress, Report, RunOptions
-from dsprep.writing.plan import PIECE_NBYTES
-from dsprep.writing.run import making, run_job
+from dsprep.writing.run import make, run_job
 from dsprep.writing.samples.assemble import Assembler, checked_batch
 from dsprep.writing.samples.feed import Abandoned, FedSource
-from dsprep.writing.samples.spool import Spool
+from dsprep.writing.samples.spool import BLOCK_NBYTES, Spool
 from dsprep.writing.samples.values import Declared, declared, infer, infer_batch
 from dsprep.writing.staging import check_target
 
@@ -165,7 +164,7 @@ class Writer:
         packed.add(sample, self._count)
         self._count += 1
         self._room -= 1
-        if packed.ragged and packed.nbytes >= PIECE_NBYTES:
+        if packed.ragged and packed.nbytes >= BLOCK_NBYTES:
             self._room = 0
 
     def extend(self, batch: Mapping[str, Any]) -> None:
@@ -190,7 +189,7 @@ class Writer:
         columns, count = checked_batch(batch, packed.schema, self._count)
         step = count
         if packed.ragged:
-            step = max(1, count * PIECE_NBYTES // max(1, batch_nbytes(columns)))
+            step = max(1, count * BLOCK_NBYTES // max(1, batch_nbytes(columns)))
         done = 0
         while done < count:
             if self._room <= 0:
@@ -198,7 +197,7 @@ class Writer:
             some = min(self._room, step, count - done)
             packed.extend(columns, done, done + some)
             done, self._count, self._room = done + some, self._count + some, self._room - some
-            if packed.ragged and packed.nbytes >= PIECE_NBYTES:
+            if packed.ragged and packed.nbytes >= BLOCK_NBYTES:
                 self._room = 0
 
     def _schema_of(self, first: Any, read_schema: Any) -> Schema:
@@ -221,7 +220,7 @@ class Writer:
             plan_repack(FedSource(self._target, schema, 0), self._target, self._options, self._run)
             memory = min(KEPT_NBYTES, allowed_memory(self._run.memory) // SHARE)
             self._spool = Spool(self._target, schema, memory)
-            room = min(MOST, max(1, PIECE_NBYTES // max(1, schema.fixed_nbytes)))
+            room = min(MOST, max(1, BLOCK_NBYTES // max(1, schema.fixed_nbytes)))
             self._packed = Assembler(schema, room)
         return self._packed
 
@@ -241,7 +240,7 @@ class Writer:
     def _flush(self, packed: Assembler) -> None:
         if self._spool is None or not len(packed):
             return
-        batch: Batch = packed.take(self._spool.memory())
+        batch = packed.take()
         self._nbytes += batch_nbytes(batch)
         self._spool.put(batch)
         if self._progress is not None:
@@ -286,23 +285,23 @@ class _Stream:
         self, job: Job, source: FedSource, run: RunOptions, progress: Progress | None
     ) -> None:
         self._source, self._allowed, self._report = source, threading.Event(), Future[Report]()
-        make = partial(self._make, job, run, progress)
-        self._thread = threading.Thread(target=make, name="dsprep-write", daemon=True)
+        work = partial(self._make, job, run, progress)
+        self._thread = threading.Thread(target=work, name="dsprep-write", daemon=True)
         self._thread.start()
 
     def _make(self, job: Job, run: RunOptions, progress: Progress | None) -> None:
+        told = None if progress is None else lambda _, *done: progress(*done)
         try:
-            with making(job, run, progress) as output:
-                self._allowed.wait()
-                if self._source.abandoned:
-                    raise Abandoned
-                report = output.publish()
-                done = replace(report, notes=(*report.notes, *output.discard()))
-            self._report.set_result(done)
+            self._report.set_result(make([job], run, told, self._wait)[0])
         except BaseException as error:
             self._report.set_exception(error)
         finally:
             self._source.end()
+
+    def _wait(self) -> None:
+        self._allowed.wait()
+        if self._source.abandoned:
+            raise Abandoned
 
     def next(self, packed: Assembler) -> int:
         """Give away what is filled in, and have the next samples put where they are wanted.

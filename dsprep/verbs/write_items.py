@@ -33,7 +33,7 @@ from dsprep.writing.items.calls import CONTINUED, Calls, ProgressCallback, Progr
 from dsprep.writing.items.parts import Failed, PartsSource, part_paths
 from dsprep.writing.items.tasks import check_main
 from dsprep.writing.job import Job, Report, RunOptions, admit, fingerprint
-from dsprep.writing.run import Output, make_in
+from dsprep.writing.run import Output, make_in, publish
 from dsprep.writing.staging import START, Staging, published
 from dsprep.writing.tasks import Workplace
 from dsprep.writing.upload import open_staging
@@ -129,8 +129,8 @@ def write_items(
 
         samples = _called(staging, calls, workers, progress, plan)
         output = _made(staging, calls, plan(samples), run, workers, progress)
-        report, counts = output.publish(), calls.counts()
-        notes = (*_notes(calls.resumed, counts), *report.notes, *output.discard())
+        report, counts = publish([output])[0], calls.counts()
+        notes = (*_notes(calls.resumed, counts), *report.notes)
         done = {**vars(report), **counts, "notes": notes, "seconds": time.monotonic() - began}
         return ItemsReport(**done)
 

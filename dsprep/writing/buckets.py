@@ -34,7 +34,7 @@ from dsprep.core.permutation import Permutation
 from dsprep.core.schema import Arena, Array, Batch, Bytes, Ints, Ragged, Schema
 from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError
-from dsprep.storage.durable import punch, write_error
+from dsprep.storage.durable import write_error
 from dsprep.storage.ranges import fstat, pread_into, pwrite_all
 from dsprep.storage.scatter import drain, read_files, runs
 
@@ -283,14 +283,6 @@ class BucketReader:
         block = np.frombuffer(memory.data, np.uint8)  # views of it keep it, not `memory`
         weakref.finalize(block, self._free.append, memory)
         return block
-
-    def release(self, first: int, bucket: int) -> None:
-        """Free the space of the buckets ``first .. bucket``, which are not read again."""
-        begins, ends = self._edges(first)[1], self._edges(bucket)[1]
-        files = np.searchsorted(self._begins, begins, "right") - 1
-        for i, begin, end in zip(files.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            if begin < end:
-                punch(self._files[i], begin - int(self._begins[i]), end - begin)
 
     def close(self) -> None:
         """Close the files."""

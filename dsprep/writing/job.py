@@ -5,14 +5,12 @@ A job is made by `dsprep.verbs.convert` or `dsprep.verbs.repack` and done by `ds
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
@@ -327,7 +325,7 @@ def _check_not_source(target: Path, source: Source) -> None:
                 "the target is or holds the source", where=target, fix="choose another path"
             )
     for name in source.named:
-        if _would_name(name, final):
+        if (named := as_path(name)).is_dir() and named.resolve() in final.parents:
             raise UsageError(
                 f"the target is in {name}, and would be part of the source next time",
                 where=target,
@@ -335,26 +333,12 @@ def _check_not_source(target: Path, source: Source) -> None:
             )
 
 
-def _would_name(name: str, path: Path) -> bool:
-    """Whether a directory or pattern would include `path` if it existed."""
-    named = as_path(name)
-    if named.is_dir():
-        return named.resolve() in path.parents
-    parts, pattern = path.parts, (named.parent.resolve() / named.name).parts
-    recursive = "**" in pattern
-    if not glob.has_magic(name) or (len(parts) != len(pattern) and not recursive):
-        return False
-    if recursive:
-        return fnmatch(str(path), str(Path(*pattern)).replace("**/", "*"))
-    return all(map(fnmatch, parts, pattern))
-
-
 def fingerprint(job: Job, known: Identities) -> dict[str, Any]:
     """Return what decides every byte of the output, as JSON; `known`: what its files are.
 
     Data that have other time stamps alone have another `STATUS`.
     """
-    data, times = hashlib.sha256(), hashlib.sha256()
+    data, times, cut, edges = (hashlib.sha256() for _ in range(4))
     source = job.source
     paths = source.files()
     identities = known[: len(paths)]
@@ -362,9 +346,11 @@ def fingerprint(job: Job, known: Identities) -> dict[str, Any]:
         line = f"{path}\0{each.files} {each.nbytes} {each.sampled} {each.etag}\n"
         data.update(line.encode("utf-8", "surrogateescape"))
         times.update(f"{each.mtime_ns}\n".encode())
+    for shard in job.shards:
+        cut.update(f"{shard.name}\0{shard.start}\0{shard.stop}\n".encode())
+        if job.grouped:
+            edges.update(f"{shard.grouping.align}\0".encode() + shard.grouping.edges.tobytes())
     nbytes = sum(each.nbytes for _, each in identities)
-    cut = repr([(shard.name, shard.start, shard.stop) for shard in job.shards])
-    shards = hashlib.sha256(cut.encode()).hexdigest()
     return {
         "version": dsprep.__version__,
         "format": job.format.name,
@@ -375,21 +361,9 @@ def fingerprint(job: Job, known: Identities) -> dict[str, Any]:
         "fields": job.schema.to_json(),
         "options": {k: str(v) for k, v in asdict(job.options).items()},
         "samples": [job.shards[0].start, job.shards[-1].stop],
-        "files": [len(job.shards), shards],
-        **({"groups": _summarize_groups(job), "recipe": dict(job.recipe)} if job.grouped else {}),
-    }
-
-
-def _summarize_groups(job: Job) -> dict[str, Any]:
-    """Return groups as a person would tell them, with what tells all their edges."""
-    digest, groupings = hashlib.sha256(), [shard.grouping for shard in job.shards]
-    for grouping in groupings:
-        digest.update(f"{grouping.align}\0".encode() + grouping.edges.tobytes())
-    return {
-        "number": sum(g.count for g in groupings),
-        "samples": max(g.samples for g in groupings),
-        "stripe": groupings[0].align,
-        "edges": digest.hexdigest(),
+        "files": [len(job.shards), cut.hexdigest()],
+        "groups": [job.groups, edges.hexdigest()],
+        "recipe": dict(job.recipe),
     }
 
 

@@ -1,4 +1,4 @@
-"""Running a job: copy shard by shard, publish, and write the sidecar.
+"""Running jobs: copy shard by shard, publish, and write the sidecar.
 
 Shards are written one after another by threads of this process, or by the workers of an executor
 (`dsprep.writing.parallel`). ``state.json`` has the number of the shards that are complete from the
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from dsprep.formats.base import State
 from dsprep.sidecar import spec
@@ -34,16 +33,7 @@ from dsprep.writing.job import (
     fingerprint,
     lineage,
 )
-from dsprep.writing.parallel import complete_shards, write_apart
-from dsprep.writing.shards import (
-    complete,
-    continue_writer,
-    copying,
-    need,
-    remove_leftovers,
-    shard_path,
-    while_written,
-)
+from dsprep.writing.shards import complete_shards, shard_path, write_shard
 from dsprep.writing.shuffle import ShuffledSource
 from dsprep.writing.staging import COMMAND, START, Staging, check_target, discard, published
 from dsprep.writing.transfer import Done
@@ -58,49 +48,87 @@ ALONE = (
 def run_job(
     job: Job, options: RunOptions | None = None, progress: Progress | None = None
 ) -> Report:
-    """Run `job` and publish its output; see `making`."""
-    with making(job, options, progress) as output:
-        report = output.publish()
-        return replace(report, notes=(*report.notes, *output.discard()))
+    """Make the output of a job; see `make`. `progress`: called with (samples, bytes) so far."""
+    told = None if progress is None else lambda _, *done: progress(*done)
+    return make([job], options or RunOptions(), told)[0]
 
 
-@contextmanager
-def making(
-    job: Job, options: RunOptions | None = None, progress: Progress | None = None
-) -> Iterator[Output]:
-    """Make the whole output, not yet under its name, and lock it.
+def make(
+    jobs: Sequence[Job],
+    run: RunOptions,
+    progress: Callable[[Job, int, int], None] | None = None,
+    allow: Callable[[], None] = lambda: None,
+) -> list[Report]:
+    """Make outputs; all are complete before one is seen.
 
     The first pass of a shuffled source begins when the target is locked and there is enough space;
     its temporary files are removed when the output is complete.
 
     Parameters
     ----------
-    job
+    jobs
         What is made.
-    options
+    run
         How.
     progress
-        Called with (samples, payload bytes) done so far.
+        Called with (job, samples, payload bytes) done so far.
+    allow
+        Called before they are published, unless it raises.
 
     Raises
     ------
     DsprepError, OSError
-        If the target exists or is busy, space or memory do not suffice, or data are damaged.
+        If a target exists or is busy, space or memory do not suffice, or data are damaged.
     """
-    options, source = options or RunOptions(), job.source
-    threads = admit(job, options.workers, options.memory)
-    before = source.identities() or identities_of(source.files())
-    if options.overwrite:
-        check_replaceable(job.target)
-    with open_staging(
-        job.target,
-        {**fingerprint(job, before), COMMAND: lineage(job)["command"]},
-        overwrite=options.overwrite,
-        restart=options.restart,
-        durable=options.durable,
-        lasting=source.repeatable,
-    ) as staging:
-        yield make_in(staging, job, threads, options.executor, before, progress)
+    if len(jobs) > 1:
+        check_targets([job.target for job in jobs], run)
+        check_space(jobs, run.restart)
+    with ExitStack() as stack:
+        outputs = []
+        for job in jobs:
+            threads = admit(job, run.workers, run.memory)
+            before = job.source.identities() or identities_of(job.source.files())
+            if run.overwrite:
+                check_replaceable(job.target)
+            staging = open_staging(
+                job.target,
+                {**fingerprint(job, before), COMMAND: lineage(job)["command"]},
+                overwrite=run.overwrite,
+                restart=run.restart,
+                durable=run.durable,
+                lasting=job.source.repeatable,
+            )
+            stack.enter_context(staging)
+            told = None if progress is None else partial(progress, job)
+            outputs.append(make_in(staging, job, threads, run.executor, before, told))
+        allow()
+        return publish(outputs)
+
+
+class Output(NamedTuple):
+    """An output that is complete, in its working directory or published by an earlier run.
+
+    Attributes
+    ----------
+    job, staging
+        What was made, and where; locked.
+    made
+        Its sidecar; None if an earlier run has published it.
+    bytes_in
+        Bytes of the source's files.
+    resumed, copied
+        Samples that earlier runs had written, and payload bytes that this one did.
+    began
+        When this run did.
+    """
+
+    job: Job
+    staging: Staging
+    made: Made | None
+    bytes_in: int
+    resumed: int
+    copied: int
+    began: float
 
 
 def make_in(
@@ -117,12 +145,14 @@ def make_in(
     ----------
     staging
         Where.
-    job, progress
-        As of `making`.
+    job
+        What.
     threads, executor
         Who works: so many threads, or the workers of an executor if there is one.
     identities
         What the files of the source were.
+    progress
+        Called with (samples, payload bytes) done so far.
 
     Raises
     ------
@@ -131,87 +161,60 @@ def make_in(
     """
     began, source = time.monotonic(), job.source
     check_space([job])
-    shuffled = source if isinstance(source, ShuffledSource) else None
-    with unchanged(identities):
-        if shuffled is not None and not (staging.state or {}).get("complete"):
-            _shuffle(shuffled, staging, executor)
-        pieces = _write(job, staging, executor, threads)
-        resumed, copied = _count(job, staging, pieces, progress)
-    made = None if staging.is_published else _described(job, staging)
-    if shuffled is not None:
-        shuffled.clean()
-    report = Report(
-        target=job.target,
-        sidecar=spec.sidecar_path(job.target),
-        samples=job.samples,
-        files=len(job.shards),
-        bytes_in=sum(tree_nbytes(p) for p in source.files()),
-        payload=copied + round(job.payload * resumed / max(1, job.samples)),
-        copied=copied,
-        bytes_out=0,
-        seconds=time.monotonic() - began,
-        resumed=resumed,
-        notes=(*source.notes, *job.losses, *staging.notes),
-    )
-    return Output(staging, made, report)
-
-
-def _described(job: Job, staging: Staging) -> Made:
-    """Return the sidecar of a complete output that has not got its name."""
-    shards = range(len(job.shards))
-    return joined(
-        job.format,
-        job.schema,
-        staging.made,
-        [shard_path(job, staging.data, i) for i in shards],
-        [staging.record(i) for i in shards],
-        {**lineage(job), **job.recipe},
-    )
-
-
-@dataclass(frozen=True)
-class Output:
-    """An output that is complete; under its name when it has been published.
-
-    Attributes
-    ----------
-    staging
-        Where it was made; locked.
-    made
-        Its sidecar; None if an earlier run has published the output.
-    report
-        What was done.
-    """
-
-    staging: Staging
-    made: Made | None
-    report: Report
-
-    def publish(self) -> Report:
-        """Put the output in place, then its sidecar; return what was done in all."""
-        began, before = time.monotonic(), len(self.staging.notes)
-        if self.made is not None:
-            self.staging.publish(self.made.content, self.made.companion)
-        return replace(
-            self.report,
-            notes=(*self.report.notes, *self.staging.notes[before:]),
-            bytes_out=tree_nbytes(self.report.target),
-            seconds=self.report.seconds + time.monotonic() - began,
+    resumed = samples = copied = 0
+    with unchanged(identities), closing(_write(job, staging, executor, threads)) as pieces:
+        try:
+            for count, nbytes in pieces:
+                samples, copied = samples + count, copied + (nbytes or 0)
+                resumed += count if nbytes is None else 0
+                if progress is not None:
+                    progress(samples, copied + round(resumed * job.payload / max(1, job.samples)))
+        except KeyboardInterrupt as error:
+            error.args = (f"after {samples:,} samples",)
+            raise
+        staging.save({**START, "shard": len(job.shards), "complete": True})
+    made = None
+    if not staging.is_published:
+        made = joined(
+            job.format,
+            job.schema,
+            staging.made,
+            [shard_path(job, staging.data, i) for i in range(len(job.shards))],
+            [staging.record(i) for i in range(len(job.shards))],
+            {**lineage(job), **job.recipe},
         )
-
-    def discard(self) -> tuple[str, ...]:
-        """Remove what the output replaced, and the record that it is complete; return notes."""
-        before = len(self.staging.notes)
-        self.staging.discard()
-        return self.staging.notes[before:]
+    if isinstance(source, ShuffledSource):
+        source.clean()
+    bytes_in = sum(known.nbytes for _, known in identities[: len(source.files())])
+    return Output(job, staging, made, bytes_in, resumed, copied, began)
 
 
-def _shuffle(shuffled: ShuffledSource, staging: Staging, executor: Executor | None) -> None:
-    """Do the first pass of a shuffle, or what earlier runs left of it."""
-    shuffled.durable = staging.durable
-    if staging.durable and shuffled.how == "buckets" and staging.state is None:
-        staging.save(START)  # a rerun continues the first pass
-    shuffled.prepare(executor)
+def publish(outputs: Sequence[Output]) -> list[Report]:
+    """Put outputs in place, each with its sidecar; then remove the records that all are complete.
+
+    What they replaced goes with these.
+    """
+    for output in outputs:
+        if output.made is not None:
+            output.staging.publish(output.made.content, output.made.companion)
+    for output in outputs:
+        output.staging.discard()
+    return [
+        Report(
+            target=job.target,
+            sidecar=spec.sidecar_path(job.target),
+            samples=job.samples,
+            files=len(job.shards),
+            bytes_in=bytes_in,
+            payload=copied + round(job.payload * resumed / max(1, job.samples)),
+            copied=copied,
+            bytes_out=tree_nbytes(job.target),
+            seconds=time.monotonic() - began,
+            resumed=resumed,
+            notes=(*job.source.notes, *job.losses, *staging.notes),
+        )
+        for job, staging, _, bytes_in, resumed, copied, began in outputs
+    ]
 
 
 def check_targets(targets: Sequence[Path], run: RunOptions, *, dry: bool = False) -> None:
@@ -239,10 +242,15 @@ def _write(
 
     Yields what earlier runs have written, then every piece or shard.
     """
+    source, state = job.source, staging.state or START
+    if isinstance(source, ShuffledSource) and not state.get("complete"):
+        source.durable = staging.durable
+        if staging.durable and source.how == "buckets" and staging.state is None:
+            staging.save(START)  # a rerun continues the first pass
+        source.prepare(executor)
     if executor is not None and len(job.shards) == 1:
         executor = None
         staging.notes += (ALONE,)
-    state = staging.state or START
     first, begun = int(state["shard"]), state["writer"] is not None
     if executor is not None and (begun or (staging.durable and not state.get("complete"))):
         # A rerun must not continue inside a shard whose files are removed now.
@@ -252,84 +260,22 @@ def _write(
     for i in sorted(done) if not staging.is_published else ():
         staging.complete(i, shard_path(job, staging.data, i))
     done |= staging.uploaded.keys()
+    yield sum(len(job.shards[i]) for i in done), None
     missing = [i for i in range(len(job.shards)) if i not in done]
     if missing:
         shard_path(job, staging.data, 0).parent.mkdir(parents=True, exist_ok=True)
-    before = sum(len(job.shards[i]) for i in done)
     if executor is not None:
-        return write_apart(job, staging, before, missing, executor)
-    if missing[:1] != [continued]:
-        state = START
-        if continued in missing:
-            remove_leftovers(shard_path(job, staging.data, continued))
-    return _write_here(job, staging, before, missing, threads, state)
+        from dsprep.writing.parallel import write_apart
 
+        yield from write_apart(job, staging, missing, executor)
+        return
 
-def _count(
-    job: Job, staging: Staging, pieces: Generator[Done, None, None], progress: Progress | None
-) -> tuple[int, int]:
-    """Count what `_write` yields, and record that the output is complete.
+    def save(shard: int, samples: int, position: State | None) -> None:
+        staging.save({"shard": shard, "samples": samples, "writer": position})
 
-    Returns
-    -------
-    Samples that an earlier run had written, and payload bytes that this one copied.
-    """
-    with closing(pieces):
-        resumed = samples = next(pieces).samples
-        copied, before = 0, round(resumed * job.payload / max(1, job.samples))
-        if progress is not None:
-            progress(samples, before)
-        try:
-            for piece in pieces:
-                samples, copied = samples + piece.samples, copied + piece.nbytes
-                if progress is not None:
-                    progress(samples, before + copied)
-        except KeyboardInterrupt as error:
-            error.args = (f"after {samples:,} samples",)
-            raise
-    staging.save({**START, "shard": len(job.shards), "complete": True})
-    return resumed, copied
-
-
-def _write_here(
-    job: Job,
-    staging: Staging,
-    before: int,
-    missing: Sequence[int],
-    threads: int,
-    state: Mapping[str, Any],
-) -> Generator[Done, None, None]:
-    """Write shards one after another; yield what is there already, then every piece.
-
-    `before`: the samples of shards that are there. `state`: how far the first missing one is.
-    """
-    done, writer, source = 0, None, job.source
-    try:
-        for index in missing:
-            path = shard_path(job, staging.data, index)
-            if index == missing[0]:
-                writer, done = continue_writer(job.shards[index], path, state)
-                need(source, job.shards[index].start + done)
-                yield Done(before + done, 0)
-            else:
-                writer, done = job.shards[index].plan.create(path, None), 0
-
-            def save(samples: int, position: State, index: int = index) -> None:
-                staging.save({"shard": index, "samples": samples, "writer": position})
-                source.release(job.shards[index].start + samples)
-
-            saved = save if staging.durable else None
-            with while_written(path.name):
-                record = staging.record_path(index)
-                finish = partial(complete, job, index, writer, path, record, staging.durable)
-                yield from copying(job, writer, index, done, threads, saved, finish)
-                if staging.durable:
-                    staging.save({**START, "shard": index + 1})
-                    source.release(job.shards[index].stop)
-                writer.clean()
-            staging.complete(index, path)
-        if not missing:
-            yield Done(before, 0)
-    finally:
-        if writer is not None:
-            writer.close()
+    saved = save if staging.durable else None
+    for i in missing:
+        path, begins = shard_path(job, staging.data, i), state if i == continued else START
+        record, durable = staging.record_path(i), staging.durable
+        made = yield from write_shard(job, i, path, record, durable, threads, saved, begins)
+        staging.complete(i, path, made)

@@ -1,96 +1,99 @@
-"""The shards of a job: their writers, the pieces that are copied to them, and their groups.
-
-A shard is a file of the output; an output of one file is one shard.
-"""
+"""The shards of a job, files of the output: written, recorded, and found when a run continues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsprep.core.schema import Batch
 from dsprep.errors import DsprepError
-from dsprep.formats.base import Source, State, Writer
+from dsprep.formats.base import State, Writer
 from dsprep.sidecar import spec
 from dsprep.sidecar.spec import write_record
 from dsprep.storage.trees import remove
-from dsprep.writing.create_sidecar import describe
+from dsprep.writing.create_sidecar import Made, describe
 from dsprep.writing.job import Job
 from dsprep.writing.plan import Shard, group_pieces, pieces
-from dsprep.writing.shuffle import ShuffledSource
-from dsprep.writing.staging import Staging
+from dsprep.writing.staging import START, Staging
 from dsprep.writing.transfer import CHECKPOINT_NBYTES, Done, ShardCopy
 
-
-def need(source: Source, first: int) -> None:
-    """Make the samples from this one on available, even if an earlier run released them."""
-    if isinstance(source, ShuffledSource):
-        source.need(first)
+RECORD = "made.json"
+"""The record of a shard, in the directory in which a worker makes it."""
 
 
-@contextmanager
-def while_written(name: str) -> Iterator[None]:
-    """Name what was being written in a system error that names no file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, f"{error.strerror} (while {name} was written)") from error
-
-
-def copying(
-    job: Job,
-    writer: Writer,
-    index: int,
-    done: int,
-    threads: int,
-    save: Callable[[int, State], None] | None,
-    finish: Callable[[Batch | None], None] = lambda last: None,
-) -> Iterator[Done]:
-    """Copy all but the first samples of a shard; yield each piece when it has been written.
-
-    `save` is called with (samples, state of the writer) when a position is durable; None: nothing
-    waits for the disk. `finish` is called in the end: see `ShardCopy.run`.
-    """
-    shard = job.shards[index]
-    if job.grouped:
-        nbytes = job.payload // max(1, job.samples)
-        ranges = group_pieces(shard, nbytes, is_whole=writer.whole, after=done)
-    else:
-        ranges = pieces(job.source, shard.start, shard.stop, writer.unit, after=done)
-    copy = ShardCopy(
-        job.source,
-        writer,
-        (shard.start, shard.stop),
-        ranges,
-        casts=job.casts,
-        workers=threads,
-        save=save,
-        checkpoint_nbytes=CHECKPOINT_NBYTES,
-    )
-    return copy.run(finish)
-
-
-def complete(
+def write_shard(
     job: Job,
     index: int,
-    writer: Writer,
     path: Path,
     record: Path,
     durable: bool,
-    last: Batch | None = None,
-) -> None:
-    """Complete a shard, and record its sidecar: as long as that fits it, it is complete.
+    threads: int,
+    save: Callable[[int, int, State | None], None] | None,
+    state: Mapping[str, Any] = START,
+) -> Generator[Done, None, Made]:
+    """Write a shard, and record its sidecar: as long as that fits it, it is complete.
 
-    `last` is its last sample, which is read back by the sidecar; None: it is not at hand.
+    Yields what is there already, then each piece when it has been written; returns the sidecar.
+
+    Parameters
+    ----------
+    path, record
+        What is written, and the record of it.
+    save
+        Called with (shard, samples, state of the writer) when a position is durable; None: nothing
+        waits for the disk.
+    state
+        How far it is.
     """
-    writer.durable = durable
-    writer.finish()
-    made = describe(job.format, job.schema, path, len(job.shards[index]), writer, last)
-    write_record(spec.to_record(made.content, made.companion), record, durable=durable)
+    shard = job.shards[index]
+    try:
+        writer, done = _continue_writer(shard, path, state)
+        with closing(writer):
+            yield done, None
+            if job.grouped:
+                nbytes = job.payload // max(1, job.samples)
+                ranges = group_pieces(shard, nbytes, is_whole=writer.whole, after=done)
+            else:
+                ranges = pieces(job.source, shard.start, shard.stop, writer.unit, after=done)
+            saved = None if save is None else partial(save, index)
+            copy = ShardCopy(
+                job.source,
+                writer,
+                (shard.start, shard.stop),
+                ranges,
+                job.casts,
+                threads,
+                saved,
+                CHECKPOINT_NBYTES,
+            )
+            yield from copy.run()
+            writer.durable = durable
+            writer.finish()
+            made = describe(job.format, job.schema, path, len(shard), writer, copy.last)
+            write_record(spec.to_record(made.content, made.companion), record, durable=durable)
+            if save is not None:
+                save(index + 1, 0, None)
+            writer.clean()
+            return made
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, f"{error.strerror} (while {path.name} was written)") from error
+
+
+def _continue_writer(shard: Shard, path: Path, state: Mapping[str, Any]) -> tuple[Writer, int]:
+    """Return a writer at its recorded position, or at the start if that cannot be restored."""
+    if state["writer"] is not None:
+        try:
+            return shard.plan.create(path, state["writer"]), int(state["samples"])
+        except (DsprepError, FileNotFoundError):
+            pass  # killed while completing the shard, when its working files were gone
+        for leftover in path.parent.iterdir():
+            if leftover.name == path.name or leftover.name.startswith(f"{path.name}."):
+                remove(leftover)
+    return shard.plan.create(path, None), 0
 
 
 def shard_path(job: Job, data: Path, index: int) -> Path:
@@ -99,29 +102,47 @@ def shard_path(job: Job, data: Path, index: int) -> Path:
     return path / job.shards[index].name if job.sharded else path
 
 
-def continue_writer(shard: Shard, path: Path, state: Mapping[str, Any]) -> tuple[Writer, int]:
-    """Return a writer at its recorded position, or at the start if that cannot be restored."""
-    if state["writer"] is not None:
-        try:
-            return shard.plan.create(path, state["writer"]), int(state["samples"])
-        except (DsprepError, FileNotFoundError):
-            pass  # killed while completing the shard, when its working files were gone
-    remove_leftovers(path)
-    return shard.plan.create(path, None), 0
+def made_name(index: int) -> str:
+    """Return the name of the directory in which a worker has made a shard."""
+    return f"made-{index}"
 
 
-def is_kept(job: Job, staging: Staging, index: int) -> bool:
-    """Whether a shard is what an earlier run recorded when it was complete."""
-    path = shard_path(job, staging.data, index)
-    try:
-        content, _ = staging.record(index)
-        return content.files[0].identity.changed(path, job.format.facts) is None
-    except (OSError, DsprepError, ValueError, TypeError, LookupError):
-        return False
+def put_shard(job: Job, staging: Staging, index: int) -> None:
+    """Put a shard that a worker has made in its place."""
+    made, path = staging.root / made_name(index), shard_path(job, staging.data, index)
+    with suppress(FileNotFoundError):  # killed while it did this
+        if (made / path.name).exists():
+            remove(path)
+        (made / path.name).replace(path)
+    with suppress(FileNotFoundError):
+        (made / RECORD).replace(staging.record_path(index))
+    remove(made)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove an unfinished shard and its working files: its name and a suffix."""
-    for leftover in path.parent.iterdir():
-        if leftover.name == path.name or leftover.name.startswith(f"{path.name}."):
-            remove(leftover)
+def complete_shards(job: Job, staging: Staging, begun: int | None) -> set[int]:
+    """Return the shards that are complete; remove what is part of none.
+
+    `begun`: a shard that is not complete, whose files stay because it is continued.
+    """
+    numbers = range(len(job.shards))
+    if staging.is_published:
+        return set(numbers)
+    there = {path.name for path in staging.root.iterdir()}
+    for i in numbers:
+        if made_name(i) in there:
+            put_shard(job, staging, i)
+            there.add(staging.record_path(i).name)
+    complete = set[int]()
+    for i in numbers:
+        if staging.record_path(i).name in there:
+            with suppress(OSError, DsprepError, ValueError, TypeError, LookupError):
+                path, known = shard_path(job, staging.data, i), staging.record(i)[0].files[0]
+                if known.identity.changed(path, job.format.facts) is None:
+                    complete.add(i)
+    stays = {job.shards[i].name for i in (*complete, *(() if begun is None else (begun,)))}
+    own = "/" if begun is None else f"{job.shards[begun].name}."
+    directory = staging.data / job.target.name if job.sharded else staging.data
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if path.name not in stays and not path.name.startswith(own):
+            remove(path)
+    return complete

@@ -9,9 +9,8 @@ extents are known are read directly.
 
 The first pass is cut into parts, ranges of samples, each of which is dealt into a file of its own,
 by threads of this process or by the workers of an executor. Where it takes long, a part that is
-there is complete, and a rerun deals the others; buckets whose samples are on the disk in the output
-are released (`ShuffledSource.release`). What is dealt again in seconds is not waited for until it
-is on the disk, and a rerun deals all of it again.
+there is complete, and a rerun deals the others. What is dealt again in seconds is not waited for
+until it is on the disk, and a rerun deals all of it again.
 
 The order is that of `permutation.Permutation`: it depends on seed and number of samples alone,
 and every sample comes exactly once.
@@ -321,7 +320,6 @@ class ShuffledSource(DerivedSource):
             self.scratch_nbytes = payload + each * len(base) + more
         self._first_pass: FirstPass | None = None  # when it is done
         self._served: BucketSource | None = None
-        self._journal: dict[str, Any] = {"released": 0}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -375,14 +373,14 @@ class ShuffledSource(DerivedSource):
         facts += [str(self.path.absolute()), self._identity, self.schema.to_json()]
         job = json.dumps(facts)
         lasting = self.durable and self.scratch_nbytes > UNSYNCED_NBYTES
+        journal, known = self.scratch / _JOURNAL, dict[str, Any]()
         with suppress(FormatError):
-            self._journal = read_record(self.scratch / _JOURNAL)
-        if not lasting or self._journal.get("job") != job:
+            known = read_record(journal)
+        if not lasting or known.get("job") != job:
             remove(self.scratch)
-            self._journal = {"job": job, "released": 0}
         self.scratch.mkdir(parents=True, exist_ok=True)
-        if lasting:
-            write_record(self._journal, self.scratch / _JOURNAL)
+        if lasting and known.get("job") != job:
+            write_record({"job": job}, journal)
         # Nobody learns of a crash of another node, which takes what is not on the disk.
         synced = lasting or executor is not None
         return FirstPass(
@@ -411,26 +409,6 @@ class ShuffledSource(DerivedSource):
         with threads, closing(run_tasks(executor or threads, map(task, missing))) as done:
             for _ in done:
                 pass
-
-    def release(self, first: int) -> None:
-        """Free the space of the samples before this one, which are not read again.
-
-        Called when the output has them, durably. A rerun that needs them all the same deals all
-        samples again: see `need`.
-        """
-        served, released = self._served, self._journal["released"]
-        bucket = self._buckets if first == len(self) else first // self._per_bucket
-        if served is not None and served.reader is not None and bucket > released:
-            self._journal["released"] = bucket
-            if (self.scratch / _JOURNAL).exists():
-                write_record(self._journal, self.scratch / _JOURNAL)
-            served.reader.release(released, bucket)
-
-    def need(self, first: int) -> None:
-        """Deal the samples from this one on again if an earlier run released them."""
-        if first < self._journal["released"] * self._per_bucket:
-            self._drop()
-            remove(self.scratch)
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:

@@ -28,7 +28,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +47,7 @@ from dsprep.storage.nodes import revalidate
 from dsprep.storage.paths import StorePath
 from dsprep.storage.trees import HIDDEN, remove, soon, tree_nbytes
 from dsprep.writing import remote
+from dsprep.writing.create_sidecar import Made
 
 START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
 """What ``state.json`` has before the first sample."""
@@ -55,13 +55,10 @@ START: Mapping[str, Any] = {"shard": 0, "samples": 0, "writer": None}
 STATUS = "status of the source"
 """The key of a job that does not count by itself: if only it differs, a run starts over."""
 
+STARTED_OVER = "started over, not continued: the source was touched or written to since"
+
 COMMAND = "command"
 """The key of a job that is for people alone: who has begun it."""
-
-STARTED_OVER = (
-    "started over, not continued: the source was touched or written to since, though its size and "
-    "sampled blocks are unchanged"
-)
 
 RENAMES = (
     "replaced by two renames, since this file system cannot exchange two names: between them there "
@@ -79,9 +76,6 @@ LEFT = (
     "some of what runs left or replaced cannot be removed yet: it is still open in another "
     "process, or the file system does not show all that it has; later remove"
 )
-
-_ASIDE = "left-"
-"""The prefix of what could not be removed and is in nobody's way."""
 
 
 class Staging:
@@ -111,11 +105,13 @@ class Staging:
         How a run is continued, for who interrupts it.
     state
         How far an interrupted run of the same job came; None: this one begins anew.
+    is_published
+        Whether the output has its name.
     uploaded
-        Sidecar and companion of each shard that is complete elsewhere, by number.
+        Sidecar and companion of shards that are complete elsewhere, by number.
     notes
-        Why it does, if there is something to continue; whether two renames replaced what was
-        there, and whether that could not be removed.
+        Why it starts over; whether two renames replaced what was there, and whether that could not
+        be removed.
 
     Raises
     ------
@@ -153,8 +149,10 @@ class Staging:
         self._is_discarded = False
         self.notes: tuple[str, ...] = ()
         self.uploaded: dict[int, tuple[Content, bytes]] = {}
+        self._made: dict[int, tuple[Content, bytes]] = {}
         try:
             self._take_lock(restart)
+            self.is_published = published(target)
             if self.is_published:
                 self._put_sidecar()
             self.state = self._continue(job, restart)
@@ -192,22 +190,20 @@ class Staging:
         if recorded is not None and state is not None:
             self._refuse(recorded)
             before, now = _facts(recorded), _facts(json.loads(json.dumps(job)))  # as it comes back
-            differing = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
-            if differing == [STATUS]:
-                check_target(self.target, self._overwrite)
-                self._begin(job)
-                self.notes += (STARTED_OVER,)
-                return None
-            if differing := [k for k in differing if k != STATUS]:  # another key says more
+            differing = {k for k in {*before, *now} if before.get(k) != now.get(k)}
+            if others := sorted(differing - {STATUS}):
                 raise TargetError(
                     "an interrupted run of other data or with other options left partial output "
-                    f"(other: {', '.join(differing)})",
+                    f"(other: {', '.join(others)})",
                     where=self.target,
                     found=recorded.get(COMMAND),
                     fix="repeat the command of that run, with its options and on unchanged data, "
                     "to continue it; or add --restart to discard what it left and start over",
                 )
-            if not state.get("complete") or published(self.target) or self._is_made(state):
+            if differing:
+                check_target(self.target, self._overwrite)
+                self.notes += (STARTED_OVER,)
+            elif not state.get("complete") or self.is_published or self._is_made(state):
                 return state
         self._begin(job)
         return None
@@ -219,6 +215,7 @@ class Staging:
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         """Discard what is left of other runs, and record the job."""
+        self.is_published = False
         self._empty()
         write_record(job, self.root / "job.json", durable=self.durable)
 
@@ -230,17 +227,16 @@ class Staging:
 
     def _empty(self, *kept: str) -> None:
         for path in list(self.root.iterdir()):
-            stays = path.name in (*kept, *atomic.KEPT) or path.name.startswith(HIDDEN)
-            if not (stays or remove(path) or path.name.startswith(_ASIDE)):
-                path.rename(self.root / f"{_ASIDE}{secrets.token_hex(4)}")
-        self.data.mkdir()
+            if path.name not in (*kept, *atomic.KEPT):
+                remove(path)
+        self.data.mkdir(exist_ok=True)
 
     def _load(self, name: str, ignore: bool = False) -> dict[str, Any] | None:
         return None if ignore else read_record(self.root / name) or None
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Record how far the work has come; the caller has made the data durable."""
-        if published(self.target) or not (self._lasting or state.get("complete")):
+        if self.is_published or not (self._lasting or state.get("complete")):
             return  # all was recorded before, or nothing is continued
         if state.get("complete"):
             state = {**state, "identity": _identity(self.made)}
@@ -252,25 +248,17 @@ class Staging:
 
     def record(self, number: int) -> tuple[Content, bytes]:
         """Return the recorded sidecar of a complete shard, and its companion."""
-        path = self.record_path(number)
-        return self.uploaded.get(number) or spec.from_record(read_record(path), path)
+        path, known = self.record_path(number), self.uploaded.get(number, self._made.get(number))
+        return known or spec.from_record(read_record(path), path)
 
-    def complete(self, number: int, path: Path) -> None:
+    def complete(self, number: int, path: Path, made: Made | None = None) -> None:
         """Take note that a shard is complete, and recorded, which lies at a path: it stays."""
-
-    @property
-    def sidecar(self) -> Path:
-        """Where the output's sidecar is before the output has its name."""
-        return spec.staged_path(self.target)
-
-    @property
-    def is_published(self) -> bool:
-        """Whether the output has its name."""
-        return published(self.target)
+        if made is not None:
+            self._made[number] = made.content, made.companion
 
     def publish(self, content: Content, companion: bytes) -> None:
         """Give the complete output its name, in place of an old one if allowed; and its sidecar."""
-        spec.write(content, self.sidecar, companion, durable=self.durable)
+        spec.write(content, spec.staged_path(self.target), companion, durable=self.durable)
         check_target(self.target, self._overwrite)
         if self.durable:
             sync_directory(self.data)
@@ -285,20 +273,22 @@ class Staging:
                 where=self.target,
                 fix="look at it after a minute; to replace it, repeat the command with --overwrite",
             ) from error
+        self.is_published = True
         if self.durable and not sync_directory(self.target.parent):
             self.notes += (UNSYNCED,)
-        self._put_sidecar()
+        self._put_sidecar(bool(companion))
 
-    def _put_sidecar(self) -> None:
-        """Put the sidecar beside the output that has its name."""
-        path = spec.sidecar_path(self.target)
-        if not self.sidecar.exists():
+    def _put_sidecar(self, has_companion: bool | None = None) -> None:
+        """Put the sidecar beside the output that has its name; None: that says what it has."""
+        staged, path = spec.staged_path(self.target), spec.sidecar_path(self.target)
+        if not staged.exists():
             return
-        made, old = (p.with_name(spec.companion_name(p)) for p in (self.sidecar, path))
-        has_companion = spec.read(self.sidecar).has_companion
+        made, old = (p.with_name(spec.companion_name(p)) for p in (staged, path))
+        if has_companion is None:
+            has_companion = spec.read(staged).has_companion
         if has_companion and made.exists():
             made.replace(old)
-        self.sidecar.replace(path)
+        staged.replace(path)
         if not has_companion:
             old.unlink(missing_ok=True)
         if self.durable:
@@ -346,7 +336,7 @@ class Staging:
 def _check_contents(root: Path) -> None:
     """Raise `TargetError` if a working directory has what no run left: it would be removed."""
     names = [path.name for path in root.iterdir()]
-    foreign = [n for n in names if n not in atomic.KEPT and not n.startswith((*HIDDEN, _ASIDE))]
+    foreign = [n for n in names if n not in atomic.KEPT and not n.startswith(HIDDEN)]
     if foreign and atomic.LOCK not in names:
         raise TargetError(
             "what has the name of the directory in which it would be made is not dsprep's",

@@ -11,9 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from dsprep.core.schema import Arena, Batch, Ragged, batch_nbytes
 from dsprep.formats.base import Source, State, Writer
@@ -23,18 +22,9 @@ CHECKPOINT_NBYTES = 256 << 20
 """Payload between two records of the position."""
 
 
-@dataclass(frozen=True)
-class Done:
-    """A piece that has been written.
-
-    Attributes
-    ----------
-    samples, nbytes
-        How many samples it had, and their payload bytes.
-    """
-
-    samples: int
-    nbytes: int
+Done: TypeAlias = tuple[int, int | None]
+"""Samples that have been written, and their payload bytes; None: an earlier run had written them.
+"""
 
 
 class _Stopped(Exception):
@@ -59,6 +49,11 @@ class ShardCopy:
         recorded, and nothing waits for the disk.
     checkpoint_nbytes
         Payload between two calls of `save`.
+
+    Attributes
+    ----------
+    last
+        The last sample, when it has been copied.
     """
 
     def __init__(
@@ -74,22 +69,20 @@ class ShardCopy:
     ) -> None:
         self._source, self._writer, self._casts = source, writer, casts
         self._start, self._end = samples
-        self._last: Batch | None = None
+        self.last: Batch | None = None
         self._workers, self._save, self._checkpoint_nbytes = workers, save, checkpoint_nbytes
         self._pieces = enumerate(ranges)
         self._take = threading.Lock()
         self._turn = threading.Condition()
         self._next_turn = self._reserved = self._saved = 0
         self._stopped = self._failed = False
-        self._reports: SimpleQueue[tuple[int, Done] | BaseException | None] = SimpleQueue()
+        self._reports: SimpleQueue[tuple[int, int, int] | BaseException | None] = SimpleQueue()
         # Positions from which a run could continue: (pieces before it, samples, writer state).
         self._positions: deque[tuple[int, int, State]] = deque()
         self._since_position = 0
 
-    def run(self, finish: Callable[[Batch | None], None] = lambda last: None) -> Iterator[Done]:
-        """Copy, yielding each piece when it has been written; then complete the output.
-
-        `finish` is called with the last sample, or None if it was copied before.
+    def run(self) -> Iterator[Done]:
+        """Copy, yielding each piece when it has been written.
 
         Raises whatever a worker raised first, after all workers have ended. If it is broken off
         otherwise, the position is recorded up to which all has been written.
@@ -100,52 +93,43 @@ class ShardCopy:
         ]
         for thread in threads:
             thread.start()
-        is_complete = False
+        running, written, prefix = len(threads), set[int](), 0  # pieces ``0 <= i < prefix`` are
         try:
-            yield from self._collect(len(threads))
-            finish(self._last)
-            is_complete = True
-        finally:
-            self._stop()
-            for thread in threads:
-                thread.join()
-            if not (is_complete or self._failed) and self._reserved > self._saved:
-                with suppress(OSError, ValueError):  # the writer has been closed
-                    self._save_position(self._reserved, self._writer.checkpoint())
-
-    def _collect(self, running: int) -> Iterator[Done]:
-        written: set[int] = set()
-        prefix = 0  # pieces ``0 <= i < prefix`` have been written
-        while running:
-            report = self._reports.get()
-            if report is None:
-                running -= 1
-            elif isinstance(report, BaseException):
-                raise report
-            else:
-                index, done = report
+            while running:
+                report = self._reports.get()
+                if report is None:
+                    running -= 1
+                    continue
+                if isinstance(report, BaseException):
+                    raise report
+                index, *done = report
                 written.add(index)
                 while prefix in written:
                     written.remove(prefix)
                     prefix += 1
-                self._record(prefix)
-                yield done
+                self._save_position(prefix)
+                yield done[0], done[1]
+        finally:
+            with self._turn:
+                self._stopped = True
+                self._turn.notify_all()
+            for thread in threads:
+                thread.join()
+            if running and not self._failed and self._reserved > self._saved:
+                with suppress(OSError, ValueError):  # the writer has been closed
+                    self._positions = deque([(0, self._reserved, self._writer.checkpoint())])
+                    self._save_position(0)
 
-    def _record(self, prefix: int) -> None:
+    def _save_position(self, prefix: int) -> None:
         """Make the last position that lies within the written prefix durable, and save it."""
         last = None
         with self._turn:
             while self._positions and self._positions[0][0] <= prefix:
                 last = self._positions.popleft()
-        if last is not None:
-            self._save_position(last[1], last[2])
-
-    def _save_position(self, samples: int, position: State) -> None:
-        """Make all that has been written durable, and save a position within it."""
-        if self._save is not None:
+        if last is not None and self._save is not None:
             self._writer.sync()
-            self._save(samples, position)
-            self._saved = samples
+            self._save(last[1], last[2])
+            self._saved = last[1]
 
     def _work(self) -> None:
         arena = Arena()
@@ -159,8 +143,9 @@ class ShardCopy:
         except _Stopped:
             pass
         except BaseException as error:
-            self._failed = True
-            self._stop()
+            with self._turn:
+                self._failed = self._stopped = True
+                self._turn.notify_all()
             self._reports.put(error)
         self._reports.put(None)
 
@@ -168,7 +153,7 @@ class ShardCopy:
         batch = apply_casts(self._source.read(start, stop, arena), self._casts, start)
         nbytes = batch_nbytes(batch)
         if stop == self._end:
-            self._last = _last_of(batch)
+            self.last = _last_of(batch)
         piece: Any = self._writer.encode(batch, start - self._start, arena)
         with self._turn:
             self._turn.wait_for(lambda: self._stopped or self._next_turn == index)
@@ -176,25 +161,16 @@ class ShardCopy:
                 raise _Stopped
             self._writer.reserve(piece)
             self._reserved = stop - self._start
-            self._note_position(index + 1, self._reserved, nbytes)
+            self._since_position += nbytes
+            if self._save is not None and self._since_position >= self._checkpoint_nbytes:
+                self._since_position = 0
+                self._positions.append((index + 1, self._reserved, self._writer.checkpoint()))
             self._next_turn += 1
             self._turn.notify_all()
         self._writer.write(piece)
         if self._save is not None:
             self._writer.start_sync()
-        self._reports.put((index, Done(stop - start, nbytes)))
-
-    def _note_position(self, pieces_before: int, samples: int, nbytes: int) -> None:
-        self._since_position += nbytes
-        if self._save is None or self._since_position < self._checkpoint_nbytes:
-            return
-        self._since_position = 0
-        self._positions.append((pieces_before, samples, self._writer.checkpoint()))
-
-    def _stop(self) -> None:
-        with self._turn:
-            self._stopped = True
-            self._turn.notify_all()
+        self._reports.put((index, stop - start, nbytes))
 
 
 def _last_of(batch: Batch) -> Batch:

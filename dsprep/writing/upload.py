@@ -31,6 +31,7 @@ from dsprep.storage.atomic import make_scratch
 from dsprep.storage.locking import signature
 from dsprep.storage.paths import StorePath
 from dsprep.writing import remote
+from dsprep.writing.create_sidecar import Made
 from dsprep.writing.job import AT_ONCE
 from dsprep.writing.remote import Claim, as_object
 from dsprep.writing.staging import START, Staging
@@ -54,7 +55,7 @@ class UploadStaging(Staging):
         self._remote = as_object(target)
         self._claim: Claim | None = None
         self._version = self._sidecar = ""
-        self._is_held = self._is_published = False
+        self._is_held = False
         self._before: dict[StorePath, int] = {}  # what was there, and its version as a number
         self._begun = set[StorePath]()  # the shards that have been uploaded, perhaps in part
         self._clearing = Lock()
@@ -76,8 +77,8 @@ class UploadStaging(Staging):
             self._hold(self._claim)
         self._look()
         there = remote.sidecar_digest(self._remote)
-        self._is_published = bool(there) and there == self._claim.sidecar
-        if self._is_published:
+        self.is_published = bool(there) and there == self._claim.sidecar
+        if self.is_published:
             return {**(state or START), "complete": True}
         if there:
             beside = as_object(spec.sidecar_path(self._remote))
@@ -160,7 +161,8 @@ class UploadStaging(Staging):
     # --- uploading -----------------------------------------------------------------------------
 
     @override
-    def complete(self, number: int, path: Path) -> None:
+    def complete(self, number: int, path: Path, made: Made | None = None) -> None:
+        super().complete(number, path, made)
         if number in self.uploaded:
             trees.remove(path)
             return
@@ -242,13 +244,8 @@ class UploadStaging(Staging):
     def save(self, state: Mapping[str, Any]) -> None:
         if state.get("complete"):
             self._drain()
-        if not self._is_published and (self._lasting or state.get("complete")):
+        if not self.is_published and (self._lasting or state.get("complete")):
             write_record(state, self.root / "state.json", durable=self.durable)
-
-    @property
-    @override
-    def is_published(self) -> bool:
-        return self._is_published
 
     @override
     def publish(self, content: Content, companion: bytes) -> None:
@@ -271,13 +268,13 @@ class UploadStaging(Staging):
             path.store.put(path.key, data, overwrite=self._sidecar or False)
         except FileExistsError as error:
             raise self._meanwhile(path) from error
-        self._is_published = True
+        self.is_published = True
 
     @override
     def discard(self) -> None:
         self._stop()
         if self._is_held:
-            if not self._is_published:
+            if not self.is_published:
                 for path in self._begun:
                     remote.remove(path)
             remote.discard(self._remote)

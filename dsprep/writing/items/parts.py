@@ -4,8 +4,7 @@ A part has the samples of the items ``START <= i < STOP``. It is a directory ``p
 which gets this name when it is complete:
 
 ``data``
-    Blocks of samples, back to back. A block has the rows of each sample of each ragged field as
-    int64, then all values of the first field, of the second one and so on.
+    Blocks of samples, back to back; see `dsprep.writing.samples.spool`.
 ``part.json``
     What `Part` has, and of each block its samples, its bytes and their CRC-32C.
 
@@ -28,24 +27,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.gather import Assembly
 from dsprep.core.schema import (
     Arena,
-    Array,
     Batch,
     Ints,
-    Ragged,
     Schema,
-    empty_batch,
     new_array,
 )
 from dsprep.errors import FormatError
-from dsprep.formats.base import Opening, Source
-from dsprep.layout.describe import FieldStorage
+from dsprep.formats.base import Opening
 from dsprep.sidecar.spec import read_record, write_record
 from dsprep.storage.checksums import crc32c, pwrite_crc32c
 from dsprep.storage.durable import close, sync
 from dsprep.storage.ranges import close_quietly, pread_into
+from dsprep.writing.samples.spool import BlockSource, pack, unpack
 
 LISTED = 1000
 """How many failed items are kept with their reasons; of further ones only the number."""
@@ -118,17 +113,10 @@ class PartWriter:
 
     def append(self, batch: Batch) -> None:
         """Write samples, which have the fields of the schema in its order, as a block."""
-        lengths, values = list[Array](), list[Array]()
-        for column in batch.values():
-            samples = len(column)
-            if isinstance(column, Ragged):
-                lengths.append(np.ascontiguousarray(column.lengths, np.int64))
-                column = column.values
-            values.append(np.ascontiguousarray(column))
-        buffers = lengths + values
+        buffers = pack(batch)
         crc = pwrite_crc32c(self._fd, buffers, self._end)
         nbytes = sum(int(buffer.nbytes) for buffer in buffers)
-        self._blocks.append((samples, nbytes, crc))
+        self._blocks.append((len(next(iter(batch.values()))), nbytes, crc))
         self._end += nbytes
 
     def finish(self, durable: bool, **facts: Any) -> None:
@@ -194,7 +182,7 @@ def _read_table(path: Path) -> tuple[Ints, list[_Block]]:
     return samples, [_Block(begin, end, row[2], row[0]) for begin, end, row in begins]
 
 
-class PartsSource(Source):
+class PartsSource(BlockSource):
     """The samples of all parts, in the order of the items.
 
     Parameters
@@ -217,10 +205,6 @@ class PartsSource(Source):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def files(self) -> list[Path]:
-        """Return nothing: a program made the samples."""
-        return []
-
     def _blocks(self, start: int, stop: int) -> Iterator[tuple[Path, int, _Block, slice]]:
         """Yield the blocks of ``start .. stop``: the part, its open file, and which samples."""
         index = bisect_right(self._starts, start) - 1
@@ -241,35 +225,13 @@ class PartsSource(Source):
             index += 1
 
     @override
-    def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        if start == stop:
-            return empty_batch(self.schema)
-        assembly, at = Assembly(self.schema, stop - start, arena, "parts"), 0
+    def blocks(self, start: int, stop: int, arena: Arena | None) -> Iterator[tuple[Batch, slice]]:
         for path, fd, block, some in self._blocks(start, stop):
-            shape = (block.end - block.begin,)
-            own = None if self._ragged else arena  # ragged values are joined in the end
-            data = new_array(own, "parts.block", shape, np.dtype(np.uint8))
+            data = new_array(arena, "parts.block", (block.end - block.begin,), np.dtype(np.uint8))
             pread_into(fd, data, block.begin, path)
             if crc32c(data) != block.crc32c:
                 raise _damaged(path)
-            batch = self._columns(data, block.samples)
-            assembly.put(at, {name: column[some] for name, column in batch.items()})
-            at += some.stop - some.start
-        return assembly.batch()
-
-    def _columns(self, data: Array, count: int) -> Batch:
-        """Return the columns of a block, which refer to its bytes."""
-        batch: Batch = {}
-        at = 8 * count * len(self._ragged)
-        rows = iter(data[:at].view(np.int64).reshape(-1, count))
-        for f in self.schema:
-            lengths = next(rows) if f.ragged else None
-            total = count if lengths is None else int(lengths.sum())
-            stop = at + total * f.row_nbytes
-            values: Any = data[at:stop].view(f.dtype).reshape(total, *f.inner)
-            made = values if lengths is None else Ragged.from_lengths(values, lengths, f.kind)
-            batch[f.name], at = made, stop
-        return batch
+            yield unpack(self.schema, data, block.samples), some
 
     @override
     def rows(self, name: str, start: int, stop: int) -> Ints:
@@ -289,7 +251,3 @@ class PartsSource(Source):
         some = self._parts[first:last]
         opening = partial(PartsSource, self.path.absolute(), self.schema, some)
         return opening, int(self._starts[first])
-
-    def storage(self) -> dict[str, FieldStorage]:
-        """Return nothing: they are temporary files."""
-        return {}

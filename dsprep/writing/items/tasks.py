@@ -22,14 +22,12 @@ from dsprep.core.schema import Schema
 from dsprep.errors import ItemError, SchemaError, UsageError, describe
 from dsprep.writing.items.parts import LISTED, Failed, PartWriter
 from dsprep.writing.samples.assemble import Assembler
+from dsprep.writing.samples.spool import BLOCK_NBYTES
 from dsprep.writing.samples.values import infer
 from dsprep.writing.tasks import Task
 
 Function: TypeAlias = Callable[[Any], Any]
 """Of an item: gives a sample, an iterable of samples, or None."""
-
-BLOCK_NBYTES = 1 << 20
-"""Payload of a block, about: what is read of one to get a sample."""
 
 SHOWN = 200
 """Characters that are shown of an item, and five times as many of what went wrong with it."""

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dsprep.core.schema import (
-    Arena,
     Array,
     Batch,
     Column,
@@ -17,7 +16,6 @@ from dsprep.core.schema import (
     Field,
     Ragged,
     Schema,
-    new_array,
     show_dtype,
     show_shape,
 )
@@ -67,7 +65,7 @@ class Assembler:
         self._fixed = [f for f in schema if not f.ragged]
         self._plain = {f.name: _plain_types(f) for f in self._fixed}
         self._out = {f.name: np.empty((self._room, *f.inner), f.dtype) for f in self._fixed}
-        self._ragged = [_Rows(f) if f.kind == "array" else _Strings(f) for f in schema if f.ragged]
+        self._ragged = [_Values(f) for f in schema if f.ragged]
         self._count = 0
         self._each, self._width = schema.fixed_nbytes, len(self._names)
         self._steps = self._planned()
@@ -178,20 +176,13 @@ class Assembler:
             for f in self._fixed
         ]
 
-    def take(self, arena: Arena | None = None) -> Batch:
-        """Return the samples that were added since the last call.
-
-        Parameters
-        ----------
-        arena
-            Where arrays of those that come next lie; None: in fresh memory.
-        """
+    def take(self) -> Batch:
+        """Return the samples that were added since the last call, in memory of their own."""
         taken: dict[str, Column] = {name: out[: self._count] for name, out in self._out.items()}
-        taken |= {c.name: c.take(arena) for c in self._ragged}
+        taken |= {c.name: c.take() for c in self._ragged}
         self._count = 0
         for f in self._fixed:
-            shape = self._room, *f.inner
-            self._out[f.name] = new_array(arena, f"given.{f.name}", shape, f.dtype)
+            self._out[f.name] = np.empty((self._room, *f.inner), f.dtype)
         self._steps = self._planned()
         return {name: taken[name] for name in self.schema.names}
 
@@ -259,93 +250,51 @@ def _plain_types(field: Field) -> frozenset[type]:
     return frozenset({dtype.type, python} if same else {dtype.type})
 
 
-class _Rows:
-    """The column of a ragged field."""
+class _Values:
+    """The column of a ragged field: the value of each sample."""
 
     def __init__(self, field: Field) -> None:
-        self.field, self.name = field, field.name
+        self.field, self.name, self.nbytes = field, field.name, 0
         self._dtype, self._inner, self._ndim = field.dtype, field.inner, len(field.shape)
-        self._lengths: list[int] = []
-        self._used, self._row_nbytes = 0, field.row_nbytes
-        self._rows: Array = np.empty((0, *field.inner), field.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Payload bytes."""
-        return self._used * self._row_nbytes
+        self._is_array, self._row_nbytes = field.kind == "array", field.row_nbytes
+        self._parts = list[Any]()
 
     def put(self, value: Any, number: object) -> None:
         """Add a sample's value."""
-        if not (
+        if not self._is_array:
+            plain = type(value) is bytes and self.field.kind == "bytes"
+            value = value if plain else bytes(checked(value, self.field, number))
+        elif (
             type(value) is np.ndarray
             and value.dtype == self._dtype
             and value.ndim == self._ndim
             and value.shape[1:] == self._inner
         ):
-            value = checked(value, self.field, number)
-        self._append(value)
-        self._lengths.append(len(value))
+            value = value.copy()
+        else:
+            value = np.array(checked(value, self.field, number))
+        self._parts.append(value)
+        self.nbytes += len(value) * self._row_nbytes
 
     def join(self, part: Ragged) -> None:
         """Add the values of several samples."""
-        self._append(part.values)
-        self._lengths += part.lengths.tolist()
+        data: Any = part.values.copy() if self._is_array else part.values.tobytes()
+        self._parts += [data[a:b] for a, b in itertools.pairwise(part.offsets.tolist())]
+        self.nbytes += len(data) * self._row_nbytes
 
     def cut(self, count: int) -> None:
         """Forget what comes after so many samples."""
-        self._used -= sum(self._lengths[count:])
-        del self._lengths[count:]
-
-    def _append(self, rows: Array) -> None:
-        end = self._used + len(rows)
-        if end > len(self._rows):
-            grown = np.empty((max(end, 2 * len(self._rows)), *self.field.inner), self.field.dtype)
-            grown[: self._used] = self._rows[: self._used]
-            self._rows = grown
-        self._rows[self._used : end] = rows
-        self._used = end
-
-    def take(self, arena: Arena | None) -> Ragged:
-        """Return the values that are there, and begin with none; see `Assembler.take`."""
-        lengths = np.array(self._lengths, np.int64)
-        taken = Ragged.from_lengths(self._rows[: self._used], lengths)
-        shape = len(self._rows), *self.field.inner
-        self._rows = new_array(arena, f"given.{self.name}", shape, self.field.dtype)
-        self._lengths, self._used = [], 0
-        return taken
-
-
-class _Strings:
-    """The column of a `bytes` or `str` field."""
-
-    def __init__(self, field: Field) -> None:
-        self.field, self.name = field, field.name
-        self._parts: list[bytes] = []
-        self.nbytes = 0
-
-    def put(self, value: Any, number: object) -> None:
-        """Add a sample's value."""
-        data = value if type(value) is bytes and self.field.kind == "bytes" else None
-        if data is None:
-            data = bytes(checked(value, self.field, number))
-        self._parts.append(data)
-        self.nbytes += len(data)
-
-    def join(self, part: Ragged) -> None:
-        """Add the values of several samples."""
-        data = part.values.tobytes()
-        edges = part.offsets.tolist()
-        self._parts += [data[a:b] for a, b in itertools.pairwise(edges)]
-        self.nbytes += len(data)
-
-    def cut(self, count: int) -> None:
-        """Forget what comes after so many samples."""
-        self.nbytes -= sum(map(len, self._parts[count:]))
+        self.nbytes -= self._row_nbytes * sum(map(len, self._parts[count:]))
         del self._parts[count:]
 
-    def take(self, _: Arena | None) -> Ragged:
+    def take(self) -> Ragged:
         """Return the values that are there, and begin with none."""
-        lengths = np.fromiter(map(len, self._parts), np.int64, len(self._parts))
-        values = np.frombuffer(b"".join(self._parts), np.uint8)
-        self._parts, self.nbytes = [], 0
+        parts, self._parts, self.nbytes = self._parts, [], 0
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        if not self._is_array:
+            values: Array = np.frombuffer(b"".join(parts), np.uint8)
+        else:
+            values = np.empty((int(lengths.sum()), *self._inner), self._dtype)
+            if parts:
+                np.concatenate(parts, out=values)
         return Ragged.from_lengths(values, lengths, self.field.kind)

@@ -16,9 +16,6 @@ from dsprep.errors import DsprepError
 from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage
 
-GIVEN = "samples that a program gave"
-"""What is told of them where a source has a version and files."""
-
 
 class Abandoned(DsprepError):
     """The program gives no more samples, as something went wrong there."""
@@ -38,10 +35,11 @@ class FedSource(Source):
         The fields, none of them ragged, and the number of samples.
     """
 
+    version = "samples that a program gave"
     repeatable = False
 
     def __init__(self, path: Path, schema: Schema, count: int) -> None:
-        self.path, self.schema, self.version = path, schema, GIVEN
+        self.path, self.schema = path, schema
         self._count = count
         self._requests: dict[int, tuple[dict[str, Array], threading.Event]] = {}
         self._at = self._end = 0  # the samples that are being filled in, half-open
