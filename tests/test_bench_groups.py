@@ -140,16 +140,16 @@ def test_groups_are_read_before_or_while_others_are_used(name, overlaps, places,
         name = "buffered"
 
         def __init__(self):
-            self._real = dsprep.reader.engines.Buffered()
+            self._real = dsprep.reader.engines.Engine()
 
-        def read(self, *call):
+        def read_runs(self, *call):
             at = [computing.is_set()]
             time.sleep(0.004)
             at.append(computing.is_set())
             seen.append(any(at))
             if any(at):
                 overlapped.release()
-            return self._real.read(*call)
+            return self._real.read_runs(*call)
 
     monkeypatch.setattr(group, "make", lambda name: Slow())
     monkeypatch.setattr("dsprep.reader.loader.make", lambda name: Slow())

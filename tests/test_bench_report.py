@@ -245,7 +245,7 @@ def test_the_answer_says_what_was_measured(one, said):
         ("buffer-size=4MiB,1MiB", ("1MiB", "4MiB")),
         ("--buffer-size=64,1024", ("64", "1024")),
         ("stagger=3", ("3",)),
-        ("engine=mapped,buffered", ("buffered", "mapped")),
+        ("engine=direct,buffered", ("buffered", "direct")),
     ],
 )
 def test_sweeps_are_parsed(text, values):

@@ -176,7 +176,6 @@ OPTIONS = {
     "pad": {"pad": True, "batch_size": 30},
     "large": {"buffer_size": 40, "batch_size": 3, "transfer_size": 5000},
     "direct": {"engine": "direct"},
-    "mapped": {"engine": "mapped"},
     "transform": {"transform": double, "transform_threads": 2},
     "one buffer": {"buffers": 1, "io_threads": 1, "seed": 7},
     "mini-epochs": {"mini_epochs": 3, "repeats": 2, "epochs": 2},
@@ -190,7 +189,7 @@ OPTIONS = {
     ("kind", "name"),
     [
         *(("out.h5 ragged", name) for name in OPTIONS),
-        *(("out.zarr files", name) for name in ("fields", "mini-epochs", "mapped")),
+        *(("out.zarr files", name) for name in ("fields", "mini-epochs")),
         *(("out.h5 packed", name) for name in ("verify", "direct", "global")),
     ],
 )

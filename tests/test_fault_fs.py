@@ -45,7 +45,7 @@ from dsprep.writing import shuffle, staging
 from dsprep.writing.staging import Staging
 
 TARGETS = (".h5", ".lmdb", ".tfrecord", ".zarr", ".zarr.zip")
-ENGINES = ("buffered", "direct", "mapped")
+ENGINES = ("buffered", "direct")
 COUNT = 90
 GROUPS: dict[str, Any] = {"buffer_size": 8, "stripe_size": 4096, "memory": "40MB", "workers": 1}
 ORDER: dict[str, Any] = {"seed": 5, "check_order": False}

@@ -454,7 +454,7 @@ def test_the_order_does_not_depend_on_how_it_is_read(tmp_path):
             assert [keys(b, MIXED) for b in again] != found
 
 
-@pytest.mark.parametrize("engine", ["buffered", "direct", "mapped"])
+@pytest.mark.parametrize("engine", ["buffered", "direct"])
 def test_every_engine(engine, tmp_path):
     batch = random_batch(MIXED, 90, seed=18, longest=100)
     origin = dataset(tmp_path, "hdf5", MIXED, batch)[0]

@@ -280,7 +280,7 @@ def test_a_closed_reader_holds_nothing(data, tmp_path):
     gc.disable()
     try:
         before = fds()
-        for engine in ("buffered", "direct", "mapped"):
+        for engine in ("buffered", "direct"):
             for transform in (None, len):
                 options: dict[str, Any] = {"engine": engine, "transform": transform}
                 reader = dsprep.Reader(path, 7, epochs=3, allocate=noted, **options)

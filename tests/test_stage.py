@@ -41,7 +41,7 @@ CASES = {
 }
 """Datasets by name: with groups, in all formats, or as `convert` writes them."""
 
-ENGINES = {"out.zarr": {"engine": "mapped"}}
+ENGINES = {"out.zarr": {"engine": "direct"}}
 """Others than the default, by the name of the dataset."""
 
 READERS = """

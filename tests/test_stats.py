@@ -244,7 +244,7 @@ def test_of_a_subset(plain: Path) -> None:
     [
         {},
         {"mini_epochs": 4, "repeats": 3},
-        {"engine": "mapped"},
+        {"engine": "direct"},
         {"shuffle": "global", "transform_threads": 3},
         {"weights": "w"},
         {"pad": True, "world_size": 3, "rank": 2},

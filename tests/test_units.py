@@ -13,7 +13,7 @@ import dsprep
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import UsageError
 from dsprep.reader import defaults, engines
-from dsprep.reader.engines import EngineWarning, direct, mapped
+from dsprep.reader.engines import EngineWarning, direct
 
 SCHEMA = Schema((Field("x", np.dtype("<f4"), (40, 30)), Field("y", np.dtype("<i8"))))
 COUNT = 300
@@ -31,8 +31,8 @@ def test_the_rule_and_what_was_asked(origin, tmp_path):
         assert (reader.choice.engine, reader.choice.threads) == ("buffered", min(4, cores))
         assert reader.choice.why.startswith(f"rule: {min(4, cores)} of {cores} core")
         assert len(list(epochs(reader, 1))) == 30
-    with dsprep.Reader(origin, 10, rank=0, world_size=1, engine="mapped", io_threads=3) as reader:
-        assert reader.choice == defaults.Choice("mapped", 3, "as asked")
+    with dsprep.Reader(origin, 10, rank=0, world_size=1, engine="direct", io_threads=3) as reader:
+        assert reader.choice == defaults.Choice("direct", 3, "as asked")
     out = tmp_path / "out.h5"
     dsprep.repack(origin, out, buffer_size=32, compress="gzip", durable=False)
     with dsprep.Reader(out, 10, rank=0, world_size=1) as reader:
@@ -52,8 +52,7 @@ def test_workers_share_the_cores_of_their_rank(origin, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", ["h5", "tfrecord", "lmdb", "zarr", "zarr.zip"])
-@pytest.mark.parametrize("engine", ["direct", "mapped"])
-def test_an_engine_that_is_refused(suffix, engine, origin, tmp_path, monkeypatch):
+def test_an_engine_that_is_refused(suffix, origin, tmp_path, monkeypatch):
     """Known when the reader is made, said in one line, and read all the same."""
     out = tmp_path / f"out.{suffix}"
     dsprep.repack(origin, out, buffer_size=32, durable=False)
@@ -61,15 +60,14 @@ def test_an_engine_that_is_refused(suffix, engine, origin, tmp_path, monkeypatch
     def refuse(self, file, *_):
         raise engines.Unavailable("it is refused here", where=file.path)
 
-    of = {"direct": (direct.Direct, "_opened"), "mapped": (mapped.Mapped, "_map")}[engine]
-    monkeypatch.setattr(*of, refuse)
+    monkeypatch.setattr(direct.Direct, "_opened", refuse)
     with pytest.warns(EngineWarning) as said:
-        reader = dsprep.Reader(out, 10, rank=0, world_size=1, engine=engine)
+        reader = dsprep.Reader(out, 10, rank=0, world_size=1, engine="direct")
     (line,) = said
     assert line.filename == __file__
     with reader:
         assert reader.choice.engine == "buffered"
-        assert f'engine="{engine}" was asked for: it is refused here' in reader.choice.why
+        assert 'engine="direct" was asked for: it is refused here' in reader.choice.why
         batches = list(reader)
     assert sorted(y for b in batches for y in b["y"].tolist()) == sorted(
         y for b in dsprep.Reader(origin, 10, rank=0, world_size=1) for y in b["y"].tolist()

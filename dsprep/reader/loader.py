@@ -153,9 +153,9 @@ class Reader(ReaderOptions):
     transfer_size
         Bytes of one read call at most; None: all of a group by one.
     engine
-        How bytes are read: ``"buffered"`` (through the page cache), ``"direct"`` (O_DIRECT), or
-        ``"mapped"`` (to compare). Files with which the last two do not work are read as by the
-        first, with a warning (`dsprep.reader.engines.EngineWarning`); `choice` says it.
+        How bytes are read: ``"buffered"`` (through the page cache) or ``"direct"`` (O_DIRECT).
+        Files with which the latter does not work are read as by the former, with a warning
+        (`dsprep.reader.engines.EngineWarning`); `choice` says it.
     verify
         Compare what is read with its checksums, whichever there are: of the groups that
         `dsprep.repack` wrote, of TFRecord records, of chunks (gzip, Fletcher-32, CRC-32C), of the

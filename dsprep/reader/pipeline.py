@@ -37,7 +37,7 @@ from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, EpochSegment
 from dsprep.storage.base import Handle
-from dsprep.storage.scatter import SEVERAL, Runs, stepped
+from dsprep.storage.scatter import SEVERAL, Runs, one_range, stepped
 
 JOIN_SECONDS = 5.0
 """How long `Pipeline.close` waits for reads that are under way. A thread whose read does not come
@@ -383,12 +383,9 @@ class Pipeline:
         if len(runs.starts) >= SEVERAL and (transfer is None or int(runs.sizes.max()) <= transfer):
             self._ledger.scattered(epoch, engine.scattered)
             return engine.read_runs(file, runs)
-        reads = nbytes = 0
-        for start, iovecs in runs:
-            for piece in stepped(start, iovecs, transfer):
-                done = engine.read(file, *piece)
-                reads, nbytes = reads + done[0], nbytes + done[1]
-        return reads, nbytes
+        pieces = [piece for run in runs for piece in stepped(*run, transfer)]
+        done = [engine.read_runs(file, one_range(*piece)) for piece in pieces]
+        return sum(reads for reads, _ in done), sum(nbytes for _, nbytes in done)
 
     def _failure(self, error: BaseException, fill: Fill, part: ReadPart | None) -> BaseException:
         """Return the error for the consumer, with the sample that could not be read."""

@@ -24,6 +24,7 @@ from dsprep.reader.memory import anonymous
 from dsprep.storage.durable import sync
 from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import pwrite_all
+from dsprep.storage.scatter import one_range
 from dsprep.storage.trees import drop_cached
 
 FILES, FILE_NBYTES = 1000, 4096
@@ -110,7 +111,7 @@ def read(job: Job) -> Done:
     def reader(number: int) -> Callable[[int], object]:
         address = memory.ctypes.data + number * job.transfer
         iovecs = np.array([[address, job.transfer]], np.int64)
-        return lambda start: engine.read(file, start, iovecs)
+        return lambda start: engine.read_runs(file, one_range(start, iovecs))
 
     device = fetched()
     readers = [reader(number) for number in range(job.streams)]

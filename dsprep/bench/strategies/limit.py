@@ -29,6 +29,7 @@ from dsprep.reader.units import group_edges
 from dsprep.reading.read_plan import shared
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.base import Handle
+from dsprep.storage.scatter import one_range
 
 _ALIGN = 64 << 10
 """Bytes at whose multiples buffers begin: whole blocks of direct reads."""
@@ -102,12 +103,11 @@ def open_limit(task: Task, resources: ExitStack) -> Way:
     group that two ranks share, each its part of the bytes; all ranks together read all bytes
     once. A step is done as soon as as many samples as it needs are in memory. As in a Reader, the
     threads share a group, each a part of it, and are no more groups ahead of the consumer than
-    there are buffers. The engine ``mapped`` has no such line of its own: there it is
-    ``buffered``.
+    there are buffers.
     """
     sidecar = resources.enter_context(Sidecar.open(task.path))
     extents = groups_of(sidecar)
-    engine = make("buffered" if task.engine == "mapped" else task.engine)
+    engine = make(task.engine)
     largest, count = max((n for *_, n in extents), default=1), max(task.buffers, task.threads)
     pool = Pool(-(-(largest + 2 * _ALIGN) // _ALIGN) * _ALIGN, count)
     buffers = [pool.take(0, lambda: False)[1] for _ in range(count)]
@@ -195,7 +195,8 @@ def _read(engine: Engine, file: Handle, start: int, into: Bytes, transfer: int |
     for at in range(0, len(into), step):
         part = into[at : at + step]
         if engine.name == "direct":
-            engine.read(file, start + at, np.array([[part.ctypes.data, len(part)]], np.int64))
+            places = np.array([[part.ctypes.data, len(part)]], np.int64)
+            engine.read_runs(file, one_range(start + at, places))
         else:
             file.pread_into(part, start + at)
 

@@ -124,8 +124,8 @@ class Chosen:
         panel=READERS,
     )
     buffers: int = opt.value("N", "Groups in memory at a time.", default=2, min=1, panel=READERS)
-    engine: Literal["buffered", "direct", "mapped"] = opt.value(
-        "KIND", "buffered, direct or mapped reads.", default="buffered", panel=READERS
+    engine: Literal["buffered", "direct"] = opt.value(
+        "KIND", "buffered or direct reads.", default="buffered", panel=READERS
     )
     stagger: int = opt.value(
         "N", "lmdbio-stag: readers at a time.", default=1, min=1, panel=READERS

@@ -14,16 +14,16 @@ import os
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from typing_extensions import override
 
 from dsprep.core.schema import Bytes, Ints
 from dsprep.core.spans import offsets_of
-from dsprep.reader.engines import Unavailable
+from dsprep.reader.engines import Engine, Unavailable
 from dsprep.reader.memory import HUGE, PAGE, anonymous
 from dsprep.storage import copying
 from dsprep.storage.base import Handle
@@ -35,7 +35,7 @@ from dsprep.storage.ranges import (
     preadv_once,
 )
 from dsprep.storage.ring import READ, Ring, ring
-from dsprep.storage.scatter import Runs, one_range, read_files, stepped
+from dsprep.storage.scatter import Runs, read_files, stepped
 
 WINDOW = 4 << 20
 """Bytes read at a time, where the kernel refuses io_uring, and of memory of each thread."""
@@ -59,7 +59,7 @@ _REFUSALS = frozenset(
 """By which opening an open file once more, for direct reads, is refused for good."""
 
 
-class Direct:
+class Direct(Engine):
     """Reads past the page cache; see `Engine`."""
 
     name = "direct"
@@ -68,17 +68,13 @@ class Direct:
         self._open: WeakKeyDictionary[Handle, Opened] = WeakKeyDictionary()
         self._own = threading.local()
 
-    def read(self, file: Handle, start: int, iovecs: Ints) -> tuple[int, int]:
-        """Read a range to places; see `Engine.read`."""
-        return self.read_runs(file, one_range(start, iovecs))
-
     @property
+    @override
     def scattered(self) -> str:
-        """Where there is io_uring, its reads are direct; see `Engine.scattered`."""
         return "direct" if ring() is None else "direct, io_uring"
 
+    @override
     def read_runs(self, file: Handle, runs: Runs) -> tuple[int, int]:
-        """Read ranges to their places; see `Engine.read_runs`."""
         _check_size(file, runs)
         if not int(runs.sizes.sum()):
             return 0, 0
@@ -96,21 +92,28 @@ class Direct:
         starts = np.array([at for at, _ in parts])
         needed = starts + [int(iovecs[:, 1].sum()) for _, iovecs in parts]
         low = starts // block * block
-        windows = Windows(low, -(-needed // block) * block - low, needed - low)
+        windows = low, -(-needed // block) * block - low, needed - low
         calls = len(parts)
         with closing(self._arrived(file, opened, windows, own_ring, step)) as arrived:
             for i, address, more in arrived:
                 at, iovecs = parts[i]
-                if copying.scatter(address + at - int(low[i]), iovecs) is None:
-                    copying.move(address + at - int(low[i]), iovecs)
+                copying.copy(address + at - int(low[i]), iovecs)
                 calls += more
-        return calls, int(windows.sizes.sum())
+        return calls, int(windows[1].sum())
 
     def _arrived(
-        self, file: Handle, opened: Opened, windows: Windows, own_ring: Ring | None, step: int
+        self,
+        file: Handle,
+        opened: Opened,
+        windows: tuple[Ints, Ints, Ints],
+        own_ring: Ring | None,
+        step: int,
     ) -> Generator[tuple[int, int, int], None, None]:
-        """Yield the number of each window that was read, its address, and further calls made."""
-        low, sizes, needed = windows.low.tolist(), windows.sizes.tolist(), windows.needed.tolist()
+        """Yield the number of each window that was read, its address, and further calls made.
+
+        Windows are whole blocks: offsets, bytes, and how many of these must come.
+        """
+        low, sizes, needed = (each.tolist() for each in windows)
         if own_ring is None or len(low) < 2:
             memory = self._memory(max(sizes))
             for i, size in enumerate(sizes):
@@ -122,7 +125,7 @@ class Direct:
         base = int(memory.ctypes.data)
         slots = base + np.arange(depth) * step
         head = READ | opened.fd << 32
-        with closing(own_ring.each(head, windows.low, windows.sizes, slots)) as arrived:
+        with closing(own_ring.each(head, windows[0], windows[1], slots)) as arrived:
             for i, slot, got in arrived:
                 more = 0
                 if got < needed[i]:  # an error, or cut short
@@ -130,8 +133,8 @@ class Direct:
                     more = opened.read(file, window, low[i], needed[i])
                 yield i, slot, more
 
+    @override
     def prepare(self, file: Handle) -> None:
-        """Open a file for direct reads; see `Engine.prepare`."""
         self._opened(file)
 
     def _opened(self, file: Handle) -> Opened:
@@ -149,15 +152,6 @@ class Direct:
             mapped = np.frombuffer(anonymous(nbytes + align), np.uint8)
             own = self._own.memory = mapped[-mapped.ctypes.data % align :]
         return own
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Whole blocks that are read: offsets, bytes, and how many of these must come; int64."""
-
-    low: Ints
-    sizes: Ints
-    needed: Ints
 
 
 def _joined(parts: Sequence[tuple[int, Ints]]) -> Runs:

@@ -241,7 +241,6 @@ class Trial:
             {},
             {"engine": "buffered"},
             {"engine": "direct"},
-            {"engine": "mapped"},
             {"shuffle": "global"},
             {"verify": True},
         ):
