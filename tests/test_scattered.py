@@ -17,7 +17,9 @@ from support import MemorySource, assert_same_batch, random_batch
 import dsprep
 from dsprep.core.schema import Arena, Field, Schema, concatenate
 from dsprep.errors import FormatError, ReadError
-from dsprep.layout.locate import Stored
+from dsprep.layout.laws import Affine
+from dsprep.layout.model import Blocks, Grid
+from dsprep.layout.plain import Plain
 from dsprep.reader import filling
 from dsprep.reading import read_plan
 from dsprep.reading.layout_reader import LayoutReader
@@ -193,7 +195,9 @@ def test_groups_are_not_scattered(data):
 def test_offsets_that_are_not_in_the_file(start, tmp_path):
     path = tmp_path / "data"
     path.write_bytes(bytes(1000))
-    found = Stored("", np.array([0, start, 900]), [(SCHEMA["y"], 40), (SCHEMA["z"], 76)])
+    grid = Grid(Blocks(Affine(0, 3), Affine(100, 3)), (3, 100), 1, (1, 100))
+    found = Plain([(SCHEMA["y"], 40), (SCHEMA["z"], 76)], grid, 100)
     out = np.zeros(300, np.uint8)
+    to = [out.ctypes.data + np.arange(3)] * 2
     with pytest.raises(FormatError, match="not in the file"):
-        ReadPlan().put_stored(open_file(path), found, [out.ctypes.data + np.arange(3)] * 2)
+        ReadPlan().put_plain(open_file(path), found, np.array([0, start, 900]), to)

@@ -28,9 +28,10 @@ from dsprep.core.schema import Arena, Array, Batch, Bytes, Field, Ints, Ragged, 
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import DsprepError, FormatError, UsageError, layout_mismatch
 from dsprep.layout.locate import Extents, check_rows, locate, rows_of
+from dsprep.layout.plain import plain
 from dsprep.reader.cached import Staged
 from dsprep.reader.memory import Block
-from dsprep.reading.read_plan import ReadPlan, shared, strided, woven
+from dsprep.reading.read_plan import ReadPlan, joined, shared, woven
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.storage.base import Handle
 from dsprep.storage.ranges import as_bytes
@@ -263,16 +264,23 @@ class Filler:
         modes = self.modes(number)
         if n > self.sidecar.content.files[number].samples - local or "decoded" in modes.values():
             return None
-        layout = self.sidecar.layout(number)
-        fields = strided(layout, [area.field for area in areas], local, n)
-        if fields is None or any(f.path != fields[0].path for f in fields):
-            return None
-        file = self.opened(fill).open_file(number, fields[0].path)
-        if any(f.stop(n) > file.nbytes for f in fields):
-            return None  # the other way states what is wrong
-        addresses = [to(area, modes[area.field.name] == "staged") for area in areas]
-        planned = woven(fields, addresses, n)
-        return None if planned is None else [(file, *each) for each in planned]
+        arrays = plain(self.sidecar.layout(number), [area.field for area in areas])
+        ranges, opened = list[tuple[int, Ints]](), self.opened(fill)
+        file: Handle | None = None
+        for each in arrays or ():
+            if (run := each.run(local, n)) is None:
+                return None
+            other = opened.open_file(number, run[0])
+            begin, file = run[1] + each.fields[0][1], file or other
+            if other is not file or begin < 0:
+                return None
+            to_each = [to(self.areas[f.name], modes[f.name] == "staged") for f, _ in each.fields]
+            places = woven(each, to_each, run[2], n)
+            if places is None or begin + int(places[:, 1].sum()) > file.nbytes:
+                return None  # the other way states what is wrong
+            ranges.append((begin, places))
+        planned = joined(ranges)
+        return None if file is None or planned is None else [(file, *each) for each in planned]
 
     def _plan_any(
         self,

@@ -1,21 +1,20 @@
 """From extents to reads: which ranges of which files go to which addresses. Nothing is read here.
 
-Samples anywhere in a dataset are collected in a `ReadPlan`, from what `dsprep.layout.locate` gives.
+Samples anywhere in a dataset are collected in a `ReadPlan`, from what `dsprep.layout` gives.
 Consecutive samples at a constant distance, such as the rows of a chunk or records of one size, are
-a few numbers (`strided`); planning them so (`woven`) takes a tenth of the time and gives the same.
+a few numbers; planning them so (`woven`) takes a tenth of the time and gives the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Field, Ints
-from dsprep.layout.laws import Affine
-from dsprep.layout.locate import Extents, Stored, rows_at
-from dsprep.layout.model import Column, FileLayout, Records
+from dsprep.core.schema import Ints
+from dsprep.layout.locate import Extents
+from dsprep.layout.plain import Plain
 from dsprep.storage.base import Handle, read_all
 from dsprep.storage.scatter import APART_NEAR, DROPPED, NEAR, Runs, cut, runs, together
 
@@ -68,22 +67,19 @@ class ReadPlan:
             columns = self._files.setdefault(id(file), (file, []))[1]
             columns.append((offsets, lengths, addresses))
 
-    def put_stored(self, file: Handle, stored: Stored, to: Sequence[Ints]) -> None:
-        """Add fields of samples in any order, each value with its address; see `add`.
+    def put_plain(self, file: Handle, plain: Plain, starts: Ints, to: Sequence[Ints]) -> None:
+        """Add plain fields of samples in any order, each value with its address; see `add`.
 
-        `to` has int64, shape ``(n,)``, for each of the fields of `stored`.
+        `starts` are what `Plain.starts` gives, `to` has int64, shape ``(n,)``, for each field.
         """
-        starts, n = stored.starts, len(stored.starts)
-        low, high = int(starts.min()), int(starts.max())
-        ends = [at + f.row_nbytes for f, at in stored.fields]
-        if low < 0 or high + max(ends) > file.nbytes:
-            for f, at in stored.fields:
-                file.check_extents(starts + at, np.full(n, f.row_nbytes), f"field {f.name}")
-        if n >= MERGED and high - low < n * 2 * APART_NEAR:
-            for (f, at), addresses in zip(stored.fields, to, strict=True):
+        low, high, n = int(starts.min()), int(starts.max()), len(starts)
+        is_inside = low >= 0 and high + plain.nbytes <= file.nbytes
+        if not is_inside or (n >= MERGED and high - low < n * 2 * APART_NEAR):
+            for (f, at), addresses in zip(plain.fields, to, strict=True):
                 self.put(file, starts + at, np.full(n, f.row_nbytes), addresses, f"field {f.name}")
             return
-        self._apart += [(file, runs) for runs in _side_by_side(stored, to)]
+        for begin, columns, _ in _side_by_side(plain, to):
+            self._apart.append((file, together(starts + begin, columns)))
 
     def read(self, near: int) -> None:
         """Read all of it; see `dsprep.storage.base.read_all`."""
@@ -110,200 +106,71 @@ class ReadPlan:
             yield file, runs(offsets, lengths, addresses, near)
 
 
-def _side_by_side(stored: Stored, to: Sequence[Ints]) -> Iterator[Runs]:
-    """Yield one range per sample of fields that are near each other in it."""
-    order = sorted(range(len(to)), key=lambda k: stored.fields[k][1])
-    begin, columns, end = 0, list[tuple[Ints | int, int]](), 0
-    for k in order:
-        (f, at), addresses = stored.fields[k], to[k]
-        gap = at - end
-        if columns and not 0 <= gap <= NEAR:
-            yield together(stored.starts + begin, columns)
-            columns = []
-        if not columns:
-            begin = at
-        elif gap:
-            columns.append((DROPPED, gap))
-        columns.append((addresses, f.row_nbytes))
-        end = at + f.row_nbytes
-    yield together(stored.starts + begin, columns)
+Side: TypeAlias = tuple[int, list[tuple[Ints | int, int]], int]
+"""Fields near each other in every sample: where they begin, addresses and bytes, and the end."""
+
+
+def _side_by_side(plain: Plain, to: Sequence[Ints]) -> list[Side]:
+    """Return fields that are near each other, with the gaps between them."""
+    sides = list[Side]()
+    for (f, at), addresses in zip(plain.fields, to, strict=True):
+        begin, columns, end = sides[-1] if sides else (at, [], at)
+        if not 0 <= at - end <= NEAR:
+            sides.append((at, [(addresses, f.row_nbytes)], at + f.row_nbytes))
+            continue
+        gap = [(DROPPED, at - end)] if at > end else []
+        sides[-1:] = [(begin, [*columns, *gap, (addresses, f.row_nbytes)], at + f.row_nbytes)]
+    return sides
 
 
 # --- consecutive samples at a constant distance ------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Strided:
-    """A field of consecutive samples: sample i is stored at ``offset + i * stride``.
-
-    Attributes
-    ----------
-    path
-        The file, below the dataset's file entry.
-    offset, stride
-        Bytes.
-    nbytes
-        Bytes of a sample.
-    """
-
-    path: str
-    offset: int
-    stride: int
-    nbytes: int
-
-    def stop(self, count: int) -> int:
-        """Return the offset behind the last of `count` samples."""
-        return self.offset + (count - 1) * self.stride + self.nbytes
-
-
-def strided(
-    layout: FileLayout, fields: Sequence[Field], first: int, count: int
-) -> list[Strided] | None:
-    """Return the locations of fields of consecutive samples, None if they are not so simple.
+def woven(plain: Plain, to: Sequence[Ints | int], stride: int, count: int) -> Ints | None:
+    """Return the places of plain fields of consecutive samples that are read as one range.
 
     Parameters
     ----------
-    layout
-        Of the file.
-    fields
-        Of at least one byte, and not ragged.
-    first, count
-        Samples of the file; at least one.
-    """
-    out: list[Strided] = []
-    records: tuple[int, int, int, bool] | None = None
-    for field in fields:
-        column = layout.columns.get(field.name)
-        planned = None
-        if column is not None:
-            planned = _of_column(column, field, first, count)
-        elif layout.records is not None:
-            records = records or _of_records(layout.records, first, count)
-            if records is not None:
-                planned = _of_part(layout.records, field, count, *records)
-        if planned is None:
-            return None
-        out.append(planned)
-    return out
-
-
-def _of_column(column: Column, field: Field, first: int, count: int) -> Strided | None:
-    grid, nbytes = column.grid, field.row_nbytes
-    if grid is None or not grid.plain or column.first is not None or field.ragged:
-        return None
-    rows = rows_at(grid, first * column.lines, count * column.lines)
-    if rows is None or column.lines * grid.row_nbytes != nbytes:
-        return None
-    return Strided(*rows, nbytes, nbytes)
-
-
-def _of_records(records: Records, first: int, count: int) -> tuple[int, int, int, bool] | None:
-    """Return offset and stride of records, the bytes of the shortest, and whether all have them."""
-    offsets, lengths = records.blocks.offsets, records.blocks.lengths
-    if records.order is not None:
-        return None
-    if count == 1:
-        base, stride = offsets.one(first), 0
-    elif isinstance(offsets, Affine):
-        base, stride = offsets.one(first), offsets.stride
-    else:
-        begins = offsets.span(first, first + count)
-        steps = np.diff(begins)
-        base, stride = int(begins[0]), int(steps[0])
-        if (steps != stride).any():
-            return None
-    fixed = isinstance(lengths, Affine) and not lengths.stride
-    smallest = lengths.one(first) if fixed else int(lengths.span(first, first + count).min())
-    return base, stride, smallest, fixed
-
-
-def _of_part(
-    records: Records, field: Field, count: int, base: int, stride: int, smallest: int, fixed: bool
-) -> Strided | None:
-    part, nbytes = records.parts.get(field.name), field.row_nbytes
-    if part is None or part.at is None:
-        return None
-    if part.nbytes is None:
-        if not fixed or smallest - part.at != nbytes:
-            return None
-    elif part.nbytes != nbytes:
-        return None
-    stride = nbytes if count == 1 else stride
-    if part.at + nbytes > smallest or stride < nbytes:
-        return None
-    return Strided(records.blocks.path, base + part.at, stride, nbytes)
-
-
-def woven(
-    fields: Sequence[Strided], addresses: Sequence[Ints | int], count: int
-) -> list[tuple[int, Ints]] | None:
-    """Return what has to be read of one file, as `dsprep.storage.scatter.runs` does.
-
-    Parameters
-    ----------
-    fields
-        Different fields of the same samples.
-    addresses
-        For each, where the values go: int64, shape ``(count,)``; or where all of them go together,
-        as they are stored.
-    count
-        Samples.
+    to
+        For each field, where the values go: int64, shape ``(count,)``; or where all of them go
+        together, as they are stored.
+    stride
+        Bytes from one sample to the next.
 
     Returns
     -------
-    None where fields overlap or differ too much to be woven together.
+    As of `dsprep.storage.scatter.runs`, int64 of shape ``(m, 2)``; the range begins with the first
+    field. None where fields overlap, or are too far from each other.
     """
-    bands: list[list[int]] = []  # fields of one band follow each other in every sample
-    for k in sorted(range(len(fields)), key=lambda k: fields[k].offset):
-        first = fields[bands[-1][0]] if bands else None
-        same = first is not None and fields[k].stride == first.stride
-        if first is not None and same and fields[k].offset < first.offset + first.stride:
-            bands[-1].append(k)
-        else:
-            bands.append([k])
-    out: list[tuple[int, list[Ints]]] = []
-    end = -1
-    for band in bands:
-        start = fields[band[0]].offset
-        iovecs = _band([fields[k] for k in band], [addresses[k] for k in band], count)
+    if len(to) == 1 and stride == plain.nbytes and isinstance(to[0], int):
+        return np.array([[to[0], count * stride]], np.int64)
+    addresses = [
+        each + np.arange(count, dtype=np.int64) * f.row_nbytes if isinstance(each, int) else each
+        for each, (f, _) in zip(to, plain.fields, strict=True)
+    ]
+    sides = _side_by_side(plain, addresses)
+    begin, columns, end = sides[0]
+    gap = stride - (end - begin)
+    if len(sides) > 1 or not 0 <= gap <= NEAR:
+        return None
+    if not gap:
+        return together(addresses[0], columns).places
+    return together(addresses[0], [*columns, (DROPPED, gap)]).places[:-1]
+
+
+def joined(ranges: Sequence[tuple[int, Ints]]) -> list[tuple[int, Ints]] | None:
+    """Return ranges of a file, and their places, as fewer; None where they overlap."""
+    out, end = list[tuple[int, list[Ints]]](), -1
+    for start, places in sorted(ranges, key=lambda r: r[0]):
         gap = start - end
-        if iovecs is None or (out and gap < 0):
+        if out and gap < 0:
             return None
         if out and gap <= NEAR:
-            out[-1][1].extend([np.array([[DROPPED, gap]], np.int64), iovecs] if gap else [iovecs])
+            out[-1][1].extend([np.array([[DROPPED, gap]], np.int64), places] if gap else [places])
         else:
-            out.append((start, [iovecs]))
-        end = fields[band[-1]].stop(count)
+            out.append((start, [places]))
+        end = start + int(places[:, 1].sum())
     return [(start, each[0] if len(each) == 1 else np.concatenate(each)) for start, each in out]
-
-
-def _band(fields: Sequence[Strided], addresses: Sequence[Ints | int], count: int) -> Ints | None:
-    """Return the places of fields that follow each other in every sample, and of their gaps."""
-    stride, at = fields[0].stride, fields[0].offset
-    only = addresses[0]
-    if len(fields) == 1 and stride == fields[0].nbytes and isinstance(only, int):
-        return np.array([[only, count * stride]], np.int64)
-    columns: list[tuple[Ints | int, int]] = []
-    for field, address in zip(fields, addresses, strict=True):
-        gap = field.offset - at
-        if not 0 <= gap <= NEAR:
-            return None
-        if gap:
-            columns.append((DROPPED, gap))
-        if isinstance(address, int):
-            address = address + np.arange(count, dtype=np.int64) * field.nbytes
-        columns.append((address, field.nbytes))
-        at = field.offset + field.nbytes
-    gap = fields[0].offset + stride - at
-    if not 0 <= gap <= NEAR:
-        return None
-    if gap:
-        columns.append((DROPPED, gap))
-    iovecs = np.empty((count, len(columns), 2), np.int64)
-    for k, (address, nbytes) in enumerate(columns):
-        iovecs[:, k, 0], iovecs[:, k, 1] = address, nbytes
-    flat = iovecs.reshape(-1, 2)
-    return flat[:-1] if gap else flat
 
 
 # --- ranges cut for threads and calls ----------------------------------------------------------

@@ -16,8 +16,9 @@ import numpy as np
 
 from dsprep.core.schema import Batch, Bytes, Field, Ragged
 from dsprep.core.schema import Column as Values
-from dsprep.layout.locate import adjoining, rows_at
+from dsprep.layout.locate import rows_at
 from dsprep.layout.model import Column, FileLayout, OwnFiles, Part, Records
+from dsprep.layout.plain import plain
 from dsprep.reading.records import Recipe
 from dsprep.storage.base import Handle
 from dsprep.storage.scatter import NEAR
@@ -176,18 +177,12 @@ class Single:
 
 def _arrays(layout: FileLayout, fields: Sequence[Field]) -> tuple[str, list[Contiguous]] | None:
     """Return the file of fields that are contiguous arrays of one, and these; None otherwise."""
-    paths, found = set[str](), list[Contiguous]()
-    for f in fields:
-        column = layout.columns.get(f.name)
-        if column is None or column.grid is None or column.first is not None or f.ragged:
-            return None
-        grid, nbytes = column.grid, f.row_nbytes
-        first = adjoining(grid) if grid.plain else None
-        if first is None or not nbytes or column.lines * grid.row_nbytes != nbytes:
-            return None
-        paths.add(grid.blocks.path)
-        found.append((f.name, first, nbytes, (1, *f.inner), f.dtype))
-    return (paths.pop(), found) if len(paths) == 1 else None
+    arrays = plain(layout, fields) if all(f.row_nbytes for f in fields) else None
+    if not arrays or any(a.base is None or a.path != arrays[0].path for a in arrays):
+        return None
+    each = [(f, a.base) for a in arrays for f, _ in a.fields if a.base is not None]
+    contiguous = [(f.name, base, f.row_nbytes, (1, *f.inner), f.dtype) for f, base in each]
+    return arrays[0].path, contiguous
 
 
 def _of_rows(column: Column) -> Where:

@@ -27,8 +27,9 @@ from dsprep.core.packing import Tables
 from dsprep.core.schema import Arena, Array, Batch, Bytes, Ints, Schema, concatenate, new_array
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.layout import as_json
-from dsprep.layout.locate import Extents, locate, stored
+from dsprep.layout.locate import Extents, locate
 from dsprep.layout.model import FileLayout
+from dsprep.layout.plain import plain
 from dsprep.reading.each import read_files
 from dsprep.reading.files import KEPT, Files
 from dsprep.reading.layout_reader import LayoutReader
@@ -624,21 +625,22 @@ class Sidecar:
         n, files = len(indices), len(groups)
         if n < 2 or files > KEPT or schema.ragged or int(indices[-1]) - int(indices[0]) == n - 1:
             return None
-        fields = [f for f in schema if f.row_nbytes]
-        located = [stored(self.layout(number), fields, local) for number, _, local in groups]
-        if not fields or None in located:
+        fields, ranges = [f for f in schema if f.row_nbytes], []
+        for number, positions, local in groups if fields else ():
+            for each in plain(self.layout(number), fields) or (None,):
+                if each is None or (starts := each.starts(local)) is None:
+                    return None
+                ranges.append((number, positions, each, starts))
+        if not ranges:
             return None
         out = {
             f.name: new_array(arena, f"sidecar.field.{f.name}", (n, *f.inner), f.dtype)
             for f in schema
         }
         plan = ReadPlan()
-        for (number, positions, _), ranges_of_file in zip(groups, located, strict=True):
-            for ranges in ranges_of_file or ():
-                addresses = [
-                    positions * f.row_nbytes + out[f.name].ctypes.data for f, _ in ranges.fields
-                ]
-                plan.put_stored(self.open_file(number, ranges.path), ranges, addresses)
+        for number, positions, each, starts in ranges:
+            to = [positions * f.row_nbytes + out[f.name].ctypes.data for f, _ in each.fields]
+            plan.put_plain(self.open_file(number, each.path), each, starts, to)
         plan.read(APART_NEAR)
         return {**out}
 
