@@ -88,7 +88,9 @@ class Plain:
         starts = grid.blocks.offsets.at(block)
         if int(starts.min()) < 0 or int(grid.blocks.lengths.at(block).min()) <= 0:
             return None
-        return starts + inside * self.nbytes
+        inside *= self.nbytes
+        inside += starts
+        return inside
 
     def _fits(self, shortest: int, longest: int) -> bool:
         return shortest >= self.nbytes and (not self.exact or longest == self.nbytes)
