@@ -94,4 +94,4 @@ def test_buffers_that_were_asked_for_stay(tmp_path):
             list(reader)
             assert reader._settings.buffers == units
             blocks = reader._pools.blocks
-            assert blocks.count == -(-units * 10 // reader._filler.capacity) + 2
+            assert blocks.count == -(-units * 10 // reader._filler.delivery.capacity) + 2

@@ -40,7 +40,6 @@ from dsprep import formats
 from dsprep.core.schema import Batch, Field, Ragged, Schema
 from dsprep.errors import UnsupportedError, UsageError
 from dsprep.formats.options import OpenOptions, WriteOptions
-from dsprep.reader.loader import StateWarning
 from dsprep.reader.options import ReaderArguments, ReaderOptions
 from dsprep.verbs.provenance import provenance
 
@@ -750,22 +749,6 @@ def test_states_of_two_parts_of_one_file_differ(tmp_path):
         with dsprep.Reader(out, 5, data=tmp_path / "x.h5") as reader:
             states.append(reader.state_dict())
     assert states[0] != states[1]
-
-
-def test_states_of_an_earlier_version_are_read_with_a_warning(tmp_path):
-    path = dataset(tmp_path, "hdf5", MIXED, 40)[0]
-    with dsprep.Reader(path, 5) as reader:
-        next(iter(reader))
-        state = reader.state_dict()
-        old = {k: v for k, v in state.items() if k != "dataset"} | {"version": 1}
-        reader.set_epoch(3)
-        with pytest.warns(StateWarning, match="does not name its data"):
-            reader.load_state_dict(old)
-        assert reader.state_dict() == state
-    with dsprep.Reader(path, 5, mini_epochs=1, pools=2) as reader:
-        old = {**reader.state_dict(), "version": 1}
-        with pytest.raises(UsageError, match="version 2"):  # whose order was another one
-            reader.load_state_dict(old)
 
 
 def test_wrong_usage_is_told_at_once(tmp_path):

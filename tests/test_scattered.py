@@ -20,7 +20,7 @@ from dsprep.errors import FormatError, ReadError
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import Blocks, Grid
 from dsprep.layout.plain import Plain
-from dsprep.reader import filling
+from dsprep.reader import unit_plan
 from dsprep.reading import read_plan
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
@@ -154,7 +154,7 @@ def failing(monkeypatch, result):
 
 
 def test_the_reader(data, way, monkeypatch):
-    monkeypatch.setattr(filling, "APART_NEAR", 0)
+    monkeypatch.setattr(unit_plan, "APART_NEAR", 0)
     for threads, (name, result) in zip((1, 3) * 3, RESULTS.items(), strict=True):
         with monkeypatch.context() as patch:
             failing(patch, result)

@@ -32,7 +32,6 @@ from dsprep.reader.defaults import (
 )
 from dsprep.reader.each import Begun, Each, EachRun, generator, takes_rng
 from dsprep.reader.engines import Engine, Fallback, make
-from dsprep.reader.filling import Filler
 from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import EpochStats, Ledger
 from dsprep.reader.mini_epochs import Pass, Policy, derive
@@ -45,6 +44,7 @@ from dsprep.reader.order import EpochSegment, ResumePoint, Start
 from dsprep.reader.pipeline import Pipeline, Pools, ReadTask, Settings, Steps
 from dsprep.reader.ranks import RankInfo, detect
 from dsprep.reader.transforms import transformed
+from dsprep.reader.unit_plan import Filler
 from dsprep.reader.units import first_file, is_decoded, sample_nbytes
 from dsprep.sidecar.proofs import WORDS, summarize
 from dsprep.sidecar.sidecar import Sidecar
@@ -52,8 +52,6 @@ from dsprep.source.alike import OrderWarning, sorting_field
 from dsprep.storage.paths import StorePath
 
 STATE_VERSION = 2
-"""The version of states that name their data. Version 1 did not, and drew another order in
-pools."""
 
 _looked_at: set[Path] = set()  # sidecars of which it is known whether their samples are sorted
 
@@ -803,8 +801,7 @@ class Reader(ReaderOptions):
         Parameters
         ----------
         state
-            What it returned, also as read from JSON. One of an earlier version may not name its
-            data, which a `StateWarning` says.
+            What it returned, also as read from JSON.
         other_data
             Whether the data may be other ones, with as many samples in as many groups, such as the
             same ones written again.
@@ -848,20 +845,13 @@ class Reader(ReaderOptions):
     def _check_origin(self, state: Mapping[str, Any], other_data: bool) -> None:
         """Raise `UsageError` if a state is of another version, or of other data."""
         version = state.get("version") if hasattr(state, "get") else None
-        if version != STATE_VERSION and (version != 1 or self.pools > 1):
+        if version != STATE_VERSION:
             raise UsageError(
                 "this is not a state of a Reader, or one of another version",
                 expected=f"version {STATE_VERSION}",
                 found=repr(state)[:80],
             )
-        if version == 1 and not other_data:
-            warnings.warn(
-                "the state was saved by an earlier version and does not name its data: whether "
-                f"they are {self._sidecar.dataset} is not known (other_data=True: not compared)",
-                StateWarning,
-                stacklevel=3,
-            )
-        elif not other_data and state.get("dataset") != self._sidecar.identity:
+        if not other_data and state.get("dataset") != self._sidecar.identity:
             raise UsageError(
                 "the state was saved by a reader of another dataset",
                 where=self._sidecar.dataset,
@@ -929,10 +919,6 @@ class Reader(ReaderOptions):
 
     def _proof(self) -> str:
         return f", verified: {summarize(self.verified)}" if self.verified else ""
-
-
-class StateWarning(UserWarning):
-    """A state does not name the data that it was saved with."""
 
 
 class UnverifiedWarning(UserWarning):

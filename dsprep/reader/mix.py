@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -24,43 +23,6 @@ STATE_VERSION = 1
 
 _GOLDEN = 0x9E3779B97F4A7C15  # of 2**64: multiples of it fall evenly among all fractions
 _STEPS = 1 << 12  # whose sources are computed at a time
-
-
-class Loops(Protocol):
-    """What a `Mix` takes batches from: a `Reader`, or `Batches` of a framework."""
-
-    @property
-    def remaining(self) -> int:
-        """Steps left of the epoch."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch."""
-
-    @property
-    def stats(self) -> list[EpochStats]:
-        """What it did, epoch by epoch."""
-
-    def __iter__(self) -> Any: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where it is."""
-
-    def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:
-        """Continue there."""
-
-    def close(self) -> None:
-        """Stop reading."""
-
-
-@dataclass(frozen=True)
-class SourceStats:
-    """What one reader of a `Mix` did in this process, over its last 1,000 epochs at most."""
-
-    samples: int  # delivered
-    batches: int
-    nbytes: int  # that read calls asked for
-    exposed_seconds: float  # that the consumer waited for it
 
 
 class Mix:
@@ -118,7 +80,7 @@ class Mix:
     ) -> None:
         check_word("stop", stop, STOPS)
         try:
-            self.readers: tuple[Loops, ...] = tuple(shares)
+            self.readers: tuple[Any, ...] = tuple(shares)
             weights = np.array([*shares.values()], np.float64)
         except (AttributeError, TypeError, ValueError) as error:
             expected = "a dict of Reader to share, such as {a: 0.7, b: 0.3}"
@@ -299,11 +261,17 @@ class Mix:
             self._loops.popitem()[1].close()  # type: ignore[attr-defined]
 
     @property
-    def stats(self) -> list[SourceStats]:
-        """What each reader did, in the order of `shares`."""
-        names = SourceStats.__dataclass_fields__
+    def stats(self) -> list[EpochStats]:
+        """What each reader did in this process, in the order of `shares`: sums of its epochs.
+
+        Of its last 1,000 epochs at most.
+        """
+        names = ("samples", "batches", "nbytes", "exposed_seconds")
         each = [reader.stats for reader in self.readers]
-        return [SourceStats(*(sum(getattr(s, n) for s in stats) for n in names)) for stats in each]
+        return [
+            EpochStats(self.epoch, **{n: sum(getattr(s, n) for s in e) for n in names})
+            for e in each
+        ]
 
     # --- resuming ----------------------------------------------------------------------------
 

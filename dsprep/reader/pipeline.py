@@ -31,11 +31,12 @@ from dsprep.core.schema import Arena, Batch, Bytes, Ints, Ragged
 from dsprep.errors import DsprepError, FormatError, ReadError, UsageError
 from dsprep.reader.cached import ReaderCache, Reading, Staged
 from dsprep.reader.engines import Engine
-from dsprep.reader.filling import SMALL, Fill, Filler, ReadPart, Slice
+from dsprep.reader.filling import Fill, ReadPart, Slice
 from dsprep.reader.io_threads import IoThreads
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.memory import Allocate, Block, Pool, Stopped, anonymous
 from dsprep.reader.order import Assignment, EpochSegment
+from dsprep.reader.unit_plan import SMALL, Filler
 from dsprep.storage.base import Handle
 from dsprep.storage.scatter import SEVERAL, Runs, one_range, stepped
 
@@ -88,8 +89,8 @@ class Pools:
     """
 
     def __init__(self, filler: Filler, settings: Settings, more: int = 0) -> None:
-        count = -(-settings.buffers * settings.unit_samples // filler.capacity) + 2 + more
-        self.blocks = Pool(filler.block_nbytes, count, settings.allocate)
+        count = -(-settings.buffers * settings.unit_samples // filler.delivery.capacity) + 2 + more
+        self.blocks = Pool(filler.delivery.block_nbytes, count, settings.allocate)
         self.values = {
             f.name: Pool(1, settings.buffers + 1 + more, settings.allocate)
             if f.ragged
@@ -218,7 +219,7 @@ class Pipeline:
 
     def _plan_leg(self, leg: EpochSegment) -> None:
         share, sequence = leg.share, leg.epoch.sequence
-        step, filler = leg.first, self._filler
+        step, delivery = leg.first, self._filler.delivery
         start = at = end = share.delivered(step)  # positions: of the block, of what comes next
         stop = share.delivered(leg.stop)
         block: tuple[Block, Bytes] | None = None
@@ -233,9 +234,9 @@ class Pipeline:
             low, count = 0, len(samples)
             while low < count:
                 if block is None:
-                    units = -(-(count - low) // filler.capacity)
+                    units = -(-(count - low) // delivery.capacity)
                     block = self._blocks.take(0, self._starved, units)
-                    step = min(step + filler.batches, leg.stop)
+                    step = min(step + delivery.batches, leg.stop)
                     start, end = at, share.delivered(step)
                 high = min(count, low + end - at)
                 slices.append(Slice(*block, at - start, low, high, ragged))
@@ -324,17 +325,11 @@ class Pipeline:
                     if fill.tier is None:
                         raise
                     fill.tier.fail(error)
-                    fill.spoiled = True
+                    part = self._instead(fill, part)
+                    reads, nbytes = self._get(epoch, fill, part, arena, itself=True)
                 with self._lock:
                     fill.missing -= 1
                     last = fill.missing == 0
-                if last and fill.spoiled:  # no other thread reads any of it now
-                    copied = 0
-                    fill.decoded.clear()
-                    for each in list(fill.parts):
-                        part = self._instead(fill, each)
-                        more = self._get(epoch, fill, part, arena, itself=True)
-                        reads, nbytes = reads + more[0], nbytes + more[1]
         except Stopped:
             fill.fail(closed_within())
             return
@@ -351,7 +346,7 @@ class Pipeline:
             nbytes=nbytes,
             cache_nbytes=copied,
             units=int(last),
-            cache_units=int(last and fill.tier is not None and not fill.spoiled),
+            cache_units=int(last and fill.tier is not None and not fill.tier.failed),
             io_seconds=time.perf_counter() - began,
         )
 
@@ -401,7 +396,7 @@ class Pipeline:
 
     def _finish(self, fill: Fill) -> None:
         try:
-            self._filler.finish(fill)
+            self._filler.delivery.finish(fill)
         except BaseException as error:
             fill.error = error
         fill.files |= {part.file: _first(part) for part in fill.parts if part.file is not None}
@@ -428,7 +423,7 @@ class Pipeline:
             count -= have
             pieces.append(taken)
             del taken
-        return self._filler.batch(pieces)
+        return self._filler.delivery.batch(pieces)
 
     def _nudge(self) -> None:
         for pool in self._pools.each:

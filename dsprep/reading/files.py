@@ -28,6 +28,12 @@ KNOWN = 1 << 16
 """Files that are recognised when they are opened again."""
 
 
+def most_open(most: int = KEPT) -> int:
+    """Return how many files may be open together, at most so many."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // SHARE))
+
+
 class Files:
     """The files that were opened last; safe to use from several threads.
 
@@ -65,9 +71,7 @@ class Files:
     ) -> None:
         self._inside, self._path_of, self._recorded, self._stated = inside, root, recorded, stated
         self._open: OrderedDict[tuple[int, str], Handle] = OrderedDict()
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        kept = KEPT if kept_open is None else kept_open
-        self._kept = kept if limit == resource.RLIM_INFINITY else max(1, min(kept, limit // SHARE))
+        self._kept = most_open(KEPT if kept_open is None else kept_open)
         self._known: dict[tuple[int, str], tuple[int, int]] = {}  # sizes and time stamps
         self._newest: dict[int, int | None] = {}  # of entries that have other ones than recorded
         self._root = (-1, "")  # of the entry that was asked for last

@@ -31,7 +31,7 @@ from dsprep.layout.locate import Extents, locate
 from dsprep.layout.model import FileLayout
 from dsprep.layout.plain import plain
 from dsprep.reading.each import read_files
-from dsprep.reading.files import KEPT, Files
+from dsprep.reading.files import Files, most_open
 from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
@@ -623,7 +623,12 @@ class Sidecar:
         that have to be decoded, or are in very many files, cannot be read so.
         """
         n, files = len(indices), len(groups)
-        if n < 2 or files > KEPT or schema.ragged or int(indices[-1]) - int(indices[0]) == n - 1:
+        if (
+            n < 2
+            or files > most_open()
+            or schema.ragged
+            or int(indices[-1]) - int(indices[0]) == n - 1
+        ):
             return None
         fields, ranges = [f for f in schema if f.row_nbytes], []
         for number, positions, local in groups if fields else ():

@@ -15,10 +15,10 @@ from dsprep.bench.strategies.base import Way
 from dsprep.bench.strategies.dsprep_reader import buffer_size
 from dsprep.bench.task import Task
 from dsprep.reader.engines import make
-from dsprep.reader.filling import Filler
 from dsprep.reader.ledger import Ledger
 from dsprep.reader.order import Assignment, EpochSegment, Start
 from dsprep.reader.pipeline import Pipeline, Pools, Settings, Steps
+from dsprep.reader.unit_plan import Filler
 from dsprep.reader.units import cut_units
 from dsprep.sidecar.sidecar import Sidecar
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from importlib import import_module
 from weakref import WeakSet
 
 from typing_extensions import override
@@ -133,6 +134,5 @@ def make(name: str) -> Engine:
         raise UsageError(f"engine is {name!r}", expected="one of " + ", ".join(NAMES))
     if name == "buffered":
         return Engine()
-    from dsprep.reader.engines.direct import Direct
-
-    return Direct()
+    engine: Engine = getattr(import_module(f"{__name__}.{name}"), name.capitalize())()
+    return engine
