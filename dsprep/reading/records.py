@@ -212,16 +212,17 @@ class RecordReader:
         label: Label,
     ) -> list[Taken]:
         """Return the records whole as one `Taken`, or, if `parts` are given, perhaps each part."""
+        n, before, after = len(offsets), 0, 0
         frame = self._frame if verify is not None else None
-        before = frame.before if frame is not None else 0
-        after = frame.after if frame is not None and verify == "full" else 0
-        nbytes = int(lengths.sum())
+        if frame is not None:
+            parts, before, after = [], frame.before, frame.after if verify == "full" else 0
+        begins, ends = np.maximum(offsets - before, 0), offsets + lengths
+        ends = np.minimum(ends + after, file.nbytes)
+        pieces = [(begins, ends - begins)]
         if parts:
-            nbytes = sum(int(_part_lengths(lengths, part, file).sum()) for _, part in parts)
-        n = len(offsets)
-        begin = int(offsets.min()) - before if n else 0
-        end = int((offsets + lengths).max()) + after if n else 0
-        begin, end = max(0, begin), min(end, file.nbytes)
+            pieces = [(offsets + int(p.at or 0), _part_lengths(lengths, p, file)) for _, p in parts]
+        nbytes = sum(int(sizes.sum()) for _, sizes in pieces)
+        begin, end = (int(begins.min()), int(ends.max())) if n else (0, 0)
         step = int(offsets[1] - offsets[0]) if n > 1 else int(lengths.sum())
         even = bool((np.diff(offsets) == step).all()) and bool((lengths == lengths[:1]).all())
         # Values have to end up back to back, if they are ragged or no view has them: by preadv
@@ -232,90 +233,33 @@ class RecordReader:
             buffer = new_array(arena, "sidecar.range", (end - begin,), _U8)
             file.read_into(buffer, begin)
             taken = [Taken(buffer, offsets - begin, lengths, step if even else 0)]
+        else:
+            taken = _read_pieces(file, pieces, arena, cut=bool(parts))
             if frame is not None:
-                self._verify_range(frame, taken[0], offsets, verify, label)
-            return taken
-        return self._take_spans(file, offsets, lengths, parts, frame, verify, arena, label)
-
-    def _take_spans(
-        self,
-        file: Handle,
-        offsets: Ints,
-        lengths: Ints,
-        parts: Sequence[tuple[Field, Part]],
-        frame: Frame | None,
-        verify: Verify,
-        arena: Arena | None,
-        label: Label,
-    ) -> list[Taken]:
-        """Read the records, or only their `parts`, and what frames them, packed."""
-        n = len(offsets)
-        pieces: list[tuple[Ints, Ints]] = [(offsets, lengths)]
-        if parts:
-            pieces = [
-                (offsets + int(part.at or 0), _part_lengths(lengths, part, file))
-                for _, part in parts
-            ]
-        total = len(pieces)
+                starts = taken[0].starts + offsets - begins
+                taken = [Taken(taken[0].buffer, starts, lengths)]
         if frame is not None:
-            wide = np.minimum(offsets, frame.before)
-            pieces.append((offsets - wide, wide))
-            if verify == "full" and frame.after:
-                ends = offsets + lengths
-                pieces.append((ends, np.minimum(file.nbytes - ends, frame.after)))
-        sizes = np.array([int(length.sum()) for _, length in pieces], np.int64)
-        bases = offsets_of(sizes)
-        out = new_array(arena, "sidecar.spans", (int(bases[-1]),), _U8)
-        positions = [
-            base + offsets_of(length)[:-1]
-            for base, (_, length) in zip(bases[:-1].tolist(), pieces, strict=True)
-        ]
-        file.read_spans(
-            np.concatenate([o for o, _ in pieces]),
-            np.concatenate([length for _, length in pieces]),
-            out,
-            np.concatenate(positions),
-        )
-        taken = []
-        for i in range(total):
-            length = pieces[i][1]
-            stride = int(length[0]) if n and bool((length == length[0]).all()) else 0
-            part = out[int(bases[i]) : int(bases[i + 1])]
-            taken.append(Taken(part, positions[i] - int(bases[i]), length, stride, bool(parts)))
-        if frame is not None:
-            before = _rows(out, positions[total], pieces[total][1], frame.before)
-            behind = np.zeros((n, frame.after), np.uint8)
-            if len(pieces) > total + 1:
-                behind = _rows(out, positions[-1], pieces[-1][1], frame.after)
-            self._verify(frame, before, behind, taken[0], offsets, lengths, verify, label)
+            self._verify(file, frame, taken[0], offsets, verify, label)
         return taken
-
-    def _verify_range(
-        self, frame: Frame, taken: Taken, offsets: Ints, verify: Verify, label: Label
-    ) -> None:
-        """Compare frames that were read along with the records."""
-        wide = np.minimum(taken.starts, frame.before)
-        before = _rows(taken.buffer, taken.starts - wide, wide, frame.before)
-        ends = taken.starts + taken.lengths
-        rest = np.minimum(len(taken.buffer) - ends, frame.after)
-        behind = _rows(taken.buffer, ends, rest, frame.after)
-        self._verify(frame, before, behind, taken, offsets, taken.lengths, verify, label)
 
     def _verify(
         self,
+        file: Handle,
         frame: Frame,
-        before: Bytes,
-        behind: Bytes,
         taken: Taken,
         offsets: Ints,
-        lengths: Ints,
         verify: Verify,
         label: Label,
     ) -> None:
-        bad = frame.wrong(before, offsets, lengths)
+        """Compare records with what frames them, which was read along with them."""
+        buffer, starts, lengths = taken.buffer, taken.starts, taken.lengths
+        wide = np.minimum(offsets, frame.before)
+        bad = frame.wrong(_rows(buffer, starts - wide, wide, frame.before), offsets, lengths)
         problem = "the bytes before the record are not those of a record of this size"
         if verify == "full" and not bad.any():
-            wrong = frame.payload_wrong(taken.buffer, taken.starts, taken.lengths, behind)
+            rest = np.minimum(file.nbytes - offsets - lengths, frame.after)
+            behind = _rows(buffer, starts + lengths, rest, frame.after)
+            wrong = frame.payload_wrong(buffer, starts, lengths, behind)
             bad = bad if wrong is None else wrong
             problem = "the CRC of the payload is wrong"
         if bad.any():
@@ -326,6 +270,27 @@ class RecordReader:
                 fix="the file is damaged, or was changed since its layout was found: "
                 "dsprep provenance --check full compares them",
             )
+
+
+def _read_pieces(
+    file: Handle, pieces: Sequence[tuple[Ints, Ints]], arena: Arena | None, *, cut: bool
+) -> list[Taken]:
+    """Read ranges of a file, each of the lists packed."""
+    bases = offsets_of(np.array([int(sizes.sum()) for _, sizes in pieces], np.int64))
+    out = new_array(arena, "sidecar.spans", (int(bases[-1]),), _U8)
+    at = [offsets_of(sizes)[:-1] for _, sizes in pieces]
+    file.read_spans(
+        np.concatenate([offsets for offsets, _ in pieces]),
+        np.concatenate([sizes for _, sizes in pieces]),
+        out,
+        np.concatenate([positions + base for positions, base in zip(at, bases, strict=False)]),
+    )
+    taken = []
+    for i, (_, sizes) in enumerate(pieces):
+        stride = int(sizes[0]) if len(sizes) and bool((sizes == sizes[0]).all()) else 0
+        part = out[int(bases[i]) : int(bases[i + 1])]
+        taken.append(Taken(part, at[i], sizes, stride, cut))
+    return taken
 
 
 def _check_disjoint(offsets: Ints, lengths: Ints, file: Handle) -> None:

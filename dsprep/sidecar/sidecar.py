@@ -623,12 +623,9 @@ class Sidecar:
         that have to be decoded, or are in very many files, cannot be read so.
         """
         n, files = len(indices), len(groups)
-        if (
-            n < 2
-            or files > most_open()
-            or schema.ragged
-            or int(indices[-1]) - int(indices[0]) == n - 1
-        ):
+        if n < 2 or schema.ragged or int(indices[-1]) - int(indices[0]) == n - 1:
+            return None
+        if files > 1 and files > most_open():
             return None
         fields, ranges = [f for f in schema if f.row_nbytes], []
         for number, positions, local in groups if fields else ():
