@@ -16,6 +16,7 @@ from dsprep.errors import layout_mismatch
 from dsprep.layout.locate import check_rows, cut_lines, plain_rows, rows_at, rows_of
 from dsprep.layout.model import Column, Grid
 from dsprep.reading.chunks import Chunks, fill_value
+from dsprep.reading.files import most_open
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.storage.base import Handle
 from dsprep.storage.scatter import GROUP_NEAR, NEAR
@@ -57,8 +58,7 @@ def fetch(
 
     All their bytes are fetched together, so fields that lie side by side, as in a group, take one
     ``preadv``. The values of fields that need nothing more from the files may be there already.
-    One file is open at a time, however many there are. `near` is as in
-    `dsprep.storage.scatter.runs`.
+    As many files are open together as may be. `near` is as in `dsprep.storage.scatter.runs`.
     """
     bases = [0]
     for want in pending.values():
@@ -69,14 +69,17 @@ def fetch(
         for open_file, path, offsets, lengths, positions in want.spans:
             part = name, offsets, lengths, positions + base if base else positions
             spans.setdefault((open_file, path), []).append(part)
-    for (open_file, path), parts in spans.items():
-        file, plan = open_file(path), ReadPlan()
-        if len(parts) == 1 and len(parts[0][1]) == 1:
-            offset, nbytes, at = (int(p[0]) for p in parts[0][1:])
-            file.read_checked(buffer[at : at + nbytes], offset, f"field {parts[0][0]}")
-            continue
-        for name, offsets, lengths, positions in parts:
-            plan.put(file, offsets, lengths, positions + buffer.ctypes.data, f"field {name}")
+    files, most = [*spans.items()], most_open()
+    for low in range(0, len(files), most):
+        plan = ReadPlan()
+        for (open_file, path), parts in files[low : low + most]:
+            file = open_file(path)
+            if len(files) == len(parts) == len(parts[0][1]) == 1:
+                offset, nbytes, at = (int(p[0]) for p in parts[0][1:])
+                file.read_checked(buffer[at : at + nbytes], offset, f"field {parts[0][0]}")
+                continue
+            for name, offsets, lengths, positions in parts:
+                plan.put(file, offsets, lengths, positions + buffer.ctypes.data, f"field {name}")
         plan.read(near)
     return {
         name: want.done(buffer[base : base + want.nbytes])

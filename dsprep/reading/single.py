@@ -96,8 +96,20 @@ class Single:
 
     def read(self, sample: int) -> Batch | None:
         """Return the fields of a sample, or None; raises as `LayoutReader.read` does."""
-        if self._arrays is not None:
-            return self._read_arrays(sample, *self._arrays)
+        out: Batch = {}
+        if self._arrays is not None:  # straight into what is returned
+            path, arrays = self._arrays
+            file, offset = self._open(path), 0
+            if file.fd < 0 and len(arrays) > 1:
+                return None  # a plan asks a store for all of them at once
+            for name, first, size, shape, dtype in arrays:
+                offset = first + sample * size
+                if offset + size > file.nbytes:
+                    return None
+                out[name] = values = np.empty(shape, dtype)
+                file.pread_into(values, offset)
+            file.check_same(offset)
+            return out
         ranges = []
         for where in self._where:
             extent = where(sample)
@@ -107,36 +119,20 @@ class Single:
         data = self._read(ranges)
         if data is None:
             return None
-        out: Batch = {}
         decoded: Batch | None = None
         for name, k, make in self._fields:
             if make is not None:
-                values = make(data[k])
+                made = make(data[k])
             else:
                 if decoded is None and self._recipe is not None:
                     decoded = self._recipe.one(data[k])
-                values = None if decoded is None else decoded.get(name)
-            if values is None:
+                made = None if decoded is None else decoded.get(name)
+            if made is None:
                 return None
-            out[name] = values
+            out[name] = made
         if self._given:
             out |= {field.name: given.one(sample, field) for field, given in self._given}
             return {name: out[name] for name in self._names}
-        return out
-
-    def _read_arrays(self, sample: int, path: str, arrays: Sequence[Contiguous]) -> Batch | None:
-        """Read values of contiguous arrays straight into what is returned."""
-        file, offset = self._open(path), 0
-        if file.fd < 0 and len(arrays) > 1:
-            return None  # a plan asks a store for all of them at once
-        out: Batch = {}
-        for name, first, nbytes, shape, dtype in arrays:
-            offset = first + sample * nbytes
-            if offset + nbytes > file.nbytes:
-                return None
-            out[name] = values = np.empty(shape, dtype)
-            file.pread_into(values, offset)
-        file.check_same(offset)
         return out
 
     def _read(self, ranges: Sequence[Range]) -> list[Bytes] | None:
