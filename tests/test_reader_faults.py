@@ -385,7 +385,7 @@ def test_a_file_that_changes_while_it_is_read(name, made, tmp_path):
             if name != "gzip":  # of which a chunk that was decoded before is delivered
                 assert isinstance(caught.value, ReadError)
                 assert 0 <= caught.value.sample < COUNT
-            assert threads() == 0
+                assert threads() == 0
             with pytest.raises(DsprepError):
                 list(reader)
 
