@@ -83,6 +83,7 @@ class Fill:
     which is written in Python, may become a RuntimeError."""
     error: BaseException | None = None
     missing: int = 0  # parts
+    spoiled: bool = False  # something of the copy was wrong: all is read again without it
     staged: dict[str, Bytes] = field(default_factory=dict)  # values of fields as they are stored
     decoded: dict[str, list[tuple[Ints, Ragged]]] = field(default_factory=dict)  # of some samples
 

@@ -325,11 +325,17 @@ class Pipeline:
                     if fill.tier is None:
                         raise
                     fill.tier.fail(error)
-                    part = self._instead(fill, part)
-                    reads, nbytes = self._get(epoch, fill, part, arena, itself=True)
+                    fill.spoiled = True
                 with self._lock:
                     fill.missing -= 1
                     last = fill.missing == 0
+                if last and fill.spoiled:  # no other thread reads any of it now
+                    copied = 0
+                    fill.decoded.clear()
+                    for each in list(fill.parts):
+                        part = self._instead(fill, each)
+                        more = self._get(epoch, fill, part, arena, itself=True)
+                        reads, nbytes = reads + more[0], nbytes + more[1]
         except Stopped:
             fill.fail(closed_within())
             return
@@ -346,7 +352,7 @@ class Pipeline:
             nbytes=nbytes,
             cache_nbytes=copied,
             units=int(last),
-            cache_units=int(last and fill.tier is not None and not fill.tier.failed),
+            cache_units=int(last and fill.tier is not None and not fill.spoiled),
             io_seconds=time.perf_counter() - began,
         )
 
