@@ -13,6 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from oracles import SUFFIX
 from support import cli, commands_of, fails
@@ -23,6 +24,7 @@ from dsprep import formats
 from dsprep.bench import reading
 from dsprep.cli import app, demo
 from dsprep.errors import UsageError
+from dsprep.source import dataset
 from dsprep.synth import names as synth_names
 from dsprep.synth import synth as synthesise
 from dsprep.writing import transfer
@@ -42,6 +44,22 @@ def test_convert_inspect_and_verify(format, train, tmp_path):
     assert facts["samples"] == 100
     assert [f["name"] for f in facts["fields"]] == ["x", "y"]
     assert all(f["layout"]["access"] for f in facts["fields"])
+
+
+def test_of_very_many_files_some_are_looked_into(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "MANY", 20)
+    monkeypatch.setattr(dataset, "LOOKED_INTO", 3)
+    for i in range(40):
+        np.save(tmp_path / f"{i}.npy", np.full(3, i))
+    asked = ("inspect", tmp_path, "--sample-axis", "none", "--json")
+    facts = cli(*asked, "--head", "2").json()
+    assert [facts[k] for k in ("files", "looked_into", "samples")] == [40, 4, 40]
+    assert facts["stored_nbytes"] == 40 * (tmp_path / "0.npy").stat().st_size
+    assert [sample["array"][:2] for sample in facts["head"]] == ["[0", "[1"]
+    assert "40, of which 3 were" in cli(*asked[:-1]).out
+    assert cli(*asked, "--stats").json()["looked_into"] == 40
+    cli("provenance", tmp_path, "--sample-axis", "none")
+    assert cli("inspect", tmp_path, "--json").json()["looked_into"] == 40
 
 
 @pytest.mark.parametrize(

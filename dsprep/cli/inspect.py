@@ -52,7 +52,8 @@ def inspect(
     if subset is not None and not stats:
         raise UsageError("--subset is that of the statistics", fix="add --stats")
     try:
-        source = opt.opened(paths, reading, not json, sidecar, marked=stats)
+        some = None if stats else head
+        source = opt.opened(paths, reading, not json, sidecar, marked=stats, inspected=some)
     except AmbiguousError as error:
         _print_readings(error, json)
         return
@@ -97,15 +98,17 @@ def _stats(
 def _print(inspection: Inspection, stats: Mapping[str, FieldStats]) -> None:
     from dsprep.core.units import show_nbytes
 
-    files, stored = inspection.files, inspection.stored_files
-    within = f" in {files:,} director{'y' if files == 1 else 'ies'}"
+    files, stored, looked = inspection.files, inspection.stored_files, inspection.looked_into
+    within = f" in {files:,} director{'y' if files == 1 else 'ies'}" * (stored != files)
+    about = "" if looked == files else "about "
+    seen = f", of which {looked:,} were looked into" if about else ""
     rows = [
         ("dataset", inspection.path),
         ("format", inspection.version),
-        ("files", f"{stored:,}{within * (stored != files)}"),
-        ("samples", f"{inspection.samples:,}"),
-        ("values", show_nbytes(inspection.payload)),
-        ("on disk", show_nbytes(inspection.stored_nbytes)),
+        ("files", f"{stored:,}{within}{seen}"),
+        ("samples", f"{about}{inspection.samples:,}"),
+        ("values", f"{about}{show_nbytes(inspection.payload)}"),
+        ("on disk", f"{about}{show_nbytes(inspection.stored_nbytes)}"),
     ]
     if inspection.groups is not None:
         count, largest = inspection.groups

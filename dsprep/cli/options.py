@@ -529,9 +529,10 @@ def opened(
     at: Path | None = None,
     *,
     marked: bool = False,
+    inspected: int | None = None,
 ) -> Source:
-    """Open a dataset, with a bar where it has many files; `at`, `marked`: see `open_dataset`."""
+    """Open a dataset, with a bar where it has many files; see `open_dataset`."""
     from dsprep.source.dataset import open_dataset
 
     with count_bar("open", show) as update:
-        return open_dataset(paths, options, update, at=at, marked=marked)
+        return open_dataset(paths, options, update, at=at, marked=marked, inspected=inspected)

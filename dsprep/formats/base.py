@@ -29,6 +29,7 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.layout.model import FileLayout, Groups
 from dsprep.storage.identity import Identities, identities_of
 from dsprep.storage.paths import Candidate
+from dsprep.storage.trees import sized_files
 
 State: TypeAlias = dict[str, Any]
 
@@ -60,6 +61,8 @@ class Source(ABC):
         What its files were before they were opened; empty: not looked at.
     dropped
         Samples of the files that are left out, as the options ask for.
+    unopened
+        Files of the dataset for which those that were opened stand: it was only to be inspected.
     others
         The arrays of the file, or the first one, that belong to all samples.
     random_access
@@ -79,6 +82,7 @@ class Source(ABC):
     options: OpenOptions = OpenOptions()
     known: Identities = ()
     dropped: int = 0
+    unopened: int = 0
     others: tuple[str, ...] = ()
     random_access: bool = False
     repeatable: bool = True
@@ -157,6 +161,11 @@ class Source(ABC):
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""
         return self.path, sample
+
+    def stored(self) -> tuple[int, int]:
+        """Return how many files these consist of, and their bytes."""
+        sizes = [nbytes for path in self.files() for _, nbytes in sized_files(path)]
+        return len(sizes), sum(sizes)
 
     def beside(self) -> list[Path]:
         """Return the files by which samples are found in the others."""

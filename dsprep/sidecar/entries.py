@@ -42,7 +42,7 @@ MAX_SAMPLES = 1 << 60
 """Numbers of samples are smaller."""
 
 _STEP = 1 << 20
-_COUNTED = ("samples", "nbytes", "layout")
+_COUNTED = ("samples", "nbytes", "layout", "files")
 _OWN = ("path", "samples", "layout", "crc32c", "unknown")
 _OF_IDENTITY = ("nbytes", "mtime_ns", "files", "sampled", "etag", "facts")
 _KNOWN = {*_OWN[:-1], *_OF_IDENTITY, "inode"}
@@ -200,7 +200,7 @@ class FileColumns(Sequence[FileEntry]):
         return [os.fsdecode(self._path(number)) for number in range(self._count)]
 
     def numbers(self, key: str) -> Ints:
-        """Return the samples, bytes or layouts of the files."""
+        """Return the numbers of the files that have this key."""
         if key in self._numbers:
             return self._numbers[key].astype(np.int64)
         return np.full(self._count, self._values[key](0) if key in self._values else 0, np.int64)
@@ -238,7 +238,7 @@ def _whole(number: Any) -> int:
 
 
 def numbers(files: Sequence[FileEntry], key: str) -> Ints:
-    """Return the samples, bytes or layouts of files: ``samples``, ``nbytes`` or ``layout``."""
+    """Return ``samples``, ``nbytes``, ``files`` or ``layout`` of every file."""
     if isinstance(files, FileColumns):
         return files.numbers(key)
     return np.array([_value_of(key)(entry) for entry in files], np.int64)

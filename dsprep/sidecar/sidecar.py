@@ -36,7 +36,7 @@ from dsprep.reading.layout_reader import LayoutReader
 from dsprep.reading.read_plan import ReadPlan
 from dsprep.reading.records import RecordReader, Verify
 from dsprep.reading.single import Single
-from dsprep.sidecar import spec
+from dsprep.sidecar import entries, spec
 from dsprep.sidecar.proofs import BadGroup, Proofs
 from dsprep.sidecar.spec import Content
 from dsprep.storage.atomic import refuse_partial, restore, written_as
@@ -346,6 +346,13 @@ class Sidecar:
         """Return the layout of file number `file`."""
         entry = self.content.files[file]
         return self._layout(entry.layout, entry.samples)
+
+    def layouts(self) -> Iterator[tuple[FileLayout, int]]:
+        """Yield the layouts of files, and how many files have each, as many samples each."""
+        which = np.stack([entries.numbers(self.content.files, "layout"), self.content.counts])
+        _, first, files = np.unique(which, axis=1, return_index=True, return_counts=True)
+        for i in np.argsort(first).tolist():
+            yield self.layout(int(first[i])), int(files[i])
 
     def tables(self) -> Tables:
         """Return the packed tables, with those of the companion."""

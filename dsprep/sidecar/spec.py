@@ -115,7 +115,7 @@ from dsprep.sidecar.entries import MANY, MAX_SAMPLES, FileColumns, FileEntry
 from dsprep.storage.atomic import partial_path, write_file
 from dsprep.storage.identity import Identity
 from dsprep.storage.nodes import revalidate
-from dsprep.storage.paths import common_path, open_file
+from dsprep.storage.paths import all_absolute, common_path, open_file
 from dsprep.storage.trees import SIDECARS
 
 VERSION, OF_ROWS = 2, 1
@@ -164,6 +164,12 @@ class Content:
     def nbytes(self) -> int:
         """Bytes of all files."""
         return int(entries.numbers(self.files, "nbytes").sum())
+
+    def paths(self) -> list[str]:
+        """Return the paths of all files, relative to the dataset."""
+        if isinstance(self.files, FileColumns):
+            return self.files.paths()
+        return [f.path for f in self.files]
 
     @property
     def has_companion(self) -> bool:
@@ -539,12 +545,11 @@ def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path
     The dataset is the only file, or a directory that holds them all. If the sidecar is `at`
     another place, it is the one that has what that lists. Raises `OSError` if that cannot be seen.
     """
-    absolute = [f.absolute() for f in files]
-    common = common_path(absolute)
+    common = common_path(all_absolute(files))
     if at is not None:
         above = common.parent
-        listed = {above / e.path for e in read(at).files}
-        return (above if len(files) == 1 and common in listed else common), at
+        listed = len(files) == 1 and any(common == above / p for p in read(at).paths())
+        return (above if listed else common), at
     for dataset in [common, common.parent] if len(files) == 1 else [common]:
         if not dataset.name:
             continue
@@ -560,9 +565,11 @@ def find_path(files: Sequence[Path], at: Path | None = None) -> tuple[Path, Path
 
 def reduced(content: Content, dataset: Path, files: Sequence[Path], where: Path) -> Content:
     """Return a sidecar of some files of `dataset` alone; `FormatError` if one is not listed."""
-    entries = {dataset / e.path: e for e in content.files}
-    absolute = [f.absolute() for f in files]
-    unknown = [f for f in absolute if f not in entries]
+    absolute, listed, root = all_absolute(files), content.paths(), f"{dataset}/"
+    if [*map(str, absolute)] == [root + path for path in listed]:
+        return content
+    numbers = {dataset / path: i for i, path in enumerate(listed)}
+    unknown = [f for f in absolute if f not in numbers]
     if unknown:
         raise FormatError(
             "it does not list this file",
@@ -570,7 +577,7 @@ def reduced(content: Content, dataset: Path, files: Sequence[Path], where: Path)
             found=unknown[0].name,
             fix=f"write it again with dsprep provenance {dataset}",
         )
-    return replace(content, files=tuple(entries[f] for f in absolute))
+    return replace(content, files=tuple(content.files[numbers[f]] for f in absolute))
 
 
 def encode_attr(value: Any) -> Any:

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from dsprep.core.schema import Field, FieldSpec, Schema, with_others
 from dsprep.errors import DsprepError, FormatError, UsageError
 from dsprep.formats.base import Format, Source
@@ -34,11 +36,14 @@ from dsprep.source.joined import (
 from dsprep.source.many import open_native, without
 from dsprep.storage.atomic import refuse_partial, written_as
 from dsprep.storage.identity import identities_of
-from dsprep.storage.paths import as_path
+from dsprep.storage.paths import all_absolute, as_path
 
 Progress: TypeAlias = Callable[[int, int], None]
 Through: TypeAlias = Literal["sidecar", "library", "strict"]
 
+
+MANY, LOOKED_INTO = 1000, 64
+"""Of more files than these, so many are opened to inspect all of them."""
 
 ENCODED = (
     "bytes with a header, such as .npy files and serialised tensors, are decoded in a transform=, "
@@ -55,6 +60,7 @@ def open_dataset(
     through: Through = "sidecar",
     at: str | Path | None = None,
     marked: bool = False,
+    inspected: int | None = None,
 ) -> Source:
     """Open one or several files as one dataset.
 
@@ -73,7 +79,10 @@ def open_dataset(
     at
         The sidecar, if it is not beside the dataset.
     marked
-        Look at every file before anything else is read, for `Source.identities`.
+        Look at every file before it is read, for `Source.identities`; a sidecar has done so.
+    inspected
+        Of more than `MANY` files without a sidecar, only so many of the first ones are opened, and
+        `LOOKED_INTO` that are spread over all: see `Source.unopened`.
 
     Returns
     -------
@@ -92,7 +101,7 @@ def open_dataset(
     named = [paths] if isinstance(paths, str | Path) else paths
     at = None if at is None else as_path(at)
     try:
-        source = _open(named, options, progress, through, at, marked)
+        source = _open(named, options, progress, through, at, marked, inspected)
         if options is not None and any(s.dtype is not None for s in options.fields):
             with ExitStack() as opened:  # is closed if the bytes are not of the types given
                 opened.enter_context(source).read(0, min(1, len(source)))
@@ -101,9 +110,8 @@ def open_dataset(
         fields = tuple(s.settled(error.names) for s in options.fields) if options else ()
         if options is None or fields == options.fields:
             raise
-        return open_dataset(
-            paths, replace(options, fields=fields), progress, through=through, at=at, marked=marked
-        )
+        again = partial(open_dataset, paths, replace(options, fields=fields), progress)
+        return again(through=through, at=at, marked=marked, inspected=inspected)
     except (FormatError, UsageError) as error:
         typed = options is not None and any(s.dtype is not None for s in options.fields)
         if not typed or type(error) not in (FormatError, UsageError):
@@ -121,6 +129,7 @@ def _open(
     through: Through,
     at: Path | None,
     marked: bool,
+    inspected: int | None,
 ) -> Source:
     """Open files as one dataset; see `open_dataset`."""
     if options is not None and options.join:
@@ -130,11 +139,11 @@ def _open(
     format, names, notes = find_dataset(named)
     if options is not None:
         check_options(options, format.open_options, format.name)
-    identities = identities_of(names) if marked else ()
     known: Known | None = None
     source: Source | None = None
     try:
-        known = _find_valid(format, names, at)
+        absolute = all_absolute(names)
+        known = _find_valid(format, absolute, at)
         if known is None and through == "strict":
             fix = "write one with dsprep provenance"
             raise UsageError("there is no sidecar", where=names[0], fix=fix)
@@ -162,13 +171,15 @@ def _open(
             )
     if source is None:
         hint = None if known is None else _type_hint(known[0])
-        source = open_native(format, names, options, hint, notes, progress, identities=identities)
+        marks = identities_of(names) if marked else ()
+        some = names if inspected is None or len(names) <= MANY else _spread(names, inspected)
+        source = open_native(format, some, options, hint, notes, progress, identities=marks)
+        source.unopened = len(names) - len(some)
     else:
         source.notes = (*notes, *source.notes)
-        absolute, beside = [p.absolute() for p in names], None if at is None else at.absolute()
+        beside = None if at is None else at.absolute()
         source.format, source.options = format.name, options
         source.opening = partial(open_dataset, absolute, options, through="strict", at=beside)
-        source.known = (*identities, *identities_of(source.beside())) if identities else ()
     source.named = tuple(map(str, named))
     return source
 
@@ -231,6 +242,12 @@ def _open_joined(
 
 Known: TypeAlias = tuple[spec.Content, Path, Path]
 """A valid sidecar: its content (only of the requested files), the dataset, and its path."""
+
+
+def _spread(names: Sequence[Path], first: int) -> list[Path]:
+    """Return so many of the first files, and some that are spread over all."""
+    spread = np.linspace(0, len(names) - 1, LOOKED_INTO).astype(int).tolist()
+    return [names[i] for i in sorted({*range(min(first, len(names))), *spread})]
 
 
 def _find_valid(format: Format, names: Sequence[Path], at: Path | None) -> Known | None:

@@ -19,12 +19,12 @@ from dsprep import formats
 from dsprep.errors import DsprepError, FormatError, TargetError, UsageError, near
 from dsprep.formats import foreign
 from dsprep.formats.base import Format, WritableFormat
-from dsprep.formats.samples import is_file, listed, natural_key
-from dsprep.formats.splits import HINT, by_part
+from dsprep.formats.samples import is_file, listed, natural_key, natural_order
+from dsprep.formats.splits import HINT, by_part, parts_of_many
 from dsprep.sidecar import spec
 from dsprep.source.braces import expand
 from dsprep.storage.atomic import refuse_partial, restore, written_as
-from dsprep.storage.paths import StorePath, as_path, common_path, scan
+from dsprep.storage.paths import StorePath, all_absolute, as_path, common_path, scan
 
 MAX_LIST_NBYTES, MAX_LISTED = 256 << 20, 2_000_000
 """No list of paths is larger, in bytes and lines."""
@@ -72,30 +72,31 @@ def find_files(paths: Sequence[str | Path]) -> tuple[list[tuple[Path, Format]], 
     """
     files: list[tuple[Path, Format]] = []
     notes: list[str] = []
-    for text in paths:
-        for path in _expand(str(text)):
-            format = _format_of(path) if path.is_dir() else formats.recognise(path)
-            if format is None:
-                inside, skipped = _walk(path)
-                if not inside:
-                    refuse_partial([path])
-                    raise foreign.nothing_in(path, skipped, tuple(formats.FORMATS))
-                _check_one_part(path, [file for file, _ in inside])
-                if skipped:
-                    names = listed([p.name for p in skipped])
-                    notes.append(f"left out {names} in {path}: of no known format")
-                files += inside
-            else:
-                files.append((path, format))
+    named = [path for text in paths for path in _expand(str(text))]
+    for path in named:
+        format = _format_of(path) if path.is_dir() else formats.recognise(path)
+        if format is None:
+            inside, skipped = _walk(path)
+            if not inside:
+                refuse_partial([path])
+                raise foreign.nothing_in(path, skipped, tuple(formats.FORMATS))
+            _check_one_part(path, [file for file, _ in inside])
+            if skipped:
+                names = listed([p.name for p in skipped])
+                notes.append(f"left out {names} in {path}: of no known format")
+            files += inside
+        else:
+            files.append((path, format))
     if not files:
         raise UsageError("no dataset is named")
-    _check_once([path for path, _ in files])
+    if len(named) > 1:
+        _check_once([path for path, _ in files])
     return files, notes
 
 
 def _check_once(paths: list[Path]) -> None:
     """Raise `UsageError` if a file is named twice."""
-    names = [os.path.normpath(path.absolute()) for path in paths]
+    names = [*map(os.path.normpath, all_absolute(paths))]
     if len(set(names)) < len(names):
         twice, _ = Counter(names).most_common(1)[0]
         raise UsageError(
@@ -189,9 +190,9 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
         current = waiting.pop()
         foreign.check_no_table(current, tuple(formats.FORMATS))
         for entry in scan(current):
-            path = current / entry.name
             if entry.name.startswith(".") or entry.name.endswith(spec.NAMES):
                 continue
+            path = current / entry.name
             if entry.is_dir(follow_symlinks=False):
                 format = _format_of(path)
                 if format is None or format.named_only:
@@ -204,8 +205,8 @@ def _walk(directory: Path) -> tuple[list[tuple[Path, Format]], list[Path]]:
                 skipped.append(path)
                 continue
             datasets.append((path, format))
-    datasets.sort(key=lambda item: natural_key(item[0]))
-    return datasets, sorted(skipped, key=natural_key)
+    order = natural_order([os.fsencode(path) for path, _ in datasets])
+    return [datasets[i] for i in order], sorted(skipped, key=natural_key)
 
 
 def _check_one_part(directory: Path, files: Sequence[Path]) -> None:
@@ -213,7 +214,9 @@ def _check_one_part(directory: Path, files: Sequence[Path]) -> None:
 
     Those that a sidecar lists as one dataset are one.
     """
-    parts = by_part(str(file.relative_to(directory)) for file in files)
+    above = len(str(directory / "_")) - 1
+    below = [str(file)[above:] for file in files]
+    parts = by_part(below) if parts_of_many(map(os.fsencode, below)) else {}
     if len(parts) < 2:
         return
     with suppress(DsprepError, OSError):

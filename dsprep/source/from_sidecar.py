@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from dsprep.formats.base import Source
 from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes as sizes_of
 from dsprep.reading.records import Verify
-from dsprep.sidecar import spec
+from dsprep.sidecar import entries, spec
 from dsprep.sidecar.sidecar import Sidecar
+from dsprep.storage.identity import Identities, identities_of
 
 
 class SidecarSource(Source):
@@ -43,18 +45,33 @@ class SidecarSource(Source):
         self.sidecar, self._verify = sidecar, verify
         self._names = {field.name: name for name, field in fields}  # in the sidecar
         self.schema = replace(sidecar.schema, fields=tuple(field for _, field in fields))
-        entries = [sidecar.dataset / f.path for f in content.files]
-        self.paths: list[Path] = entries
-        self.path = entries[0] if len(entries) == 1 else sidecar.dataset
+        self.path = sidecar.root(0) if len(content.files) == 1 else sidecar.dataset
         self.version = f"{content.format}, through its sidecar"
         self.notes = tuple(content.notes)
 
     def __len__(self) -> int:
         return len(self.sidecar)
 
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The files of the data."""
+        return [self.sidecar.dataset / path for path in self.sidecar.content.paths()]
+
     def files(self) -> list[Path]:
         """Return the files of the data."""
         return self.paths
+
+    @override
+    def stored(self) -> tuple[int, int]:
+        content = self.sidecar.content
+        return int(entries.numbers(content.files, "files").sum()), content.nbytes
+
+    @override
+    def identities(self) -> Identities:
+        if self.opening is not None and not self.known:
+            own = (f.identity for f in self.sidecar.content.files)
+            self.known = (*zip(self.paths, own, strict=True), *identities_of(self.beside()))
+        return self.known
 
     @override
     def beside(self) -> list[Path]:
@@ -64,7 +81,7 @@ class SidecarSource(Source):
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""
         file, local = self.sidecar.file_of(sample)
-        return self.paths[file], local
+        return self.sidecar.root(file), local
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
@@ -89,8 +106,7 @@ class SidecarSource(Source):
 
     def storage(self) -> dict[str, FieldStorage]:
         """Return how each field is stored, by the layout of the first file with samples."""
-        files = self.sidecar.content.files
-        first = next((i for i, f in enumerate(files) if f.samples), 0)
+        first = int(np.argmax(self.sidecar.content.counts > 0)) if len(self) else 0
         storage_of = of_layout(self.sidecar.layout(first), self.sidecar.schema)
         return {new: storage_of[name] for new, name in self._names.items()}
 

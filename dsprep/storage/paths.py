@@ -219,6 +219,12 @@ def check_local(path: Path) -> None:
         )
 
 
+def all_absolute(paths: Sequence[Path]) -> list[Path]:
+    """Return what `Path.absolute` gives of each path; the current directory is asked for once."""
+    here = None if all(path.is_absolute() for path in paths) else Path.cwd()
+    return [path if here is None or path.is_absolute() else here / path for path in paths]
+
+
 def common_path(paths: Sequence[Path]) -> Path:
     """Return the longest path that all of some absolute paths begin with.
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, Schema, show_dtype
 from dsprep.errors import DsprepError
@@ -19,6 +21,7 @@ from dsprep.layout.describe import sum_of
 from dsprep.layout.laws import Affine, Law, Runs
 from dsprep.layout.model import Column, FileLayout, Given, Grid, OwnFiles, Records
 from dsprep.sidecar import spec
+from dsprep.sidecar.entries import numbers
 from dsprep.sidecar.proofs import summarize
 from dsprep.sidecar.sidecar import Sidecar
 from dsprep.writing.create_sidecar import Made
@@ -59,17 +62,16 @@ def explain(opened: Sidecar) -> dict[str, Any]:
 
 
 def _layouts(opened: Sidecar) -> Iterator[dict[str, Any]]:
-    files: dict[int, list[int]] = {}
-    for i, entry in enumerate(opened.content.files):
-        files.setdefault(entry.layout, []).append(i)
-    for numbers in files.values():
-        layout, checksums = opened.layout(numbers[0]), ""
+    which, counts = numbers(opened.content.files, "layout"), opened.content.counts
+    for first in np.sort(np.unique(which, return_index=True)[1]).tolist():
+        alike = which == which[first]
+        layout, checksums = opened.layout(first), ""
         with suppress(DsprepError, OSError):  # the data are gone, or damaged
-            checksums = summarize(opened.proofs.describe([numbers[0]], opened.schema.names))
+            checksums = summarize(opened.proofs.describe([first], opened.schema.names))
         blocks = None if layout.groups is None else layout.groups.blocks.offsets.words()
         yield {
-            "files": len(numbers),
-            "samples": sum(opened.content.files[i].samples for i in numbers),
+            "files": int(alike.sum()),
+            "samples": int(counts[alike].sum()),
             "fields": list(fields_of(layout, opened.schema)),
             "groups": layout.groups and f"{layout.groups.samples:,} samples, at {blocks}",
             "checksums": checksums,
@@ -195,15 +197,9 @@ def _typed(field: Field) -> str:
 
 def _payload(opened: Sidecar) -> tuple[int | None, bool]:
     """Return the bytes in the files that hold samples, and whether that is exact."""
-    known: dict[tuple[int, int], tuple[int | None, bool]] = {}
-    sums = []
-    for i, entry in enumerate(opened.content.files):
-        key = entry.layout, entry.samples
-        if key not in known:
-            known[key] = _payload_of(opened.layout(i))
-        sums.append(known[key])
-    located = [nbytes for nbytes, _ in sums if nbytes is not None]
-    return sum(located) if located else None, all(sure for _, sure in sums)
+    sums = [(*_payload_of(layout), files) for layout, files in opened.layouts()]
+    located = [nbytes * files for nbytes, _, files in sums if nbytes is not None]
+    return sum(located) if located else None, all(sure for _, sure, _ in sums)
 
 
 def _payload_of(layout: FileLayout) -> tuple[int | None, bool]:

@@ -104,8 +104,7 @@ def find_or_make(
 
 def unlocated(opened: Sidecar) -> dict[str, str]:
     """Return the fields that cannot be located in some file, and why."""
-    firsts = {f.layout: i for i, f in reversed(list(enumerate(opened.content.files)))}
-    layouts = (opened.layout(i) for i in sorted(firsts.values()))
+    layouts = (layout for layout, _ in opened.layouts())
     return {name: reason for x in layouts for name, reason in x.unlocated.items()}
 
 

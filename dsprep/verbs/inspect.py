@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,6 @@ from dsprep.layout.describe import FieldStorage
 from dsprep.sidecar.spec import encode_attr
 from dsprep.source.from_sidecar import SidecarSource
 from dsprep.storage.paths import StorePath
-from dsprep.storage.trees import data_files
 
 SAMPLED, SAMPLED_STORED = 256, 32
 """Samples read for the statistics of ragged fields in large datasets: of files, and of an object
@@ -93,6 +92,8 @@ class Inspection:
         Format and version.
     files, stored_files
         Number of files (or stores), and of the files that are in them.
+    looked_into
+        Of how many of the files samples and bytes are known; of more, they are an estimate.
     samples
         N.
     stored_nbytes
@@ -114,6 +115,7 @@ class Inspection:
     version: str
     files: int
     stored_files: int
+    looked_into: int
     samples: int
     stored_nbytes: int
     fields: tuple[FieldFacts, ...]
@@ -134,6 +136,7 @@ class Inspection:
             "version": self.version,
             "files": self.files,
             "stored_files": self.stored_files,
+            "looked_into": self.looked_into,
             "samples": self.samples,
             "stored_nbytes": self.stored_nbytes,
             "payload_nbytes": self.payload,
@@ -190,8 +193,10 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
     DsprepError, OSError
         If the dataset is damaged or gone, or a sample is larger than the memory allows.
     """
-    storage, limit = source.storage(), allowed_memory(memory)
-    if len(source.files()) > 1:  # these are of the first file; the others may differ
+    storage, limit, paths = source.storage(), allowed_memory(memory), source.files()
+    files = len(paths) + source.unopened
+    every = files / len(paths)
+    if files > 1:  # these are of the first file; the others may differ
         storage = {
             name: replace(stored, storage=f"{stored.storage} (first file)", stored_nbytes=None)
             for name, stored in storage.items()
@@ -203,34 +208,36 @@ def inspect(source: Source, memory: int | None = None) -> Inspection:
     for f in source.schema:
         lengths = spread.get(f.name)
         rows = 1.0 if lengths is None else lengths.mean
-        nbytes = 0 if f.ragged and lengths is None else round(len(source) * rows * f.row_nbytes)
+        if f.ragged and lengths is None:
+            rows = 0
+        nbytes = round(len(source) * rows * f.row_nbytes * every)
         facts.append(FieldFacts(f, nbytes, lengths, storage.get(f.name)))
-    paths = source.files()
-    stored = [p for path in paths for p in data_files(path)]
-    stored_nbytes, groups = sum(p.stat().st_size for p in stored), _groups(source)
+    stored, stored_nbytes = (round(n * every) for n in source.stored())
+    groups = _groups(source)
     return Inspection(
         path=str(source.path.absolute()),
         version=source.version,
-        files=len(paths),
-        stored_files=len(stored),
-        samples=len(source),
+        files=files,
+        stored_files=stored,
+        looked_into=len(paths),
+        samples=round(len(source) * every),
         stored_nbytes=stored_nbytes,
         fields=tuple(facts),
         attrs=source.schema.attrs,
-        notes=(*source.notes, *_note_of_small_files(len(stored), stored_nbytes)),
+        notes=(*source.notes, *_note_of_small_files(stored, stored_nbytes)),
         groups=groups,
-        epoch_requests=_epoch_requests(paths, stored_nbytes, groups),
+        epoch_requests=_epoch_requests(paths[0], files, stored_nbytes, groups),
     )
 
 
 def _epoch_requests(
-    paths: Sequence[Path], nbytes: int, groups: tuple[int, int] | None
+    first: Path, files: int, nbytes: int, groups: tuple[int, int] | None
 ) -> int | None:
     """Return about how many requests reading all files by groups takes; None of local ones."""
     from dsprep.reader.units import BUFFER_NBYTES, epoch_requests
 
-    units = max(len(paths), groups[0] if groups else -(-nbytes // BUFFER_NBYTES))
-    return epoch_requests(paths[0], units, nbytes / units)
+    units = max(files, groups[0] if groups else -(-nbytes // BUFFER_NBYTES))
+    return epoch_requests(first, units, nbytes / units)
 
 
 def _note_of_small_files(files: int, nbytes: int) -> list[str]:
@@ -250,12 +257,12 @@ def _groups(source: Source) -> tuple[int, int] | None:
     if not isinstance(source, SidecarSource):
         return None
     count = largest = 0
-    for number, entry in enumerate(source.sidecar.content.files):
-        groups = source.sidecar.layout(number).groups if entry.samples else None
-        if entry.samples and groups is None:
+    for layout, files in source.sidecar.layouts():
+        if layout.count and layout.groups is None:
             return None
-        if groups is not None:
-            count, largest = count + groups.blocks.count, max(largest, groups.samples)
+        if layout.count and layout.groups is not None:
+            count += files * layout.groups.blocks.count
+            largest = max(largest, layout.groups.samples)
     return (count, largest) if count else None
 
 

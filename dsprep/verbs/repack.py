@@ -35,7 +35,6 @@ from dsprep.source.from_sidecar import SidecarSource
 from dsprep.source.static import with_static
 from dsprep.storage.atomic import partial_path
 from dsprep.storage.paths import StorePath, as_path
-from dsprep.storage.trees import tree_nbytes
 from dsprep.verbs import break_even
 from dsprep.verbs.break_even import BreakEven
 from dsprep.verbs.convert import named_target, reading, stem_of, writing
@@ -348,7 +347,7 @@ def _padding(part: Job, options: RepackOptions) -> list[str]:
 def _larger(source: Source, parts: Sequence[Job]) -> list[str]:
     """Return a warning if the outputs are much larger, since the source is compressed."""
     codecs = sorted({codec for each in source.storage().values() for codec in each.codecs})
-    before = sum(tree_nbytes(path) for path in source.files())
+    before = source.stored()[1] if codecs else 0
     after = sum(part.estimate - part.padding for part in parts)
     if not codecs or after < LARGER * before or after - before < LARGE:
         return []

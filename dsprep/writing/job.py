@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
@@ -318,9 +319,11 @@ def _check_not_source(target: Path, source: Source) -> None:
     final = target
     if not isinstance(target, StorePath):
         final = Path(os.path.realpath(target))  # allows links that lead in circles
+    resolved = lru_cache(maxsize=1024)(Path.resolve)  # of many files in a directory
     for path in source.files():
-        used = path.resolve()
-        if used == final or final in used.parents or used in final.parents:
+        is_plain = path.name not in ("", "..") and not path.is_symlink()
+        used = f"{resolved(path.parent)}/{path.name}" if is_plain else str(path.resolve())
+        if f"{used}/".startswith(f"{final}/") or f"{final}/".startswith(f"{used}/"):
             raise UsageError(
                 "the target is or holds the source", where=target, fix="choose another path"
             )

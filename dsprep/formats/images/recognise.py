@@ -9,7 +9,7 @@ from pathlib import Path
 from dsprep import formats
 from dsprep.errors import DsprepError
 from dsprep.formats.samples import is_file
-from dsprep.storage.paths import Candidate, scan
+from dsprep.storage.paths import Candidate, as_path, scan
 
 SUFFIXES = frozenset(
     b"avif bmp dib exr gif heic heif j2k jfif jp2 jpe jpeg jpf jpg jpx jxl pbm pgm png pnm ppm qoi "
@@ -34,16 +34,16 @@ def is_image_folder(path: Path) -> bool:
 
     Names decide, but of some files of other names the first bytes are looked at.
     """
-    images, others = _first_files(path)
+    images, names = _first_files(path)
+    others = [as_path(name) for name in names] if images else []
     if not images or any(formats.by_suffix(path) for path in others):
         return False
     return not any(_is_dataset(path) for path in others[:LOOKED])
 
 
-def _first_files(path: Path) -> tuple[list[Path], list[Path]]:
+def _first_files(path: Path) -> tuple[list[str], list[str]]:
     """Return images and other files by their names, of the first entries below a directory."""
-    images: list[Path] = []
-    others: list[Path] = []
+    images, others = list[str](), list[str]()
     waiting, count = [path], 0
     while waiting and count < SEEN:
         folders, directory = [], waiting.pop()
@@ -55,7 +55,7 @@ def _first_files(path: Path) -> tuple[list[Path], list[Path]]:
                 folders.append(directory / entry.name)
             elif is_file(entry):
                 kind = images if has_suffix(os.fsencode(entry.name)) else others
-                kind.append(directory / entry.name)
+                kind.append(entry.path)
             if count >= SEEN:
                 break
         waiting += sorted(folders, reverse=True)

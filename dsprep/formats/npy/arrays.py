@@ -213,14 +213,14 @@ def _in_member(file: Handle, member: archive.Member) -> StoredArray:
 
 
 def in_directory(path: Path) -> tuple[list[str], list[str]]:
-    """Return the array files right in a directory, in natural order, and all else that is there."""
+    """Return the array files right in a directory, and all else that is there."""
     arrays, others = list[str](), list[str]()
     for entry in scan(path):
         if entry.name.startswith((".", *HIDDEN)) or entry.name.endswith(SIDECARS):
             continue
         regular = entry.name.lower().endswith(SUFFIX) and is_file(entry)
         (arrays if regular else others).append(entry.name)
-    return sorted(arrays, key=natural_key), sorted(others, key=natural_key)
+    return arrays, others
 
 
 def are_fields(path: Path) -> bool:
@@ -230,8 +230,10 @@ def are_fields(path: Path) -> bool:
     their names differ in a number or a part alone: shards, or samples.
     """
     arrays, others = in_directory(path)
+    if not len(others) < len(arrays) <= MAX_FIELDS:
+        return False
     names = {re.sub("[0-9]+", "0", without_part(name_of(name))) for name in arrays}
-    return len(names) > 1 and len(others) < len(arrays) <= MAX_FIELDS
+    return len(names) > 1
 
 
 def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], Handle]) -> Arrays:
@@ -242,7 +244,7 @@ def of_directory(path: Path, names: Collection[str], open_file: Callable[[str], 
     open_file
         Opens a file by its name.
     """
-    inside, others = in_directory(path)
+    inside, others = (sorted(some, key=natural_key) for some in in_directory(path))
     arrays = Arrays("NumPy arrays in a directory", [file[: -len(SUFFIX)] for file in inside])
     if others:
         arrays.notes.append(f"left out {listed(others)}: no arrays")
