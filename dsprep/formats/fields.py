@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -94,8 +95,17 @@ def retype(column: Column, field: Field, where: object, start: int) -> Column:
     Raises
     ------
     FormatError
-        If a sample's bytes do not fill whole elements of that type and shape.
+        If a sample's bytes do not fill whole elements of that type and shape, or a text holds a
+        number that is not a character.
     """
+    values = column.values if isinstance(column, Ragged) else column
+    if values.dtype.kind == "U" and values.size:  # numpy raises an unspecific error, far from here
+        codes = np.ascontiguousarray(values).reshape(-1).view(f"{values.dtype.str[0]}u4")
+        if int(codes.max()) > sys.maxunicode:
+            raise FormatError(
+                f"the text of field {field.name} holds numbers that are not characters",
+                where=where(0) if callable(where) else where,
+            )
     if not isinstance(column, Ragged) or column.kind != "bytes" or field.kind == "bytes":
         return column
     if field.kind == "str":

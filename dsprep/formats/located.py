@@ -28,6 +28,7 @@ from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.layout_reader import LayoutReader
+from dsprep.reading.single import Single
 from dsprep.storage.base import Handle
 
 LARGE = 256 << 20
@@ -182,8 +183,14 @@ class LocatedSource(Source):
         )
         self._stored = Schema(tuple(stored))
         """The fields as they are stored: those that are lazy get the type asked for when read."""
+        self._retyped = {
+            f.name
+            for f, g in zip(self.schema, self._stored, strict=True)
+            if (f.dtype, f.shape, f.kind) != (g.dtype, g.shape, g.kind)
+        }
         self._layout = _chosen(parsed.layout, self.names)
         self._reader: LayoutReader | None = None
+        self._single: Single | None = None
         if not self._lazy:
             self._located()
 
@@ -198,6 +205,9 @@ class LocatedSource(Source):
                 self._reader = LayoutReader(
                     self._layout, self._stored, self._open_file, self.path, decoders
                 )
+                checked = self._prove or any(f.dtype.kind == "U" for f in self.schema)
+                if not (checked or self._retyped or found.unlocated):
+                    self._single = self._reader.single(self.schema.names)
             return self._reader
 
     def _locate(self, name: str) -> Column:
@@ -215,6 +225,10 @@ class LocatedSource(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
+        if stop - start == 1 and self._single is not None:
+            one = self._single.read(start)
+            if one is not None:
+                return one
         return self._read(self.schema, start, stop, arena)
 
     @override
@@ -300,10 +314,8 @@ class LocatedSource(Source):
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         self._located(progress)
         layout, unlocated = self._layout, dict(self._layout.unlocated)
-        for f in self.schema:
-            stored = self._stored[f.name]
-            if (f.dtype, f.shape) != (stored.dtype, stored.shape):
-                unlocated[f.name] = "it was given a type here; dsprep convert gives it one"
+        given = "it was given a type here; dsprep convert gives it one"
+        unlocated |= dict.fromkeys(self._retyped, given)
         columns = {name: c for name, c in layout.columns.items() if name not in unlocated}
         return replace(layout, columns=columns, unlocated=unlocated)
 

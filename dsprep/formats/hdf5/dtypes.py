@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsprep.core.schema import (
-    Array,
     DType,
     decode_dtype,
     encode_dtype,
@@ -109,19 +108,6 @@ def read_carrier(text: str, stored: DType, shape: tuple[int, ...], where: object
             found=f"{show_dtype(stored)} of shape {shape}",
         )
     return Carrier(dtype, stored, axis)
-
-
-def check_text(values: Array, where: object) -> None:
-    """Raise `FormatError` if a ``U`` array holds a number that is not a Unicode character.
-
-    numpy raises an unspecific error when it meets one, far from the file.
-    """
-    if values.dtype.kind != "U" or not values.size:
-        return
-    order = values.dtype.str[0]
-    codes = np.ascontiguousarray(values).reshape(-1).view(f"{order}u4")
-    if int(codes.max()) > 0x10FFFF:
-        raise FormatError("the text holds numbers that are not characters", where=where)
 
 
 def plain(dtype: DType) -> DType:

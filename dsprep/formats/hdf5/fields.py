@@ -25,9 +25,8 @@ from dsprep.core.schema import Array, Attrs, Field, Ints, Ragged, Schema, has_pa
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import Contents, check_sources, sources
-from dsprep.formats.hdf5.dtypes import check_text
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
-from dsprep.formats.hdf5.locate import Outside, check_chunks, chunking, locate_grid
+from dsprep.formats.hdf5.locate import check_chunks, chunking, locate_grid
 from dsprep.formats.index_tables import Route, row_laws, runs
 from dsprep.formats.located import LazyField, Unlocated
 from dsprep.layout.describe import FieldStorage, of_array
@@ -103,7 +102,6 @@ class DatasetField(LazyField):
             if low < high:
                 self._read_into(out[at : at + high - low], low, high)
             at += high - low
-        check_text(out, self.where)
         self.contents.disk.check_same()
         return out
 
@@ -210,7 +208,7 @@ class SequenceField(DatasetField):
         try:
             with hdf5_errors(self.where, "the dataset cannot be located"):
                 grid = locate_grid(self.dataset(), disk, self.where, raw=width)
-        except (Unlocated, Outside) as reason:
+        except Unlocated as reason:
             raise FormatError(
                 f"values of variable length cannot be found without the HDF5 library, which "
                 f"follows damaged ones without end: {reason}",

@@ -2,9 +2,6 @@
 
 The library reports damage as any of a dozen built-in exceptions with a sentence per layer. Here
 they become one `FormatError` that names the file; errors of the operating system pass through.
-
-The superblock, where a file states how it is stored, is read without the library. Source: HDF5 File
-Format Specification, section II.A, "Disk Format: Level 0A - Format Signature and Superblock".
 """
 
 from __future__ import annotations
@@ -127,12 +124,8 @@ def open_hdf5(path: Path) -> Any:
         return h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE)
 
 
-# --- the superblock ---------------------------------------------------------------------------
-
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FARTHEST = 256 << 10
-_SIZES = (2, 4, 8, 16, 32)
-_LONGEST = 28 + 4 * max(_SIZES)
 
 
 def signature(file: Handle) -> int | None:
@@ -146,29 +139,3 @@ def signature(file: Handle) -> int | None:
             return at
         at = max(512, 2 * at)
     return None
-
-
-def superblock(file: Handle) -> tuple[int, int]:
-    """Return what the superblock of a file states: its version, and where the library sees the end.
-
-    Raises
-    ------
-    FormatError
-        If there is none, or it is damaged.
-    """
-    at = signature(file)
-    if at is None:
-        raise FormatError("the file has no HDF5 signature", where=file.path)
-    head, where = file.pread(_LONGEST, at), f"{file.path}, offset {at}"
-    version = head[8] if len(head) > 8 else -1
-    if not 0 <= version <= 3:
-        raise FormatError(
-            "the superblock is of an unknown version", where=where, expected="0 to 3", found=version
-        )
-    # The sizes of addresses, then the base address and one more address, then the end of the file.
-    width_at, addresses = ((13, 24), (13, 28), (9, 12), (9, 12))[version]
-    width = head[width_at] if len(head) > width_at else 0
-    begin = addresses + 2 * width
-    if width not in _SIZES or len(head) < begin + width:
-        raise FormatError("the superblock is damaged", where=where, found=f"{len(head)} bytes")
-    return version, int.from_bytes(head[begin : begin + width], "little")

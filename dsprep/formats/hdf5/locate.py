@@ -224,10 +224,6 @@ def misplaced(dataset: Any, table: NDArray[Any]) -> bool:
 # --- datasets --------------------------------------------------------------------------------
 
 
-class Outside(FormatError):
-    """Stored bytes of a dataset are not in the file; the library may read others of it."""
-
-
 def chunking(dataset: Any) -> Chunking:
     """Return the form of an `h5py.Dataset`, as far as it is known without its chunks."""
     from h5py import h5d
@@ -290,10 +286,8 @@ def locate_grid(
     ------
     Unlocated
         If only the library can read them.
-    Outside
-        If they are outside the file.
     FormatError
-        If the index of its chunks is damaged.
+        If they are outside the file, or the index of its chunks is damaged.
     """
     shape = tuple(map(int, dataset.shape))
     if not math.prod(shape):
@@ -326,7 +320,7 @@ def _contiguous(
         fill = _no_items(dataset, itemsize)
         return Grid(Blocks(Affine(1, -1), Affine(1, 0)), shape, itemsize, shape, fill=fill)
     if not 0 < offset <= file.nbytes - nbytes:
-        raise Outside(
+        raise FormatError(
             "the data are outside the file",
             where=where,
             expected=f"{nbytes} bytes from {offset} on",
@@ -374,7 +368,7 @@ def _check(table: NDArray[Any], nbytes: int | None, file: Handle, where: str) ->
     wrong |= (address > 0) & ((sizes == 0) if nbytes is None else (sizes != nbytes))
     if bool(wrong.any()):
         i = int(wrong.argmax())
-        raise Outside(
+        raise FormatError(
             "a chunk is outside the file, or has a wrong size",
             where=f"{where}, offset {int(address[i])}",
             expected=None if nbytes is None else f"{nbytes} bytes",

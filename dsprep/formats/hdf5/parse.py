@@ -32,7 +32,7 @@ from dsprep.formats.hdf5.conventions import stated
 from dsprep.formats.hdf5.datasets import Contents, walk
 from dsprep.formats.hdf5.dimensions import NOTHING, bookkeeping, read_dimensions
 from dsprep.formats.hdf5.fields import DatasetField, RaggedField, SequenceField
-from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5, superblock
+from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
 from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
@@ -55,9 +55,7 @@ def open_source(path: Path, options: OpenOptions) -> LocatedSource:
     try:
         with hdf5_errors(path, "the HDF5 file cannot be opened"):
             opened.append(open_hdf5(path))
-            number, end = superblock(disk)
-        # Nothing behind the end that the file states belongs to it; the library reads none.
-        disk.nbytes = min(disk.nbytes, end)
+            number = opened[0].id.get_create_plist().get_version()[0]
         parsed = Fields(walk(opened[0], disk, follow=options.follow_external), options).parsed
         parsed = replace(parsed, version=f"HDF5, superblock {number}{parsed.version}")
         specs = (replace(s, path=s.spelled, index=()) if s.index else s for s in options.fields)
