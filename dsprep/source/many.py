@@ -200,6 +200,7 @@ class Dataset(Source):
             own.append(f"left out {self.dropped:,} of {len(self) + self.dropped:,} samples")
         self.notes = tuple(dict.fromkeys((*notes, *own)))
         self.opening = self._opening(slice(None))
+        self._only = self._open[0].source if alone and options.file_field is None else None
 
     def _counted(self, note: str, files: int) -> str:
         return (
@@ -440,8 +441,8 @@ class Dataset(Source):
 
     @override
     def read(self, start: int, stop: int, arena: Arena | None = None) -> Batch:
-        if len(self.paths) == 1:
-            return self._read(0, start, stop, arena)
+        if self._only is not None:
+            return self._only.read(start, stop, arena)
         ranges = list(self._ranges(start, stop))
         if not ranges:
             return empty_batch(self.schema)

@@ -53,10 +53,10 @@ class Images(Format):
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        from dsprep.formats.images.source import ImageSource
+        from dsprep.formats.images.source import open_images
 
         check_options(options, self.open_options, self.name)
-        return ImageSource(path, options)
+        return open_images(path, options)
 
     @override
     def merge_schemas(

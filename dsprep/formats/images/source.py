@@ -35,78 +35,72 @@ LISTED = 32 << 10
 """Bytes of the names of classes up to which they are an attribute of the labels."""
 
 
-class ImageSource(LocatedSource):
-    """A folder of images opened for reading; see `base.Source`."""
+def open_images(path: Path, options: OpenOptions) -> LocatedSource:
+    """Open a folder of images for reading; see `base.Format.open`."""
+    inside = DirectoryGuard(path, options.follow_external)
+    chosen = patterns(options.fields)
+    files = Files.read(
+        path,
+        (lambda name: any(f.key(name) is not None for f in chosen)) if chosen else has_suffix,
+        inside,
+    )
+    table = _table(options.labels, path)
+    notes = list[str]()
+    sizes = np.array(files.nbytes, np.int64)
+    classes: tuple[bytes, ...] | None = None
+    counts: list[int] = []
+    if chosen:
+        names, parts, notes = join(chosen, files.names, sizes, options.nulls, path)
+    else:
+        own = [] if table is None else [os.fsencode(os.path.relpath(table[0], path))]
+        files.check_images(own)
+        if options.labels == "auto" and table is None:
+            files.check_certain()
+        order, classes, counts = files.in_order(options.labels == "folders")
+        names = [files.names[i] for i in order]
+        parts = [Part(IMAGE, Words.of(names), sizes[order])]
+    notes += files.notes
+    samples, given = np.arange(len(names)), list[tuple[Field, Given]]()
+    version = "image folder" if len(parts) == 1 else f"image folder, {len(parts)} files a sample"
+    if table is not None:
+        samples, given, more = _read_table(*table, names, parts)
+        notes += more
+    elif classes is not None:
+        numbers = Explicit(np.repeat(np.arange(len(classes)), counts))
+        label = Field("label", np.dtype(np.int64), (), attrs=_classes(classes))
+        words = Words.of(classes)
+        given = [(label, Given(numbers)), (_text("class", words, notes), Given(numbers, words))]
+        version += f", {len(classes):,} {'class' if len(classes) == 1 else 'classes'}"
+    elif len(parts) == 1:
+        notes.append("the images have no labels")
+    called = _some(Words.of(names), samples)
+    given.append((_text("name", called, notes), Given(Affine(len(samples), 0, 1), called)))
+    own_files = {
+        part.name: OwnFiles(_some(part.files, samples), Explicit(part.sizes[samples]))
+        for part in parts
+    }
+    fields = {part.name: Field.opaque(part.name) for part in parts}
+    parsed = Parsed(
+        version=version,
+        fields=fields | {f.name: f for f, _ in given},
+        layout=FileLayout(
+            len(samples), given={f.name: values for f, values in given}, files=own_files
+        ),
+        notes=tuple(notes),
+    )
+    opened = OpenFiles(inside, lambda _: path, kept_open=1)
 
-    def __init__(self, path: Path, options: OpenOptions) -> None:
-        inside = DirectoryGuard(path, options.follow_external)
-        chosen = patterns(options.fields)
-        files = Files.read(
-            path,
-            (lambda name: any(f.key(name) is not None for f in chosen)) if chosen else has_suffix,
-            inside,
-        )
-        table = _table(options.labels, path)
-        notes = list[str]()
-        sizes = np.array(files.nbytes, np.int64)
-        classes: tuple[bytes, ...] | None = None
-        counts: list[int] = []
-        if chosen:
-            names, parts, notes = join(chosen, files.names, sizes, options.nulls, path)
-        else:
-            own = [] if table is None else [os.fsencode(os.path.relpath(table[0], path))]
-            files.check_images(own)
-            if options.labels == "auto" and table is None:
-                files.check_certain()
-            order, classes, counts = files.in_order(options.labels == "folders")
-            names = [files.names[i] for i in order]
-            parts = [Part(IMAGE, Words.of(names), sizes[order])]
-        notes += files.notes
-        samples, given = np.arange(len(names)), list[tuple[Field, Given]]()
-        version = (
-            "image folder" if len(parts) == 1 else f"image folder, {len(parts)} files a sample"
-        )
-        if table is not None:
-            samples, given, more = _read_table(*table, names, parts)
-            notes += more
-        elif classes is not None:
-            numbers = Explicit(np.repeat(np.arange(len(classes)), counts))
-            label = Field("label", np.dtype(np.int64), (), attrs=_classes(classes))
-            words = Words.of(classes)
-            given = [(label, Given(numbers)), (_text("class", words, notes), Given(numbers, words))]
-            version += f", {len(classes):,} {'class' if len(classes) == 1 else 'classes'}"
-        elif len(parts) == 1:
-            notes.append("the images have no labels")
-        called = _some(Words.of(names), samples)
-        given.append((_text("name", called, notes), Given(Affine(len(samples), 0, 1), called)))
-        own_files = {
-            part.name: OwnFiles(_some(part.files, samples), Explicit(part.sizes[samples]))
-            for part in parts
-        }
-        fields = {part.name: Field.opaque(part.name) for part in parts}
-        parsed = Parsed(
-            version=version,
-            fields=fields | {f.name: f for f, _ in given},
-            layout=FileLayout(
-                len(samples), given={f.name: values for f, values in given}, files=own_files
-            ),
-            notes=tuple(notes),
-        )
-        self._files, self._newest = OpenFiles(inside, lambda _: path, kept_open=1), files.newest
-        super().__init__(path, parsed, options, self._open)
-        for f in self.schema:
-            if f.kind != parsed.fields[self.names[f.name]].kind:
-                raise UsageError(f"field {f.name} is bytes and cannot have a type", where=path)
-
-    def _open(self, path: str) -> Handle:
-        file = self._files.get(0, path)
-        if file.mtime_ns > self._newest:
+    def open_file(below: str) -> Handle:
+        file = opened.get(0, below)
+        if file.mtime_ns > files.newest:
             raise changed(file.path, "it is newer than when it was listed")
         return file
 
-    def close(self) -> None:
-        """Close the file that is open."""
-        self._files.close()
+    source = LocatedSource(path, parsed, options, open_file, opened.close)
+    for f in source.schema:
+        if f.kind != parsed.fields[source.names[f.name]].kind:
+            raise UsageError(f"field {f.name} is bytes and cannot have a type", where=path)
+    return source
 
 
 def _table(labels: str, path: Path) -> tuple[Path, str] | None:

@@ -41,7 +41,7 @@ class NetCdf(Format):
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         # Files keep all types themselves, `hint` is not needed.
-        from dsprep.formats.netcdf.source import NetCdfSource
+        from dsprep.formats.netcdf.source import open_netcdf
 
         check_options(options, self.open_options, self.name)
-        return NetCdfSource(path, options)
+        return open_netcdf(path, options)

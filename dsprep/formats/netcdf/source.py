@@ -22,6 +22,7 @@ from dsprep.formats.samples import SampleAxis, listed
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import Blocks, Column, FileLayout, Grid, Part, Records
+from dsprep.storage.base import Handle
 from dsprep.storage.paths import open_file
 
 MAX_STRING = 1 << 20
@@ -30,34 +31,31 @@ MAX_STRING = 1 << 20
 Variables = Mapping[str, Variable]
 
 
-class NetCdfSource(LocatedSource):
-    """A classic netCDF file opened for reading."""
+def open_netcdf(path: Path, options: OpenOptions) -> LocatedSource:
+    """Open a classic netCDF file for reading; see `base.Format.open`."""
+    file = open_file(path)
+    try:
+        return LocatedSource(path, parse(file, options), options, file.opened, file.close)
+    except BaseException:
+        file.close()
+        raise
 
-    def __init__(self, path: Path, options: OpenOptions) -> None:
-        self._file = open_file(path)
-        try:
-            header = read_header(self._file)
-            variables = _requested(header, options, path)
-            axis = _sample_axis(header, variables, options, path)
-            variables = {name: variables[name] for name in axis.names}
-            self._whole_file = axis.whole_file
-            unapplied = samples.unapplied({name: v.attrs for name, v in variables.items()})
-            parsed = Parsed(
-                version=f"netCDF classic, CDF-{header.version}",
-                fields={name: _field(header, v, self._whole_file) for name, v in variables.items()},
-                layout=_layout(header, variables, axis),
-                attrs=header.attrs,
-                notes=(*header.notes, *axis.notes, *unapplied),
-                others=axis.others,
-            )
-            super().__init__(path, parsed, options, self._file.opened)
-        except BaseException:
-            self._file.close()
-            raise
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+def parse(file: Handle, options: OpenOptions) -> Parsed:
+    """Return what a file holds."""
+    header = read_header(file)
+    variables = _requested(header, options, file.path)
+    axis = _sample_axis(header, variables, options, file.path)
+    variables = {name: variables[name] for name in axis.names}
+    unapplied = samples.unapplied({name: v.attrs for name, v in variables.items()})
+    return Parsed(
+        version=f"netCDF classic, CDF-{header.version}",
+        fields={name: _field(header, v, axis.whole_file) for name, v in variables.items()},
+        layout=_layout(header, variables, axis),
+        attrs=header.attrs,
+        notes=(*header.notes, *axis.notes, *unapplied),
+        others=axis.others,
+    )
 
 
 # --- which variables are fields ----------------------------------------------------------------

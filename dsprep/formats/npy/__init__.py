@@ -55,10 +55,10 @@ class Numpy(Format):
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         # `hint` names the array of a file, and says what varies.
-        from dsprep.formats.npy.source import NumpySource
+        from dsprep.formats.npy.source import open_numpy
 
         check_options(options, self.open_options, self.name)
-        return NumpySource(path, options, hint)
+        return open_numpy(path, options, hint)
 
     def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None

@@ -5,13 +5,16 @@ from __future__ import annotations
 import glob
 import shlex
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dsprep.core.schema import Field, FieldSpec, Schema, show_shape
 from dsprep.errors import AmbiguousError, FormatError, SchemaError
 from dsprep.formats.fields import missing_field
 from dsprep.formats.located import LocatedSource, Parsed
+from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import (
     SUFFIX,
     Arrays,
@@ -41,60 +44,56 @@ def _table_paths(spec: FieldSpec) -> list[str]:
     return [path for entry in spec.index for path in table_paths(entry)]
 
 
-class NumpySource(LocatedSource):
-    """A file of one array, a ZIP file of several, or a directory whose files are fields."""
+def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> LocatedSource:
+    """Open a file, or a directory whose files are fields, for reading; see `base.Format.open`."""
+    file = None if path.is_dir() else open_file(path)
+    files = Files(DirectoryGuard(path, options.follow_external), lambda _: path)
+    opened = partial(files.get, 0) if file is None else file.opened
+    close = files.close if file is None else file.close
+    try:
+        inside = _arrays(path, file, opened, options, hint)
+        specs = tuple(_known(s, inside) for s in options.fields)
+        tables = Tables(inside, specs, options, path, opened, file)
+        axis = _axis(tables, inside, options, path)
+        parsed = _parsed(tables, inside, axis, specs, hint, path)
+        if file is not None and inside.members:
+            names = [s.spelled for s in specs] or parsed.fields
+            known = (inside.members.get(tables.values_of(name)) for name in names)
+            members = [m for m in known if m is not None and m.nbytes <= PROVED]
+            parsed = replace(parsed, prove=partial(_prove, file, members, threading.Lock()))
+        chosen = tuple(replace(s, path=s.spelled, index=()) for s in specs)
+        return LocatedSource(path, parsed, replace(options, fields=chosen), opened, close)
+    except BaseException:
+        close()
+        raise
 
-    def __init__(self, path: Path, options: OpenOptions, hint: Schema | None) -> None:
-        self._file = None if path.is_dir() else open_file(path)
-        self._files = Files(DirectoryGuard(path, options.follow_external), lambda _: path)
-        self.path = path
-        try:
-            inside = self._arrays(options, hint)
-            specs = tuple(_known(s, inside) for s in options.fields)
-            self._tables = Tables(inside, specs, options, path, self._open, self._file)
-            axis = _axis(self._tables, inside, options, path)
-            parsed = _parsed(self._tables, inside, axis, specs, hint, path)
-            if inside.members:
-                parsed = replace(parsed, prove=self._prove_members)
-            chosen = tuple(replace(s, path=s.spelled, index=()) for s in specs)
-            super().__init__(path, parsed, replace(options, fields=chosen), self._open)
-        except BaseException:
-            self.close()
-            raise
-        self._proving = threading.Lock()
-        self._unproved = [
-            inside.members[name]
-            for name in map(self._tables.values_of, self.names.values())
-            if name in inside.members and inside.members[name].nbytes <= PROVED
-        ]
 
-    def _arrays(self, options: OpenOptions, hint: Schema | None) -> Arrays:
-        named = [p for s in options.fields for p in (s.path, s.spelled, str(s), *_table_paths(s))]
-        names = {n for p in named for n in (p, name_of(p))}
-        if self._file is None:
-            return of_directory(self.path, names, self._open)
-        if self._file.pread(2, 0) == b"PK":
-            return of_archive(self._file, names)
-        alone = None if hint is None or len(hint) != 1 else hint.names[0]
-        return of_file(self._file, alone or name_of(self.path.name) or self.path.name)
+def _arrays(
+    path: Path,
+    file: Handle | None,
+    opened: Callable[[str], Handle],
+    options: OpenOptions,
+    hint: Schema | None,
+) -> Arrays:
+    named = [p for s in options.fields for p in (s.path, s.spelled, str(s), *_table_paths(s))]
+    names = {n for p in named for n in (p, name_of(p))}
+    if file is None:
+        return of_directory(path, names, opened)
+    if file.pread(2, 0) == b"PK":
+        return of_archive(file, names)
+    alone = None if hint is None or len(hint) != 1 else hint.names[0]
+    return of_file(file, alone or name_of(path.name) or path.name)
 
-    def _open(self, path: str) -> Handle:
-        return self._file or self._files.get(0, path)
 
-    def _prove_members(self, start: int, stop: int) -> None:
-        """Compare stored members of a ZIP file with their CRC-32, once; see `PROVED`."""
-        with self._proving:
-            while self._unproved and self._file is not None:
-                member = self._unproved[-1]
-                self._file.check_same()
-                check(self._file, member)
-                self._unproved.pop()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
-        if self._file is not None:
-            self._file.close()
+def _prove(
+    file: Handle, members: list[Member], lock: threading.Lock, start: int, stop: int
+) -> None:
+    """Compare stored members of a ZIP file with their CRC-32, once; see `PROVED`."""
+    with lock:
+        while members:
+            file.check_same()
+            check(file, members[-1])
+            members.pop()
 
 
 def _known(spec: FieldSpec, inside: Arrays) -> FieldSpec:

@@ -32,6 +32,6 @@ class WebDataset(Format):
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        from dsprep.formats.webdataset.source import WebDatasetSource
+        from dsprep.formats.webdataset.source import open_archive
 
-        return WebDatasetSource(path, options)
+        return open_archive(path, options)

@@ -10,8 +10,8 @@ from dsprep.core.schema import Field
 from dsprep.errors import FormatError, UnsupportedError, UsageError
 from dsprep.formats.fields import wanted
 from dsprep.formats.located import LocatedSource, Parsed
-from dsprep.formats.npy_header import parse
-from dsprep.formats.options import OpenOptions, check_options
+from dsprep.formats.npy_header import parse as parse_header
+from dsprep.formats.options import OpenOptions
 from dsprep.formats.webdataset.headers import Archive
 from dsprep.formats.webdataset.samples import Extents, Samples, law_of
 from dsprep.layout.laws import Affine, Law
@@ -23,53 +23,40 @@ AT_ONCE = 4096
 """Headers of .npy files that are read at a time."""
 
 
-class WebDatasetSource(LocatedSource):
-    """One archive.
+def open_archive(path: Path, options: OpenOptions) -> LocatedSource:
+    """Open an archive for reading; see `base.Format.open`."""
+    file = open_file(path)
+    try:
+        parsed = parse(file, options)
+        return LocatedSource(path, parsed, replace(options, fields=()), file.opened, file.close)
+    except BaseException:
+        file.close()
+        raise
 
-    Parameters
-    ----------
-    path
-        The archive.
-    options
-        Which fields are wanted, what their bytes mean, and whether the keys are.
+
+def parse(file: Handle, options: OpenOptions) -> Parsed:
+    """Return what an archive holds of the fields that are wanted.
 
     Raises
     ------
     FormatError, SchemaError, UnsupportedError, UsageError
         If it is damaged, if samples differ in their fields, or bytes do not fit their type.
     """
-
-    def __init__(self, path: Path, options: OpenOptions) -> None:
-        check_options(options, frozenset({"fields", "keys_as"}), "webdataset")
-        self._file = open_file(path)
-        try:
-            samples, chosen = _located(self._file, options)
-            self._members = {f.name: member for member, f in chosen}
-            extents = {f.name: _extents(samples, member, options) for member, f in chosen}
-            typed = {spec.name for spec in options.fields if spec.dtype is not None}
-            fields = {f.name: f for _, f in chosen}
-            for member, f in chosen:
-                if f.name in typed or f".{member}".endswith(".npy"):
-                    fields[f.name], extents[f.name] = _as_array(
-                        self._file, f, extents[f.name], f.name in typed
-                    )
-            for name, field in fields.items():
-                _check(field, extents[name][1], path)
-            parsed = Parsed(
-                version="WebDataset in a tar archive",
-                fields=fields,
-                layout=_layout(samples.count, self._file.nbytes, fields, extents),
-                notes=tuple(samples.notes),
-            )
-            super().__init__(path, parsed, replace(options, fields=()), self._file.opened)
-        except BaseException:
-            self._file.close()
-            raise
-        self._keys = options.keys_as
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    samples, chosen = _located(file, options)
+    extents = {f.name: _extents(samples, member, options) for member, f in chosen}
+    typed = {spec.name for spec in options.fields if spec.dtype is not None}
+    fields = {f.name: f for _, f in chosen}
+    for member, f in chosen:
+        if f.name in typed or f".{member}".endswith(".npy"):
+            fields[f.name], extents[f.name] = _as_array(file, f, extents[f.name], f.name in typed)
+    for name, field in fields.items():
+        _check(field, extents[name][1], file.path)
+    return Parsed(
+        version="WebDataset in a tar archive",
+        fields=fields,
+        layout=_layout(samples.count, file.nbytes, fields, extents),
+        notes=tuple(samples.notes),
+    )
 
 
 def _located(file: Handle, options: OpenOptions) -> tuple[Samples, list[tuple[str, Field]]]:
@@ -99,7 +86,7 @@ def _as_array(file: Handle, field: Field, extent: Extents, is_typed: bool) -> tu
     offsets, lengths = (law.span(0, law.count) for law in extent)
     nbytes, begin = int(lengths[0]), int(offsets[0])
     try:
-        header = parse(lambda n: file.pread(min(n, nbytes), begin), file.path)
+        header = parse_header(lambda n: file.pread(min(n, nbytes), begin), file.path)
     except (FormatError, UnsupportedError):
         return field, extent
     found = replace(field, dtype=header.dtype, shape=header.shape, kind="array")
