@@ -66,6 +66,26 @@ def train(tmp_path) -> Path:
     return path
 
 
+LIMIT_SECONDS = 300.0
+"""How long a test may take, other tests beside it; quiet, none takes more than some seconds."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail instead of waiting for ever: all waiting in Python ends when a signal raises."""
+
+    def late(*_):
+        raise TimeoutError(f"not done after {LIMIT_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 NEEDS_TENSORFLOW = re.compile(
     r"tensorflow|test_tf\.|(conformance|format_contract|test_write\.).*tfrecord", re.IGNORECASE
 )

@@ -314,11 +314,14 @@ def schemas() -> Iterator[tuple[str, Schema]]:
 
 
 def some_schemas() -> dict[str, Schema]:
-    """Those of `schemas` that differ in more than the number or the order of bytes."""
-    dtypes = ("|u1", "<f4", "<i8", ">i2", "|S7", "bfloat16", "struct16")
+    """Those of `schemas` that formats store differently: each kind of dtype, each rank."""
+    dtypes = {
+        "scalar": ("<f4", "<i8", "|S7"),
+        "fixed": ("|u1", "<f4", ">i2", "struct16"),
+        "ragged": ("<f4", "<i8", "|S7", "bfloat16"),
+    }
     parts = {name: name.split("-", 1) for name, _ in schemas()}
-    every = ("scalar", "fixed", "ragged")
-    return {n: s for n, s in schemas() if parts[n][0] not in every or parts[n][-1] in dtypes}
+    return {n: s for n, s in schemas() if parts[n][-1] in dtypes.get(parts[n][0], parts[n])}
 
 
 def epochs(reader: Any, count: int | None = None) -> Iterator[Any]:

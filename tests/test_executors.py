@@ -60,10 +60,10 @@ needs = {
 POOLS = [pytest.param(name, marks=needs[name]) for name in ("processes", "dask")]
 
 
-def mpiexec(*words):
-    """Run Python in 4 ranks, which are killed together if they take too long."""
+def mpiexec(*words, ranks=3):
+    """Run Python in ranks, which are killed together if they take too long."""
     child = subprocess.Popen(
-        [MPIEXEC, "-n", "4", sys.executable, *map(str, words)],
+        [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -311,7 +311,7 @@ def test_a_killed_rank(origin, whole, tmp_path, swept):
     root = tmp_path / ".set.dsprep-partial"
     assert (root / "killed").exists()
     words = ("convert", origin / "mixed.tfrecord", tmp_path / "set", "--to", "tfrecord")
-    done = mpiexec("-m", "dsprep", *words, "--samples-per-file", 30)
+    done = mpiexec("-m", "dsprep", *words, "--samples-per-file", 30, ranks=2)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("if an MPI process is lost, repeat the command") == 1
     assert_whole(tmp_path, whole)
@@ -322,7 +322,7 @@ def test_damaged_data_are_told_in_one_line(name, origin, tmp_path):
     sources = executor_job.files(origin / "damaged")
     words = ["convert", *sources, tmp_path / "set", "--to", "tfrecord", "--samples-per-file", 30]
     if name == "mpi":
-        done = mpiexec("-m", "dsprep", *words)
+        done = mpiexec("-m", "dsprep", *words, ranks=2)
         code = done.returncode
     else:
         more = ["--executor", name, *(["--workers", 2] if name == "processes" else [])]

@@ -97,11 +97,11 @@ def test_matrix(tmp_path, size, commit, append):
 
 MANY_SIZES = np.random.default_rng(3).integers(2100, 30000, 700)
 BUILDS = {
-    "be4": [(900, size, {"key": "be4"}) for size in (8, 784, 3072)],
-    "dec9": [(900, size, {"key": "dec9"}) for size in (8, 784, 3072)],
-    "dec255": [(900, size, {"key": "dec255"}) for size in (8, 784, 3072)],
-    "dec500": [(500, size, {"key": "dec500"}) for size in (8, 784, 3072)],
-    "few": [(n, size, {}) for n in (1, 2, 3, 155, 156, 157, 311, 312, 313) for size in (8, 3072)],
+    "be4": [(900, 784, {"key": "be4"})],
+    "dec9": [(900, size, {"key": "dec9"}) for size in (8, 3072)],
+    "dec255": [(900, 784, {"key": "dec255"})],
+    "dec500": [(500, size, {"key": "dec500"}) for size in (8, 3072)],
+    "few": [(n, size, {}) for n in (1, 2, 155, 156, 311, 312) for size in (8, 3072)],
     "sizes": [(700, MANY_SIZES, {})],
     "together": [(900, size, {"together": True}) for size in (8, 784, 3072, 12288)],
     "large": [(12, 1 << 20, {}), (4, 8 << 20, {})],

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import pickle
 import shutil
-import signal
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -52,28 +50,6 @@ TARGETS = {
     "lmdb": "out.lmdb",
 }
 CODECS = {"hdf5": "gzip", "zarr": "zstd"}
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Fail instead of waiting for ever: all waiting in Python ends when a signal raises."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError(f"not done after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture(autouse=True)
-def limited():
-    with time_limit(600):
-        yield
 
 
 @dataclass(frozen=True)
@@ -517,11 +493,10 @@ def test_between_loops_the_next_epoch_is_read(tmp_path):
 
     def read_ahead(reader: dsprep.Reader) -> bool:
         """Whether bytes of the next epoch come while no loop runs."""
-        with time_limit(600):
-            while reader._running is not None and not reader._running.closed:
-                if any(s.epoch == reader.epoch and s.units for s in reader.stats):
-                    return True
-                time.sleep(0.001)
+        while reader._running is not None and not reader._running.closed:
+            if any(s.epoch == reader.epoch and s.units for s in reader.stats):
+                return True
+            time.sleep(0.001)
         return False
 
     for count in (1, 3, None):

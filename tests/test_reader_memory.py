@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import MIXED, dataset, epochs, random_batch
-from test_reader import keys, time_limit
+from test_reader import keys
 
 import dsprep
 from dsprep.core.schema import Batch, Field, Ragged, Schema
@@ -31,12 +31,6 @@ LARGE = Schema(
         Field("v", np.dtype("<i2"), (None, 3)),
     )
 )
-
-
-@pytest.fixture(autouse=True)
-def limited():
-    with time_limit(600):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +122,7 @@ def test_any_pattern_of_holding(draws, data):
         "seed": draws.draw(st.integers(0, 3)),
     }
     held: list[tuple[Any, list[bytes]]] = []
-    with time_limit(300), dsprep.Reader(path, **options) as reader:
+    with dsprep.Reader(path, **options) as reader:
         for batch in epochs(reader, 2):
             action = draws.draw(st.integers(0, 5))
             if action <= 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@cache
 def of_source(days: Path) -> Any:
     how = {"data_vars": "minimal", "coords": "minimal", "compat": "override"}
     paths = sorted(map(str, days.glob("day*.nc")))

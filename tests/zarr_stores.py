@@ -25,14 +25,19 @@ F4 = np.dtype("<f4")
 
 
 def _by_dtype() -> dict[str, Schema]:
-    """All schemas: those of one dtype in one, and those of float32 each by itself, too."""
+    """All schemas: those of all dtypes in two, and those of float32 each by itself, too."""
     every = dict(schemas())
     found = {k: v for k, v in every.items() if not k.startswith(("scalar-", "fixed-", "ragged-"))}
     found |= {k: v for k, v in every.items() if k.endswith("-<f4")}
-    for dtype in DTYPES:
-        fields = Field("x", dtype, (3, 2)), Field("y", dtype), Field("r", dtype, (None, 2))
-        label = f"{dtype.str}{dtype.itemsize}" if dtype.names else str(dtype)
-        found[label] = Schema(fields)
+    for label, kinds in {"numbers": "biufc", "others": "SUV"}.items():
+        dtypes = [d for d in DTYPES if d.kind in kinds]
+        found[label] = Schema(
+            tuple(
+                Field(f"{name}{i}", dtype, shape)
+                for i, dtype in enumerate(dtypes)
+                for name, shape in (("x", (3, 2)), ("y", ()), ("r", (None, 2)))
+            )
+        )
     return found
 
 
