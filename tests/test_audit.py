@@ -71,7 +71,7 @@ def test_figures(root):
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
-@pytest.mark.parametrize(("ranks", "step"), [(5, 0), (8, 3), (11, 14), (8, 16), (5, 500)])
+@pytest.mark.parametrize(("ranks", "step"), [(5, 0), (8, 3), (11, 14), (5, 500)])
 def test_resuming(root, remainder, ranks, step):
     found = dsprep.audit(
         root / "grouped.h5", 8, 8, remainder=remainder, resume_at=step, resume_ranks=ranks

@@ -196,15 +196,15 @@ def lose_a_process(origin, target, monkeypatch):
     return len({path.stem.partition("-")[2] for path in found})
 
 
-@pytest.mark.parametrize("then", ["threads", pytest.param("dask", marks=needs["dask"])])
-def test_a_killed_process(then, pool, origin, whole, tmp_path, monkeypatch):
+@needs["dask"]
+def test_a_killed_process(pool, origin, whole, tmp_path, monkeypatch):
     done = lose_a_process(origin, tmp_path / "set", monkeypatch)
     assert 0 < done < 10
     begun = []
     task = parallel.ShardTask
     monkeypatch.setattr(parallel, "ShardTask", lambda **k: begun.append(k) or task(**k))
-    executor_job.killed(origin, tmp_path / "set", None if then == "threads" else pool(then))
-    assert len(begun) == (0 if then == "threads" else 10 - done)
+    executor_job.killed(origin, tmp_path / "set", pool("dask"))
+    assert len(begun) == 10 - done
     assert_whole(tmp_path, whole)
 
 

@@ -109,7 +109,7 @@ def test_a_state_is_exact_at_every_step(data: list[Path], stop: Any, within: boo
     with made() as mix:
         loops = [pairs(mix) for _ in range(3)]
     first, second, _ = map(len, loops)
-    for step in (*range(0, first + second, 97 if within else 41), first):
+    for step in (*range(0, first + second, 131 if within else 83), first):
         with made() as mix:
             before = pairs(itertools.islice(itertools.chain(mix, mix), step))
             state = json.loads(json.dumps(mix.state_dict()))

@@ -361,7 +361,7 @@ def test_braces_as_bash_expands_them(pattern):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["{1..99999999}", "{0..999}" * 5, "{a,b}" * 40, "{" * 30000, "{" + "," * 100000]
+    "pattern", ["{1..99999999}", "{0..999}" * 5, "{a,b}" * 40, "{" * 3000, "{" + "," * 10000]
 )
 def test_braces_are_bounded(pattern):
     if pattern[0] == "{" and "}" not in pattern:

@@ -25,12 +25,12 @@ F4 = np.dtype("<f4")
 
 
 def _by_dtype() -> dict[str, Schema]:
-    """All schemas: those of all dtypes in two, and those of float32 each by itself, too."""
+    """All schemas: those of many dtypes in two, and those of float32 each by itself, too."""
     every = dict(schemas())
     found = {k: v for k, v in every.items() if not k.startswith(("scalar-", "fixed-", "ragged-"))}
     found |= {k: v for k, v in every.items() if k.endswith("-<f4")}
     for label, kinds in {"numbers": "biufc", "others": "SUV"}.items():
-        dtypes = [d for d in DTYPES if d.kind in kinds]
+        dtypes = [d for d in DTYPES if d.kind in kinds][:: 2 if label == "numbers" else 1]
         found[label] = Schema(
             tuple(
                 Field(f"{name}{i}", dtype, shape)

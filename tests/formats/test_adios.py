@@ -106,7 +106,7 @@ class TestSteps(ReadOnlyContract):
 
     def damaged(self, change):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(adios_source, "WAIT", 1.0)
+            patched.setattr(adios_source, "WAIT", 0.3)
             super().damaged(change)
 
 
@@ -214,7 +214,7 @@ def test_damage_is_an_error(tmp_path, file, monkeypatch):
             bp.array("x", np.arange(12.0).reshape(4, 3) + i, 2)
     whole = (path / file).read_bytes()
     (path / file).write_bytes(whole[: len(whole) // 2])
-    monkeypatch.setattr(adios_source, "WAIT", 2.0)
+    monkeypatch.setattr(adios_source, "WAIT", 0.3)
     with pytest.raises(FormatError, match=re.escape(str(path))):
         read(path, sample_axis="none")
 

@@ -144,9 +144,12 @@ def test_every_schema_comes_back(tmp_path: Path, name: str, case: str) -> None:
     assert stored <= plan.nbytes <= stored + 150 * 64
 
 
-@pytest.mark.parametrize("file", ["a.zarr", "a.zarr.zip"])
+EDGES = [[0], [0, 1], [0, 9], [0, 1, 2, 3], [0, 3, 10], [0, 6, 9, 15, 16], [0, 5, 10]]
+
+
 @pytest.mark.parametrize(
-    "edges", [[0], [0, 1], [0, 9], [0, 1, 2, 3], [0, 3, 10], [0, 6, 9, 15, 16], [0, 5, 10]]
+    ("file", "edges"),
+    [*(("a.zarr", edges) for edges in EDGES), ("a.zarr.zip", EDGES[0]), ("a.zarr.zip", EDGES[5])],
 )
 def test_groups_of_any_size(tmp_path: Path, file: str, edges: list[int]) -> None:
     for schema, codec in ((SCHEMAS["mixed"], None), (FIXED, None), (FIXED, "zstd:1")):
@@ -156,7 +159,7 @@ def test_groups_of_any_size(tmp_path: Path, file: str, edges: list[int]) -> None
         grouping = grouped(batch, edges)
         options = WriteOptions(compress=codec and Compression.parse(codec))
         made = []
-        for step, seed in ((10**9, None), *(() if codec else ((2, 3), (1, 4)))):
+        for step, seed in ((10**9, None), *(() if codec else ((2, 3),))):
             path = tmp_path / f"{schema is FIXED}{codec}{step}" / file
             groups = write(path, schema, batch, grouping, options, step, seed)
             check(path, schema, batch, groups, grouping, not codec)
