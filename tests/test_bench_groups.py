@@ -231,7 +231,7 @@ def run_ranks(cases, places, dies=-1):
         mine = pickle.dumps(([replace(task, rank=rank) for task in tasks], dies)).hex()
         ranks.append(subprocess.Popen([sys.executable, "-c", RUN, mine], **pipes))
     try:
-        ended = [r.communicate(timeout=120) for r in ranks]
+        ended = [r.communicate(timeout=240) for r in ranks]
     finally:
         for r in ranks:
             r.kill()

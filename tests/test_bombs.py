@@ -158,7 +158,7 @@ def command(*words):
         [sys.executable, "-c", PROGRAM, *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={**os.environ, "MALLOC_ARENA_MAX": "2"},
     )
     said, peak = done.stderr.rsplit("peak ", 1)

@@ -102,7 +102,7 @@ def test_the_baseline_is_measured_too(data):
 def test_the_ranks_of_an_mpi_job_are_those_of_the_benchmark(data, tmp_path):
     def job(*arguments, code):
         command = [MPIEXEC, "-n", "2", sys.executable, "-m", "dsprep", "bench", "read", str(data)]
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=240)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
 

@@ -154,7 +154,7 @@ def test_global_arrays_of_two_processes_with_two_devices_each(plain, mixed, tmp_
         )
         for rank in range(2)
     ]
-    done = [each.communicate(timeout=60) for each in ranks]
+    done = [each.communicate(timeout=240) for each in ranks]
     for each, (_, err) in zip(ranks, done, strict=True):
         assert each.returncode == 0, err
     for rank, (out, _) in enumerate(done):

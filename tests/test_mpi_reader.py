@@ -49,7 +49,7 @@ def runs_right(script, data, ranks, *more):
         [MPIEXEC, "-n", str(ranks), sys.executable, str(script), str(data), *more],
         capture_output=True,
         text=True,
-        timeout=120,  # a deadlock shows here
+        timeout=240,  # a deadlock shows here
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"right with {ranks} ranks"

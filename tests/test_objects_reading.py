@@ -251,7 +251,7 @@ def test_processes_write_what_threads_write(server, tmp_path):
 def test_ranks_of_an_mpi_job(url):
     script = Path(__file__).with_name("mpi_reader.py")
     command = [MPIEXEC, "-n", "2", sys.executable, str(script), url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "right with 2 ranks", done.stderr
 
 

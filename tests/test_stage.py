@@ -135,7 +135,7 @@ def test_readers_of_what_is_staged_open_no_data_file(root):
         assert (found.outcome.there, found.outcome.copied) == (0, found.nbytes)
     cases = json.dumps({name: {**order_of(name), **ENGINES.get(name, {})} for name in CASES})
     command = [sys.executable, "-P", "-c", READERS, str(root), cases]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found = dict(map(json.loads, done.stdout.splitlines()))
     assert list(found) == list(CASES)
@@ -245,7 +245,7 @@ dsprep.stage(sys.argv[1], 4, 5, sys.argv[2], **same, **more)
 def test_what_a_killed_run_has_copied_stays(root, tmp_path):
     path = made(root, "out.h5")
     command = [sys.executable, "-P", "-c", KILLED, str(path), str(tmp_path), "3"]
-    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(command, timeout=240).returncode == -signal.SIGKILL
     assert (copy_of(tmp_path).ready, copy_of(tmp_path).complete) == (3, False)
     found = staged(path, tmp_path)
     assert 0 < found.outcome.there < found.nbytes / 2

@@ -176,7 +176,7 @@ def test_all_ranks_follow_rank_0_in_repeats_that_adapt(plain, tmp_path):
         for rank in range(2)
     ]
     try:
-        said = [job.communicate(timeout=120) for job in jobs]  # a deadlock shows here
+        said = [job.communicate(timeout=240) for job in jobs]  # a deadlock shows here
     finally:
         for job in jobs:
             job.kill()

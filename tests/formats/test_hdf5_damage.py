@@ -152,7 +152,7 @@ def test_flipped_bytes_never_escape(tmp_path):
             [sys.executable, "-c", FLIPS, *map(str, arguments)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert done.returncode == 0, done.stderr[-2000:]
 
