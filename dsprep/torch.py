@@ -32,7 +32,6 @@ import mmap
 import operator
 import os
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -64,10 +63,6 @@ COPIES = 2
 """Copies to a device that are under way at a time."""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for every context, not that of one device
-_OF_PROCESSES = ("allocate", "readers_per_node", "stagger", "comm")  # of no use in workers
-
-LOOPS = 1024
-"""Loops of workers that are distinguished, since the last call of `Batches.set_epoch`."""
 
 
 class Batches(ReaderLoops[B], IterableDataset[B]):
@@ -78,13 +73,9 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
     transform makes something else of it, type checkers learn so from
     ``Batches[tuple[Tensor, Tensor]](path, 64, transform=...)``.
 
-    No workers are needed: the reader's threads read while the program computes. A
-    ``DataLoader(batches, batch_size=None, num_workers=k)`` copies every batch from process to
-    process, so workers pay only for a slow transform that holds the GIL. The batches are the same
-    then, in another order: of S steps of an epoch each worker does S / k that follow one another.
-    Each loop runs through the next epoch, also after one that was left early, and `epoch` is that
-    of the loop after this one. States come from the workers (torchdata's ``StatefulDataLoader``),
-    and each of them reads for itself (no `readers_per_node`, no `stagger`).
+    There are no workers: the reader's threads read while the program computes, and no batch is
+    copied from process to process. For a transform that holds the GIL for long, there is `Samples`
+    in a ``DataLoader``.
 
     Lightning, Accelerate and the Trainer of Hugging Face take it as the loader itself, where each
     rank reads its own part: see `dsprep.lightning` and `dsprep.transformers`.
@@ -154,9 +145,7 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
         self._reader = Reader(**{**self._arguments, **alone})
         if not self._reader.transforms:
             check_fields(self._reader.schema, takes, "PyTorch")
-        self._worker: _Worker | None = None
         self._is_placed = False  # whether somebody said at which epoch and step it is
-        self._shared = _Shared()
 
     def _is_early_child(self) -> bool:
         """Whether Lightning started this process: of its variables none states the rank."""
@@ -200,30 +189,23 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
         """Return the steps of a whole epoch, also of one that is resumed."""
         if sys._getframe(1).f_code is random_split.__code__:
             self[0]
-        return self.reader.steps_of(self.epoch) if self._shared.loops() else super().__len__()
+        return super().__len__()
 
-    @property
-    def remaining(self) -> int:
-        """Steps that are left of the epoch: those that the next loop delivers, if it begins now.
+    def __iter__(self) -> Iterator[B]:
+        """Return the batches of the next epoch, or of what is left of it.
 
         Raises
         ------
         UsageError
-            In a program whose workers read: only they know.
+            If a loader of samples would lose or mix up batches, or workers were to read them.
         """
-        self._check_known()
-        return super().remaining
-
-    def __iter__(self) -> Iterator[B]:
-        """Return the batches of the next epoch, or of what is left of it."""
-        info = get_worker_info()
+        if get_worker_info() is not None:
+            raise UsageError(
+                "batches are read by threads of this process, not by workers",
+                fix="use num_workers=0, which is faster; for a slow transform of each sample, take "
+                "dsprep.torch.Samples",
+            )
         self._check_caller()
-        if info is not None:
-            self._enter(info).begin()
-        else:
-            if self._shared.loops():  # after those of workers
-                self.set_epoch(self.epoch)
-            self._shared.resumed(-1)  # this process knows where it is
         return self._noted(self._host() if self._device.type == "cpu" else self._fed())
 
     def _check_caller(self) -> None:
@@ -254,8 +236,6 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
 
     def _host(self) -> Generator[Any, None, None]:
         batches = iter(self.reader)
-        if self._worker is not None:
-            self._worker.loop = batches
         try:
             for batch in map(self._tensors, batches):
                 yield self._finished(batch)
@@ -283,70 +263,15 @@ class Batches(ReaderLoops[B], IterableDataset[B]):
 
     # --- epochs and states -------------------------------------------------------------------
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batch."""
-        if self._ahead or self._worker or not self._shared.loops():
-            return super().epoch
-        return self._shared.base(self.reader.epoch) + self._shared.loops()
-
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop begin with the beginning of an epoch, in workers too."""
+        """Let the next loop begin with the beginning of an epoch."""
         super().set_epoch(epoch)
-        self._shared.called(epoch)
         self._is_placed = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, after the last batch that was delivered; see `Reader`.
-
-        Raises
-        ------
-        UsageError
-            In a program whose workers read: only they know.
-        """
-        self._check_known()
-        return super().state_dict()
-
-    def _check_known(self) -> None:
-        """Raise `UsageError` if only workers know where the loop is."""
-        if self._worker is None and self._shared.loops():
-            raise UsageError(
-                "the batches are read by the workers of a DataLoader, so this process does not "
-                "know where they are",
-                fix="use num_workers=0, which is faster, or torchdata's StatefulDataLoader",
-            )
 
     def load_state_dict(self, state: Mapping[str, Any], *, other_data: bool = False) -> None:
-        """Continue where `state_dict` was called: before the loop, before workers are started."""
-        info = get_worker_info()
-        if info is not None:
-            self._enter(info).resumed = True
+        """Continue where `state_dict` was called; before the loop."""
         super().load_state_dict(state, other_data=other_data)
         self._is_placed = True
-        if info is None:
-            self._shared.called(self.reader.epoch)
-
-    def _enter(self, info: Any) -> _Worker:
-        """Become a worker: a part of the steps of this rank is its own."""
-        if self._worker is not None:
-            return self._worker
-        if self._device.type != "cpu":
-            raise UsageError(
-                f"a worker of a DataLoader cannot deliver on {self._device}",
-                fix="use num_workers=0, or device='cpu' and pin_memory=True of the DataLoader",
-            )
-        main, rank_info = self.reader, self.reader.rank_info
-        arguments = {k: v for k, v in self._arguments.items() if k not in _OF_PROCESSES}
-        arguments |= {
-            "rank": rank_info.rank,
-            "world_size": rank_info.world_size,
-            "check_order": False,
-        }
-        self.reader = Reader(**arguments)
-        self.reader.load_state_dict(main.state_dict())
-        self.reader.take_part(info.id, info.num_workers)
-        self._worker = _Worker(self.reader, self._shared, info)
-        return self._worker
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_reader": self.reader, **super().__getstate__()}
@@ -520,91 +445,6 @@ def _tensors(column: Column) -> Sequence[Any]:
         return [_leaf(value) for value in column]
     tensors: Sequence[Any] = tensor(column).unbind()
     return tensors
-
-
-# --- workers -----------------------------------------------------------------------------------
-
-
-class _Shared:
-    """What a program and its workers know of each other, in memory that they share.
-
-    Workers that are started for a loop cannot know how many loops there were before, and all of
-    one loop have to take the same epoch. What they have in common is the seed that a DataLoader
-    draws for each loop: the first one that comes with it notes it.
-    """
-
-    def __init__(self) -> None:
-        self._facts = torch.zeros(3 + 2 * LOOPS, dtype=torch.int64).share_memory_()
-        self._facts[2] = -1
-
-    def called(self, epoch: int) -> None:
-        """Note that the program set an epoch: loops are counted from there on."""
-        self._facts[2] = epoch
-        self._facts[1] = 0
-        self._facts[0] += 1
-
-    def resumed(self, epoch: int) -> None:
-        """Note the epoch that loops are counted from; -1: that of the program's reader."""
-        self._facts[2] = epoch
-
-    def calls(self) -> int:
-        """Return how often the program set an epoch."""
-        return int(self._facts[0])
-
-    def base(self, otherwise: int) -> int:
-        """Return the epoch that loops are counted from, if it was noted."""
-        noted = int(self._facts[2])
-        return otherwise if noted < 0 else noted
-
-    def loops(self) -> int:
-        """Return how many loops workers began since."""
-        return int(self._facts[1])
-
-    def enter(self, key: int, worker: int) -> tuple[int, bool]:
-        """Return the number of the loop with a key, and whether this worker was in it before."""
-        count, keys = self.loops(), self._facts[3 : 3 + LOOPS]
-        last = self._facts[3 + LOOPS :]
-        again = int(last[worker % LOOPS]) == key
-        last[worker % LOOPS] = key
-        for number in range(count - 1, max(-1, count - 1 - LOOPS), -1):
-            if int(keys[number % LOOPS]) == key:
-                return number, again
-        keys[count % LOOPS] = key  # others of this loop may write the same meanwhile
-        self._facts[1] = count + 1
-        return count, False
-
-
-class _Worker:
-    """A process that reads a part of the steps of its rank."""
-
-    def __init__(self, reader: Reader, shared: _Shared, info: Any) -> None:
-        self._reader, self._shared = reader, shared
-        self._id, self._seed = info.id, info.seed - info.id
-        self._calls, self._first = shared.calls(), reader.epoch
-        self._begun = 0
-        self.loop: Any = None
-        self.resumed = False
-
-    def begin(self) -> None:
-        """Go to the epoch of the loop that begins."""
-        if self.loop is not None:  # of a loop that the program left
-            self.loop.close()
-        calls = self._shared.calls()
-        key = hash((self._seed, calls, self._begun)) or 1
-        number, again = self._shared.enter(key, self._id)
-        if self.resumed:
-            self._shared.resumed(self._reader.epoch - number)
-            self.resumed = False
-        elif number or calls != self._calls:  # else it is where the program is, in mid-epoch even
-            self._reader.set_epoch(self._shared.base(self._first) + number)
-        self._calls = calls
-        self._begun += 1
-        if again and self._id == 0:
-            warnings.warn(
-                f"epoch {self._reader.epoch} is read again, in the same order: call set_epoch "
-                "before each epoch when torch.manual_seed is called before each epoch",
-                stacklevel=3,
-            )
 
 
 # --- tensors -----------------------------------------------------------------------------------

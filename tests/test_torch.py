@@ -1,18 +1,15 @@
-"""Batches as tensors: the same values, without a copy, in workers, and ahead on a device."""
+"""Batches as tensors: the same values, without a copy, and ahead on a device."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
-import itertools
 import os
 import pickle
 import subprocess
 import sys
 import time
-import warnings
-from collections import Counter
 from pathlib import Path
 
 import adapter_contract
@@ -28,12 +25,10 @@ from adapter_contract import (
     labels,
     made,
     of_reader,
-    rising,
 )
 from support import epochs, flip_sampled, raw
 
 import dsprep
-from dsprep.cache.folder import CacheFolder
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import ChangedError, UnsupportedError, UsageError
 from dsprep.reader.memory import anonymous
@@ -286,9 +281,10 @@ def test_samples_that_are_not_those_of_before(tmp_path):
 
 def test_habits_that_lead_nowhere_name_the_way(plain):
     batches = Batches(plain[0], 8, **ALONE)
-    for workers in (0, 1):
-        with pytest.raises(UsageError, match="give it batch_size=None"):
-            next(iter(DataLoader(batches, 16, num_workers=workers)))
+    with pytest.raises(UsageError, match="give it batch_size=None"):
+        next(iter(DataLoader(batches, 16)))
+    with pytest.raises(UsageError, match="num_workers=0"):
+        next(iter(DataLoader(batches, batch_size=None, num_workers=1)))
     for lengths in ([0.5, 0.5], [STEPS - 3, 3]):
         with pytest.raises(UsageError, match=r"Samples\(path\)"):
             random_split(batches, lengths)
@@ -298,181 +294,6 @@ def test_habits_that_lead_nowhere_name_the_way(plain):
         Samples(plain[0], shuffle=True)
     with pytest.raises(UsageError, match=r"did you mean fields=\?"):
         Samples(plain[0], feilds="x")
-
-
-# --- workers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", [{}, {"drop_last": True}, {"pad": True}])
-def test_workers_of_all_ranks_cover_every_sample(plain, policy):
-    seen, steps = Counter(), set()
-    for rank in range(2):
-        batches = Batches(plain[0], 8, rank=rank, world_size=2, **policy)
-        found = labels(DataLoader(batches, batch_size=None, num_workers=2))
-        steps.add(len(found))
-        seen.update(i for batch in found for i in batch)
-    assert len(steps) == 1
-    if not policy:
-        assert seen == Counter(range(COUNT))
-    elif "pad" in policy:
-        assert set(seen) == set(range(COUNT))
-    else:
-        assert max(seen.values()) == 1
-        assert len(seen) == 2 * 2 * 3 * 8
-
-
-@pytest.mark.filterwarnings("error")  # PyTorch warns of more batches than `len` said
-@pytest.mark.parametrize("persistent", [False, True])
-def test_the_loop_that_everybody_writes_with_workers(persistent, plain):
-    """An epoch per loop, of as many steps as `len` says."""
-    with dsprep.Reader(plain[0], 8, **ALONE) as reader:
-        expected = [labels(reader) for _ in range(6)]
-    batches = Batches(plain[0], 8, **ALONE)
-    loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=persistent)
-    for epoch in (0, 1, 2, 4, 5):
-        if epoch == 4:
-            batches.set_epoch(4)  # it leads on from there
-        assert batches.epoch == epoch
-        found = []
-        for step, batch in enumerate(loader):
-            found.append(batch["label"].tolist())
-            assert len(loader) == 13
-            if epoch == 1 and step == 2:
-                break  # the next loop is the next epoch
-        if epoch == 1:
-            assert all(b in expected[1] for b in found)
-        else:
-            assert found[0:12:2] == expected[epoch][:6]
-            assert sorted(found) == sorted(expected[epoch])
-        assert batches.epoch == epoch + 1
-    with pytest.raises(UsageError, match="workers of a DataLoader"):
-        batches.state_dict()
-    batches.set_epoch(2)
-    assert batches.state_dict()["epoch"] == 2
-    assert labels(batches) == expected[2]
-    found = [labels(DataLoader(batches, batch_size=None, num_workers=1)) for _ in range(2)]
-    assert [*found, labels(batches)] == expected[3:6]
-
-
-def test_workers_share_a_cache(plain, tmp_path):
-    cache, seen = tmp_path / "cache", Counter()
-    batches = Batches(plain[0], 8, cache=cache, **ALONE)
-    for _ in range(2):
-        for batch in DataLoader(batches, batch_size=None, num_workers=2):
-            for x, label in zip(batch["x"], batch["label"].tolist(), strict=True):
-                assert x.numpy().tobytes() == plain[1]["x"][label].tobytes()
-                seen[label] += 1
-    assert seen == Counter(dict.fromkeys(range(COUNT), 2))
-    (info,) = CacheFolder(cache).infos()
-    assert info.ready == info.pieces == 7
-    list(batches)  # in this process
-    stats = batches.stats[-1]
-    assert (stats.cache_nbytes, stats.copied_nbytes) == (stats.nbytes, 0)
-
-
-@pytest.mark.filterwarnings("error")  # PyTorch warns of more batches than `len` said
-@pytest.mark.parametrize("persistent", [False, True])
-def test_passes_of_mini_epochs_with_workers(persistent, plain):
-    """Of as many steps as `len` said before, though parts differ in size."""
-    cut = {"mini_epochs": 3, "repeats": rising, "seed": 3, **ALONE}
-    with dsprep.Reader(plain[0], 8, **cut) as reader:
-        expected = [labels(reader) for _ in range(6)]
-    assert len(set(map(len, expected))) > 1
-    batches = Batches(plain[0], 8, **cut)
-    loader = DataLoader(batches, batch_size=None, num_workers=2, persistent_workers=persistent)
-    for number, right in enumerate(expected):
-        assert batches.epoch == number
-        assert len(loader) == batches.steps_per_epoch == len(right)
-        assert sorted(labels(loader)) == sorted(right)
-
-
-def test_repeats_that_adapt_need_this_process(plain, monkeypatch):
-    batches = Batches(plain[0], 8, mini_epochs=3, repeats=dsprep.repeats.Patience(), **ALONE)
-    for count in (1, 2):
-        with pytest.raises(UsageError, match="workers cannot agree"):
-            Workers(monkeypatch, batches, count).loop(7)
-    labels(batches)
-    assert not batches.reader.report(loss=1.0)
-
-
-def test_workers_that_are_spawned(plain):
-    batches = Batches(plain[0], 20, transform=double, **ALONE)
-    loader = DataLoader(batches, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    batches.set_epoch(4)
-    with dsprep.Reader(plain[0], 20, **ALONE) as reader:
-        reader.set_epoch(4)
-        assert labels(loader) == labels(reader)
-
-
-class Workers:
-    """The workers of a DataLoader, in this process."""
-
-    def __init__(self, monkeypatch, batches, count):
-        self.monkeypatch, self.batches, self.count = monkeypatch, batches, count
-
-    def loop(self, seed, states=None):
-        """The batches of a loop, and the states that its workers end with."""
-        found = [
-            self.one(i, seed, None if states is None else states[i]) for i in range(self.count)
-        ]
-        return [b for batches, _ in found for b in batches], [state for _, state in found]
-
-    def one(self, number, seed, state=None, stop=None):
-        """What one worker delivers, that starts with the loop."""
-        info = {"id": number, "num_workers": self.count, "seed": seed + number}
-        with self.monkeypatch.context() as context:
-            context.setattr(adapter, "get_worker_info", lambda: type("Info", (), info)())
-            worker = pickle.loads(pickle.dumps(self.batches))
-            worker._shared = self.batches._shared
-            if state is not None:
-                worker.load_state_dict(state)
-            loop = iter(worker)
-            found = [b["label"].tolist() for b in itertools.islice(loop, stop)]
-            return found, worker.state_dict()
-
-
-def test_loops_with_the_same_seed_are_noticed(plain, monkeypatch):
-    batches = Batches(plain[0], 8, **ALONE)
-    workers = Workers(monkeypatch, batches, 2)
-    zero, _ = workers.loop(7)
-    with pytest.warns(UserWarning, match="epoch 0 is read again.*set_epoch"):
-        assert workers.loop(7)[0] == zero
-    batches.set_epoch(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        one, _ = workers.loop(7)
-        two, _ = Workers(monkeypatch, batches, 3).loop(8)  # another number of workers
-    assert [zero, one, two] == [labels(batches_of(plain, epoch)) for epoch in (0, 1, 2)]
-
-
-def batches_of(plain, epoch):
-    batches = Batches(plain[0], 8, **ALONE)
-    batches.set_epoch(epoch)
-    return batches
-
-
-def test_states_of_workers_are_exact(plain, monkeypatch):
-    batches = Batches(plain[0], 8, **ALONE)
-    batches.set_epoch(3)
-    workers = Workers(monkeypatch, batches, 2)
-    begun = [workers.one(i, 5, stop=3) for i in range(2)]
-    again = Workers(monkeypatch, Batches(plain[0], 8, **ALONE), 2)  # another program
-    rest, states = again.loop(9, [state for _, state in begun])
-    found = [b for batches, _ in begun for b in batches] + rest
-    assert sorted(found) == sorted(labels(batches_of(plain, 3)))
-    assert {state["epoch"] for state in states} == {4}
-    assert again.loop(10)[0] == labels(batches_of(plain, 4))
-
-
-def test_a_state_of_one_process_goes_on_in_workers(plain):
-    batches = Batches(plain[0], 8, **ALONE)
-    loop = iter(batches)
-    begun = [next(loop)["label"].tolist() for _ in range(4)]
-    state = batches.state_dict()
-    other = Batches(plain[0], 8, **ALONE)
-    other.load_state_dict(state)
-    rest = labels(DataLoader(other, batch_size=None, num_workers=2))
-    assert Counter(i for b in begun + rest for i in b) == Counter(range(COUNT))
 
 
 # --- devices: a fake one, since no GPU is at hand where tests run ---------------------------------
@@ -627,13 +448,10 @@ def test_on_a_gpu_states_are_exact_and_all_memory_is_unlocked(plain, gpu):
     assert not gpu
 
 
-def test_batches_on_a_gpu_through_a_loader(mixed, gpu, monkeypatch):
+def test_batches_on_a_gpu_through_a_loader(mixed, gpu):
     batches = Batches(mixed[0], 8, device="cuda:0", nested=True, **ALONE)
     found = labels(DataLoader(batches, batch_size=None))
     assert sorted(i for b in found for i in b) == list(range(COUNT))
-    monkeypatch.setattr(adapter, "get_worker_info", lambda: type("Info", (), {"id": 0}))
-    with pytest.raises(UsageError, match="num_workers=0"):
-        iter(batches)
 
 
 def test_memory_that_cannot_be_locked_is_told(plain, gpu):

@@ -143,13 +143,12 @@ def test_accelerate_skips_the_first_batches(plain):
     assert labels(skip_first_batches(batches, 5)) == of_reader(plain[0], 2, seed=3)[STEPS + 5 :]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stateful_loader_continues_to_the_batch(workers, plain):
+def test_a_stateful_loader_continues_to_the_batch(plain):
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
     def loader():
         batches = Batches(plain[0], 8, seed=3, rank=0, world_size=1)
-        return stateful.StatefulDataLoader(batches, batch_size=None, num_workers=workers)
+        return stateful.StatefulDataLoader(batches, batch_size=None)
 
     first, second = loader(), loader()
     loop = iter(first)
