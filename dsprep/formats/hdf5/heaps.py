@@ -16,7 +16,7 @@ import re
 import struct
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,8 +30,7 @@ _START = b"GCOL\1\0\0\0"
 _OBJECT = {2: struct.Struct("<H6xH"), 4: struct.Struct("<H6xI"), 8: struct.Struct("<H6xQ")}
 """Number and size of an object, by the bytes of a size in the file."""
 
-_SMALLEST = 4096
-_WINDOW = 64 << 10
+_SMALLEST, _LARGE = 4096, 1 << 20
 _REMEMBERED = 32
 _OVERLAP = 4
 """How many collections a byte may belong to: files may contain files, but not without end."""
@@ -39,6 +38,10 @@ _OVERLAP = 4
 _ATTRIBUTE, _CONTINUATION, _APART, _SHARED = 0x0C, 0x10, 0x15, 2
 _MOST = 16 << 20
 """Bytes of an object's headers; where there are more, nothing is found."""
+
+
+Collection: TypeAlias = tuple[Array, dict[int, tuple[int, int]]]
+"""The bytes of a collection; by its number where in these each object begins, and its bytes."""
 
 
 class Heaps:
@@ -58,9 +61,8 @@ class Heaps:
         self._file, self._base = file, plist.get_userblock()
         self._address_nbytes, self._size_nbytes = plist.get_sizes()
         self.width = 4 + self._address_nbytes + 4
-        self._recent: dict[int, Ints] = {}
-        self._collections: set[int] = set()
-        self._collections_nbytes = 0
+        self._recent: dict[int, Collection] = {}
+        self._visited, self._nbytes = set[int](), 0
         self._lock = threading.Lock()
 
     def read(self, rows: Array, itemsize: int, where: object) -> tuple[Array, Ints]:
@@ -78,113 +80,74 @@ class Heaps:
         FormatError
             If a row does not refer to an object of the right size.
         """
-        begins, sizes, collections = self._follow(rows, itemsize, where)
-        out = np.empty(int(sizes.sum()), np.uint8)
-        to = np.cumsum(sizes) - sizes
-        for members in collections:  # one read where they are most of what it fetches
-            low = int(begins[members].min())
-            high = int((begins[members] + sizes[members]).max())
-            data = None
-            if high - low <= _WINDOW + 2 * int(sizes[members].sum()):
-                data = np.empty(high - low, np.uint8)
-                self._file.pread_into(data, low)
-            for i in members.tolist():
-                part = out[to[i] : to[i] + sizes[i]]
-                if data is None:
-                    self._file.pread_into(part, int(begins[i]))
-                else:
-                    part[:] = data[begins[i] - low : begins[i] - low + sizes[i]]
-        return out, sizes
-
-    def _follow(self, rows: Array, itemsize: int, where: object) -> tuple[Ints, Ints, list[Ints]]:
-        """Return where the items of each row begin, their bytes, and the rows of each collection.
-
-        Rows without items are in no collection.
-        """
         part = min(self._address_nbytes, 8)
         wide = np.zeros((len(rows), 8), np.uint8)
         wide[:, :part] = rows[:, 4 : 4 + part]
-        addresses = wide.view("<u8")[:, 0]
-        items, numbers = (np.ascontiguousarray(r).view("<u4") for r in (rows[:, :4], rows[:, -4:]))
-        sizes = np.where(addresses > 0, items[:, 0].astype(np.int64) * itemsize, 0)
-        begins = np.zeros(len(rows), np.int64)
-        order = np.argsort(addresses, kind="stable")
-        order = order[np.searchsorted(addresses[order], 1) :]
-        cuts = np.flatnonzero(np.diff(addresses[order])) + 1
-        collections = np.split(order, cuts) if len(order) else []
-        for members in collections:
-            address = int(addresses[members[0]])
-            objects = self._collection(address, where)
-            wanted = numbers[members, 0].astype(np.int64)
-            inside = np.minimum(wanted, len(objects) - 1)
-            stored = np.where(wanted < len(objects), objects[inside, 1], -1)
-            wrong = np.flatnonzero(stored != sizes[members])
-            if len(wrong):
-                at = int(wrong[0])
-                expected = f"object {wanted[at]} of {sizes[members[at]]} bytes"
-                found = "none" if stored[at] < 0 else f"{stored[at]} bytes"
+        addresses = wide.view("<u8")[:, 0].tolist()
+        items, numbers = (
+            np.ascontiguousarray(r).view("<u4")[:, 0].tolist() for r in (rows[:, :4], rows[:, -4:])
+        )
+        values = [np.empty(0, np.uint8)] * (len(rows) + 1)
+        for i in sorted(range(len(rows)), key=addresses.__getitem__):
+            address, nbytes = addresses[i], items[i] * itemsize
+            if not address:
+                continue
+            data, objects = self._recent.get(address) or self._collection(address, where)
+            begin, stored = objects.get(numbers[i], (0, -1))
+            if stored != nbytes:
+                expected = f"object {numbers[i]} of {nbytes} bytes"
+                found = "none" if stored < 0 else f"{stored} bytes"
                 raise _damage(where, self._base + address, expected, found)
-            begins[members] = objects[inside, 0]
-        return begins, sizes, collections
+            values[i] = data[begin : begin + nbytes]
+        return np.concatenate(values), np.fromiter(map(len, values), np.int64, len(rows))
 
-    def _collection(self, address: int, where: object) -> Ints:
-        """Return begin and bytes of each object of a collection by its number; -1: there is none.
-
-        It is walked once, unless many others come between.
-        """
-        with self._lock:
-            objects = self._recent.get(address)
-        if objects is not None:
-            return objects
-        offset = self._base + address
+    def _collection(self, address: int, where: object) -> Collection:
+        """Return a collection; it is read and walked once, unless many others come between."""
+        offset, head = self._base + address, 8 + self._size_nbytes
         left = self._file.nbytes - offset
-        if left < 8 + self._size_nbytes:
+        if left < head:
             raise _damage(where, offset, f"within {self._file.nbytes} bytes", "beyond the file")
-        head = self._file.pread_exact(8 + self._size_nbytes, offset)
-        if head[:8] != _START:
-            raise _damage(where, offset, f"a collection, {_START!r}", repr(head[:8]))
-        size = int.from_bytes(head[8:], "little")
+        start = self._file.pread_exact(head, offset)
+        if start[:8] != _START:
+            raise _damage(where, offset, f"a collection, {_START!r}", repr(start[:8]))
+        size = int.from_bytes(start[8:], "little")
         if not _SMALLEST <= size <= left:
             raise _damage(where, offset, f"{_SMALLEST} to {left} bytes", size)
         with self._lock:
-            if address not in self._collections:
-                self._collections.add(address)
-                self._collections_nbytes += size
-        if self._collections_nbytes > _OVERLAP * self._file.nbytes:
+            self._nbytes += size * (address not in self._visited)
+            self._visited.add(address)
+        if self._nbytes > _OVERLAP * self._file.nbytes:
             raise _damage(where, offset, "collections side by side", "overlapping ones")
-        walked = self._walk(offset, size, where)
-        objects = np.full((max(walked, default=0) + 1, 2), -1, np.int64)
-        objects[list(walked.keys())] = list(walked.values()) or np.empty((0, 2), np.int64)
-        with self._lock:
-            self._recent[address] = objects
-            while len(self._recent) > _REMEMBERED:
-                del self._recent[next(iter(self._recent))]
-        return objects
+        data = np.empty(size, np.uint8)
+        self._file.pread_into(data, offset)
+        found = data, self._walk(data, offset, where)
+        if size <= _LARGE:
+            with self._lock:
+                self._recent[address] = found
+                while len(self._recent) > _REMEMBERED:
+                    del self._recent[next(iter(self._recent))]
+        return found
 
-    def _walk(self, offset: int, size: int, where: object) -> dict[int, tuple[int, int]]:
+    def _walk(self, data: Array, offset: int, where: object) -> dict[int, tuple[int, int]]:
         """Return begin and bytes of each object of the collection at `offset` by its number."""
         if self._size_nbytes not in _OBJECT:
             raise _damage(where, offset, "sizes of 2, 4, or 8 bytes", self._size_nbytes)
-        unpack = _OBJECT[self._size_nbytes].unpack_from
-        head = (8 + self._size_nbytes + 7) & ~7  # of the collection, and of each object
-        at, end = offset + head, offset + size
+        unpack, view, end = _OBJECT[self._size_nbytes].unpack_from, memoryview(data), len(data)
+        at = head = (8 + self._size_nbytes + 7) & ~7  # of the collection, and of each object
         objects: dict[int, tuple[int, int]] = {}
         while end - at >= head:
-            low, window = at, self._file.pread_exact(min(_WINDOW, end - at), at)
-            last = low + len(window) - head
-            while at <= last:
-                number, nbytes = unpack(window, at - low)
-                if number == 0:  # the free space at the end, whose size has its header in it
-                    if nbytes != end - at:
-                        raise _damage(where, at, f"free space of {end - at} bytes", nbytes)
-                    return objects
-                step = head + ((nbytes + 7) & ~7)
-                if step > end - at:
-                    raise _damage(where, at, f"an object of at most {end - at - head}", nbytes)
-                if number in objects:
-                    raise _damage(where, at, "a number that is free", f"{number} again")
-                objects[number] = (at + head, nbytes)
-                at += step
+            number, nbytes = unpack(view, at)
+            if number == 0:  # the free space at the end, whose size has its header in it
+                if nbytes != end - at:
+                    raise _damage(where, offset + at, f"free space of {end - at} bytes", nbytes)
+                break
+            step = head + ((nbytes + 7) & ~7)
+            if step > end - at:
+                raise _damage(where, offset + at, f"an object of at most {end - at - head}", nbytes)
+            if number in objects:
+                raise _damage(where, offset + at, "a number that is free", f"{number} again")
+            objects[number] = (at + head, nbytes)
+            at += step
         return objects
 
     # --- attributes ---
@@ -204,7 +167,7 @@ class Heaps:
             for data in self._attributes(h5o.get_info(item.id).addr, name.encode("utf-8")):
                 rows = np.frombuffer(data[:nbytes], np.uint8).reshape(-1, self.width)
                 items = 1 if text else kind.get_super().get_size()
-                self._follow(rows, items, f"attribute {name}")
+                self.read(rows, items, f"attribute {name}")
                 is_found = len(data) >= nbytes
         except (FormatError, EOFError, LookupError, ValueError, struct.error):
             return False

@@ -7,6 +7,7 @@ datasets ``values``, ``first`` and ``count``, and what `dsprep.formats.ragged` f
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, marked
@@ -40,24 +41,25 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
 
 
 def _own_group(
-    name: str, kind: object, contents: Contents, open_rows: Open, rows: RaggedRows, here: str
+    name: str, kind: Any, contents: Contents, open_rows: Open, rows: RaggedRows, here: str
 ) -> None:
-    if kind not in ("array", "bytes", "str"):
-        raise FormatError(f"attribute {KIND_ATTRIBUTE} is {kind!r}", where=here)
-    parts = {part: f"{name}/{part}".lstrip("/") for part in ("values", "first", "count")}
-    for part, path in parts.items():
-        if path not in contents.datasets:
-            raise FormatError(f"the ragged field lacks its dataset {part}", where=here)
-    index = [parts["first"], parts["count"]]
-    table = table_of(index, contents, open_rows, _capacity(name, contents))
-    stored_type = contents.datasets[parts["values"]]
-    if table is None or stored_type.vlen or not stored_type.shape:
-        raise FormatError("the ragged field has datasets of wrong types", where=here)
-    if kind != "array" and (stored_type.carrier.dtype.str != "|u1" or len(stored_type.shape) != 1):
-        raise FormatError("the text or bytes are not uint8", where=here)
-    route = Route((table,), (f"{parts['first']},{parts['count']}",), kind)
-    rows.routes[name] = (parts["values"], route)
-    rows.used.update(parts.values())
+    paths = [f"{name}/{part}".lstrip("/") for part in ("values", "first", "count")]
+    lost, table = [path for path in paths if path not in contents.datasets], None
+    if not lost:
+        table = table_of(paths[1:], contents, open_rows, _capacity(name, contents))
+    stored = contents.datasets.get(paths[0])
+    bytes_in_row = stored and stored.carrier.dtype.str == "|u1" and len(stored.shape) == 1
+    if not (table and stored and stored.shape and not stored.vlen) or not (
+        kind == "array" or (kind in ("bytes", "str") and bytes_in_row)
+    ):
+        raise FormatError(
+            "the group is not a ragged field as dsprep writes it",
+            where=here,
+            expected="values, first and count; of bytes or str, values of uint8",
+            found=f"{kind}, without {', '.join(lost)}" if lost else kind,
+        )
+    rows.routes[name] = (paths[0], Route((table,), (",".join(paths[1:]),), kind))
+    rows.used.update(paths)
 
 
 def _capacity(name: str, contents: Contents) -> int:
