@@ -209,9 +209,8 @@ def test_sequences_whose_stored_size_is_set_to_0(tmp_path, userblock):
     data = path.read_bytes()
     assert data.count(place) == 1
     path.write_bytes(data.replace(place, place[:8] + bytes(8)))
-    no_bytes = pytest.raises(FormatError, match="field x: data of no bytes have an address")
-    with opened(path) as source, no_bytes:
-        source.read(0, 1)
+    with opened(path) as source:
+        assert [len(item) for item in source.read(0, 12)["x"]] == [*range(12)]
 
 
 def test_two_members_of_one_name(tmp_path):
@@ -454,7 +453,7 @@ def test_storage_that_only_the_library_knows(tmp_path, kind):
             h5py.h5d.create(file.id, b"s", h5py.h5t.py_create(text, logical=True), space, plist)
     with opened(path) as source:
         assert "s" not in source.schema.names
-        assert any("left out s: it is" in n and kind in n for n in source.notes)
+        assert any("left out s: it" in n and kind in n for n in source.notes)
 
 
 @pytest.mark.parametrize("byte", [0, 2])

@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +28,7 @@ from dsprep.formats.hdf5.attributes import attribute_names, has_attributes, mark
 from dsprep.formats.hdf5.dtypes import DTYPE_ATTRIBUTE, Carrier, overlaps, plain, read_carrier
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
 from dsprep.formats.hdf5.heaps import Heaps
-from dsprep.formats.hdf5.locate import filters_of
+from dsprep.formats.hdf5.locate import obstacle
 from dsprep.formats.samples import listed
 from dsprep.storage.base import Handle
 
@@ -72,16 +71,11 @@ class StoredType:
 def _unreadable(dataset: Any) -> str | None:
     """Return why values of variable length are left out: only the library would find them."""
     import h5py
-    from h5py import h5d, h5t
+    from h5py import h5t
 
-    plist, element = dataset.id.get_create_plist(), dataset.id.get_type()
-    filters = filters_of(plist)
-    kinds = {h5d.COMPACT: "compact", h5d.VIRTUAL: "virtual"}
-    kind = kinds.get(
-        plist.get_layout(), f"encoded by {filters}" if isinstance(filters, str) else ""
-    )
-    if kind:
-        return f"it is {kind}, and of variable length (h5repack -l CHUNK=64 -f GZIP=1 changes that)"
+    if reason := obstacle(dataset, raw=True):
+        return f"{reason}, and of variable length (h5repack -l CHUNK=64 -f GZIP=1 changes that)"
+    element = dataset.id.get_type()
     if not isinstance(element, h5t.TypeVlenID):
         return None
     items, base = element.get_super(), h5py.check_vlen_dtype(dataset.dtype)
@@ -180,22 +174,10 @@ class Contents:
         with hdf5_errors(f"{self.where}, {path}", "it cannot be opened"):
             return self.file[path] if path else self.file
 
-    @cached_property
-    def _inside(self) -> dict[str, list[str]]:
-        inside: dict[str, list[str]] = {}
-        for path in self.datasets:
-            inside.setdefault(path.rpartition("/")[0], []).append(path)
-        return inside
-
-    def inside(self, group: str) -> list[str]:
-        """Return the paths of the datasets directly in the group called `group`."""
-        return self._inside.get(group, [])
-
     def leave_out(self, path: str, reason: str) -> None:
         """Leave out a dataset that was found."""
         del self.datasets[path]
         self.left_out[path] = reason
-        self.__dict__.pop("_inside", None)
 
 
 def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:

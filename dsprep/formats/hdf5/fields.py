@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Array, Attrs, Field, Ints, Ragged, Schema, has_padding
+from dsprep.core.schema import Array, Attrs, Field, Ints, Ragged, Schema
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import Contents, check_sources, sources
@@ -97,7 +97,8 @@ class DatasetField(LazyField):
         """Return ranges of rows, back to back, as the library reads them."""
         ranges = [*ranges]
         count, at = sum(high - low for low, high in ranges), 0
-        out = np.empty((count, *self.field.inner), self.dtype)
+        # The library writes neither padding nor chunks that are not there and have no fill value.
+        out = np.zeros((count, *self.field.inner), self.dtype)
         for low, high in ranges if out.nbytes else ():
             if low < high:
                 self._read_into(out[at : at + high - low], low, high)
@@ -106,19 +107,11 @@ class DatasetField(LazyField):
         return out
 
     def _read_into(self, out: Array, start: int, stop: int) -> None:
-        from h5py import h5d, h5s, h5t
+        from h5py import h5s, h5t
 
         with hdf5_errors(f"{self.where}, samples {start} to {stop - 1}", "the data cannot be read"):
             dataset = self.dataset()
-            plist, shape = dataset.id.get_create_plist(), dataset.shape
-            unfilled = (
-                plist.get_fill_time() == h5d.FILL_TIME_NEVER
-                or plist.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
-            )
-            if unfilled or has_padding(self.dtype):
-                # The memory may hold anything, and the library writes neither padding nor chunks
-                # that are not there and have no fill value.
-                out.reshape(-1).view("u1")[...] = 0
+            shape = dataset.shape
             file_space, memory = dataset.id.get_space(), h5s.create(h5s.SCALAR)
             if shape:
                 start, stop = (0, shape[0]) if self._whole else (start, stop)

@@ -23,6 +23,7 @@ import numpy as np
 from dsprep.core.schema import Array, Ints
 from dsprep.errors import FormatError
 from dsprep.storage.base import Handle
+from dsprep.storage.ranges import as_bytes
 
 _START = b"GCOL\1\0\0\0"
 """Signature, version 1 and three reserved bytes; anything else the library refuses by itself."""
@@ -132,7 +133,7 @@ class Heaps:
         """Return begin and bytes of each object of the collection at `offset` by its number."""
         if self._size_nbytes not in _OBJECT:
             raise _damage(where, offset, "sizes of 2, 4, or 8 bytes", self._size_nbytes)
-        unpack, view, end = _OBJECT[self._size_nbytes].unpack_from, memoryview(data), len(data)
+        unpack, view, end = _OBJECT[self._size_nbytes].unpack_from, as_bytes(data), len(data)
         at = head = (8 + self._size_nbytes + 7) & ~7  # of the collection, and of each object
         objects: dict[int, tuple[int, int]] = {}
         while end - at >= head:

@@ -87,7 +87,7 @@ def check_chunks(dataset: Any, start: int, stop: int, where: object) -> None:
     from h5py import h5d
 
     plist = dataset.id.get_create_plist()
-    if plist.get_layout() != h5d.CHUNKED or not hasattr(dataset.id, "get_chunk_info_by_coord"):
+    if plist.get_layout() != h5d.CHUNKED:
         return
     filters = filters_of(plist)
     if isinstance(filters, str) or not dataset.size:
@@ -145,7 +145,7 @@ def chunk_table(dataset: Any, file_nbytes: int) -> NDArray[Any] | None:
     """
     grid = grid_of(dataset)
     chunks = math.prod(grid)
-    if not hasattr(dataset.id, "chunk_iter") or chunks > max(file_nbytes, _FEW):
+    if chunks > max(file_nbytes, _FEW):
         return None
     if chunks > _FEW and dataset.id.get_num_chunks() < chunks // 64:
         return None
@@ -304,29 +304,26 @@ def _contiguous(
 ) -> Grid:
     nbytes = math.prod(shape) * itemsize
     # Before the first write there is no address, or, with a user block, a false one.
-    stored = dataset.id.get_storage_size()
-    offset = dataset.id.get_offset() if stored in (0, nbytes) else None
-    if not stored:
-        first = dataset.file.id.get_create_plist().get_userblock()
-        if offset is not None and offset > first:  # the library reads there, whatever the size
-            raise FormatError("data of no bytes have an address", where=where, found=offset)
-        offset = None
+    first = dataset.file.id.get_create_plist().get_userblock()
+    stored, offset = dataset.id.get_storage_size(), dataset.id.get_offset() or 0
     if not shape:  # one element, perhaps of an array type
         shape = (dataset.dtype.subdtype or (None, (1,)))[1]
         itemsize = nbytes // math.prod(shape)
-    if offset is None:
-        if not raw or stored:
+    if stored not in (0, nbytes):
+        raise Unlocated("it has another size than its shape says")
+    if offset <= first:
+        if not raw:
             raise Unlocated("nothing was ever written to it")
         fill = _no_items(dataset, itemsize)
         return Grid(Blocks(Affine(1, -1), Affine(1, 0)), shape, itemsize, shape, fill=fill)
-    if not 0 < offset <= file.nbytes - nbytes:
+    if offset > file.nbytes - nbytes:
         raise FormatError(
             "the data are outside the file",
             where=where,
             expected=f"{nbytes} bytes from {offset} on",
             found=f"a file of {file.nbytes} bytes",
         )
-    return Grid(Blocks(Affine(1, int(offset)), Affine(1, nbytes)), shape, itemsize, shape)
+    return Grid(Blocks(Affine(1, offset), Affine(1, nbytes)), shape, itemsize, shape)
 
 
 def _chunked(

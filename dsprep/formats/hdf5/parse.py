@@ -17,7 +17,7 @@ import numpy as np
 from dsprep.core.schema import Attrs, Field, known_axes
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats import samples
-from dsprep.formats.conventions import Stated
+from dsprep.formats.conventions import Stated, state_common, text_of
 from dsprep.formats.fields import missing_field
 from dsprep.formats.hdf5 import structure
 from dsprep.formats.hdf5.attributes import (
@@ -28,7 +28,6 @@ from dsprep.formats.hdf5.attributes import (
     marked,
     read_attributes,
 )
-from dsprep.formats.hdf5.conventions import stated
 from dsprep.formats.hdf5.datasets import Contents, walk
 from dsprep.formats.hdf5.dimensions import NOTHING, bookkeeping, read_dimensions
 from dsprep.formats.hdf5.fields import DatasetField, RaggedField, SequenceField
@@ -36,7 +35,7 @@ from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
 from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import RaggedRows, indexed, route_of, table_paths
+from dsprep.formats.ragged import ArrayTree, RaggedRows, indexed, route_of, table_paths
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
 from dsprep.storage.paths import open_file
@@ -65,6 +64,8 @@ def open_source(path: Path, options: OpenOptions) -> LocatedSource:
         close()
         raise
 
+
+_FEW = 64
 
 AnyField: TypeAlias = DatasetField | RaggedField
 
@@ -142,12 +143,28 @@ class Fields:
             names = (marked(contents.file, STATIC_ATTRIBUTE, self._path) or "").split("\0")
             facts.aside |= dict.fromkeys((n for n in names if n), samples.STATIC)
         else:
-            facts = stated(contents, self._read_attributes)
+            state_common(self._tree(), self._read_attributes, facts)
+            for path, reason in facts.left_out.items():
+                contents.leave_out(path, reason)
+            facts.refused = facts.refused or self._one_image()
             facts.axes.update((path, names[0]) for path, names in axes.items() if names[0])
         for path, names in axes.items():
             more = known_axes(path, [name.rpartition("/")[2] for name in names])
             facts.attrs[path] = {**facts.attrs.get(path, {}), **more}
         return facts
+
+    def _one_image(self) -> tuple[str, str] | None:
+        """Return why rows of an image are not samples: HDF5 Image and Palette Specification."""
+        attributed = self._contents.attributed
+        for path in attributed if len(attributed) <= _FEW else ():
+            there = path in self._datasets and 2 <= len(self._datasets[path].shape) <= 3
+            if there and text_of(self._read_attributes(path).get("CLASS")) == "IMAGE":
+                reason = f"{path} is one image, as its attribute CLASS states"
+                return reason, "--sample-axis none takes the file as one sample"
+        return None
+
+    def _tree(self) -> ArrayTree:
+        return ArrayTree(self._datasets, self._contents.groups)
 
     # --- datasets whose first axes count the samples ---
 
@@ -178,7 +195,7 @@ class Fields:
             self._path,
             named=bool(self._specs),
             grouped=self._stated.grouped,
-            more=partial(indexed, self._contents, self._open),
+            more=partial(indexed, self._tree(), self._open),
         )
         self._notes += axis.notes
         order = {path: i for i, path in enumerate(self._datasets)}
@@ -196,7 +213,7 @@ class Fields:
         """
         ragged = RaggedRows()
         if self._mode != "none":
-            ragged = structure.discover(self._contents, self._open, self._path, own=self._own)
+            ragged = structure.discover(self._contents, self._tree(), self._open, own=self._own)
         if not self._specs:
             aside = self._stated.aside
             self._notes += [*ragged.notes, *self._stated.notes()]
@@ -212,7 +229,7 @@ class Fields:
             if spec.index:
                 for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
                     self._check_there(path)
-                route = route_of(spec, self._contents, self._open, self._path)
+                route = route_of(spec, self._tree(), self._open, self._path)
                 routes[spec.spelled] = spec.path, route
         for path in requested:
             if path in self._datasets:

@@ -168,9 +168,9 @@ def _codec(compress: Compression | None) -> tuple[str | None, int]:
 
 def estimate(file: Hdf5Plan, payload: int) -> int:
     """Return the bytes of a file without groups; an upper bound when compressed."""
-    total, count = 4096 + payload, file.count
+    count = file.count
+    total = 4096 + payload + 8192 * len(file.plans)  # headers, and the alignment of large datasets
     for p in file.plans:
-        total += 8192  # headers, and the alignment of large datasets
         if p.field.ragged:
             total += 16 * count
         elif p.chunk:
@@ -320,7 +320,13 @@ class Hdf5Plan:
 def lay_out(schema: Schema, options: WriteOptions, grouping: Grouping) -> Hdf5Plan:
     """Return how a file of these samples will be, if HDF5 can hold it."""
     if grouping.plain:
-        return _without_groups(schema, options, grouping)
+        plans = plan(schema, options, grouping.total)
+        totals = {name: int(number.sum()) for name, number in grouping.rows.items()}
+        if any(not p.field.row_nbytes for p in plans if p.field.ragged):
+            totals = {}  # the rows are there, but nothing says how many
+        unit = max((p.chunk for p in plan(schema, options, None) if p.eager), default=1)
+        parts = _parts(plans, grouping.total, totals)
+        return Hdf5Plan(schema, grouping, plans, parts, totals, unit)
     check_options(options, frozenset({"compress"}), "hdf5 in groups")
     if not grouping.even:
         raise UnsupportedError(
@@ -329,41 +335,20 @@ def lay_out(schema: Schema, options: WriteOptions, grouping: Grouping) -> Hdf5Pl
             found=f"groups of {int(np.diff(grouping.edges).min())} to {grouping.samples}",
             fix="give --buffer-size in samples, or write another format",
         )
-    groups, sizes = grouping.count, np.diff(grouping.edges)
-    plans: list[FieldPlan] = []
-    head: list[AllocatedDataset] = []
-    tail: list[AllocatedDataset] = []
-    totals: dict[str, int] = {}
+    sizes, plans, parts, totals = np.diff(grouping.edges), [], [], {}
     for p in plan(schema, replace(options, chunk=1), None):
-        field, nbytes = p.field, p.field.row_nbytes
-        used = grouping.rows[field.name] if field.ragged else sizes
+        field, used = p.field, grouping.rows[p.field.name] if p.field.ragged else sizes
         capacity = int(used.max(initial=0)) if field.ragged else grouping.samples
-        limit = grouping.samples * _MOST_CHUNK_NBYTES // max(1, capacity * nbytes)
+        limit = grouping.samples * _MOST_CHUNK_NBYTES // max(1, capacity * field.row_nbytes)
         fix = f"use groups of at most {limit} samples" if limit else "write TFRecord or Zarr"
         _check_chunk(field, capacity, fix, grouping.samples)
         p = replace(p, chunk=capacity, late=False)
         plans.append(p)
         if field.ragged:
-            totals[field.name] = groups * capacity
-            head.append(AllocatedDataset(p, "first", grouping.samples, _INDEX_NBYTES, sizes))
-            head.append(AllocatedDataset(p, "count", grouping.samples, _INDEX_NBYTES, sizes))
-        if capacity * nbytes and groups:
-            part = AllocatedDataset(p, "values" if field.ragged else "rows", capacity, nbytes, used)
-            (tail if field.ragged else head).append(part)
-    head = [part for part in head if part.nbytes]
-    head.sort(key=lambda part: -part.nbytes)
-    tail.sort(key=lambda part: part.unused)
-    return Hdf5Plan(schema, grouping, plans, [*head, *tail], totals)
-
-
-def _without_groups(schema: Schema, options: WriteOptions, grouping: Grouping) -> Hdf5Plan:
-    plans = plan(schema, options, grouping.total)
-    totals = {name: int(number.sum()) for name, number in grouping.rows.items()}
-    if any(not p.field.row_nbytes for p in plans if p.field.ragged):
-        totals = {}  # the rows are there, but nothing says how many
-    eager = [p.chunk for p in plan(schema, options, None) if p.eager]
-    parts = _parts(plans, grouping.total, totals)
-    return Hdf5Plan(schema, grouping, plans, parts, totals, max(eager, default=1))
+            totals[field.name] = grouping.count * capacity
+        parts += _datasets(p, used, capacity, sizes, grouping.samples)
+    parts.sort(key=lambda d: (d.role == "values", d.unused if d.role == "values" else -d.nbytes))
+    return Hdf5Plan(schema, grouping, plans, parts, totals)
 
 
 def _parts(
@@ -371,21 +356,22 @@ def _parts(
 ) -> list[AllocatedDataset]:
     """Return the datasets of a file without groups."""
     parts: list[AllocatedDataset] = []
-
-    def add(p: FieldPlan, role: Role, chunk: int, nbytes: int, rows: int) -> None:
-        if rows * nbytes:
-            used = np.array([rows], np.int64)
-            parts.append(AllocatedDataset(p, role, chunk, nbytes, used))
-
     for p in plans:
-        if not p.field.ragged:
-            add(p, "rows", p.chunk_rows(count), p.field.row_nbytes, count)
-        else:
-            rows = totals.get(p.field.name, -1)
-            add(p, "values", p.chunk_rows(rows), p.field.row_nbytes, rows)
-            add(p, "first", 0, _INDEX_NBYTES, count)
-            add(p, "count", 0, _INDEX_NBYTES, count)
+        rows = totals.get(p.field.name, -1) if p.field.ragged else count
+        parts += _datasets(p, np.array([rows]), p.chunk_rows(rows), np.array([count]), 0)
     return parts
+
+
+def _datasets(
+    p: FieldPlan, used: Ints, chunk: int, sizes: Ints, table_chunk: int
+) -> list[AllocatedDataset]:
+    """Return the datasets of a field that have bytes, those of tables with a row per sample."""
+    role: Role = "values" if p.field.ragged else "rows"
+    made = [AllocatedDataset(p, role, chunk, p.field.row_nbytes, used)]
+    if p.field.ragged:
+        tables: tuple[Role, Role] = ("first", "count")
+        made += [AllocatedDataset(p, t, table_chunk, _INDEX_NBYTES, sizes) for t in tables]
+    return [part for part in made if part.row_nbytes and part.used.any()]
 
 
 def with_groups(plan: FilePlan, file: Hdf5Plan) -> FilePlan:

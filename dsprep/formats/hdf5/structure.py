@@ -14,7 +14,7 @@ from dsprep.formats.hdf5.attributes import CAPACITY_ATTRIBUTE, KIND_ATTRIBUTE, m
 from dsprep.formats.hdf5.datasets import Contents
 from dsprep.formats.hdf5.fields import DatasetField
 from dsprep.formats.index_tables import Route
-from dsprep.formats.ragged import RaggedRows, find_tables, table_of
+from dsprep.formats.ragged import RaggedRows, Tree, find_tables, table_of
 
 _MOST_DIGITS = 18
 
@@ -22,7 +22,7 @@ _MOST_DIGITS = 18
 Open = Callable[[str], DatasetField]
 
 
-def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -> RaggedRows:
+def discover(contents: Contents, tree: Tree, open_rows: Open, *, own: bool) -> RaggedRows:
     """Return the ragged fields of a file; where dsprep wrote it (`own`), nothing is guessed.
 
     Raises
@@ -30,44 +30,29 @@ def discover(contents: Contents, open_rows: Open, where: object, *, own: bool) -
     FormatError
         If a group states that it is in dsprep's encoding but is not.
     """
-    groups = contents.groups
-    stated = [name for name, attributes in groups.items() if KIND_ATTRIBUTE in attributes]
-    others = [] if own else [name for name in groups if KIND_ATTRIBUTE not in groups[name]]
-    tables = find_tables(contents, others, open_rows)
+    stated = [name for name, names in contents.groups.items() if KIND_ATTRIBUTE in names]
+    others = [] if own else [name for name in contents.groups if name not in stated]
+    rows = find_tables(tree, others, open_rows)
     for name in stated:
-        kind = marked(contents.open(name), KIND_ATTRIBUTE)
-        _own_group(name, kind, contents, open_rows, tables, f"{where}, field {name}")
-    return tables
-
-
-def _own_group(
-    name: str, kind: Any, contents: Contents, open_rows: Open, rows: RaggedRows, here: str
-) -> None:
-    paths = [f"{name}/{part}".lstrip("/") for part in ("values", "first", "count")]
-    lost, table = [path for path in paths if path not in contents.datasets], None
-    if not lost:
-        table = table_of(paths[1:], contents, open_rows, _capacity(name, contents))
-    stored = contents.datasets.get(paths[0])
-    bytes_in_row = stored and stored.carrier.dtype.str == "|u1" and len(stored.shape) == 1
-    if not (table and stored and stored.shape and not stored.vlen) or not (
-        kind == "array" or (kind in ("bytes", "str") and bytes_in_row)
-    ):
-        raise FormatError(
-            "the group is not a ragged field as dsprep writes it",
-            where=here,
-            expected="values, first and count; of bytes or str, values of uint8",
-            found=f"{kind}, without {', '.join(lost)}" if lost else kind,
-        )
-    rows.routes[name] = (paths[0], Route((table,), (",".join(paths[1:]),), kind))
-    rows.used.update(paths)
-
-
-def _capacity(name: str, contents: Contents) -> int:
-    """Return the rows that dsprep gave each group of samples, or 0 if it wrote no groups."""
-    if CAPACITY_ATTRIBUTE not in contents.groups[name]:
-        return 0
-    text = marked(contents.open(name), CAPACITY_ATTRIBUTE) or ""
-    if not text.isdecimal() or len(text) > _MOST_DIGITS:
-        problem = f"attribute {CAPACITY_ATTRIBUTE} is not a number of rows"
-        raise FormatError(problem, where=name, found=text[:40])
-    return int(text)
+        paths = [f"{name}/{part}".lstrip("/") for part in ("values", "first", "count")]
+        lost = [path for path in paths if path not in contents.datasets]
+        kind: Any = marked(contents.open(name), KIND_ATTRIBUTE)
+        capacity = marked(contents.open(name), CAPACITY_ATTRIBUTE) or "0"
+        table = None
+        if not lost and capacity.isdecimal() and len(capacity) <= _MOST_DIGITS:
+            values = contents.datasets[paths[0]]
+            of_bytes = values.carrier.dtype.str == "|u1" and len(values.shape) == 1
+            if (kind == "array" or (kind in ("bytes", "str") and of_bytes)) and (
+                values.shape and not values.vlen
+            ):
+                table = table_of(paths[1:], tree, open_rows, int(capacity))
+        if table is None:
+            raise FormatError(
+                "the group is not a ragged field as dsprep writes it",
+                where=f"{contents.where}, field {name}",
+                expected="values, first and count; of bytes or str, values of uint8",
+                found=f"{kind}, without {', '.join(lost)}" if lost else kind,
+            )
+        rows.routes[name] = (paths[0], Route((table,), (",".join(paths[1:]),), kind))
+        rows.used.update(paths)
+    return rows

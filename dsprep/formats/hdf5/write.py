@@ -125,16 +125,7 @@ class Hdf5Writer(RecordWriter):
             elif part.role == "count" and name in self._done:
                 self._done[name] += int(rows.sum())
                 if self._done[name] > self._file.totals.get(name, self._done[name]):
-                    raise self._changed(name)
-
-    def _changed(self, name: str) -> FormatError:
-        return FormatError(
-            f"field {name} has changed since its rows were counted",
-            where=self.path,
-            expected=f"{self._file.totals[name]} rows",
-            found=self._done[name],
-            fix="start again with --restart",
-        )
+                    raise _changed(name, self._file.totals[name], self._done[name], self.path)
 
     def write(self, piece: _Piece) -> None:
         """Write the piece at its offsets."""
@@ -182,7 +173,7 @@ class Hdf5Writer(RecordWriter):
         # Without a spool, the file has been complete since the last piece.
         for name, rows in self._file.totals.items():
             if self._done.get(name, rows) != rows:
-                raise self._changed(name)
+                raise _changed(name, self._file.totals[name], self._done[name], self.path)
         if self._file.spooled:
             (self._finish_groups if self._file.grouped else self._finish_fields)()
         if self.durable:
@@ -193,7 +184,7 @@ class Hdf5Writer(RecordWriter):
         file = self._file
         self._crcs = np.zeros(file.grouping.count, np.int64)
 
-        def groups() -> Iterator[Sequence[Array]]:
+        def groups() -> Iterator[Sequence[Buffer]]:
             for g, chunks in enumerate(zip(*map(self._chunks, file.parts), strict=True)):
                 crc = 0
                 for data in chunks:
@@ -224,7 +215,7 @@ class Hdf5Writer(RecordWriter):
                     start_sync(self.fd)
         self._file = file
 
-    def _chunks(self, part: AllocatedDataset) -> Iterator[Array]:
+    def _chunks(self, part: AllocatedDataset) -> Iterator[Buffer]:
         """Yield the chunks of a spooled dataset, encoded now on all processors if they are not."""
         fd = self._spool[part.path]
         if self._file.encoded(part):
@@ -235,15 +226,11 @@ class Hdf5Writer(RecordWriter):
                 at += _INT.itemsize + size
             return
         threads, nbytes = len(os.sched_getaffinity(0)), part.rows * part.row_nbytes
-        waiting: list[Any] = []
         with ThreadPoolExecutor(threads) as pool:
-            for at in range(0, nbytes, part.nbytes):
-                block = self._block(fd, at, min(part.nbytes, nbytes - at))
-                waiting.append(pool.submit(_encode_chunk, block, part))
-                if len(waiting) > 2 * threads:
-                    yield waiting.pop(0).result()
-            for future in waiting:
-                yield future.result()
+            for begin in range(0, nbytes, 2 * threads * part.nbytes):
+                cuts = range(begin, min(begin + 2 * threads * part.nbytes, nbytes), part.nbytes)
+                blocks = [self._block(fd, at, min(part.nbytes, nbytes - at)) for at in cuts]
+                yield from pool.map(_encode_chunk, blocks, [part] * len(blocks))
 
     def _block(self, fd: int, at: int, nbytes: int) -> Array:
         block = np.empty(nbytes, np.uint8)
@@ -325,14 +312,18 @@ def _rows(file: Hdf5Plan, part: AllocatedDataset, batch: Batch, group: int, aren
     if part.role == "first":
         return (column.offsets[:-1] + group * part.plan.chunk * file.grouped).astype(_INT)
     if file.grouped and len(column.values) != part.used[group]:
-        raise FormatError(
-            f"field {name} has changed since the groups were planned",
-            where=f"group {group}",
-            expected=f"{part.used[group]} rows",
-            found=len(column.values),
-            fix="start again with --restart",
-        )
+        raise _changed(name, part.used[group], len(column.values), f"group {group}")
     return contiguous(column.values, arena, f"write.{name}")
+
+
+def _changed(name: str, expected: int, found: int, where: object) -> FormatError:
+    return FormatError(
+        f"field {name} has changed since its rows were counted",
+        where=where,
+        expected=f"{expected} rows",
+        found=found,
+        fix="start again with --restart",
+    )
 
 
 def _framed(rows: Array, part: AllocatedDataset) -> list[bytes]:
