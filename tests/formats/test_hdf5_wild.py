@@ -63,7 +63,7 @@ def test_anndata(tmp_path, m):
 
 
 def test_tables_are_structured_fields(tmp_path):
-    """As PyTables writes them, beside pickled objects, which stay bytes; their rows have offsets."""
+    """As PyTables writes them, beside pickled objects, which stay bytes."""
     point = np.dtype([("q", "<f8"), ("r", "<i4", (2,))])
     data = np.zeros(30, np.dtype([("x", "<f4"), ("in", point)]))
     data["x"], data["in"]["r"] = RNG.random(30), [1, 2]
