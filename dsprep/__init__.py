@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from dsprep.reader.subset import Subset as Subset
     from dsprep.sidecar.sidecar import Sidecar as Sidecar
     from dsprep.sidecar.sidecar import StaleError as StaleError
-    from dsprep.sidecar.sidecar import StaleWarning as StaleWarning
     from dsprep.source.dataset import open_dataset as open
     from dsprep.verbs.audit import audit as audit
     from dsprep.verbs.check import check as check
@@ -135,7 +134,6 @@ _WHERE = {
     "Writer": "dsprep.verbs.write:Writer",
     "Sidecar": "dsprep.sidecar.sidecar:Sidecar",
     "StaleError": "dsprep.sidecar.sidecar:StaleError",
-    "StaleWarning": "dsprep.sidecar.sidecar:StaleWarning",
     "Source": "dsprep.formats.base:Source",
     "OpenOptions": "dsprep.formats.options:OpenOptions",
     "WriteOptions": "dsprep.formats.options:WriteOptions",
@@ -168,7 +166,6 @@ __all__ = [
     "Sidecar",
     "Source",
     "StaleError",
-    "StaleWarning",
     "WriteOptions",
     "Writer",
     "audit",

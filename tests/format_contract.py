@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import warnings
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +34,6 @@ from dsprep.core.schema import Arena, Batch, Field, Ragged, Schema
 from dsprep.errors import ChangedError, DsprepError, FormatError
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.reading.layout_reader import LayoutReader
-from dsprep.sidecar.sidecar import StaleWarning
 from dsprep.source.dataset import open_dataset
 from dsprep.storage.checksums import crc32c
 from dsprep.storage.trees import data_files, remove
@@ -252,10 +250,11 @@ class SourceContract:
             located = any(self.located)
             assert not located or check(self.target, full=True)
             for through in ("strict", "library") if located else ("library",):
-                with suppress(DsprepError, OSError), warnings.catch_warnings():
-                    warnings.simplefilter("ignore", StaleWarning)
-                    with open_dataset(self.target, self.open, through=through) as source:
-                        source[:]
+                with (
+                    suppress(DsprepError, OSError),
+                    open_dataset(self.target, self.open, through=through) as source,
+                ):
+                    source[:]
         finally:
             largest.write_bytes(before)
 

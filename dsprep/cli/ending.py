@@ -41,7 +41,6 @@ def reporting_errors() -> Iterator[None]:
     """
     try:
         with handling_signals(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "sidecar ignored")  # a note says it too
             warnings.simplefilter("always", DsprepWarning)
             show = warnings.showwarning
 

@@ -21,6 +21,13 @@ def lengths_field(name: str) -> Field:
     return Field(name + LENGTHS, np.dtype("<i8"), (None,), attrs={LENGTHS_OF: name})
 
 
+ENCODED = (
+    "bytes with a header, such as serialised tensors, are decoded in a transform=, or by a program "
+    "of your own that calls dsprep.write"
+)
+"""What to do about bytes that are not of the type that a field was given."""
+
+
 class MissingField(SchemaError):
     """A field was asked for that a file does not have: `path` is what it would be called there."""
 
@@ -122,6 +129,7 @@ def retype(column: Column, field: Field, where: object, start: int) -> Column:
             f"field {field.name}",
             expected=unit,
             found=f"{lengths[i]} bytes",
+            fix=ENCODED,
         )
     flat = np.ascontiguousarray(column.values).view(field.dtype)
     if field.ragged:

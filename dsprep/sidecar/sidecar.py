@@ -77,10 +77,6 @@ class MissingError(DsprepError, FileNotFoundError):
             )
 
 
-class StaleWarning(UserWarning):
-    """A sidecar is not used, since it is damaged or the data changed."""
-
-
 def changes(
     content: Content, dataset: Path, which: Literal["all", "some", "unnamed", "alone"] = "all"
 ) -> list[str]:
@@ -118,7 +114,7 @@ def stale(change: str, path: Path, dataset: Path) -> StaleError:
     return StaleError(
         f"the data changed since the sidecar was written: {change}",
         where=path,
-        fix=f"write it again with dsprep provenance {dataset}",
+        fix=f"write it again with dsprep provenance {dataset}, or move it away",
     )
 
 

@@ -2,12 +2,11 @@
 
 A dataset is a file, a directory, a quoted glob, several of these, or ``@list.txt`` with one path
 per line. Several files are read as one, in natural order (``part2`` before ``part10``). It is read
-through its sidecar if there is a valid one, else by the library of its format.
+through its sidecar if there is one, else by parsing the files.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -45,12 +44,6 @@ Through: TypeAlias = Literal["sidecar", "library", "strict"]
 MANY, LOOKED_INTO = 1000, 64
 """Of more files than these, so many are opened to inspect all of them."""
 
-ENCODED = (
-    "bytes with a header, such as .npy files and serialised tensors, are decoded in a transform=, "
-    "or by a program of your own that calls dsprep.write"
-)
-"""What to do about bytes that are not of the type that a field was given."""
-
 
 def open_dataset(
     paths: str | Path | Sequence[str | Path],
@@ -73,9 +66,8 @@ def open_dataset(
     progress
         Called with (files opened, files in all) where there are many.
     through
-        ``"sidecar"``: read through the sidecar if there is a valid one, else with a warning (and
-        a note) by the format's own library, unless only the sidecar says what the fields are;
-        ``"library"``: always by that; ``"strict"``: only through the sidecar.
+        ``"sidecar"``: read through the sidecar if there is one and it has what is asked for, else
+        by parsing the files; ``"library"``: always so; ``"strict"``: only through the sidecar.
     at
         The sidecar, if it is not beside the dataset.
     marked
@@ -95,8 +87,7 @@ def open_dataset(
     DsprepError, OSError
         If something is missing, damaged, of mixed formats, or the files disagree about fields.
     StaleError
-        If the data changed since the sidecar was written, and `through` is ``"strict"``, or it is
-        ``"sidecar"``, `options` do not say how to read and the format does not keep the types.
+        If the data changed since the sidecar was written, unless `through` is ``"library"``.
     """
     named = [paths] if isinstance(paths, str | Path) else paths
     at = None if at is None else as_path(at)
@@ -112,13 +103,6 @@ def open_dataset(
             raise
         again = partial(open_dataset, paths, replace(options, fields=fields), progress)
         return again(through=through, at=at, marked=marked, inspected=inspected)
-    except (FormatError, UsageError) as error:
-        typed = options is not None and any(s.dtype is not None for s in options.fields)
-        if not typed or type(error) not in (FormatError, UsageError):
-            raise
-        facts = {"where": error.where, "expected": error.expected, "found": error.found}
-        fix = "; ".join(filter(None, (error.fix, ENCODED)))
-        raise type(error)(error.what, **facts, fix=fix) from error
     return source
 
 
@@ -140,47 +124,35 @@ def _open(
     if options is not None:
         check_options(options, format.open_options, format.name)
     known: Known | None = None
-    source: Source | None = None
+    absolute = all_absolute(names)
     try:
-        absolute = all_absolute(names)
         known = _find_valid(format, absolute, at)
-        if known is None and through == "strict":
-            fix = "write one with dsprep provenance"
-            raise UsageError("there is no sidecar", where=names[0], fix=fix)
     except DsprepError as error:
-        if through == "strict":
+        if through != "library":
             raise
-        if through == "sidecar":
-            _refuse_if_needed(format, names, at, options, error)
-        _ignore(error, notes)
+        notes.append(f"sidecar ignored: {error}")
     if known is None:
         refuse_partial(written_as(names))
-    options = _choose_options(options, known)
+    options, source = _choose_options(options, known), None
     if known is not None and through != "library":
-        try:
-            source = _make_source(known, options, format)
-        except DsprepError as error:
-            if through == "strict":
-                raise
-            _ignore(error, notes)
-        if source is None and through == "strict":
-            raise UsageError(
-                "what is asked for cannot be read through the sidecar",
-                where=known[2],
-                fix="write it again with these options: dsprep provenance, or leave them out",
-            )
+        source = _make_source(known, options, format)
+    if source is None and through == "strict":
+        problem, fix = "there is no sidecar", "write one with dsprep provenance"
+        if known is not None:
+            problem = "what is asked for cannot be read through the sidecar"
+            fix = "write it again with these options: dsprep provenance, or leave them out"
+        raise UsageError(problem, where=names[0] if known is None else known[2], fix=fix)
     if source is None:
         hint = None if known is None else _type_hint(known[0])
         marks = identities_of(names) if marked else ()
         some = names if inspected is None or len(names) <= MANY else _spread(names, inspected)
-        source = open_native(format, some, options, hint, notes, progress, identities=marks)
-        source.unopened = len(names) - len(some)
-    else:
-        source.notes = (*notes, *source.notes)
-        beside = None if at is None else at.absolute()
-        source.format, source.options = format.name, options
-        source.opening = partial(open_dataset, absolute, options, through="strict", at=beside)
-    source.named = tuple(map(str, named))
+        native = open_native(format, some, options, hint, notes, progress, identities=marks)
+        native.unopened, native.named = len(names) - len(some), tuple(map(str, named))
+        return native
+    beside = None if at is None else at.absolute()
+    source.format, source.options, source.named = format.name, options, tuple(map(str, named))
+    source.opening = partial(open_dataset, absolute, options, through="strict", at=beside)
+    source.notes = (*notes, *source.notes)
     return source
 
 
@@ -276,44 +248,6 @@ def _find_valid(format: Format, names: Sequence[Path], at: Path | None) -> Known
     if changed:
         raise sidecar.stale(changed[0], path, dataset)
     return located
-
-
-def _refuse_if_needed(
-    format: Format,
-    names: Sequence[Path],
-    at: Path | None,
-    options: OpenOptions | None,
-    error: DsprepError,
-) -> None:
-    """Raise an error if a sidecar that is not valid alone says what the fields are."""
-    requested = options or OpenOptions()
-    typed = any(s.dtype is not None or s.index for s in requested.fields)
-    if typed or replace(requested, fields=()).meaning != OpenOptions():
-        return
-    dataset, reading, fix = names[0], False, "bring it back from where the data came from, or name "
-    fix += "the fields: dsprep provenance DATA --field NAME:DTYPE[SHAPE]"
-    with suppress(FormatError):
-        located = spec.find_path(names, at)
-        if located is None:
-            return
-        dataset = located[0]
-        reading = bool(spec.read(located[1]).reading)
-        fix = f"write it again with dsprep provenance {dataset}, which keeps them"
-    if format.keeps_types and not reading:
-        return
-    kind = sidecar.StaleError if isinstance(error, sidecar.StaleError) else FormatError
-    raise kind(
-        "the sidecar cannot be used, and only the sidecar says what the fields are: " + error.what,
-        where=error.where,
-        expected=error.expected,
-        found=error.found,
-        fix=f"{fix}; or move it away to read what the format itself keeps",
-    ) from error
-
-
-def _ignore(error: DsprepError, notes: list[str]) -> None:
-    notes.append(f"sidecar ignored: {error}")
-    warnings.warn(notes[-1], sidecar.StaleWarning, stacklevel=4)
 
 
 def _choose_options(options: OpenOptions | None, known: Known | None) -> OpenOptions:

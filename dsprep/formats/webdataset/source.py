@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsprep.core.schema import Field
 from dsprep.errors import FormatError, UnsupportedError, UsageError
-from dsprep.formats.fields import wanted
+from dsprep.formats.fields import ENCODED, wanted
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.npy_header import parse as parse_header
 from dsprep.formats.options import OpenOptions
@@ -115,6 +115,7 @@ def _check(field: Field, lengths: Law, path: Path) -> None:
             where=f"{path}, sample {i}",
             expected=f"a multiple of {nbytes} bytes" if field.ragged else f"{nbytes} bytes",
             found=f"{law[i]} bytes",
+            fix=ENCODED,
         )
 
 
