@@ -34,6 +34,7 @@ from dsprep.formats import foreign
 from dsprep.formats.base import CommonSchema, Format, Opening, Source
 from dsprep.formats.fields import MissingField
 from dsprep.formats.options import OpenOptions
+from dsprep.formats.samples import listed
 from dsprep.layout.describe import FieldStorage
 from dsprep.layout.laws import Affine
 from dsprep.layout.model import FileLayout, Given
@@ -280,7 +281,7 @@ class Dataset(Source):
 
     def _each(self, progress: Callable[[int, int], None] | None) -> Iterator[tuple[int, Source]]:
         """Yield every file, opened, and collect notes."""
-        first, known = Schema(()), dict[tuple[str, str], str]()
+        known: dict[tuple[str, str], str] = {}
         for i in range(len(self.paths)):
             with self.file(i) as source:
                 self._note_counts.update(source.notes)
@@ -289,41 +290,38 @@ class Dataset(Source):
                     if not len(source):
                         self._note_counts["there are no samples"] += 1
                     attrs = attributes_text(source.schema)
-                    first, known = (source.schema, attrs) if i == 0 else (first, known)
-                    self._compare_attributes(i, source, first, known, attrs)
+                    known = known if i else attrs
+                    self._compare_attributes(self.paths[i], source, known, attrs)
                 yield i, source
             if progress is not None and len(self.paths) > 1:
                 progress(i + 1, len(self.paths))
 
     def _compare_attributes(
         self,
-        i: int,
+        path: Path,
         source: Source,
-        first: Schema,
         known: dict[tuple[str, str], str],
         attrs: dict[tuple[str, str], str],
     ) -> None:
         """Note other attributes than those of the first file; some change what values mean."""
         unlike = [k for k in sorted({*known, *attrs}) if known.get(k) != attrs.get(k)]
-        both = {*first.names} & {*source.schema.names} if len(source) else set()
+        if not unlike:
+            return
+        both = {*self.schema.names} & {*source.schema.names} if len(source) else set()
         for field, name in unlike:
             if name in RESCALING and field in both:
                 raise SchemaError(
                     f"{name} of {field} is not that of {self.paths[0]}, so that equal "
                     "numbers stand for different values",
-                    where=self.paths[i],
-                    expected=first[field].attrs.get(name, "none"),
-                    found=source.schema[field].attrs.get(name, "none"),
+                    where=path,
+                    expected=known.get((field, name), "none"),
+                    found=attrs.get((field, name), "none"),
                     fix="take only files in which it is the same, leave the field out with "
                     "--field, or write the unpacked values with dsprep.write",
                 )
-        if unlike:
-            names = [f"{name} of {field}" if field else name for field, name in unlike[:3]]
-            more = f" and {len(unlike) - 3} more" if unlike[3:] else ""
-            self._note_counts[
-                "attributes are not those of the first file, which are kept: "
-                f"{', '.join(names)}{more}"
-            ] += 1
+        names = listed([f"{name} of {field}" if field else name for field, name in unlike])
+        kept = f"attributes are not those of the first file, which are kept: {names}"
+        self._note_counts[kept] += 1
 
     def _disagree(self, path: Path, known: Schema, schema: Schema) -> SchemaError:
         common = [f"--field {f.name}" for f in schema if f in tuple(known)]
