@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -48,38 +47,18 @@ DEFAULT = "hdf5"
 """The format of outputs in groups, if nothing says which."""
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """A frame or a recipe of records that a layout may name.
-
-    Attributes
-    ----------
-    target
-        ``module:attribute`` of what makes it: of its parameters; a recipe, of the schema too.
-    words
-        What it does, for a person.
-    """
-
-    target: str
-    words: str
-
-
 FRAMES = {
-    "lmdb": Decoder(
-        "dsprep.formats.lmdb.overflow:Frame",
-        "proven by the header of the overflow page before it",
-    ),
-    "tfrecord": Decoder(
-        "dsprep.formats.tfrecord.framing:Frame", "proven by its length and CRC before it"
-    ),
+    "lmdb": "dsprep.formats.lmdb.overflow:Frame",
+    "tfrecord": "dsprep.formats.tfrecord.framing:Frame",
 }
+"""What makes the frames of records that a layout may name: ``module:attribute``."""
+
 RECIPES = {
-    "values": Decoder(
-        "dsprep.formats.lmdb.fields:values", "the lengths that the value begins with"
-    ),
-    "datum": Decoder("dsprep.formats.lmdb.fields:datum", "what Caffe's Datum message says"),
-    "example": Decoder("dsprep.formats.tfrecord.fields:example", "what tf.train.Example says"),
+    "values": "dsprep.formats.lmdb.fields:values",
+    "datum": "dsprep.formats.lmdb.fields:datum",
+    "example": "dsprep.formats.tfrecord.fields:example",
 }
+"""Likewise what takes records apart."""
 
 
 def decoders(records: Records, schema: Schema) -> tuple[Frame | None, Recipe | None]:
@@ -98,7 +77,7 @@ def decoders(records: Records, schema: Schema) -> tuple[Frame | None, Recipe | N
     return frame, recipe
 
 
-def _maker(json: Mapping[str, Any], known: Mapping[str, Decoder], kind: str) -> Any:
+def _maker(json: Mapping[str, Any], known: Mapping[str, str], kind: str) -> Any:
     name = json.get("name")
     if not isinstance(name, str) or name not in known:
         raise FormatError(
@@ -106,7 +85,7 @@ def _maker(json: Mapping[str, Any], known: Mapping[str, Decoder], kind: str) -> 
             expected="one of " + ", ".join(known),
             found=repr(name)[:80],
         )
-    return _attribute(known[name].target)
+    return _attribute(known[name])
 
 
 @cache

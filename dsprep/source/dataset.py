@@ -30,7 +30,6 @@ from dsprep.source.joined import (
     assign_fields,
     check_keys,
     check_lengths,
-    joined_names,
 )
 from dsprep.source.many import open_native, without
 from dsprep.storage.atomic import refuse_partial, written_as
@@ -196,8 +195,7 @@ def _open_joined(
     with ExitStack() as stack:
         parts = [stack.enter_context(opened(i, ())) for i in range(len(datasets))]
         check_lengths(parts)
-        names = joined_names([(part.path, part.schema) for part in parts])
-        specs, order = assign_fields(options.fields, names, parts[0].path)
+        specs, order = assign_fields(options.fields, parts)
         for i, fields in enumerate(specs):
             if fields != tuple(FieldSpec(name, name) for name in parts[i].schema.names):
                 parts[i].close()

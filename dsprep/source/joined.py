@@ -53,7 +53,7 @@ class JoinedSource(Source):
         fields = {f.name: f for p in parts for f in p.schema}
         self.schema = Schema(tuple(fields[name] for name in names), attrs)
         self.version = ", ".join(dict.fromkeys(p.version for p in parts))
-        self.notes = tuple(f"{_name(p)}: {note}" for p in parts for note in p.notes)
+        self.notes = tuple(f"{p.path.name}: {note}" for p in parts for note in p.notes)
         self.random_access = all(p.random_access for p in parts)
         self.repeatable = all(p.repeatable for p in parts)
 
@@ -111,63 +111,41 @@ class JoinedSource(Source):
             part.close()
 
 
-def _name(source: Source) -> str:
-    return source.path.name
-
-
-def joined_names(parts: Sequence[tuple[Path, Schema]]) -> list[dict[str, str]]:
-    """Return what the fields of each dataset are called when they are joined: to its own name.
+def assign_fields(
+    specs: Sequence[FieldSpec], parts: Sequence[Source]
+) -> tuple[list[tuple[FieldSpec, ...]], list[str]]:
+    """Return the requested fields of each dataset, all if none is named, and the order of all.
 
     A name that several have is that of the file, where it has no other field, or is appended to it.
 
     Raises
     ------
     SchemaError
-        If names are the same even so.
+        If names are the same even so, or there is no such field.
     """
-    every = Counter(name for _, schema in parts for name in schema.names)
-    renamed: list[dict[str, str]] = []
-    for path, schema in parts:
-        stem = path.name.partition(".")[0]
-        called = {n: n if every[n] == 1 else stem for n in schema.names}
-        if len(schema) > 1:
-            called = {n: n if every[n] == 1 else f"{stem}_{n}" for n in schema.names}
-        renamed.append({new: name for name, new in called.items()})
-    again = Counter(name for names in renamed for name in names)
-    twice = [name for name, count in again.items() if count > 1]
-    if twice:
-        paths = [path for path, _ in parts]
-        where = [str(p) for p, names in zip(paths, renamed, strict=True) if twice[0] in names]
-        raise SchemaError(
-            f"the datasets that are to be joined have the field {twice[0]} more than once",
-            found=", ".join(where),
-            fix="give the files different names, or join converted datasets with renamed fields: "
-            "dsprep convert FILE OUT --field NEW=OLD",
-        )
-    return renamed
-
-
-def assign_fields(
-    specs: Sequence[FieldSpec], names: Sequence[dict[str, str]], where: object
-) -> tuple[list[tuple[FieldSpec, ...]], list[str]]:
-    """Return the requested fields of each dataset, all if none is named, and their order.
-
-    Parameters
-    ----------
-    specs
-        The fields by their joined names.
-    names
-        What `joined_names` gives.
-    """
-    owner = {new: (k, old) for k, own in enumerate(names) for new, old in own.items()}
-    assigned: list[list[FieldSpec]] = [[] for _ in names]
-    every = with_others(specs or (FieldSpec(OTHERS, OTHERS),), owner)
-    for spec in every:
+    every = Counter(name for part in parts for name in part.schema.names)
+    owner: dict[str, tuple[int, str]] = {}
+    for k, part in enumerate(parts):
+        stem = part.path.name.partition(".")[0]
+        for name in part.schema.names:
+            long = stem if len(part.schema) == 1 else f"{stem}_{name}"
+            new = name if every[name] == 1 else long
+            if new in owner:
+                raise SchemaError(
+                    f"the datasets that are to be joined have the field {new} more than once",
+                    found=f"{parts[owner[new][0]].path}, {part.path}",
+                    fix="give the files different names, or join converted datasets with renamed "
+                    "fields: dsprep convert FILE OUT --field NEW=OLD",
+                )
+            owner[new] = k, name
+    assigned: list[list[FieldSpec]] = [[] for _ in parts]
+    wanted = with_others(specs or (FieldSpec(OTHERS, OTHERS),), owner)
+    for spec in wanted:
         if spec.path not in owner:
-            raise missing_field(spec.path, owner, where)
+            raise missing_field(spec.path, owner, parts[0].path)
         k, old = owner[spec.path]
         assigned[k].append(replace(spec, path=old))
-    return [tuple(own) for own in assigned], [spec.name for spec in every]
+    return [tuple(own) for own in assigned], [spec.name for spec in wanted]
 
 
 def check_lengths(parts: Sequence[Source]) -> None:
@@ -207,17 +185,13 @@ def check_keys(sources: Sequence[Source]) -> None:
 
 
 def _keys(source: Source) -> Iterator[tuple[str, str]]:
-    """Yield keys: up to the first dot, without leading zeros and the first one's folder; whole."""
+    """Yield keys: up to the first dot behind the folder; whole."""
     (name,) = source.schema.names
-    folder: str | None = None
     for start in range(0, len(source), AT_ONCE):
         for key in source.read(start, min(start + AT_ONCE, len(source)))[name]:
             text = os.fsdecode(key) if isinstance(key, bytes) else str(key)
-            above, _, last = text.rpartition("/")
-            folder = above if folder is None else folder
-            stem = last.partition(".")[0] or last
-            stem = str(int(stem)) if stem.isdecimal() and len(stem) < 99 else stem
-            yield stem if above == folder else f"{above}/{stem}", text
+            above, slash, last = text.rpartition("/")
+            yield above + slash + (last.partition(".")[0] or last), text
 
 
 def refuse_join(joined: bool, verb: str) -> None:

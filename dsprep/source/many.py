@@ -43,8 +43,8 @@ from dsprep.source.turned import is_turned, open_turned
 from dsprep.storage.identity import Identities, Identity
 from dsprep.storage.paths import Candidate, common_path
 
-RESCALING = ("scale_factor", "add_offset", "_Unsigned")
-"""Attributes that say which value a stored number stands for."""
+RESCALING = ("scale_factor", "add_offset", "_Unsigned", "classes")
+"""Attributes that say what a stored number stands for: a value, or a class."""
 
 
 def open_native(
@@ -311,13 +311,13 @@ class Dataset(Source):
         for field, name in unlike:
             if name in RESCALING and field in both:
                 raise SchemaError(
-                    f"{name} of {field} is not that of {self.paths[0]}, so that equal "
-                    "numbers stand for different values",
+                    f"{name} of {field}: not as in {self.paths[0]}, so that equal numbers mean two "
+                    "things",
                     where=path,
                     expected=known.get((field, name), "none"),
                     found=attrs.get((field, name), "none"),
                     fix="take only files in which it is the same, leave the field out with "
-                    "--field, or write the unpacked values with dsprep.write",
+                    "--field (of images: --labels none), or write the values with dsprep.write",
                 )
         names = listed([f"{name} of {field}" if field else name for field, name in unlike])
         kept = f"attributes are not those of the first file, which are kept: {names}"

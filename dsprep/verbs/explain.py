@@ -15,7 +15,6 @@ import numpy as np
 from dsprep.core.packing import Tables
 from dsprep.core.schema import Field, Schema, show_dtype
 from dsprep.errors import DsprepError
-from dsprep.formats import FRAMES, RECIPES
 from dsprep.layout import as_json
 from dsprep.layout.describe import sum_of
 from dsprep.layout.laws import Affine, Law, Runs
@@ -132,14 +131,12 @@ def _record_words(records: Records, field: Field) -> dict[str, Any]:
         stored += f", of which sample i is number {records.order.words()}"
     steps = []
     if frame is not None:
-        known = FRAMES.get(str(frame.get("name")))
-        steps.append(_called(frame) if known is None else known.words)
+        steps.append(f"proven by the frame {_called(frame)}")
     if part.at is not None:
         end = "the end" if part.nbytes is None else f"{part.at + part.nbytes:,}"
         steps.append(f"bytes {part.at:,} to {end} of the record")
     elif recipe is not None:
-        taken = RECIPES.get(str(recipe.get("name")))
-        steps.append(f"found in the record by {'a recipe' if taken is None else taken.words}")
+        steps.append(f"found in the record by the recipe {recipe.get('name')}")
     return {
         "stored": stored,
         "offsets": records.blocks.offsets.words(),

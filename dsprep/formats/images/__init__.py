@@ -15,16 +15,14 @@ for is equal. Otherwise a sample is an image, which its folder or a table may la
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from dsprep.core.schema import Schema
-from dsprep.errors import SchemaError
-from dsprep.formats.base import CommonSchema, Format, Source
+from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate
 
@@ -36,7 +34,6 @@ class Images(Format):
     suffixes = ()
     open_options = frozenset({"fields", "follow_external", "labels", "nulls"})
     key = "name"
-    infers = True
     named_only = True
 
     @override
@@ -57,20 +54,3 @@ class Images(Format):
 
         check_options(options, self.open_options, self.name)
         return open_images(path, options)
-
-    @override
-    def merge_schemas(
-        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> CommonSchema | None:
-        # Folders with other classes are not one dataset.
-        classes = [f.attrs["classes"] for s in schemas for f in s if "classes" in f.attrs]
-        for other in classes[1:]:
-            if other != classes[0]:
-                here, there = (json.loads(str(words)) for words in (classes[0], other))
-                raise SchemaError(
-                    "the folders have different classes, so the same label would mean two things",
-                    expected=f"{len(here)} classes: {', '.join(here[:4])}, ...",
-                    found=f"{len(there)}: {', '.join(there[:4])}, ...",
-                    fix="read them one by one, or without labels: --labels none",
-                )
-        return super().merge_schemas(schemas, options, hint)
