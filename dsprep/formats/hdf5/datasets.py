@@ -62,10 +62,7 @@ class StoredType:
     @property
     def nbytes(self) -> int:
         """Logical bytes, as Python's unbounded integer; 16 for each sequence when `vlen`."""
-        total = 16 if self.vlen else self.carrier.dtype.itemsize
-        for n in self.shape:
-            total *= n
-        return total
+        return math.prod(self.shape) * (16 if self.vlen else self.carrier.dtype.itemsize)
 
 
 def _unreadable(dataset: Any) -> str | None:
@@ -216,8 +213,13 @@ def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
             elif isinstance(item, h5d.DatasetID):
                 space = item.get_space()
                 key = item.get_type().encode(), space.get_simple_extent_type(), space.shape
-                known = None if attributed else plain_types.get(key)
-                stored_type = _elsewhere(item, contents, follow) or known
+                stored_type: StoredType | str | None = None
+                others = other_files(item)
+                if others and not follow:
+                    stored_type = f"its values are in other files, {listed(others)} ({_FOLLOW})"
+                else:
+                    contents.elsewhere.update(dict.fromkeys(others))
+                    stored_type = None if attributed else plain_types.get(key)
                 if stored_type is None:
                     dataset, at = h5py.Dataset(item), f"{where}, field {path}"
                     stored_type = stored_type_of(dataset, at, attributed=attributed)
@@ -237,16 +239,7 @@ def walk(file: Any, disk: Handle, *, follow: bool) -> Contents:
     return contents
 
 
-_SCALE = frozenset(("CLASS", "NAME"))
-
-
-def _elsewhere(item: Any, contents: Contents, follow: bool) -> str | None:
-    """Return why a dataset is not read that has its values in other files, None if it is."""
-    names = other_files(item)
-    if names and not follow:
-        return f"its values are in other files, {listed(names)} (--follow-external reads it)"
-    contents.elsewhere.update(dict.fromkeys(names))
-    return None
+_SCALE, _FOLLOW = frozenset(("CLASS", "NAME")), "--follow-external reads it"
 
 
 def _members(group: Any, prefix: str, contents: Contents) -> Iterator[tuple[str, Any, bytes, int]]:
