@@ -65,11 +65,16 @@ class StoredType:
         return math.prod(self.shape) * (16 if self.vlen else self.carrier.dtype.itemsize)
 
 
+SEQUENCES = "sequences of variable length are read only from one axis of samples"
+
+
 def _unreadable(dataset: Any) -> str | None:
     """Return why values of variable length are left out: only the library would find them."""
     import h5py
     from h5py import h5t
 
+    if len(dataset.shape) > 1:
+        return SEQUENCES
     if reason := obstacle(dataset, raw=True):
         return f"{reason}, and of variable length (h5repack -l CHUNK=64 -f GZIP=1 changes that)"
     element = dataset.id.get_type()

@@ -28,7 +28,7 @@ from dsprep.formats.hdf5.attributes import (
     marked,
     read_attributes,
 )
-from dsprep.formats.hdf5.datasets import Contents, walk
+from dsprep.formats.hdf5.datasets import SEQUENCES, Contents, walk
 from dsprep.formats.hdf5.dimensions import NOTHING, bookkeeping, read_dimensions
 from dsprep.formats.hdf5.fields import DatasetField, RaggedField, SequenceField
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
@@ -176,9 +176,6 @@ class Fields:
         for name, (path, route) in routes.items():
             held = self._datasets[path]
             shape = held.shape if route is None else (route.tables[0].rows,)
-            if route is None and len(shape) > 1 and held.vlen:
-                self._leave_out(path)  # no axis of samples counts these sequences
-                continue
             axis_name = self._stated.axes.get(path, "")
             arrays[name] = samples.Sized(shape, held.nbytes, axis_name, held.dtype)
         for spec in self._specs:
@@ -214,26 +211,25 @@ class Fields:
         ragged = RaggedRows()
         if self._mode != "none":
             ragged = structure.discover(self._contents, self._tree(), self._open, own=self._own)
+        available = {**{path: (path, None) for path in self._datasets}, **ragged.routes}
         if not self._specs:
             aside = self._stated.aside
             self._notes += [*ragged.notes, *self._stated.notes()]
             skip = ragged.used | ragged.left_out | {path for path, _ in ragged.routes.values()}
-            skip |= aside.keys()
-            kept_routes = {n: route for n, route in ragged.routes.items() if route[0] not in aside}
-            return {**kept_routes, **{p: (p, None) for p in self._datasets if p not in skip}}
-        requested = [spec.path for spec in self._specs if not spec.index]
-        routes: dict[str, tuple[str, Route | None]] = {
-            path: ragged.routes[path] for path in requested if path in ragged.routes
-        }
+            return {
+                name: (path, route)
+                for name, (path, route) in available.items()
+                if path not in aside and (route or path not in skip)
+            }
+        routes: dict[str, tuple[str, Route | None]] = {}
         for spec in self._specs:
             if spec.index:
                 for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
                     self._check_there(path)
                 route = route_of(spec, self._tree(), self._open, self._path)
                 routes[spec.spelled] = spec.path, route
-        for path in requested:
-            if path in self._datasets:
-                routes.setdefault(path, (path, None))
+            elif spec.path in available:
+                routes[spec.path] = available[spec.path]
         return routes
 
     def _field(self, name: str, path: str, route: Route | None, whole: bool) -> AnyField | None:
@@ -242,8 +238,12 @@ class Fields:
             own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
             attrs = self._attributes(path, self._contents.open(name if own else path))
             return RaggedField(self._open(path), route, name, attrs)
-        if stored.vlen and len(stored.shape) != (0 if whole else 1):
-            self._leave_out(path)
+        if whole and stored.vlen and stored.shape:
+            if self._specs:
+                raise SchemaError(
+                    f"field {path}: {SEQUENCES}", where=self._path, found=stored.shape
+                )
+            self._lost.setdefault(("", SEQUENCES), []).append(path)
             return None
         attrs = self._attributes(path)
         if stored.vlen:
@@ -292,14 +292,6 @@ class Fields:
             )
         if path not in self._datasets:
             raise missing_field(path, self._datasets, self._path)
-
-    def _leave_out(self, path: str) -> None:
-        """Note that a dataset of sequences cannot be a field, or raise if it was asked for."""
-        reason = "sequences of variable length are read only from one axis of samples"
-        if self._specs:
-            shape = self._datasets[path].shape
-            raise SchemaError(f"field {path}: {reason}", where=self._path, found=shape)
-        self._lost.setdefault(("", reason), []).append(path)
 
     def _note_lost(self) -> None:
         for (what, reason), paths in self._lost.items():
