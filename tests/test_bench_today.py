@@ -70,12 +70,6 @@ def test_compressed_files_are_read_as_they_are(compressed: list[Path]) -> None:
     assert "Read as it is today (in-place)" in " ".join(report.answer)
 
 
-def test_ways_that_were_asked_for_read_a_copy(compressed: list[Path]) -> None:
-    work = plan_read(compressed, ["h5py", "dsprep"], WARM)
-    answer = " ".join(measured(work).answer)
-    assert "Read by h5py, after a conversion to hdf5" in answer
-
-
 def test_folders_of_images(tmp_path: Path) -> None:
     from PIL import Image
 

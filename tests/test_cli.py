@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import SUFFIX
-from support import cli, commands_of, fails
+from support import cli, commands_of
 from typer.main import get_command
 
 import dsprep
@@ -30,20 +30,6 @@ from dsprep.synth import synth as synthesise
 from dsprep.writing import transfer
 
 FORMATS = sorted(SUFFIX)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_convert_inspect_and_verify(format, train, tmp_path):
-    target = tmp_path / f"out{SUFFIX[format]}"
-    cli("convert", train, target)
-    assert cli("verify", train, target).out == "same: all 100 samples, bit for bit\n"
-    shown = cli("inspect", target, "--head", "1").out
-    for word in ("x: float32[2,3]", "sample 0", "unit"):
-        assert word in shown
-    facts = cli("inspect", target, "--json").json()
-    assert facts["samples"] == 100
-    assert [f["name"] for f in facts["fields"]] == ["x", "y"]
-    assert all(f["layout"]["access"] for f in facts["fields"])
 
 
 def test_of_very_many_files_some_are_looked_into(tmp_path, monkeypatch):
@@ -150,23 +136,6 @@ def test_what_an_interrupted_run_wrote_counts_as_space(train, tmp_path, monkeypa
     assert partial_path(out).exists()
     monkeypatch.setattr(job, "free_nbytes", lambda path: 500)
     cli("convert", train, out)
-
-
-def test_an_interrupted_run_with_other_options(train, tmp_path, monkeypatch):
-    from dsprep.writing.staging import Staging
-
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    out = tmp_path / "out.h5"
-    with monkeypatch.context() as patch:
-        patch.setattr(Staging, "publish", stop)
-        done = cli("convert", train, out, code=130)
-    assert "same command again" in done.err
-    assert not out.exists()
-    assert "--restart" in fails("convert", train, out, "--samples", ":50")
-    cli("convert", train, out, "--samples", ":50", "--restart")
-    assert cli("inspect", out, "--json").json()["samples"] == 50
 
 
 # --- sizes and names -------------------------------------------------------------------------

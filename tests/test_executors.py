@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from dsprep.core.schema import Field, Schema
 from dsprep.errors import (
     AmbiguousError,
     DsprepError,
-    DsprepWarning,
     ExecutorError,
     ReadError,
     UsageError,
@@ -348,20 +346,6 @@ def test_two_attempts_at_a_shard(to, origin, tmp_path, monkeypatch):
 
 
 # --- the seam ----------------------------------------------------------------------------------
-
-
-@needs["dask"]
-def test_a_cluster_without_workers_is_noted():
-    from dsprep.executors import dask
-
-    def wait(count, timeout):
-        raise TimeoutError
-
-    client = types.SimpleNamespace(
-        wait_for_workers=wait, scheduler=types.SimpleNamespace(address="tcp://here:1")
-    )
-    with pytest.warns(DsprepWarning, match="at tcp://here:1"):
-        dask._note_no_worker(client)
 
 
 def test_provenance_starts_as_many_processes_as_asked(origin, tmp_path, monkeypatch):

@@ -51,34 +51,6 @@ def test_the_order_is_that_of_all_bits_of_the_hashes(count, bits, monkeypatch):
     assert np.array_equal(order, np.argsort(hashes))
 
 
-def test_few_samples_come_in_every_order():
-    found = {tuple(Permutation(seed, 3).forward(np.arange(3))) for seed in range(100)}
-    assert len(found) == 6
-
-
-@pytest.mark.parametrize("count", [50_000, 200_000])
-def test_places_are_uniform(count):
-    # Samples of each sixteenth of the dataset are spread over sixteenths of the order.
-    samples = Permutation(3, count).forward(np.arange(count))
-    table = np.bincount(np.arange(count) * 16 // count * 16 + samples * 16 // count, minlength=256)
-    expected = count / 256
-    chi2 = ((table - expected) ** 2 / expected).sum()
-    assert 140 < chi2 < 330  # 225 degrees of freedom, +- 4 sigma and more
-    steps = np.diff(samples)
-    assert abs((steps > 0).mean() - 0.5) < 0.01
-    assert (np.abs(steps) == 1).sum() < 20
-    assert np.abs(np.corrcoef(samples[:-1], samples[1:])[0, 1]) < 0.02
-    # the number of cycles of a random permutation is near log(count)
-    seen, cycles = np.zeros(count, bool), 0
-    where = samples.tolist()
-    for i in range(count):
-        cycles += not seen[i]
-        while not seen[i]:
-            seen[i] = True
-            i = where[i]
-    assert 2 < cycles < 35
-
-
 def test_a_huge_order_takes_no_memory():
     count = 10**15 + 7
     order = Permutation(1, count)

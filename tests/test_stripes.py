@@ -251,12 +251,6 @@ def test_other_file_systems(kind, matters, targets, tmp_path, monkeypatch):
     assert found.nbytes & (found.nbytes - 1) == 0
 
 
-def test_this_machine(tmp_path):
-    found = detect(tmp_path)
-    assert found.nbytes >= 4096
-    assert found.source
-
-
 def test_no_mounts_are_known(tmp_path, monkeypatch):
     monkeypatch.setattr(stripes, "mount_of", lambda _: None)
     assert detect(tmp_path).file_system == "unknown"
@@ -317,10 +311,6 @@ def test_the_hint(tmp_path, stripe, outputs, more, command, words):
     assert found.command == f"lfs setstripe {command}"
     assert words in found.why
     assert "files that exist keep their layout" in found.why
-
-
-def test_the_hint_names_the_directory(tmp_path):
-    assert hint(requested_stripe("1MiB", tmp_path), [[1]], "my data").command.endswith(" 'my data'")
 
 
 def test_a_plan_for_lustre_has_the_hint(lustre, tmp_path):
