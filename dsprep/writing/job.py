@@ -350,7 +350,8 @@ def fingerprint(job: Job, known: Identities) -> dict[str, Any]:
         data.update(line.encode("utf-8", "surrogateescape"))
         times.update(f"{each.mtime_ns}\n".encode())
     for shard in job.shards:
-        cut.update(f"{shard.name}\0{shard.start}\0{shard.stop}\n".encode())
+        line = f"{shard.name}\0{shard.start}\0{shard.stop}\n"
+        cut.update(line.encode("utf-8", "surrogateescape"))
         if job.grouped:
             edges.update(f"{shard.grouping.align}\0".encode() + shard.grouping.edges.tobytes())
     nbytes = sum(each.nbytes for _, each in identities)
