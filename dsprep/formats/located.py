@@ -28,6 +28,7 @@ from dsprep.layout.describe import FieldStorage, of_layout
 from dsprep.layout.locate import sizes
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.layout_reader import LayoutReader
+from dsprep.reading.records import Verify
 from dsprep.reading.single import Single
 from dsprep.storage.base import Handle
 
@@ -91,6 +92,15 @@ class Parsed:
         What was assumed or left out, one clause each.
     others
         The arrays that belong to all samples.
+    label
+        Gives the name of a sample in records, for messages; None: the file and the number.
+    verify
+        How records are compared with what frames them when they are read.
+    examine
+        Looks through the file, if need be, for all that shows of the layout, and raises
+        `DsprepError` if samples are not as `fields` say; None: that is `layout`.
+    describe
+        Adds to how a field is stored what the layout does not say; None: nothing.
     prove
         Compares what samples ``start <= i < stop`` need with checksums that the file has, unless
         it has done so already; None: there are none.
@@ -103,6 +113,10 @@ class Parsed:
     attrs: Attrs = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    label: Callable[[int], str] | None = None
+    verify: Verify = None
+    examine: Callable[[], FileLayout] | None = None
+    describe: Callable[[FieldStorage], FieldStorage] | None = None
     prove: Callable[[int, int], None] | None = None
 
 
@@ -171,7 +185,7 @@ class LocatedSource(Source):
     ) -> None:
         self.path, self.version, self.notes = path, parsed.version, parsed.notes
         self.others, self._open_file, self._close = parsed.others, open_file, close
-        self._prove, self._lock = parsed.prove, threading.Lock()
+        self._parsed, self._lock = parsed, threading.Lock()
         chosen = wanted(options.fields, parsed.fields)
         self.names = {f.name: name for name, f in chosen}
         """What the file calls each field."""
@@ -203,10 +217,16 @@ class LocatedSource(Source):
                 columns = {**self._layout.columns, **found.columns}
                 self._layout = replace(self._layout, columns=columns, unlocated=found.unlocated)
                 self._reader = LayoutReader(
-                    self._layout, self._stored, self._open_file, self.path, decoders
+                    self._layout,
+                    self._stored,
+                    self._open_file,
+                    self.path,
+                    decoders,
+                    self._parsed.label,
                 )
-                checked = self._prove or any(f.dtype.kind == "U" for f in self.schema)
-                if not (checked or self._retyped or found.unlocated):
+                checked = self._parsed.prove or self._parsed.verify
+                text = any(f.dtype.kind == "U" for f in self.schema)
+                if not (checked or text or self._retyped or found.unlocated):
                     self._single = self._reader.single(self.schema.names)
             return self._reader
 
@@ -237,14 +257,15 @@ class LocatedSource(Source):
 
     def _read(self, schema: Schema, start: int, stop: int, arena: Arena | None) -> Batch:
         reader, unlocated = self._located(), self._layout.unlocated
-        if self._prove is not None and stop > start:
-            self._prove(start, stop)
+        if self._parsed.prove is not None and stop > start:
+            self._parsed.prove(start, stop)
         where = f"{self.path}, samples {start} to {stop}"
         try:
             self._check_memory(schema, start, stop, where)
             indices = np.arange(start, stop, dtype=np.int64)
             known = [name for name in schema.names if name not in unlocated]
-            batch = reader.read(indices, known, arena=arena) if known else {}
+            verify = self._parsed.verify
+            batch = reader.read(indices, known, verify, arena) if known else {}
             for name in schema.names:
                 if name in unlocated:
                     batch[name] = self._lazy[name].read(start, stop)
@@ -274,7 +295,13 @@ class LocatedSource(Source):
         total = np.full(stop - start, self.schema.fixed_nbytes, np.int64)
         if self.schema.ragged:
             self._located()
-        for f in (f for f in self.schema if f.ragged):
+        records = self._layout.records
+        parts = {} if records is None else records.parts
+        hidden = [f.name for f in self.schema if f.ragged and f.name in parts]
+        hidden = [name for name in hidden if parts[name].at is None]
+        if records is not None and hidden:  # all of the record is about what is in it
+            total = records.blocks.lengths.at(records.numbers(some, self.path))
+        for f in (f for f in self.schema if f.ragged and f.name not in hidden):
             unlocated = f.name in self._layout.unlocated
             part = (
                 self._lazy[f.name].sizes(start, stop)
@@ -307,6 +334,8 @@ class LocatedSource(Source):
         """Return how each field is stored."""
         known = Schema(tuple(f for f in self.schema if f.name not in self._lazy))
         described = of_layout(self._layout, known)
+        if self._parsed.describe is not None:
+            described = {name: self._parsed.describe(each) for name, each in described.items()}
         described |= {name: lazy.storage() for name, lazy in self._lazy.items()}
         return {name: described[name] for name in self.schema.names}
 
@@ -314,10 +343,18 @@ class LocatedSource(Source):
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
         self._located(progress)
         layout, unlocated = self._layout, dict(self._layout.unlocated)
+        if self._parsed.examine is not None:
+            closer = _chosen(self._parsed.examine(), self.names)
+            layout = replace(closer, columns=layout.columns)
         given = "it was given a type here; dsprep convert gives it one"
         unlocated |= dict.fromkeys(self._retyped, given)
         columns = {name: c for name, c in layout.columns.items() if name not in unlocated}
         return replace(layout, columns=columns, unlocated=unlocated)
+
+    @override
+    def confirm(self) -> None:
+        if self._parsed.examine is not None:
+            self._parsed.examine()
 
     def close(self) -> None:
         """Close the files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import closing
 
 import lmdb
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.lmdb import Lmdb
+from dsprep.formats.lmdb.parse import Records
 from dsprep.formats.options import OpenOptions
 from dsprep.storage.paths import Candidate
 
@@ -122,9 +124,9 @@ def test_values_that_share_one_large_run(tmp_path):
             txn.put(b"%08d" % i, bytes(200_000 if i == 0 else 3000))
     file = path / "data.mdb"
     data = bytearray(file.read_bytes())
-    with LMDB.open(path, OpenOptions(), None) as source:
-        nodes = source.records.nodes(np.arange(100))
-        leaf = int(source.records.pages.meta.main.root)
+    with closing(Records(path, file, OpenOptions())) as records:
+        nodes = records.nodes(np.arange(100))
+        leaf = int(records.pages.meta.main.root)
         first = int(nodes.offset[0]) // PSIZE
         places = (nodes.inline_at + leaf * PSIZE).tolist()
     for at in places:

@@ -19,6 +19,7 @@ from dsprep.formats.lmdb.overflow import Frame
 from dsprep.formats.options import OpenOptions
 from dsprep.layout.laws import Affine
 from dsprep.storage import scatter
+from dsprep.storage.base import Handle
 
 LMDB = Lmdb()
 ALL = dict(schemas())
@@ -159,15 +160,13 @@ def test_the_leaves_alone_are_read(tmp_path, monkeypatch):
 def test_keys_of_a_file_that_changed_are_refused(tmp_path, monkeypatch):
     path = put(tmp_path / "x", [(b"%04d" % i, RNG.bytes(100)) for i in range(100)])
     with LMDB.open(path, OpenOptions(keys_as="key"), None) as source:
-        page = int(source.records.blocks.offsets.one(0)) // 4096
+        page = source.extents().records.blocks.offsets.one(0) // 4096
         with (path / "data.mdb").open("r+b") as file:
             file.seek(page * 4096 + 12)
             file.write((16 + 2).to_bytes(2, "little"))
         with pytest.raises(ChangedError, match="time stamp"):
             source.read(0, 9)
-        monkeypatch.setattr(
-            source.records.file, "check_same", lambda offset=None: None
-        )  # of the same time
+        monkeypatch.setattr(Handle, "check_same", lambda file, offset=None: None)  # the same time
         with pytest.raises(FormatError, match="changed since it was opened"):
             source.read(0, 9)
 

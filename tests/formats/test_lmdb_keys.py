@@ -12,7 +12,7 @@ from lmdb_builds import put
 
 import dsprep
 from dsprep.core.schema import FieldSpec
-from dsprep.errors import AmbiguousError, SchemaError, UnsupportedError, UsageError
+from dsprep.errors import AmbiguousError, SchemaError, UsageError
 from dsprep.formats import load
 from dsprep.formats.lmdb import Lmdb
 from dsprep.formats.options import OpenOptions, WriteOptions
@@ -143,8 +143,10 @@ def test_families_are_fields(tmp_path, n):
         assert dsprep.verify(a, b).same
         with a.opening() as again:
             assert dsprep.verify(a, again).same
-    with pytest.raises(UnsupportedError, match="offset"):
-        dsprep.provenance(path, options)
+    dsprep.provenance(path, options)
+    with dsprep.Sidecar.open(path) as sidecar:
+        assert sidecar.read([1], FIELDS)["label"][0] == b"word2"
+        assert sidecar.read([1, 0], FIELDS)["image"][0] == expected[b"image-000000002"]
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ class Lmdb(WritableFormat):
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
         """Open an environment; every leaf page is read once and checked."""
         from dsprep.formats.lmdb.parse import Records
-        from dsprep.formats.lmdb.source import LmdbSource
+        from dsprep.formats.lmdb.source import open_records
 
         records = Records(path, data_file(path), options)
         try:
-            return LmdbSource(records, options, hint)
+            return open_records(records, options, hint)
         except BaseException:
             records.close()
             raise

@@ -13,33 +13,12 @@ from dsprep.formats.lmdb.datum import Datum
 from dsprep.formats.lmdb.fields import describe_recipe
 from dsprep.formats.lmdb.overflow import describe_frame
 from dsprep.formats.lmdb.pages import HEADER
-from dsprep.formats.lmdb.parse import Records
 from dsprep.formats.lmdb.recover import StoredValues, recover
 from dsprep.formats.lmdb.tree import PSIZE
 from dsprep.formats.lmdb.values import Values
 from dsprep.layout import model
 from dsprep.layout.laws import Explicit
 from dsprep.layout.model import FileLayout, Part
-
-KEYS = "keys are in the leaf pages of the tree, not in the values"
-
-
-def file_layout(
-    records: Records,
-    decoder: Values | Datum,
-    fields: Sequence[tuple[str, Field]],
-) -> FileLayout:
-    """Return the layout of the samples with all that shows of it.
-
-    `decoder` and `fields` are what is in a value, and ``(name there, field)`` of what is wanted;
-    other names are keys.
-    """
-    positions = records.stored_values()
-    inside = [(name, f) for name, f in fields if name in decoder.schema.names]
-    keys = {f.name: KEYS for name, f in fields if name not in decoder.schema.names}
-    stored = records_of(records.blocks, decoder, inside, records.order, records.framed)
-    laws, facts = recover(positions)
-    return FileLayout(len(records), stored, unlocated=keys, candidates=laws, facts=facts)
 
 
 def written_layout(schema: Schema, key_nbytes: int, inside: str, positions: Ints) -> FileLayout:

@@ -9,16 +9,14 @@ asked for.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.schema import Ints, Schema
+from dsprep.core.schema import Ints
 from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, SchemaError, UsageError
-from dsprep.formats import decoders
 from dsprep.formats.lmdb.families import DIGITS, Counter, is_fact, maybe_facts, numbers
 from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, P_LEAF, Database, Nodes, Pages
 from dsprep.formats.lmdb.recover import StoredValues
@@ -26,7 +24,6 @@ from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
 from dsprep.layout import model
 from dsprep.layout.laws import Affine, Explicit, Law, Table
-from dsprep.reading.layout_reader import LayoutReader
 from dsprep.storage.paths import open_file
 
 
@@ -264,11 +261,6 @@ class Records:
         """Return the key of a sample."""
         return self.nodes(self.rows(sample, sample + 1)).key(0)
 
-    def has(self, key: bytes) -> bool:
-        """Return whether a sample has this key."""
-        row = bisect_left(range(len(self)), key, key=lambda i: self.nodes(np.array([i])).key(0))
-        return row < len(self) and self.nodes(np.array([row])).key(0) == key
-
     def probe(self, count: int, largest: int) -> list[bytes]:
         """Return up to `count` values of at most `largest` bytes, spread over the samples."""
         spread = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
@@ -287,12 +279,6 @@ class Records:
     def framed(self) -> int:
         """The bytes of a page if there are values on overflow pages, else 0."""
         return self.pages.psize if self.big else 0
-
-    def reader(
-        self, layout: model.FileLayout, schema: Schema, label: Callable[[int], str]
-    ) -> LayoutReader:
-        """Return what reads samples by a layout of this file; `label` names one for messages."""
-        return LayoutReader(layout, schema, lambda _: self.file, self.path, decoders, label)
 
     def stored_values(self) -> StoredValues:
         """Return where all values are stored, and what else the file says of its history."""
