@@ -19,7 +19,7 @@ from typing_extensions import override
 from dsprep.core.memory import free_memory
 from dsprep.core.schema import Arena, Attrs, Batch, Field, Ints, Schema
 from dsprep.core.schema import Column as Values
-from dsprep.errors import FormatError
+from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats import decoders
 from dsprep.formats.base import Source
 from dsprep.formats.fields import retype, wanted
@@ -99,8 +99,9 @@ class Parsed:
     examine
         Looks through the file, if need be, for all that shows of the layout, and raises
         `DsprepError` if samples are not as `fields` say; None: that is `layout`.
-    describe
-        Adds to how a field is stored what the layout does not say; None: nothing.
+    packed
+        What the file is compressed with as a whole, and its bytes then: it was unpacked when it was
+        opened, and samples have no offsets in it. None: it is not.
     prove
         Compares what samples ``start <= i < stop`` need with checksums that the file has, unless
         it has done so already; None: there are none.
@@ -116,7 +117,7 @@ class Parsed:
     label: Callable[[int], str] | None = None
     verify: Verify = None
     examine: Callable[[], FileLayout] | None = None
-    describe: Callable[[FieldStorage], FieldStorage] | None = None
+    packed: tuple[str, int] | None = None
     prove: Callable[[int, int], None] | None = None
 
 
@@ -334,15 +335,28 @@ class LocatedSource(Source):
         """Return how each field is stored."""
         known = Schema(tuple(f for f in self.schema if f.name not in self._lazy))
         described = of_layout(self._layout, known)
-        if self._parsed.describe is not None:
-            described = {name: self._parsed.describe(each) for name, each in described.items()}
+        if self._parsed.packed is not None:
+            codec, nbytes = self._parsed.packed
+            how = f"slow: {codec} runs over the whole file, which is unpacked for its first sample"
+            alone = nbytes if len(known) == 1 else None
+            for name, each in described.items():
+                packed = FieldStorage(storage=each.storage, codecs=(codec,), access=how)
+                described[name] = replace(packed, stored_nbytes=alone)
         described |= {name: lazy.storage() for name, lazy in self._lazy.items()}
         return {name: described[name] for name in self.schema.names}
 
     @override
     def extents(self, progress: Callable[[int, int], None] | None = None) -> FileLayout:
+        if self._parsed.packed is not None:
+            raise UnsupportedError(
+                f"samples have no offsets inside a {self._parsed.packed[0]} stream",
+                where=self.path,
+                fix="dsprep convert DATA DST writes the whole dataset without compression",
+            )
         self._located(progress)
         layout, unlocated = self._layout, dict(self._layout.unlocated)
+        if layout.records is not None:
+            self._open_file(layout.records.blocks.path).check_same()
         if self._parsed.examine is not None:
             closer = _chosen(self._parsed.examine(), self.names)
             layout = replace(closer, columns=layout.columns)

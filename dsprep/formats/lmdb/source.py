@@ -8,7 +8,7 @@ of readers, so that whoever commits meanwhile may use them again: then it is a `
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -94,7 +94,6 @@ def _parse_fields(records: Records, options: OpenOptions, hint: Schema | None) -
     spread = np.unique(np.linspace(0, n - 1, min(n, _KEYS)).astype(np.int64))
     nodes = records.nodes(np.union1d(spread, np.arange(min(n, _KEYS))))
     around = fields_in([nodes.key(i) for i in range(len(nodes))])
-    known = {f.name: f for f in hint or () if f.name in {*around, KEY}}
     names = {s.path for s in options.fields} or {f.name for f in hint or ()} - {VALUE}
     if not around or not names <= {*around, KEY} or names == {KEY}:
         return None
@@ -121,6 +120,18 @@ def _parse_fields(records: Records, options: OpenOptions, hint: Schema | None) -
         )
     if any(not np.array_equal(every, own) for own, _ in parts.values()):
         raise _incomplete(records, every, counts, [*parts.values()])
+    return _joined(records, options, hint, every, parts)
+
+
+def _joined(
+    records: Records,
+    options: OpenOptions,
+    hint: Schema | None,
+    every: Ints,
+    parts: Mapping[str, tuple[Ints, Ints]],
+) -> Parsed:
+    """Return samples with the numbers `every`; `parts` has the rows of each field behind them."""
+    known = {f.name: f for f in hint or ()}
     available = {name: Field.opaque(name) for name in parts}
     if not bool((np.diff(every) == 1).all()):
         available[KEY] = Field(KEY, np.dtype(np.int64))

@@ -1,7 +1,7 @@
 """TFRecord: files of ``tf.train.Example``, or of any records.
 
-``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` and
-``batch_parser`` the message inside, ``features`` which feature a field is. ``parse``, ``fields``,
+``framing`` knows records, ``stream`` the bytes they are in (plain, GZIP, ZLIB), ``example`` the
+message inside, ``features`` which feature a field is. ``parse``, ``fields``,
 ``locate`` and ``source`` read, ``plan``, ``build`` and ``write`` write. TensorFlow itself is not
 needed.
 """
@@ -47,9 +47,9 @@ class TFRecord(WritableFormat):
 
     @override
     def open(self, path: Path, options: OpenOptions, hint: Schema | None) -> Source:
-        from dsprep.formats.tfrecord.source import TFRecordSource
+        from dsprep.formats.tfrecord.source import open_tfrecord
 
-        return TFRecordSource(path, options, hint)
+        return open_tfrecord(path, options, hint)
 
     def merge_schemas(
         self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
