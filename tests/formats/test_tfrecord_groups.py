@@ -17,7 +17,7 @@ from dsprep.formats import load
 from dsprep.formats.options import Compression, OpenOptions, WriteOptions
 from dsprep.formats.protobuf import read_varint
 from dsprep.formats.tfrecord import example, features
-from dsprep.formats.tfrecord.build import Template
+from dsprep.formats.tfrecord.build import Builder
 from dsprep.formats.tfrecord.example import parse_together
 from dsprep.formats.tfrecord.framing import FRAME, HEADER
 from dsprep.layout.model import Groups
@@ -65,7 +65,7 @@ def test_records_keep_one_size_where_that_costs_little(tmp_path: Path) -> None:
 def test_one_byte_short_of_a_stripe_takes_a_stripe_more(tmp_path: Path) -> None:
     for nbytes in range(440, 520):
         schema = Schema((Field("x", np.dtype("u1"), (nbytes,)),))
-        size = Template(schema, features.plan(schema, PLAIN)).nbytes
+        size = Builder(schema, features.plan(schema, PLAIN)).nbytes
         if size % 512 != 511:
             continue
         batch = random_batch(schema, 3)

@@ -19,7 +19,7 @@ from dsprep.core.schema import Bytes, Ints
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.pages import HEADER, P_OVERFLOW, is_page_size
 from dsprep.formats.lmdb.tree import PSIZE
-from dsprep.formats.lmdb.values import ValuePart
+from dsprep.formats.stored_rows import RowSpans
 
 _zeros = np.zeros(PSIZE, np.uint8)
 _U16 = np.dtype("<u2")
@@ -82,7 +82,7 @@ class Frame:
 
 
 def overflow_spans(
-    parts: Sequence[ValuePart], sizes: Ints, runs: Ints, pages: Ints
+    parts: Sequence[RowSpans], sizes: Ints, runs: Ints, pages: Ints
 ) -> tuple[Bytes, list[tuple[Ints, Ints, Ints]]]:
     """Return what is on the overflow pages of values, and where it is in memory.
 

@@ -16,40 +16,24 @@ be empty. ``decode(encode(batch)) == batch``, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from dsprep.core.schema import (
-    Arena,
     Array,
     Batch,
     Bytes,
-    Column,
     Field,
     Ints,
     Ragged,
     Schema,
-    without_padding,
 )
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError, UnsupportedError
+from dsprep.formats.stored_rows import RowSpans
 
 MAX_VALUE = (1 << 32) - 1
 """LMDB's limit, in bytes."""
-
-
-@dataclass(frozen=True)
-class ValuePart:
-    """What one field, or the table of lengths, adds to each of n values.
-
-    Value i gets ``data[starts[i]:][:lengths[i]]``; `data` is uint8, 1-D and contiguous.
-    """
-
-    data: Bytes
-    starts: Ints
-    lengths: Ints
 
 
 class Values:
@@ -77,14 +61,14 @@ class Values:
                 found=self.head,
             )
 
-    def encode(self, batch: Batch) -> list[ValuePart]:
+    def encode(self, batch: Batch) -> list[RowSpans]:
         """Return the parts of each value, in the order in which they follow one another."""
-        fixed = [_fixed_part(batch[f.name], f.row_nbytes) for f in self.fixed]
-        ragged = [_ragged_part(batch[f.name], f) for f in self.ragged]
+        fixed = [RowSpans.of(batch[f.name], f) for f in self.fixed]
+        ragged = [RowSpans.of(batch[f.name], f) for f in self.ragged]
         if not self.table:
             return fixed + ragged
         table = np.stack([part.lengths for part in ragged], axis=1).astype("<u8")
-        return [_fixed_part(table, self.table), *fixed, *ragged]
+        return [RowSpans.of_rows(table, self.table), *fixed, *ragged]
 
     def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
         """Return the samples whose values are back to back in `data`, of these lengths.
@@ -156,56 +140,6 @@ class Values:
         targets = np.arange(n, dtype=np.int64) * self.head
         move_spans(data, offsets[:-1], np.full(n, self.head, np.int64), out, targets)
         return out.reshape(n, self.head)
-
-
-def total_lengths(parts: list[ValuePart]) -> Ints:
-    """Return the bytes of each value: int64, shape ``(n,)``."""
-    sizes = parts[0].lengths
-    for part in parts[1:]:
-        sizes = sizes + part.lengths
-    return sizes
-
-
-def join(parts: list[ValuePart], sizes: Ints, arena: Arena) -> Bytes:
-    """Return the values back to back: uint8, shape ``(sum(sizes),)``."""
-    n = len(sizes)
-    if len(parts) == 1:
-        part = parts[0]
-        if not n or (np.diff(part.starts) == part.lengths[:-1]).all():
-            start = int(part.starts[0]) if n else 0
-            return part.data[start : start + int(sizes.sum())]
-    ends = offsets_of(sizes)
-    out = arena.empty("write.values", (int(ends[-1]),), np.dtype(np.uint8))
-    at = ends[:-1]
-    for part in parts:
-        move_spans(part.data, part.starts, part.lengths, out, at)
-        at = at + part.lengths
-    return out
-
-
-def _fixed_part(column: Column, width: int) -> ValuePart:
-    """Return what `width` bytes per sample add, copied only if a sample's are not contiguous."""
-    array = np.asarray(column)
-    n = len(array)
-    lengths = np.full(n, width, np.int64)
-    if not n * width:
-        return ValuePart(np.zeros(0, np.uint8), np.zeros(n, np.int64), lengths)
-    array = without_padding(array)
-    step = array.strides[0] if n > 1 else width
-    if step < width or not array[:1].flags.c_contiguous:
-        array, step = np.ascontiguousarray(array), width
-    rows = array[:1].reshape(-1).view(np.uint8)
-    data = as_strided(rows, ((n - 1) * step + width,), (1,), writeable=False)
-    return ValuePart(data, np.arange(n, dtype=np.int64) * step, lengths)
-
-
-def _ragged_part(column: Column, field: Field) -> ValuePart:
-    """Return what a ragged field adds."""
-    assert isinstance(column, Ragged)  # the schema says so
-    values = np.ascontiguousarray(without_padding(column.values))
-    data = values.reshape(-1).view(np.uint8) if values.size else np.zeros(0, np.uint8)
-    offsets = column.offsets * field.row_nbytes
-    return ValuePart(data, offsets[:-1], np.diff(offsets))
 
 
 def _column(rows: Bytes, field: Field) -> Array:

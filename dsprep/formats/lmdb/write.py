@@ -43,24 +43,16 @@ from dsprep.formats.lmdb.overflow import overflow_spans
 from dsprep.formats.lmdb.pages import EMPTY, F_BIGDATA, HEADER, NODE, P_BRANCH, P_LEAF, Meta
 from dsprep.formats.lmdb.parse import Records
 from dsprep.formats.lmdb.tree import PSIZE, ROOM, Branch, Child, Tree, cut, node_sizes
-from dsprep.formats.lmdb.values import (
-    MAX_VALUE,
-    ValuePart,
-    Values,
-    join,
-    total_lengths,
-)
+from dsprep.formats.lmdb.values import MAX_VALUE, Values
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.record_writer import RecordWriter
+from dsprep.formats.stored_rows import RowSpans
 from dsprep.layout.model import FileLayout
 from dsprep.storage.checksums import read_crc32c
 from dsprep.storage.durable import sync, sync_directory
 from dsprep.storage.paths import open_file
 from dsprep.storage.ranges import CALL_NBYTES, pwrite_all, truncate
 from dsprep.storage.scatter import drain
-
-SCATTERED = 1 << 10
-"""Mean bytes of a value from which on its parts are written from where they are."""
 
 NOTED = 1 << 26
 """Ragged samples up to which it is noted where each one is: 16 bytes of memory each."""
@@ -81,7 +73,7 @@ class Piece:
     start: int
     stop: int
     arena: Arena
-    parts: list[ValuePart]
+    parts: list[RowSpans]
     sizes: Ints
     node_sizes: Ints
     runs: Ints
@@ -131,7 +123,7 @@ class LmdbWriter(RecordWriter):
     def encode(self, batch: Batch, start: int, arena: Arena) -> Piece:
         """Build the nodes of the samples, all but the page numbers in them."""
         parts = self._values.encode(batch)
-        sizes = total_lengths(parts)
+        sizes: Ints = np.sum([part.lengths for part in parts], axis=0, dtype=np.int64)
         n = len(sizes)
         if n and sizes.max() > MAX_VALUE:
             i = int(sizes.argmax())
@@ -142,15 +134,12 @@ class LmdbWriter(RecordWriter):
                 found=int(sizes[i]),
             )
         widths, runs = node_sizes(self._keys.nbytes, sizes)
-        if n and sizes.sum() < n * SCATTERED:
-            data = join(parts, sizes, arena)
-            parts = [ValuePart(data, offsets_of(sizes)[:-1], sizes)]
         nodes = self._build_nodes(parts, sizes, widths, runs, start, arena)
         return Piece(start, start + n, arena, parts, sizes, widths, runs, nodes)
 
     def _build_nodes(
         self,
-        parts: list[ValuePart],
+        parts: list[RowSpans],
         sizes: Ints,
         widths: Ints,
         runs: Ints,

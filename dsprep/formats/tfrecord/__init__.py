@@ -136,11 +136,11 @@ def _lost(schema: Schema, types: dict[str, int]) -> tuple[str, ...]:
 def _estimate(schema: Schema, types: dict[str, int], count: int, payload: int) -> int:
     """Return the bytes of the records: exact for fixed fields, else at most."""
     from dsprep.formats.tfrecord import features
-    from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Template
+    from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Builder
     from dsprep.formats.tfrecord.framing import FRAME
 
     if not schema.ragged:
-        return count * Template(schema, types).nbytes
+        return count * Builder(schema, types).nbytes
     names = sum(len(n.encode()) + MOST_OVERHEAD for n in schema.names)
     growth = max(features.growth(f, types[f.name]) for f in schema)
     return count * (FRAME + MOST_OVERHEAD + names) + int(payload * growth)

@@ -1,33 +1,21 @@
 """From columns of samples to the bytes of records.
 
-`Template` serves samples of one shape: a record with gaps is filled in for all of them at once.
-`Assembly` serves those that vary: the same part of all records is put in place at a time. Both
-write the bytes that ``Example.SerializeToString`` would for features in this order, except that
-every int64 takes 10 bytes, and that bytes between the members of structured elements are zero.
+The same part of many records is put in place at a time. The bytes are those that
+``Example.SerializeToString`` would write for features in this order, except that every int64 takes
+10 bytes, and that bytes between the members of structured elements are zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dsprep.core.schema import (
-    Arena,
-    Array,
-    Batch,
-    Field,
-    Ints,
-    Ragged,
-    Schema,
-    copy_members,
-    has_padding,
-)
+from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Ragged, Schema
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import UnsupportedError
+from dsprep.formats.stored_rows import RowSpans
 from dsprep.formats.tfrecord import features, framing
 from dsprep.formats.tfrecord.example import (
     INT64,
@@ -41,128 +29,124 @@ from dsprep.formats.tfrecord.example import (
 from dsprep.formats.tfrecord.features import Feature
 
 U8 = np.dtype(np.uint8)
-Payload: TypeAlias = NDArray[np.uint8]
 BLOCK = 512 << 10
-"""Bytes that are filled in, given their CRCs and written while they are in the CPU's cache."""
+"""Bytes that are put together, given their CRCs and written while they are in the CPU's cache."""
 MOST_OVERHEAD = 32
 """Bytes that a feature can take beyond its name and its values; an Example takes fewer."""
 
 
-class Template:
-    """Records of samples of one shape: `nbytes` each, with their frames."""
+class Builder:
+    """Makes the records of samples, each with so many bytes of `padding`: not 1.
+
+    Attributes
+    ----------
+    features
+        The features, in order.
+    opaque
+        Whether samples are records already.
+    nbytes
+        Of each record with its frame, where samples are of one shape; else 0.
+    places
+        Where the values of each feature begin in such a payload.
+    """
 
     def __init__(self, schema: Schema, types: dict[str, int], padding: int = 0) -> None:
-        """Take the fields, and how many bytes of padding each record gets: not 1."""
-        self._gaps: list[tuple[Field, int, int, int]] = []  # field, list, start, stop
-        self._fixed: list[tuple[int, Payload]] = []  # offset, bytes that all records share
-        sizes = [features.row_nbytes(f, types[f.name]) for f in schema]
-        heads = [
-            entry_head(f.name.encode(), types[f.name], size)
-            for f, size in zip(schema, sizes, strict=True)
-        ]
-        entries = sum(map(len, heads)) + sum(sizes)
-        length = len(example_head(entries)) + entries + padding
-        self.nbytes = length + framing.FRAME
-        self._share(0, framing.headers(np.array([length])).tobytes() + example_head(entries))
-        at = framing.HEADER + len(example_head(entries))
-        for f, head, size in zip(schema, heads, sizes, strict=True):
-            self._share(at, head)
-            at += len(head)
-            self._gaps.append((f, types[f.name], at, at + size))
-            at += size
-        if padding:
-            self._share(at, padding_head(padding).ljust(padding, b"\0"))
-
-    @property
-    def features(self) -> list[tuple[Feature, int]]:
-        """The features, and where the values of each begin in the payload."""
-        return [(Feature(f.name, type_, f), at - framing.HEADER) for f, type_, at, _ in self._gaps]
-
-    def _share(self, at: int, data: bytes) -> None:
-        self._fixed.append((at, np.frombuffer(data, U8)))
-
-    def blocks(self, batch: Batch, arena: Arena) -> Iterator[Payload]:
-        """Yield the records of `batch`, some at a time, as bytes that the next block replaces.
-
-        `batch` has to stay as it is until the last block.
-        """
-        count = len(next(iter(batch.values()), ()))
-        step = min(count, max(1, BLOCK // self.nbytes))
-        rows: Payload = arena.empty("write", (step, self.nbytes), U8)
-        for at, data in self._fixed:
-            rows[:, at : at + len(data)] = data
-        starts = np.arange(step, dtype=np.int64) * self.nbytes + framing.HEADER
-        lengths = np.full(step, self.nbytes - framing.FRAME)
-        columns = []
-        for f, type_, a, b in self._gaps:
-            column = batch[f.name]
-            assert isinstance(column, np.ndarray)
-            few = type_ == INT64 and 0 < count * (b - a) <= BLOCK
-            if few:  # such as labels: one call for all of them costs as much as for a block
-                encoded = arena.empty(f"write.{f.name}", (count, b - a), U8)
-                encode_values(column, f, type_, encoded)
-                column = encoded
-            if a < b:
-                columns.append((column, f, type_, few, a, b))
-        for begin in range(0, count, step or 1):
-            n = min(step, count - begin)
-            for column, f, type_, encoded_already, a, b in columns:
-                if encoded_already:
-                    rows[:n, a:b] = column[begin : begin + n]
-                else:
-                    encode_values(column[begin : begin + n], f, type_, rows[:n, a:b])
-            flat = rows[:n].reshape(-1)
-            crcs = framing.payload_crcs(flat, starts[:n], lengths[:n])
-            rows[:n, -framing.FOOTER :] = _bytes_of(crcs)
-            yield flat
-
-
-class Assembly:
-    """Records of samples that vary in size, or that are records already (`opaque`)."""
-
-    def __init__(self, schema: Schema, types: dict[str, int], opaque: bool) -> None:
-        self._fields = [(f, f.name.encode(), types[f.name]) for f in schema]
         self.features = [Feature(f.name, types[f.name], f) for f in schema]
-        self.opaque = opaque
+        self.opaque = features.is_opaque(schema)
+        self.nbytes, self.places = 0, list[int]()
+        self._padding = padding_head(padding).ljust(padding, b"\0") if padding else b""
+        if not schema.ragged:
+            sizes = [features.row_nbytes(f.field, f.type) for f in self.features]
+            named = zip(self.features, sizes, strict=True)
+            heads = [len(entry_head(f.name.encode(), f.type, size)) for f, size in named]
+            entries = sum(heads) + sum(sizes)
+            edges = offsets_of(np.stack([heads, sizes], axis=1).reshape(-1).astype(np.int64))
+            begin = len(example_head(entries))
+            self.places = (begin + edges[1::2]).tolist()
+            self.nbytes = begin + entries + padding + framing.FRAME
 
-    def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Payload, Ints]:
-        """Return the records of `batch`, samples ``start ..``, and the bytes of each payload.
+    def records(self, batch: Batch, start: int, arena: Arena) -> tuple[Ints, Iterator[Bytes]]:
+        """Return the bytes of each payload of `batch`, samples ``start ..``, and the records.
 
-        Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
+        These come some at a time, as bytes that the next replace; `batch` has to stay as it is
+        until the last of them. Raises `UnsupportedError` if a sample is too large for
+        ``tf.train.Example``.
         """
-        spans: list[tuple[Payload, Ints, Ints]] = []  # bytes, where those of each record begin, end
-        for f, name, type_ in self._fields:
-            data, edges = _encoded(batch, f, type_, arena)
+        parts: list[RowSpans] = []
+        for f in self.features:
+            values = _encoded(batch, f.field, f.type, arena)
             if not self.opaque:
-                spans.append(_heads(np.diff(edges), partial(entry_head, name, type_)))
-            spans.append((data, edges[:-1], edges[1:]))
-        nbytes: Ints = np.sum([ends - begins for _, begins, ends in spans], axis=0, dtype=np.int64)
+                parts.append(_heads(values.lengths, partial(entry_head, f.name.encode(), f.type)))
+            parts.append(values)
+        lengths: Ints = np.sum([part.lengths for part in parts], axis=0, dtype=np.int64)
         if not self.opaque:
-            data, begins, ends = _heads(nbytes, example_head)
-            spans.insert(0, (data, begins, ends))
-            nbytes = nbytes + (ends - begins)
-            if len(nbytes):
-                check_size(int(nbytes.max()), start + int(nbytes.argmax()))
-        offsets = offsets_of(nbytes + framing.FRAME)
-        out: Payload = arena.empty("write", (int(offsets[-1]),), U8)
-        starts = at = offsets[:-1] + framing.HEADER
-        for data, begins, ends in spans:
-            move_spans(data, begins, ends - begins, out, at)
-            at = at + (ends - begins)
-        crcs = framing.payload_crcs(out, starts, nbytes)
-        frames = ((framing.headers(nbytes), offsets[:-1]), (_bytes_of(crcs), at))
-        for rows, targets in frames:
-            width = np.full(len(rows), rows.shape[1])
-            move_spans(rows.reshape(-1), offsets_of(width)[:-1], width, out, targets)
-        return out, nbytes
+            parts.insert(0, _heads(lengths, example_head))
+            if self._padding:
+                parts.append(_repeated(self._padding, len(lengths)))
+            lengths = lengths + parts[0].lengths + len(self._padding)
+            if len(lengths):
+                check_size(int(lengths.max()), start + int(lengths.argmax()))
+        if self.nbytes:
+            head = framing.headers(lengths[:1]).tobytes()
+            parts.insert(0, _repeated(head, len(lengths)))
+        else:
+            parts.insert(0, RowSpans.of_rows(framing.headers(lengths), framing.HEADER))
+        blocks = _even_blocks if self.nbytes and len(lengths) else _blocks
+        return lengths, blocks(parts, lengths + framing.FRAME, arena)
 
 
-def _heads(nbytes: Ints, head: Callable[[int], bytes]) -> tuple[Payload, Ints, Ints]:
+def _even_blocks(parts: Sequence[RowSpans], nbytes: Ints, arena: Arena) -> Iterator[Bytes]:
+    """Yield records of one size that are made of these parts, each evenly spaced, and a CRC."""
+    n, width, columns, at = len(nbytes), int(nbytes[0]), [], 0
+    for part in parts:
+        step = int(part.starts[1] - part.starts[0]) if n > 1 else 0
+        shape = n, int(part.lengths[0])
+        rows = np.ndarray(shape, U8, part.data, int(part.starts[0]), (step, 1))
+        columns.append((at, at + shape[1], rows))
+        at += shape[1]
+    out = arena.empty("write", (min(n, max(1, BLOCK // width)), width), U8)
+    starts = np.arange(len(out), dtype=np.int64) * width + framing.HEADER
+    for first in range(0, n, len(out)):
+        block = out[: n - first]
+        for a, b, rows in columns:
+            if not first or rows.strides[0]:
+                block[:, a:b] = rows[first : first + len(block)]
+        lengths = nbytes[: len(block)] - framing.FRAME
+        crcs = framing.payload_crcs(block.reshape(-1), starts[: len(block)], lengths)
+        block[:, at:] = crcs.astype("<u4").view(U8).reshape(-1, framing.FOOTER)
+        yield block.reshape(-1)
+
+
+def _blocks(parts: Sequence[RowSpans], nbytes: Ints, arena: Arena) -> Iterator[Bytes]:
+    """Yield records of `nbytes` that are made of these parts and a CRC."""
+    step = max(1, len(nbytes) * BLOCK // max(1, int(nbytes.sum())))
+    for first in range(0, len(nbytes), step):
+        some = slice(first, first + step)
+        offsets = offsets_of(nbytes[some])
+        out = arena.empty("write", (int(offsets[-1]),), U8)
+        starts = at = offsets[:-1]
+        for part in parts:
+            move_spans(part.data, part.starts[some], part.lengths[some], out, at)
+            at = at + part.lengths[some]
+        crcs = framing.payload_crcs(out, starts + framing.HEADER, nbytes[some] - framing.FRAME)
+        foot = RowSpans.of_rows(crcs.astype("<u4"), framing.FOOTER)
+        move_spans(foot.data, foot.starts, foot.lengths, out, at)
+        yield out
+
+
+def _repeated(data: bytes, n: int) -> RowSpans:
+    """Return the same bytes for each of n records."""
+    return RowSpans(np.frombuffer(data, U8), np.zeros(n, np.int64), np.full(n, len(data)))
+
+
+def _heads(nbytes: Ints, head: Callable[[int], bytes]) -> RowSpans:
     """Return the heads of so many bytes each: all that there are, and which one each takes."""
+    if len(nbytes) and (nbytes == nbytes[0]).all():
+        return _repeated(head(int(nbytes[0])), len(nbytes))
     sizes, owner = np.unique(nbytes, return_inverse=True)
     heads = [head(size) for size in sizes.tolist()]
     edges = offsets_of(np.array([len(each) for each in heads], np.int64))
-    return np.frombuffer(b"".join(heads), U8), edges[owner], edges[owner + 1]
+    return RowSpans(np.frombuffer(b"".join(heads), U8), edges[owner], np.diff(edges)[owner])
 
 
 def check_size(nbytes: int, sample: int) -> None:
@@ -177,38 +161,14 @@ def check_size(nbytes: int, sample: int) -> None:
         )
 
 
-def _bytes_of(crcs: NDArray[np.uint32]) -> Payload:
-    return crcs.astype("<u4").view(U8).reshape(-1, framing.FOOTER)
-
-
-def _encoded(
-    batch: Batch, field: Field, type_: int, arena: Arena
-) -> tuple[Payload, NDArray[np.int64]]:
-    """Return a column's encoded values, and where each sample's begin and end in them."""
+def _encoded(batch: Batch, field: Field, type_: int, arena: Arena) -> RowSpans:
+    """Return what a field adds to each record."""
     column = batch[field.name]
-    nbytes = features.row_nbytes(field, type_)
-    if isinstance(column, Ragged):
-        values, edges = column.values, column.offsets * nbytes
-    else:
-        values, edges = column, np.arange(len(column) + 1) * nbytes
-    if not nbytes or not len(values):
-        return np.empty(0, U8), edges
-    if type_ != INT64 and not has_padding(field.dtype) and values.flags.c_contiguous:
-        return values.reshape(-1).view(U8), edges
-    out: Payload = arena.empty(f"write.{field.name}", (len(values), nbytes), U8)
-    encode_values(values, field, type_, out)
-    return out.reshape(-1), edges
-
-
-def encode_values(values: Array, field: Field, type_: int, out: Payload) -> None:
-    """Write each row of `values` as list `type_` has it to a row of `out`, ``(n, nbytes)``."""
-    elements = values.reshape(len(out), -1)
-    if type_ == INT64:
-        encode_varints(elements, out.reshape(*elements.shape, PADDED_VARINT))
-    elif has_padding(field.dtype):
-        out[:] = 0
-        copy_members(elements, out.view(field.dtype))
-    else:
-        if elements.strides[-1] != elements.itemsize:
-            elements = np.ascontiguousarray(elements)
-        out[:] = elements.view(U8)
+    if type_ != INT64:
+        return RowSpans.of(column, field)
+    values = column.values if isinstance(column, Ragged) else column
+    rows, nbytes = len(values), features.row_nbytes(field, type_)
+    out = arena.empty(f"write.{field.name}", (*values.shape, PADDED_VARINT), U8)
+    encode_varints(values, out)
+    edges = (column.offsets if isinstance(column, Ragged) else np.arange(rows + 1)) * nbytes
+    return RowSpans(out.reshape(-1), edges[:-1], np.diff(edges))

@@ -16,7 +16,7 @@ from dsprep.core.groups import Grouping
 from dsprep.core.schema import Ints
 from dsprep.errors import FormatError
 from dsprep.formats.tfrecord import framing
-from dsprep.formats.tfrecord.build import Template
+from dsprep.formats.tfrecord.build import Builder
 from dsprep.formats.tfrecord.example import BYTES, INT64, Value
 from dsprep.formats.tfrecord.features import Feature
 from dsprep.formats.tfrecord.fields import check_sizes
@@ -88,17 +88,18 @@ def layout_of(
     they are not known, or may be of one length by chance, or if values have no bytes.
     """
     builder = arranged.builder
-    if isinstance(builder, Template):
+    chosen = builder.features
+    if builder.nbytes:
         law = _lengths(arranged, builder, samples)
-        chosen, gaps = [f for f, _ in builder.features], builder.features
-        parts = {f.field.name: Part(at, f.field.row_nbytes) for f, at in gaps if f.type != INT64}
+        placed = zip(chosen, builder.places, strict=True)
+        parts = {f.name: Part(at, f.field.row_nbytes) for f, at in placed if f.type != INT64}
         if not all(f.field.row_nbytes for f in chosen):
             return None
     elif lengths is None:
         return None
     else:
-        law, chosen = framing.lengths_of(lengths), builder.features
-        parts = {f.field.name: Part(0) for f in chosen} if builder.opaque else {}
+        law = framing.lengths_of(lengths)
+        parts = {f.name: Part(0) for f in chosen} if builder.opaque else {}
         if isinstance(law, Affine) and not builder.opaque:
             return None
     blocks = framing.blocks_of(law)
@@ -115,7 +116,7 @@ def layout_of(
     return FileLayout(blocks.count, records_of(blocks, chosen, known, parts))
 
 
-def _lengths(arranged: Arrangement, builder: Template, samples: Grouping) -> Law:
+def _lengths(arranged: Arrangement, builder: Builder, samples: Grouping) -> Law:
     """Return the lengths of payloads of records of one size."""
     each = builder.nbytes
     if samples.plain:

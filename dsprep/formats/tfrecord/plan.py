@@ -24,7 +24,7 @@ from dsprep.core.schema import Ints, Schema
 from dsprep.core.spans import offsets_of
 from dsprep.formats.base import FilePlan
 from dsprep.formats.tfrecord import features
-from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Assembly, Template
+from dsprep.formats.tfrecord.build import MOST_OVERHEAD, Builder
 from dsprep.formats.tfrecord.example import LARGEST
 from dsprep.formats.tfrecord.framing import FRAME
 
@@ -43,7 +43,7 @@ class Arrangement:
     they do at multiples of the stripe size.
     """
 
-    builder: Template | Assembly
+    builder: Builder
     every: int = 0
     align: int = 1
     aligned: bool = True
@@ -55,7 +55,6 @@ class Arrangement:
 
     def group_offsets(self, edges: Ints) -> Ints:
         """Return where groups of records of one size begin, and where the last one ends."""
-        assert isinstance(self.builder, Template)
         sizes = np.diff(edges) * self.builder.nbytes
         if self.align > 1:
             different, owner = np.unique(sizes[:-1], return_inverse=True)
@@ -66,22 +65,15 @@ class Arrangement:
 
 def arrange(schema: Schema, types: dict[str, int], grouping: Grouping) -> Arrangement:
     """Return how records are laid out whose fields are carried by lists of these `types`."""
-    opaque = features.is_opaque(schema)
     # the first group begins at 0
     align = grouping.align if grouping.count > 1 else 1
-    builder: Template | Assembly
-    if schema.ragged:
-        builder = Assembly(schema, types, opaque)
-        room = not opaque
-    else:
-        builder = Template(schema, types)
-        room = builder.nbytes + align <= LARGEST
-    if align > 1 and not room:
+    builder = Builder(schema, types)
+    if align > 1 and (builder.opaque or builder.nbytes + align > LARGEST):
         return Arrangement(builder, aligned=False)
-    if align > 1 and isinstance(builder, Template) and grouping.even:
+    if align > 1 and builder.nbytes and grouping.even:
         every = _in_every(builder.nbytes, grouping.samples, align)
         if every <= MOST_PADDING * builder.nbytes:
-            return Arrangement(Template(schema, types, every), every)
+            return Arrangement(Builder(schema, types, every), every)
     return Arrangement(builder, align=align)
 
 
@@ -105,7 +97,7 @@ def with_groups(
     """Return the plan with groups: exact for records of one size, else with upper bounds."""
     counts = np.diff(grouping.edges)
     builder, align = arrangement.builder, arrangement.align
-    if isinstance(builder, Template):
+    if builder.nbytes:
         offsets = arrangement.group_offsets(grouping.edges)
         sizes, nbytes = np.diff(offsets), int(offsets[-1])
         padding = nbytes - grouping.total * (builder.nbytes - arrangement.every)

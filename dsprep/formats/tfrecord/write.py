@@ -23,7 +23,7 @@ from dsprep.formats.base import State
 from dsprep.formats.options import Compression
 from dsprep.formats.record_writer import RecordWriter
 from dsprep.formats.tfrecord import framing
-from dsprep.formats.tfrecord.build import Template, check_size
+from dsprep.formats.tfrecord.build import check_size
 from dsprep.formats.tfrecord.example import padding_head
 from dsprep.formats.tfrecord.locate import layout_of
 from dsprep.formats.tfrecord.plan import Arrangement
@@ -86,16 +86,12 @@ class TFRecordWriter(RecordWriter):
         Raises `UnsupportedError` if a sample is too large for ``tf.train.Example``.
         """
         builder = self._arrangement.builder
-        count = len(next(iter(batch.values()), ()))
-        blocks: Iterable[NDArray[np.uint8]]
-        lengths = np.zeros(0, np.int64)
-        if isinstance(builder, Template):
-            nbytes, last = count * builder.nbytes, builder.nbytes
-            blocks = builder.blocks(batch, arena)
-        else:
-            records, lengths = builder.records(batch, start, arena)
-            nbytes, blocks = len(records), [records]
-            last = int(lengths[-1]) + framing.FRAME if count else 0
+        lengths, blocks = builder.records(batch, start, arena)
+        count = len(lengths)
+        nbytes = int(lengths.sum()) + count * framing.FRAME
+        last = int(lengths[-1]) + framing.FRAME if count else 0
+        if builder.nbytes:
+            lengths = lengths[:0]
         if self._level is None or not count:
             return Piece(start, start + count, nbytes, blocks, last, lengths)
         packer = zlib.compressobj(self._level, zlib.DEFLATED, 16 + 15)
@@ -165,7 +161,7 @@ class TFRecordWriter(RecordWriter):
         if bool((self._begins >= 0).all() and (self._ends >= 0).all()):
             return self._begins, self._ends
         edges_at = np.zeros(len(edges), np.int64)
-        if isinstance(self._arrangement.builder, Template):
+        if self._arrangement.builder.nbytes:
             edges_at = self._arrangement.group_offsets(edges)
         else:
             with closing(open_file(self.path)) as file:
