@@ -186,7 +186,7 @@ def walk(path, named=False):
     )
     ends = int(keys.min(initial=1 << 16)), int(keys.max(initial=0))
     transaction = pages.meta.transaction
-    return StoredValues(pages.psize, offsets, sizes, ends, transaction, database.depth, named)
+    return StoredValues(pages.psize, offsets, sizes, ends, transaction, named)
 
 
 def read_back(path, offsets, named=False, sample=None):

@@ -390,4 +390,4 @@ def test_nothing_is_a_law_too():
         assert law.words()
         assert law.to_json(Tables())["psize"] == 4096
     none = np.zeros(0, np.int64)
-    assert recover(StoredValues(4096, none, none, (1, 0), 0, 0, False)) == ((), {})
+    assert recover(StoredValues(4096, none, none, (1, 0), 0, False)) == ((), {})

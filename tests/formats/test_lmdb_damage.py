@@ -140,10 +140,10 @@ def test_values_that_share_one_large_run(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ((16 + 4, "<I", 2), "data version"),
-        ((16, ">I", 0xBEEFC0DE), "big-endian"),
-        ((12, "<III", 0xBEEFC0DE, 1, 0), "32-bit"),
-        ((16, "<QII", 0, 0xBEEFC0DE, 2), "LMDB 1.0"),
+        ((16 + 4, "<I", 2), "LMDB 0.9"),
+        ((16, ">I", 0xBEEFC0DE), "LMDB 0.9"),
+        ((12, "<III", 0xBEEFC0DE, 1, 0), "LMDB 0.9"),
+        ((16, "<QII", 0, 0xBEEFC0DE, 2), "LMDB 0.9"),
         ((16 + 24, "<I", 5000), "page size"),
         ((16 + 24, "<I", 0), "page size"),
         ((10, "<H", 2), "meta page"),

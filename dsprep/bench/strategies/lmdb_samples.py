@@ -12,6 +12,7 @@ import numpy as np
 from dsprep.bench.strategies.base import Way
 from dsprep.bench.task import Task
 from dsprep.core.schema import Batch, Ints
+from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError
 from dsprep.formats.lmdb.keys import Keys
 from dsprep.formats.lmdb.values import Values
@@ -54,7 +55,8 @@ def _decoder(task: Task) -> Callable[[Sequence[Any]], Batch]:
     def decoded(records: Sequence[Any]) -> Batch:
         lengths = np.fromiter(map(len, records), np.int64, len(records))
         if values.ragged:
-            return values.decode(np.frombuffer(b"".join(records), np.uint8), lengths, label)
+            data = np.frombuffer(b"".join(records), np.uint8)
+            return values.decode(data, offsets_of(lengths)[:-1], lengths, label)
         values.check_lengths(lengths, label)
         batch: Batch = {}
         parts, at = [], 0

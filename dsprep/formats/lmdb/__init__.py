@@ -128,18 +128,15 @@ def _create(
 
 def _stored(schema: Schema, options: WriteOptions) -> dict[str, str]:
     """Return where each field is in a sample's value."""
-    values = Values(schema)
     plan_keys(options.key_format, 1)
-    if len(schema) == 1:
-        return {f.name: "the value" for f in schema}
-    at, plan = values.table, {}
-    for f in values.fixed:
-        plan[f.name] = f"bytes {at} to {at + f.row_nbytes} of the value"
-        at += f.row_nbytes
-    for k, f in enumerate(values.ragged):
-        length = f", its length in bytes {8 * k} to {8 * k + 8}" if values.table else ""
-        plan[f.name] = f"in the value from byte {at}, behind ragged ones before{length}"
-    return {f.name: plan[f.name] for f in schema}
+    stored = {}
+    for name, part in Values(schema).parts().items():
+        where = "behind the lengths that it begins with"
+        if part.at is not None:
+            end = "" if part.nbytes is None else f" to {part.at + part.nbytes}"
+            where = f"from byte {part.at}{end}"
+        stored[name] = f"in the value {where}"
+    return {f.name: stored[f.name] for f in schema}
 
 
 def _estimate(schema: Schema, count: int, payload: int, options: WriteOptions) -> int:

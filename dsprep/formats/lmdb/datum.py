@@ -53,13 +53,15 @@ class Messages:
         return self.numbers[:, CHANNELS : WIDTH + 1].clip(0)
 
 
-def read_messages(data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Messages:
-    """Return what messages back to back in `data` hold; `FormatError` if one is not a Datum."""
+def read_messages(
+    data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
+) -> Messages:
+    """Return what some messages in `data` hold; `FormatError` if one is not a Datum."""
     n = len(lengths)
     numbers, counts = np.full((n, 8), -1, np.int64), np.ones(n, np.int64)
     owners, parts = [np.zeros(0, np.int64)], [np.zeros((0, 2), np.int64)]
     floats = np.zeros(n, bool)
-    for rows, fields in _alike(data, offsets_of(lengths), label) if n else ():
+    for rows, fields in _alike(data, starts, starts + lengths, label) if n else ():
         images = [np.zeros((len(rows), 2), np.int64)]  # start and length, of data and of floats
         for number, wire, start, stop in fields:
             sizes = stop - start
@@ -88,14 +90,14 @@ def read_messages(data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Me
 
 
 def _alike(
-    data: Bytes, offsets: Ints, label: Callable[[int], str]
+    data: Bytes, starts: Ints, ends: Ints, label: Callable[[int], str]
 ) -> Iterator[tuple[Ints, Fields]]:
     """Yield the fields of messages that have the same ones, nearly always all: numbers, fields."""
-    every = [*zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    every = [*zip(starts.tolist(), ends.tolist(), strict=True)]
     groups: dict[tuple[tuple[int, int], ...], list[tuple[int, list[tuple[int, int]]]]] = {}
     try:
         first = read_fields(data.data, *every[0])
-        together = Together(data, offsets[:-1], offsets[1:]).fields(first)
+        together = Together(data, starts, ends).fields(first)
     except WireError:
         pass
     else:
@@ -146,7 +148,8 @@ class Datum:
         """
         data = np.frombuffer(b"".join(messages), np.uint8)
         lengths = np.array([*map(len, messages)], np.int64)
-        found = read_messages(data, lengths, lambda i: f"{where}, probe {i}")
+        starts = offsets_of(lengths)[:-1]
+        found = read_messages(data, starts, lengths, lambda i: f"{where}, probe {i}")
         shapes = np.unique(found.sides, axis=0).tolist()
         is_encoded = found.numbers[:, ENCODED] > 0
         encoded, floats = bool(is_encoded.any()), bool((found.floats & ~is_encoded).any())
@@ -189,9 +192,11 @@ class Datum:
             raise ValueError(f"{shape!r} is larger than any message")
         return cls((c, h, w), floats, sides)
 
-    def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
-        """Return the samples whose messages follow one another in `data`; see `Values.decode`."""
-        found = read_messages(data, lengths, label)
+    def decode(
+        self, data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
+    ) -> Batch:
+        """Return the samples whose messages are there in `data`; see `Values.decode`."""
+        found = read_messages(data, starts, lengths, label)
         images, sides = found.images, found.sides
         column: Array | Ragged
         if self.shape is None:
@@ -222,7 +227,9 @@ class Datum:
 def looks_like_datum(value: bytes) -> bool:
     """Whether `value` is a Datum with an image."""
     try:
-        found = read_messages(np.frombuffer(value, np.uint8), np.array([len(value)]), str)
+        found = read_messages(
+            np.frombuffer(value, np.uint8), np.array([0]), np.array([len(value)]), str
+        )
     except FormatError:
         return False
     nbytes, pixels = int(found.images.totals[0]), math.prod(found.sides[0].tolist())

@@ -15,10 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from dsprep.core.schema import Arena, Batch, Bytes, Field, Ints, Schema
-from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import DsprepError, FormatError
 from dsprep.formats.fields import retype
 from dsprep.formats.lmdb.datum import Datum
@@ -93,20 +90,9 @@ class Recipe:
 
         Raises `FormatError` if value i does not fit; ``label(i)`` is its name.
         """
-        batch = self._decoder.decode(_together(buffer, starts, lengths), lengths, label)
+        batch = self._decoder.decode(buffer, starts, lengths, label)
         return {f.name: retype(batch[path], f, label, 0) for path, f in self._fields}
 
     def one(self, record: Bytes) -> Batch | None:
         """See ``dsprep.reading.records``: values are always judged by `decode`."""
         return None
-
-
-def _together(buffer: Bytes, starts: Ints, lengths: Ints) -> Bytes:
-    """Return the bytes of all values back to back; the buffer itself if they are contiguous."""
-    ends = offsets_of(lengths)
-    first = int(starts[0]) if len(starts) else 0
-    if np.array_equal(starts, ends[:-1] + first):
-        return buffer[first : first + int(ends[-1])]
-    out = np.empty(int(ends[-1]), np.uint8)
-    move_spans(buffer, starts, lengths, out, ends[:-1])
-    return out

@@ -31,7 +31,7 @@ def written_layout(schema: Schema, key_nbytes: int, inside: str, positions: Ints
     blocks = model.Blocks(Explicit(offsets), Explicit(sizes), inside)
     fields = [(f.name, f) for f in schema]
     framed = PSIZE if (offsets % PSIZE == HEADER).any() else 0
-    values = StoredValues(PSIZE, offsets, sizes, (key_nbytes, key_nbytes), 1, 0, named=False)
+    values = StoredValues(PSIZE, offsets, sizes, (key_nbytes, key_nbytes), 1, named=False)
     laws, facts = recover(values)
     stored = records_of(blocks, Values(schema), fields, framed=framed)
     return FileLayout(n, stored, candidates=laws, facts=facts)
@@ -51,7 +51,8 @@ def records_of(
     """
     parts = {f.name: Part() for _, f in fields}
     if isinstance(decoder, Values):
-        parts = _parts(decoder, fields)
+        known = decoder.parts()
+        parts = {f.name: known[name] for name, f in fields}
     hidden = any(part.at is None for part in parts.values())
     return model.Records(
         blocks,
@@ -60,15 +61,3 @@ def records_of(
         recipe=describe_recipe(decoder, fields) if hidden else None,
         frame=describe_frame(framed) if framed else None,
     )
-
-
-def _parts(decoder: Values, fields: Sequence[tuple[str, Field]]) -> dict[str, Part]:
-    """Return the place of each field in a value; those behind a ragged one have none."""
-    parts = {}
-    at = decoder.table
-    for f in decoder.fixed:
-        parts[f.name] = Part(at, f.row_nbytes)
-        at += f.row_nbytes
-    for f in decoder.ragged:
-        parts[f.name] = Part() if decoder.table else Part(at)
-    return {f.name: parts[name] for name, f in fields}

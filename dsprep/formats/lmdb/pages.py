@@ -146,21 +146,13 @@ def is_page_size(nbytes: int) -> bool:
 
 def _check_kind(head: bytes, where: object) -> None:
     """Raise unless `head` begins a file of 64-bit little-endian LMDB 0.9."""
-    little, big = MAGIC.to_bytes(4, "little"), MAGIC.to_bytes(4, "big")
-    kinds = {
-        head[24:28] == little: "the file is of LMDB 1.0",
-        head[12:16] in (little, big): "the file was written by a 32-bit LMDB",
-        head[16:20] == big: "the file was written on a big-endian machine",
-        head[16:20] == little and len(head) < META_NBYTES: "the file ends within its first page",
-    }
-    known = head[16:20] == little and len(head) == META_NBYTES
-    if not known or head[20:24] != VERSION.to_bytes(4, "little"):
-        version = f"it is of data version {int.from_bytes(head[20:24], 'little')}"
+    if len(head) < META_NBYTES or head[16:24] != struct.pack("<II", MAGIC, VERSION):
         raise FormatError(
-            version if known else kinds.get(True, "this is not an LMDB file"),
+            "this is not a whole file of 64-bit little-endian LMDB 0.9",
             where=where,
-            expected="64-bit little-endian LMDB 0.9",
-            fix="copy it with mdb_dump and mdb_load of that LMDB",
+            expected=f"{META_NBYTES} bytes or more, and data version {VERSION} at offset 20",
+            found=f"{len(head)} bytes, version {int.from_bytes(head[20:24], 'little')}",
+            fix="if another LMDB wrote it, copy it with that one's mdb_dump and mdb_load",
         )
 
 

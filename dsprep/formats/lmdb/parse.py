@@ -18,7 +18,7 @@ from dsprep.core.schema import Ints
 from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, SchemaError, UsageError
 from dsprep.formats.lmdb.families import DIGITS, Counter, is_fact, maybe_facts, numbers
-from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, P_LEAF, Database, Nodes, Pages
+from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, HEADER, P_LEAF, Database, Nodes, Pages
 from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
@@ -57,10 +57,10 @@ class Records:
         Whether they do in the order of the samples.
     key_sizes
         Bytes of the shortest and of the longest.
-    smallest, largest, payload
-        Bytes of the smallest and of the largest value, and of all values together.
-    big
-        How many values are on overflow pages.
+    smallest, largest
+        Bytes of the smallest and of the largest value.
+    framed
+        The bytes of a page if there are values on overflow pages, else 0.
     """
 
     def __init__(self, path: Path, file: Path, options: OpenOptions) -> None:
@@ -72,8 +72,6 @@ class Records:
         self.facts: list[bytes] = []
         self.keys = Counter()
         self.key_sizes = 1 << 16, 0
-        self.smallest, self.largest = 1 << 62, 0
-        self.payload = self.big = 0
         self.order: Ints | None = None
         try:
             self.pages = Pages(self.file)
@@ -118,26 +116,29 @@ class Records:
             left_out.append(np.flatnonzero(out) + record)
             record += len(nodes)
             self.keys.add(nodes.pages.reshape(-1), nodes.key_at[kept], nodes.key_size[kept])
-            self._count(nodes, kept)
+            keys, (low, high) = nodes.key_size[kept], self.key_sizes
+            self.key_sizes = int(keys.min(initial=low)), int(keys.max(initial=high))
             offsets.append(nodes.offset[kept])
             lengths.append(nodes.size[kept].astype(np.uint32))
             if options.order == "numeric":
                 ranks.append(self._numbers(nodes, kept))
         self._leaves, self._first = leaves, offsets_of(counts)
         self._out = np.concatenate(left_out)
-        self.offsets: Law = Explicit(np.concatenate(offsets))
-        self._check(record)
-        self.lengths: Law = Affine(len(self), self.largest)
-        if self.smallest < self.largest:
-            self.lengths = Table(np.concatenate(lengths))
-        self.smallest = min(self.smallest, self.largest)
+        places, sizes = np.concatenate(offsets), np.concatenate(lengths)
+        self.offsets: Law = Explicit(places)
+        self._check(record, int(sizes.sum(dtype=np.int64)))
+        self.largest = int(sizes.max(initial=0))
+        self.smallest = int(sizes.min(initial=self.largest))
+        even = self.smallest == self.largest
+        self.lengths: Law = Affine(len(self), self.largest) if even else Table(sizes)
+        self.framed = self.pages.psize if (places % self.pages.psize == HEADER).any() else 0
         self.counter = self.keys.counts
         if options.order == "file":
             ranks = [self.offsets.span(0, len(self))]
         if options.order != "key":
             self._sort(np.concatenate(ranks), numeric=options.order == "numeric")
 
-    def _check(self, count: int) -> None:
+    def _check(self, count: int, payload: int) -> None:
         """Raise unless the tree has all its records, samples among them, of bytes of the file."""
         if count != self.database.entries:
             raise FormatError(
@@ -154,12 +155,12 @@ class Records:
                 expected="one of " + shown(self.databases),
                 fix="choose one with --db NAME",
             )
-        if self.payload > self.pages.nbytes:
+        if payload > self.pages.nbytes:
             raise FormatError(
                 "values overlap: together they are larger than the file",
                 where=self.path,
                 expected=f"at most {self.pages.nbytes} bytes",
-                found=self.payload,
+                found=payload,
             )
 
     def _left_out(self, nodes: Nodes, options: OpenOptions) -> np.ndarray:
@@ -178,15 +179,6 @@ class Records:
                 out[i] = True
                 self.facts.append(nodes.key(i))
         return out
-
-    def _count(self, nodes: Nodes, kept: Ints) -> None:
-        sizes, keys, big = nodes.size[kept], nodes.key_size[kept], nodes.big[kept]
-        low, high = self.key_sizes
-        self.key_sizes = int(keys.min(initial=low)), int(keys.max(initial=high))
-        self.smallest = int(sizes.min(initial=self.smallest))
-        self.largest = int(sizes.max(initial=self.largest))
-        self.payload += int(sizes.sum())
-        self.big += int(big.sum())
 
     def _numbers(self, nodes: Nodes, kept: Ints) -> Ints:
         """Return the numbers that the keys of the kept nodes spell."""
@@ -275,11 +267,6 @@ class Records:
         """The values, by row."""
         return model.Blocks(self.offsets, self.lengths, self.inside)
 
-    @property
-    def framed(self) -> int:
-        """The bytes of a page if there are values on overflow pages, else 0."""
-        return self.pages.psize if self.big else 0
-
     def stored_values(self) -> StoredValues:
         """Return where all values are stored, and what else the file says of its history."""
         n = len(self)
@@ -289,7 +276,6 @@ class Records:
             sizes=self.lengths.span(0, n),
             key_sizes=self.key_sizes,
             transaction=self.pages.meta.transaction,
-            depth=self.database.depth,
             named=self.named,
         )
 

@@ -29,8 +29,7 @@ class StoredValues:
     """Where the values of a database are stored, and what else the file says of its history.
 
     `offsets` and `sizes` are int64, shape ``(n,)``, in key order; `key_sizes` those of the shortest
-    and the longest key, `transaction` the number of the newest meta, `depth` the levels of the
-    tree.
+    and the longest key, `transaction` the number of the newest meta.
     """
 
     psize: int
@@ -38,7 +37,6 @@ class StoredValues:
     sizes: Ints
     key_sizes: tuple[int, int]
     transaction: int
-    depth: int
     named: bool
 
     def __len__(self) -> int:

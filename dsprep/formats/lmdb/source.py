@@ -228,16 +228,10 @@ def _label(records: Records, sample: int) -> str:
 
 def _check_sizes(records: Records, decoder: Values) -> None:
     """Raise `FormatError` unless all values have bytes that the types asked for can have."""
-    lengths, order, n = records.lengths, records.order, len(records)
-    if isinstance(lengths, Affine):  # all the same
-        n = min(n, 1)
-
-    def label(at: int, i: int) -> str:
-        row = at + i
-        return _label(records, row if order is None else int((order == row).argmax()))
-
+    n = min(len(records), 1) if isinstance(records.lengths, Affine) else len(records)
     for at in range(0, n, _AT_ONCE):
-        decoder.check_lengths(lengths.span(at, min(at + _AT_ONCE, n)), partial(label, at))
+        lengths = records.lengths.at(records.rows(at, min(at + _AT_ONCE, n)))
+        decoder.check_lengths(lengths, lambda i, at=at: _label(records, at + i))
 
 
 def _choose(

@@ -31,6 +31,7 @@ from dsprep.core.schema import (
 from dsprep.core.spans import move_spans, offsets_of
 from dsprep.errors import FormatError, UnsupportedError
 from dsprep.formats.stored_rows import RowSpans
+from dsprep.layout.model import Part
 
 MAX_VALUE = (1 << 32) - 1
 """LMDB's limit, in bytes."""
@@ -61,6 +62,14 @@ class Values:
                 found=self.head,
             )
 
+    def parts(self) -> dict[str, Part]:
+        """Return the place of each field in a value; those behind a ragged one have none."""
+        parts, at = dict[str, Part](), self.table
+        for f in self.fixed:
+            parts[f.name] = Part(at, f.row_nbytes)
+            at += f.row_nbytes
+        return parts | {f.name: Part() if self.table else Part(at) for f in self.ragged}
+
     def encode(self, batch: Batch) -> list[RowSpans]:
         """Return the parts of each value, in the order in which they follow one another."""
         fixed = [RowSpans.of(batch[f.name], f) for f in self.fixed]
@@ -70,20 +79,20 @@ class Values:
         table = np.stack([part.lengths for part in ragged], axis=1).astype("<u8")
         return [RowSpans.of_rows(table, self.table), *fixed, *ragged]
 
-    def decode(self, data: Bytes, lengths: Ints, label: Callable[[int], str]) -> Batch:
-        """Return the samples whose values are back to back in `data`, of these lengths.
+    def decode(
+        self, data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
+    ) -> Batch:
+        """Return the samples whose values are ``data[starts[i]:][:lengths[i]]``.
 
         Raises `FormatError` if value i does not fit the schema; ``label(i)`` is its name.
         """
-        offsets = offsets_of(lengths)
-        sizes = self.ragged_sizes(data, offsets, label)
-        heads = self._heads(data, offsets)
+        heads, sizes = self._heads(data, starts, lengths, label)
         columns: Batch = {}
         at = self.table
         for f in self.fixed:
             columns[f.name] = _column(heads[:, at : at + f.row_nbytes], f)
             at += f.row_nbytes
-        starts = offsets[:-1] + self.head
+        starts = starts + self.head
         for f, length in zip(self.ragged, sizes, strict=True):
             ends = offsets_of(length)
             flat = np.empty(int(ends[-1]), np.uint8)
@@ -93,14 +102,19 @@ class Values:
             columns[f.name] = Ragged.from_lengths(rows, length // f.row_nbytes, f.kind)
         return {f.name: columns[f.name] for f in self.schema}
 
-    def ragged_sizes(self, data: Bytes, offsets: Ints, label: Callable[[int], str]) -> list[Ints]:
-        """Return the bytes of each ragged field in each value, checked against the values."""
-        lengths = np.diff(offsets)
+    def _heads(
+        self, data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
+    ) -> tuple[Bytes, list[Ints]]:
+        """Return the `head` bytes of each value, shape ``(n, head)``, and each ragged field's."""
         self.check_lengths(lengths, label)
-        left = lengths - self.head
+        n, left = len(lengths), lengths - self.head
+        out = np.empty(n * self.head, np.uint8)
+        targets = np.arange(n, dtype=np.int64) * self.head
+        move_spans(data, starts, np.full(n, self.head, np.int64), out, targets)
+        heads = out.reshape(n, self.head)
         if not self.table:
-            return [left] if self.ragged else []
-        counts = self._heads(data, offsets)[:, : self.table].view("<u8")
+            return heads, [left] if self.ragged else []
+        counts = heads[:, : self.table].view("<u8")
         bad = (counts > left.astype(np.uint64)[:, None]).any(axis=1)
         sizes = list(counts.astype(np.int64).T)
         bad |= np.stack(sizes).sum(axis=0) != left
@@ -108,7 +122,7 @@ class Values:
             bad |= size % f.row_nbytes != 0
         expected = "lengths of fields, of whole rows, that add up to the value's"
         self._refuse(bad, lengths, expected, label)
-        return sizes
+        return heads, sizes
 
     def check_lengths(self, lengths: Ints, label: Callable[[int], str]) -> None:
         """Raise `FormatError` unless values of these lengths can be such samples.
@@ -132,14 +146,6 @@ class Values:
                 found=f"{sizes[i]} bytes",
                 fix="name its fields with --field NAME:DTYPE[SHAPE]",
             )
-
-    def _heads(self, data: Bytes, offsets: Ints) -> Bytes:
-        """Return the first `head` bytes of each value: uint8, shape ``(n, head)``."""
-        n = len(offsets) - 1
-        out = np.empty(n * self.head, np.uint8)
-        targets = np.arange(n, dtype=np.int64) * self.head
-        move_spans(data, offsets[:-1], np.full(n, self.head, np.int64), out, targets)
-        return out.reshape(n, self.head)
 
 
 def _column(rows: Bytes, field: Field) -> Array:

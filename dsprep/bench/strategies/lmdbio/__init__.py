@@ -34,10 +34,9 @@ from dsprep.bench.strategies.lmdbio.node import Neighbours
 from dsprep.bench.strategies.lmdbio.records import Cursor, Records, computed, explicit, table
 from dsprep.bench.task import Task
 from dsprep.core.schema import Batch, Bytes, Ints
-from dsprep.core.spans import move_spans, offsets_of
 from dsprep.formats.lmdb import data_file
 from dsprep.formats.lmdb.values import Values
-from dsprep.reader.memory import PAGE, Pool
+from dsprep.reader.memory import PAGE
 from dsprep.reader.node.tokens import Local
 from dsprep.reader.units import BUFFER_NBYTES, sample_nbytes
 from dsprep.sidecar.sidecar import Sidecar
@@ -187,14 +186,10 @@ def _turn(turns: Local | None) -> Iterator[None]:
 
 def _decoder(task: Task) -> Callable[[Bytes, Ints, Ints, int], Batch]:
     """Return what copies records out of the shared memory, and takes them apart."""
-    values, pool = Values(task.schema), Pool(1, 2)
+    values = Values(task.schema)
 
     def decoded(memory: Bytes, starts: Ints, lengths: Ints, first: int) -> Batch:
-        offsets = offsets_of(lengths)
-        total = int(offsets[-1])
-        _, out = pool.take(total, lambda: True)
-        move_spans(memory, starts, lengths, out, offsets[:-1])
-        return values.decode(out[:total], lengths, lambda i: f"{task.path}, record {first + i}")
+        return values.decode(memory, starts, lengths, lambda i: f"{task.path}, record {first + i}")
 
     return decoded
 
