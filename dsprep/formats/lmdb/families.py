@@ -52,16 +52,6 @@ def is_fact(key: bytes, value: bytes) -> bool:
     return counts or (name in OTHERS and value[:1] in (b"", b"x", b"{", b"["))
 
 
-def maybe_facts(flat: Bytes, key_at: Ints, key_size: Ints) -> Ints:
-    """Return which of some keys may be facts, by their first letter and their length."""
-    first = flat[key_at]
-    names = COUNTS | OTHERS
-    letters = np.unique(np.frombuffer("".join(n[0] for n in names).encode(), np.uint8))
-    sizes = sorted({len(n) for n in names})
-    named = np.isin(first, letters) & np.isin(key_size, sizes)
-    return np.flatnonzero((first == ord("_")) | named)
-
-
 def numbers(flat: Bytes, key_at: Ints, key_size: Ints) -> tuple[Ints, np.ndarray]:
     """Return the decimal numbers that keys spell, and which keys spell none.
 

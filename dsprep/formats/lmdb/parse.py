@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dsprep.core.schema import Ints
+from dsprep.core.schema import Array, Ints
 from dsprep.core.spans import offsets_of
 from dsprep.errors import FormatError, SchemaError, UsageError
-from dsprep.formats.lmdb.families import DIGITS, Counter, is_fact, maybe_facts, numbers
+from dsprep.formats.lmdb.families import COUNTS, DIGITS, OTHERS, Counter, is_fact, numbers
 from dsprep.formats.lmdb.pages import DATABASE, DUPSORT, HEADER, P_LEAF, Database, Nodes, Pages
 from dsprep.formats.lmdb.recover import StoredValues
 from dsprep.formats.options import OpenOptions
@@ -124,7 +124,8 @@ class Records:
                 ranks.append(self._numbers(nodes, kept))
         self._leaves, self._first = leaves, offsets_of(counts)
         self._out = np.concatenate(left_out)
-        places, sizes = np.concatenate(offsets), np.concatenate(lengths)
+        places = np.concatenate(offsets)
+        sizes: Array = np.concatenate(lengths)
         self.offsets: Law = Explicit(places)
         self._check(record, int(sizes.sum(dtype=np.int64)))
         self.largest = int(sizes.max(initial=0))
@@ -168,12 +169,12 @@ class Records:
         out = nodes.database.copy()
         self.databases += [nodes.key(i) for i in np.flatnonzero(out).tolist()]
         for key in options.skip_keys:
-            same = _around(nodes, key, b"")
-            same = same[nodes.key_size[same] == len(key)]
+            same = _around(nodes, key, b"", exact=True)
             if len(same):
                 out[same] = True
                 self.skipped.add(key)
-        for i in maybe_facts(nodes.pages.reshape(-1), nodes.key_at, nodes.key_size).tolist():
+        known = [_around(nodes, name.encode(), b"", exact=True) for name in COUNTS | OTHERS]
+        for i in np.unique(np.concatenate([_around(nodes, b"__", b"__"), *known])).tolist():
             value = b"" if nodes.big[i] else nodes.value(i)
             if not out[i] and is_fact(nodes.key(i), value):
                 out[i] = True
@@ -284,10 +285,10 @@ class Records:
         self.file.close()
 
 
-def _around(nodes: Nodes, before: bytes, after: bytes) -> Ints:
-    """Return the nodes whose keys begin and end so."""
-    flat = nodes.pages.reshape(-1)
-    some = np.flatnonzero(nodes.key_size >= len(before) + len(after))
+def _around(nodes: Nodes, before: bytes, after: bytes, exact: bool = False) -> Ints:
+    """Return the nodes whose keys begin and end so, and have nothing between if `exact`."""
+    flat, nbytes = nodes.pages.reshape(-1), len(before) + len(after)
+    some = np.flatnonzero(nodes.key_size == nbytes if exact else nodes.key_size >= nbytes)
     ends = nodes.key_at + nodes.key_size - len(after)
     for begins, text in ((nodes.key_at, before), (ends, after)):
         for k, byte in enumerate(text):

@@ -74,10 +74,7 @@ class KeyField(LazyField):
 
     @override
     def sizes(self, start: int, stop: int) -> Ints:
-        pieces = range(start, stop, _AT_ONCE)
-        some = (self._records.rows(at, min(at + _AT_ONCE, stop)) for at in pieces)
-        parts = [self._records.nodes(rows).key_size for rows in some]
-        return np.concatenate([np.zeros(0, np.int64), *parts])
+        return self._records.nodes(self._records.rows(start, stop)).key_size
 
 
 # --- a record is a field ---------------------------------------------------------------------
@@ -231,7 +228,7 @@ def _check_sizes(records: Records, decoder: Values) -> None:
     n = min(len(records), 1) if isinstance(records.lengths, Affine) else len(records)
     for at in range(0, n, _AT_ONCE):
         lengths = records.lengths.at(records.rows(at, min(at + _AT_ONCE, n)))
-        decoder.check_lengths(lengths, lambda i, at=at: _label(records, at + i))
+        decoder.check_lengths(lengths, lambda i: _label(records, at + i))  # noqa: B023
 
 
 def _choose(

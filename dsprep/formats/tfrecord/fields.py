@@ -273,21 +273,16 @@ def check_sizes(have: Ints, feature: Feature, label: Label) -> None:
     """
     field, integers = feature.field, feature.type == INT64
     want = math.prod(field.inner) if integers else field.row_nbytes
-    unit = 1 if integers else field.dtype.itemsize
-    bad = have % want != 0 if field.ragged and want else have != want
     if field.ragged and not want:
         raise mismatch(label(0), f"feature {feature.name} cannot be {field}", "rows of >= 1 byte")
-    if not bad.any():
-        return
-    i = int(bad.argmax())
-    unit = unit if have[i] % unit == 0 else 1
-    elements = "bytes" if field.dtype.itemsize > unit and not integers else "elements"
-    raise mismatch(
-        label(i),
-        f"feature {feature.name} does not fit {field}",
-        f"{'a multiple of ' if field.ragged else ''}{want // unit} {elements}",
-        int(have[i]) // unit,
-        "leave its type out"
-        if field.ragged
-        else f"if it varies, say so as in --field {field.name}:{field.dtype.name}[None]",
-    )
+    bad = have % want != 0 if field.ragged else have != want
+    if bad.any():
+        i = int(bad.argmax())
+        unit, vary = "numbers" if integers else "bytes", f"{field.name}:{field.dtype.name}[None]"
+        raise mismatch(
+            label(i),
+            f"feature {feature.name} does not fit {field}",
+            f"{'a multiple of ' if field.ragged else ''}{want} {unit}",
+            f"{have[i]} {unit}",
+            f"leave its type out, or if it varies, say so as in --field {vary}",
+        )

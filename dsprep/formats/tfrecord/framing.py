@@ -248,13 +248,13 @@ class Scan:
             ).with_fix(self.advice())
         return ends[:whole] - sizes[:whole] - FOOTER, sizes[:whole]
 
-    def advice(self, *, packed: bool = False) -> str:
+    def advice(self) -> str:
         """Return what to do with a file of which the records so far are whole."""
         if not self.count:
             return ""
         line = f"dsprep convert {shlex.quote(str(self.where))} OUT --samples 0:{self.count}"
-        cut = "" if packed else f", as does truncate -s {self.position} of a copy"
-        return f"{line} takes the records before it{cut}"
+        cut = f"truncate -s {self.position} of a copy"
+        return f"{line} takes the records before it, as does {cut}"
 
     def blocks(self) -> Blocks:
         """Return the payloads of a file whose headers were taken; `FormatError` if it is cut."""

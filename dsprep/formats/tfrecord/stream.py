@@ -12,16 +12,16 @@ import tempfile
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from typing_extensions import override
 
 from dsprep.core.schema import Bytes
 from dsprep.errors import FormatError, TargetError
-from dsprep.formats.tfrecord.framing import FOOTER, HEADER, TRUNCATED, Scan, is_header
+from dsprep.formats.tfrecord.framing import FOOTER, HEADER, Scan, is_header
 from dsprep.formats.tfrecord.parse import Discovery
 from dsprep.layout.model import Blocks
 from dsprep.storage.base import Handle
@@ -73,46 +73,28 @@ def holds_records(head: bytes) -> bool | None:
 
 
 class Unpacked(LocalFile):
-    """What a file compressed as a whole by `codec` unpacks to.
-
-    `damage` is the error at which that ended before the end of the file, if it did.
-    """
+    """What a file compressed as a whole by `codec` unpacks to; `FormatError` if it is damaged."""
 
     def __init__(self, stored: Handle, codec: Packing) -> None:
         self.fd, self.codec, self.stored = -1, codec, stored
-        self.damage: FormatError | None = None
         folder = tempfile.gettempdir()
         with tempfile.TemporaryFile(dir=folder) as unpacked:
-            self._unpack(unpacked, folder)
-            super().__init__(stored.name, os.dup(unpacked.fileno()))
-
-    def _unpack(self, unpacked: IO[bytes], folder: str) -> None:
-        limit, nbytes = max(LEAST_UNPACKED, UNPACKED * self.stored.nbytes), 0
-        try:
             for data in self._pieces():
-                nbytes += len(data)
-                if nbytes > limit:
-                    raise FormatError(
-                        "the file unpacks to far more than it holds",
-                        where=self.stored.path,
-                        expected=f"at most {UNPACKED} times its {self.stored.nbytes} bytes",
-                        fix="if that is right, unpack it first: gzip -dc FILE > PLAIN",
-                    )
                 try:
                     unpacked.write(data)
                     unpacked.flush()
                 except OSError as error:
                     raise TargetError(
-                        f"{self.stored.path.name} cannot be unpacked there, which reading it takes",
+                        f"{stored.path.name} cannot be unpacked there, which reading it takes",
                         where=folder,
                         found=error.strerror,
                         fix="set TMPDIR to a directory with more space",
                     ) from error
-        except FormatError as error:
-            self.damage = error
+            super().__init__(stored.name, os.dup(unpacked.fileno()))
 
     def _pieces(self) -> Iterator[bytes]:
         decoder, given, at = None, b"", 0
+        room = max(LEAST_UNPACKED, UNPACKED * self.stored.nbytes)
         while True:
             if not given:
                 given = self.stored.pread(INPUT, at)
@@ -126,17 +108,23 @@ class Unpacked(LocalFile):
             try:
                 data = decoder.decompress(given, INPUT)
             except zlib.error as error:
-                where = f"{self.stored.path}, before offset {at}"
-                raise FormatError(f"the {self.codec} stream is damaged", where=where) from error
+                raise self._damaged("is damaged", f"before offset {at}") from error
             if not given and not data and not decoder.eof:
-                raise FormatError(
-                    f"the {self.codec} stream ends too early",
-                    where=f"{self.stored.path}, offset {at}",
-                    fix=TRUNCATED,
-                )
+                raise self._damaged("ends too early", f"offset {at}")
             given = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
             decoder = None if decoder.eof else decoder
+            room -= len(data)
+            if room < 0:
+                raise self._damaged("unpacks to far more than the file holds", f"offset {at}")
             yield data
+
+    def _damaged(self, problem: str, where: str) -> FormatError:
+        return FormatError(
+            f"the {self.codec} stream {problem}",
+            where=f"{self.stored.path}, {where}",
+            fix="the file is damaged, truncated or still being written; gzip -dc FILE > PLAIN "
+            "unpacks what is whole of it",
+        )
 
     @override
     def check_same(self, offset: int | None = None) -> None:
@@ -151,39 +139,33 @@ class Unpacked(LocalFile):
 def open_stream(path: Path) -> Handle:
     """Return the bytes of the file `path`, unpacked if need be."""
     file = open_file(path)
-    head = file.pread(1024, 0)
-    codec = None if is_header(head) else packing(head)
-    return file if codec is None else Unpacked(file, codec)
+    try:
+        head = file.pread(1024, 0)
+        codec = None if is_header(head) else packing(head)
+        return file if codec is None else Unpacked(file, codec)
+    except BaseException:
+        file.close()
+        raise
 
 
 def read_blocks(file: Handle, look: Discovery | None = None, stop: int | None = None) -> Blocks:
     """Read all headers, and show every record to `look`.
 
-    With `stop` those of the first records only, and nothing behind them.
-
-    Raises `FormatError` if the stream or a header is damaged, or either ends too early.
+    With `stop` those of the first records only, and nothing behind them. Raises `FormatError` if a
+    header is damaged, or the file ends too early.
     """
     scan = Scan(file.path, file.nbytes, stop)
-    damage = file.damage if isinstance(file, Unpacked) else None
-    try:
-        large = int.from_bytes(file.pread(8, 0), "little") >= sparse(file)
-        while not scan.done:
-            if large:
-                hops = HOPS if file.fd >= 0 else HOPS_APART
-                for start, length in zip(*scan.hop(file, hops), strict=True):
-                    if look is not None:
-                        look.take_on_disk(int(start), int(length))
-            else:
-                _read_windows(file, scan, look)
-            large = scan.length >= sparse(file)
-        blocks = scan.blocks()
-    except FormatError as error:
-        if damage is None:
-            raise
-        raise damage.with_fix(scan.advice(packed=True)) from error
-    if damage is not None and (stop is None or blocks.count < stop):
-        raise damage.with_fix(scan.advice(packed=True))
-    return blocks
+    large = int.from_bytes(file.pread(8, 0), "little") >= sparse(file)
+    while not scan.done:
+        if large:
+            hops = HOPS if file.fd >= 0 else HOPS_APART
+            for start, length in zip(*scan.hop(file, hops), strict=True):
+                if look is not None:
+                    look.take_on_disk(int(start), int(length))
+        else:
+            _read_windows(file, scan, look)
+        large = scan.length >= sparse(file)
+    return scan.blocks()
 
 
 def sparse(file: Handle) -> int:
@@ -193,50 +175,42 @@ def sparse(file: Handle) -> int:
 
 def _read_windows(file: Handle, scan: Scan, look: Discovery | None) -> None:
     """Take headers, and show records, in long reads, until records are large."""
-    room = sparse(file) + HEADER + FOOTER
-    kept = np.empty(0, np.uint8)  # of a header or a record that ends in the next window
-    waiting = np.zeros((2, 0), np.int64)
-    for at, memory in _windows(file, scan.position, room):
-        window = memory[room - len(kept) :]
-        window[: len(kept)] = kept
-        begin = at - len(kept)
-        starts, lengths = np.concatenate([waiting, scan.take(window, begin)], axis=1)
-        whole = int(np.searchsorted(starts + lengths + FOOTER, begin + len(window), "right"))
+    waiting = np.zeros((2, 0), np.int64)  # records that end in the next window
+    for at, window in _windows(file, scan.position, sparse(file) + HEADER + FOOTER):
+        starts, lengths = np.concatenate([waiting, scan.take(window, at)], axis=1)
+        whole = int(np.searchsorted(starts + lengths + FOOTER, at + len(window), "right"))
         if look is not None and whole:
-            look.take(window, starts[:whole] - begin, lengths[:whole], begin)
+            look.take(window, starts[:whole] - at, lengths[:whole], at)
         waiting = np.stack([starts[whole:], lengths[whole:]])
         if scan.done or scan.length >= sparse(file):
             break
-        needed = scan.position if whole == len(starts) else int(starts[whole]) - HEADER
-        kept = window[needed - begin :].copy()
     if look is not None:
         for start, length in waiting.T.tolist():
             look.take_on_disk(start, length)
 
 
 def _windows(file: Handle, start: int, room: int) -> Iterator[tuple[int, Bytes]]:
-    """Yield offsets from `start` on, and `room` bytes of memory with those of the file behind them.
+    """Yield the bytes of the file from `start` on, and where they are, each with `room` before.
 
     They are read by threads ahead of their use, and valid until the next ones are asked for.
     """
     nbytes = WINDOW if file.fd >= 0 else WINDOW_APART
-    starts = range(start, file.nbytes, nbytes)
+    edges = range(start, file.nbytes, nbytes)
+    buffers = [np.empty(room + nbytes, np.uint8) for _ in edges[:AHEAD]]
 
     def read(k: int) -> tuple[int, Bytes]:
-        at = starts[k]
-        memory = buffers[k % AHEAD][: room + min(nbytes, file.nbytes - at)]
+        at = max(start, edges[k] - room)
+        window = buffers[k % AHEAD][: min(edges[k] + nbytes, file.nbytes) - at]
         if file.fd >= 0:
-            file.read_into(memory[room:], at)
+            file.read_into(window, at)
         else:  # by one request
-            memory[room:] = np.frombuffer(file.pread_blocks(len(memory) - room, [at])[0], np.uint8)
-        return at, memory
+            window[:] = np.frombuffer(file.pread_blocks(len(window), [at])[0], np.uint8)
+        return at, window
 
-    buffers = [np.empty(room + nbytes, np.uint8) for _ in range(min(AHEAD, len(starts)))]
-    pending: deque[Future[tuple[int, Bytes]]] = deque()
     with ThreadPoolExecutor(READERS) as pool:
-        for k in range(len(starts)):
-            if len(pending) == AHEAD:
+        pending = deque(pool.submit(read, k) for k in range(len(buffers)))
+        for k in range(AHEAD, len(edges) + AHEAD):
+            if pending:
                 yield pending.popleft().result()
-            pending.append(pool.submit(read, k))
-        while pending:
-            yield pending.popleft().result()
+            if k < len(edges):
+                pending.append(pool.submit(read, k))
