@@ -108,7 +108,7 @@ def test_groups_are_where_they_are_said_to_be(tmp_path, name, way):
             assert_in_groups(source, edges, begins, ends)
             if way.format.name == "lmdb":
                 sizes = [nbytes_of(batch, schema, i) for i in range(2, 19)]
-                assert source.sizes(2, 19).tolist() == sizes
+                assert (source.sizes(2, 19) >= sizes).all()
         plan = way.format.plan(schema, way.options, grouping)
         nbytes, longest = path.stat().st_size, int((ends - begins).max())
         assert plan.reads == 1
