@@ -70,20 +70,14 @@ class Discovery:
         self.reason: WireError | None = None
         self.unlike: dict[str, FormatError] = {}
         self.places: Places | None = None
-        self._together = 1
 
     def take(self, buffer: Bytes, starts: Ints, lengths: Ints, at: int = 0) -> None:
         """Look into records that `buffer`, the bytes from offset `at` on, has with their CRCs."""
-        i = 0
-        while i < len(starts) and self.reason is None:
-            a, b = starts[i : i + self._together], lengths[i : i + self._together]
-            i += len(a)
-            if len(a) > 1 and self._take_together(buffer, a, b):
-                self._together = min(2 * self._together, TOGETHER)
-                continue
-            for start, length in zip(a.tolist(), b.tolist(), strict=True):
-                self._one(buffer.data, start, length, at)
-            self._together = 2 if len(a) == 1 else max(1, self._together // 4)
+        for i in range(0, len(starts), TOGETHER):
+            a, b = starts[i : i + TOGETHER], lengths[i : i + TOGETHER]
+            if not self.records or not self._take_together(buffer, a, b):
+                for start, length in zip(a.tolist(), b.tolist(), strict=True):
+                    self._one(buffer.data, start, length, at)
 
     def take_on_disk(self, start: int, length: int) -> None:
         """Look into a record that is not in memory, whose payload begins at `start`."""
@@ -91,7 +85,7 @@ class Discovery:
 
     def _take_together(self, buffer: Bytes, starts: Ints, lengths: Ints) -> bool:
         """Take records that are as those before; return whether they are."""
-        spans_of = parse_together(buffer, starts, lengths)
+        spans_of = None if self.reason else parse_together(buffer, starts, lengths)
         if spans_of is None:
             return False
         stats, places, n = {}, dict[str, Value](), len(starts)
