@@ -178,19 +178,15 @@ class Datum:
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Datum:
         """Return the decoder that `to_json` wrote; `ValueError` if it is not such a one."""
-        shape, floats, sides = json.get("shape"), json.get("floats"), json.get("sides")
+        shape: Any = json.get("shape")
+        floats, sides = json.get("floats"), json.get("sides")
+        sized = isinstance(shape, list) and len(shape) == 3
+        sized = sized and all(type(n) is int and 0 <= n < 1 << 31 for n in shape)
         if not isinstance(floats, bool) or not isinstance(sides, bool):
             raise ValueError("what its messages hold is not said")  # noqa: TRY004  (of the file)
-        if shape is None:
-            return cls(None, floats, sides)
-        if not isinstance(shape, list) or len(shape) != 3:
-            raise ValueError(f"{shape!r} is not channels, height and width")
-        if any(type(n) is not int or not 0 <= n < 1 << 31 for n in shape):
-            raise ValueError(f"{shape!r} is not channels, height and width")
-        c, h, w = shape
-        if 4 * c * h * w >= 1 << 32:
-            raise ValueError(f"{shape!r} is larger than any message")
-        return cls((c, h, w), floats, sides)
+        if shape is not None and not (sized and 4 * math.prod(shape) < 1 << 32):
+            raise ValueError(f"{shape!r} is not channels, height and width of a message")
+        return cls(None if shape is None else (shape[0], shape[1], shape[2]), floats, sides)
 
     def decode(
         self, data: Bytes, starts: Ints, lengths: Ints, label: Callable[[int], str]
