@@ -12,11 +12,11 @@ Sources and writers never know each other; only ``transfer`` joins them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, overload
+from typing import Any, ClassVar, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,17 +167,13 @@ class Source(ABC):
         sizes = [nbytes for path in self.files() for _, nbytes in sized_files(path)]
         return len(sizes), sum(sizes)
 
-    def beside(self) -> list[Path]:
-        """Return the files by which samples are found in the others."""
-        return []
-
     def identities(self) -> Identities:
         """Return what its files were when it was opened, or else are now, in their order.
 
-        What is beside comes last. Empty for a source that was made in this process.
+        Empty for a source that was made in this process.
         """
         if self.opening is not None and not self.known:
-            self.known = identities_of([*self.files(), *self.beside()])
+            self.known = identities_of(self.files())
         return self.known
 
     def part(self, start: int, stop: int) -> tuple[Opening, int]:
@@ -450,18 +446,6 @@ class FilePlan:
     reads: int = 1
 
 
-class CommonSchema(NamedTuple):
-    """How the files of one dataset are read with the same fields: see `Format.merge_schemas`.
-
-    `alone`: each file may as well be one sample.
-    """
-
-    schema: Schema
-    options: OpenOptions
-    hint: Schema | None
-    alone: bool = False
-
-
 class Format(ABC):
     """A container format that is read.
 
@@ -477,7 +461,7 @@ class Format(ABC):
         The field of what its samples are called, where that is one unasked.
     infers
         Whether the fields are inferred from the values, so that they may differ between files:
-        see `merge_schemas`.
+        see `merge`.
     keeps_types
         Whether a file has the types of its fields; otherwise the sidecar alone may have them.
     named_only
@@ -535,30 +519,16 @@ class Format(ABC):
             If the file is damaged, lacks a field that was asked for, or an option does not fit.
         """
 
-    def merge_schemas(
-        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> CommonSchema | None:
-        """Return how files that have these fields are read with the same ones.
+    def merge(self, one: Schema, other: Schema, options: OpenOptions) -> Schema | None:
+        """Return the fields of two files together, by their names there; None: they do not agree.
 
-        Parameters
-        ----------
-        schemas
-            The fields of some files by the names that they have there; at least one schema. One
-            alone is what all files together hold: then it is decided.
-        options, hint
-            By which the files were opened.
-
-        Returns
-        -------
-        The fields of all the files together, and the options and the hint by which each of them
-        is then opened; None if the files do not agree.
+        Where fields are inferred; each file is then opened with those of all as its hint.
         """
-        first = schemas[0]
-        return (
-            None
-            if any(differences(first, s) for s in schemas)
-            else CommonSchema(first, options, hint)
-        )
+        return None if differences(one, other) else one
+
+    def is_doubtful(self, schema: Schema, options: OpenOptions) -> bool:
+        """Whether each of several files with these fields may be one sample, or hold several."""
+        return False
 
 
 class WritableFormat(Format):

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from dsprep.core.schema import Field, FieldSpec, Schema, with_others
-from dsprep.errors import DsprepError, FormatError, UsageError
+from dsprep.errors import DsprepError, UsageError
 from dsprep.formats.base import Format, Source
 from dsprep.formats.fields import MissingField, wanted
 from dsprep.formats.options import OF_ALL, OF_DATASETS, UNRECORDED, OpenOptions, check_options
@@ -234,14 +234,6 @@ def _find_valid(format: Format, names: Sequence[Path], at: Path | None) -> Known
     if located is None:
         return None
     content, dataset, path = located
-    if content.format != format.name:
-        raise FormatError(
-            "the sidecar is of another format",
-            where=path,
-            expected=content.format,
-            found=format.name,
-            fix=f"write it again with dsprep provenance {dataset}",
-        )
     changed = sidecar.changes(content, dataset, "unnamed")
     if changed:
         raise sidecar.stale(changed[0], path, dataset)

@@ -69,14 +69,11 @@ class SidecarSource(Source):
     @override
     def identities(self) -> Identities:
         if self.opening is not None and not self.known:
-            own = (f.identity for f in self.sidecar.content.files)
-            self.known = (*zip(self.paths, own, strict=True), *identities_of(self.beside()))
+            path, content = self.sidecar.path, self.sidecar.content
+            beside = [path, path.with_name(spec.companion_name(path))][: 1 + content.has_companion]
+            own = zip(self.paths, (f.identity for f in content.files), strict=True)
+            self.known = (*own, *identities_of(beside))
         return self.known
-
-    @override
-    def beside(self) -> list[Path]:
-        path, has_companion = self.sidecar.path, self.sidecar.content.has_companion
-        return [path, path.with_name(spec.companion_name(path))] if has_companion else [path]
 
     def locate(self, sample: int) -> tuple[Path, int]:
         """Return the file that holds `sample`, and the sample's number in it."""

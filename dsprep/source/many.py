@@ -31,7 +31,7 @@ from dsprep.core.schema import (
 )
 from dsprep.errors import AmbiguousError, DsprepError, FormatError, SchemaError, UsageError, changed
 from dsprep.formats import foreign
-from dsprep.formats.base import CommonSchema, Format, Opening, Source
+from dsprep.formats.base import Format, Opening, Source
 from dsprep.formats.fields import MissingField
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.samples import listed
@@ -76,8 +76,7 @@ def open_native(
             own_schema = without(all_of_them.schema, options.file_field)
             notes = (*notes, *all_of_them.notes)
             options = replace(options, fields=with_others(options.fields, own_schema.names))
-            common = _merged(format, own_schema, options, schema)
-            options, schema = common.options, common.hint
+            schema = own_schema if format.infers else schema
     source = Dataset(format, paths, options, schema, notes, progress, first)
     source.known = identities
     return source
@@ -87,15 +86,6 @@ def _open_again(
     format: str, paths: Sequence[Path], options: OpenOptions, hint: Schema | None, first: int
 ) -> Dataset:
     return open_native(formats.load(format), paths, options, hint, first=first)
-
-
-def _merged(
-    format: Format, schema: Schema, options: OpenOptions, hint: Schema | None
-) -> CommonSchema:
-    """Return how files are read that together hold these fields."""
-    common = format.merge_schemas((schema,), options, hint)
-    assert common is not None
-    return common
 
 
 def _own_names(schema: Schema, options: OpenOptions) -> Schema:
@@ -214,8 +204,7 @@ class Dataset(Source):
         Where fields are inferred from values, they are those that all files with samples hold.
         """
         counts = np.zeros(len(self.paths), np.int64)
-        options, doubtful = self.options, False
-        known: Schema | None = None
+        options, known = self.options, None
         if self._inferring:
             names = dict.fromkeys(s.path for s in options.fields)
             specs = tuple(FieldSpec(name, name) for name in names)
@@ -231,11 +220,11 @@ class Dataset(Source):
             elif known is None:
                 known = source.schema if len(source) else None
             elif len(source):
-                merged = self._format.merge_schemas((known, source.schema), self.options, None)
+                merged = self._format.merge(known, source.schema, self.options)
                 if merged is None:
                     raise self._disagree(self.paths[i], known, source.schema)
-                known, doubtful = merged.schema, doubtful or merged.alone
-        if doubtful:
+                known = merged
+        if known is not None and self._format.is_doubtful(known, options):
             ways = {"none": len(self.paths), "first": int(counts.sum())}
             raise AmbiguousError(
                 "each file may be one sample, or hold several",
@@ -251,8 +240,7 @@ class Dataset(Source):
         """Open files from here on with the fields of all of them; `first` has samples."""
         looked, self._inferring, self.options = self.options, False, options
         if known is not None:
-            common = _merged(self._format, known, options, None)
-            self.options, self.hint = common.options, common.hint
+            self.hint = known
         if self.options != looked or self.hint is not None:
             with self._lock:  # files opened so far were opened without knowing the others
                 for index in list(self._open):
@@ -265,10 +253,8 @@ class Dataset(Source):
         """Give the schema what the sidecar alone keeps, and the number of the file."""
         if self.hint is not None:
             self.schema = _with_hinted_attrs(self.schema, self.hint)
-        elif len(self.paths) == 1:
-            own = _own_names(self.schema, self.options)
-            common = _merged(self._format, own, self.options, None)
-            self.options, self.hint = common.options, common.hint
+        elif self._format.infers:
+            self.hint = _own_names(self.schema, self.options)
         name = self.options.file_field
         if name in self.schema.names:
             raise UsageError(

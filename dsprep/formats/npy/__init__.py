@@ -16,7 +16,6 @@ Nothing is unpickled: arrays of Python objects are refused by their header.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +24,7 @@ from typing_extensions import override
 
 from dsprep.core.schema import Field, Schema
 from dsprep.errors import SchemaError
-from dsprep.formats.base import CommonSchema, Format, Source
+from dsprep.formats.base import Format, Source
 from dsprep.formats.foreign import WAY_OUT
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate
@@ -60,32 +59,26 @@ class Numpy(Format):
         check_options(options, self.open_options, self.name)
         return open_numpy(path, options, hint)
 
-    def merge_schemas(
-        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> CommonSchema | None:
+    def merge(self, one: Schema, other: Schema, options: OpenOptions) -> Schema | None:
         """Return the common names of files of one array each, and which first axes vary."""
-        schema, alone = schemas[0], False
-        for own in schemas[1:]:
-            other = own
-            if len(schema) == len(other) == 1:
-                alone = options.sample_axis == "auto"
-                name = common_name(schema.names[0], other.names[0])
-                schema, other = (
-                    s.replace(replace(s.fields[0], name=name)) for s in (schema, other)
-                )
-            merged = _together(schema, other, whole_file=options.sample_axis == "none")
-            if merged is None and len(schema) == len(other) == 1:
-                raise SchemaError(
-                    "the arrays of files that are samples of one field differ in more than their "
-                    "first axis",
-                    found=f"{schema} before {own}",
-                    fix="name those that are alike; if the files hold fields of the same samples, "
-                    f"take them together with --join; or {WAY_OUT}",
-                )
-            if merged is None:
-                return None
-            schema = merged
-        return CommonSchema(schema, options, schema, alone=alone)
+        own = other
+        if alone := len(one) == len(other) == 1:
+            name = common_name(one.names[0], other.names[0])
+            one, other = (s.replace(replace(s.fields[0], name=name)) for s in (one, other))
+        merged = _together(one, other, whole_file=options.sample_axis == "none")
+        if merged is None and alone:
+            raise SchemaError(
+                "the arrays of files that are samples of one field differ in more than their "
+                "first axis",
+                found=f"{one} before {own}",
+                fix="name those that are alike; if the files hold fields of the same samples, "
+                f"take them together with --join; or {WAY_OUT}",
+            )
+        return merged
+
+    def is_doubtful(self, schema: Schema, options: OpenOptions) -> bool:
+        """Whether nothing says how files of one array each are read."""
+        return len(schema) == 1 and options.sample_axis == "auto"
 
 
 def common_name(a: str, b: str) -> str:

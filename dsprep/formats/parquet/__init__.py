@@ -10,15 +10,13 @@ Specification: https://parquet.apache.org/docs/file-format/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from typing_extensions import override
 
 from dsprep.core.schema import Schema
-from dsprep.formats.base import CommonSchema, Format, Source
+from dsprep.formats.base import Format, Source
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.storage.paths import Candidate
 
@@ -47,16 +45,11 @@ class Parquet(Format):
         check_options(options, self.open_options, self.name)
         return ParquetSource(path, options, hint)
 
-    def merge_schemas(
-        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> CommonSchema | None:
+    def merge(self, one: Schema, other: Schema, options: OpenOptions) -> Schema | None:
         """Return the fields; one that paths give is an integer if it is in all files."""
         from dsprep.formats.parquet.source import together
 
-        schema = schemas[0]
-        for other in schemas[1:]:
-            fields = [together(f, g) for f, g in zip(schema, other, strict=False)]
-            if schema.names != other.names or None in fields:
-                return None
-            schema = replace(schema, fields=tuple(f for f in fields if f is not None))
-        return CommonSchema(schema, options, schema)
+        fields = [together(f, g) for f, g in zip(one, other, strict=False)]
+        if one.names != other.names or None in fields:
+            return None
+        return one.replace(*(f for f in fields if f is not None))

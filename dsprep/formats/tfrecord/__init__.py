@@ -8,7 +8,6 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing_extensions import override
 from dsprep.core.groups import EMPTY, Grouping
 from dsprep.core.schema import Schema
 from dsprep.errors import UnsupportedError
-from dsprep.formats.base import CommonSchema, FilePlan, Source, WritableFormat
+from dsprep.formats.base import FilePlan, Source, WritableFormat
 from dsprep.formats.options import OpenOptions, WriteOptions
 from dsprep.formats.samples import listed
 from dsprep.storage.paths import Candidate
@@ -51,19 +50,11 @@ class TFRecord(WritableFormat):
 
         return open_tfrecord(path, options, hint)
 
-    def merge_schemas(
-        self, schemas: Sequence[Schema], options: OpenOptions, hint: Schema | None
-    ) -> CommonSchema | None:
-        """Return the features of all files as the hint, so that no file is looked through again."""
+    def merge(self, one: Schema, other: Schema, options: OpenOptions) -> Schema | None:
+        """Return the features of both files."""
         from dsprep.formats.tfrecord import features
 
-        schema = schemas[0]
-        for other in schemas[1:]:
-            together = features.agree(schema, other)
-            if together is None:
-                return None
-            schema = together
-        return CommonSchema(schema, options, schema)
+        return features.agree(one, other)
 
     @override
     def check(self, schema: Schema, options: WriteOptions) -> tuple[str, ...]:
