@@ -319,7 +319,7 @@ def _check_not_source(target: Path, source: Source) -> None:
     final = target
     if not isinstance(target, StorePath):
         final = Path(os.path.realpath(target))  # allows links that lead in circles
-    resolved = lru_cache(maxsize=1024)(Path.resolve)  # of many files in a directory
+    resolved = lru_cache(maxsize=1024)(lambda path: path.resolve())  # of many files in a folder
     for path in source.files():
         is_plain = path.name not in ("", "..") and not path.is_symlink()
         used = f"{resolved(path.parent)}/{path.name}" if is_plain else str(path.resolve())
