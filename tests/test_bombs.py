@@ -105,10 +105,10 @@ def test_zarr_in_shards(bombs, tmp_path):
 
 
 def test_zarr_of_varying_length(bombs, tmp_path, monkeypatch):
-    from dsprep.formats.zarr import fields
+    from dsprep.formats.zarr import chunks
 
-    monkeypatch.setattr(fields, "MIN_ELEMENTS_NBYTES", 1 << 20)
-    monkeypatch.setattr(fields, "free_memory", lambda: 4 << 20)
+    monkeypatch.setattr(chunks, "MIN_ELEMENTS_NBYTES", 1 << 20)
+    monkeypatch.setattr(chunks, "free_memory", lambda: 4 << 20)
     path = tmp_path / "x.zarr"
     zarr_v2(path, bombs["gzip"], {"id": "gzip", "level": 1}, [{"id": "vlen-utf8"}], "|O")
     document = json.loads((path / "x/.zarray").read_text())

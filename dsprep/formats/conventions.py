@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsprep.core.schema import Attrs
-from dsprep.formats.ragged import Tree
+from dsprep.formats.ragged import ArrayTree
 from dsprep.formats.samples import listed
 
 Attributes = Callable[[str], Attrs]
@@ -55,7 +55,7 @@ class Stated:
         return [f"left out {listed(paths)}: {reason}" for reason, paths in reasons.items()]
 
 
-def state_common(tree: Tree, attributes: Attributes, stated: Stated) -> None:
+def state_common(tree: ArrayTree, attributes: Attributes, stated: Stated) -> None:
     """Add what is stated in the same way in every format that holds named arrays."""
     _sparse(tree, attributes, stated)
     _anndata(tree, stated)
@@ -76,7 +76,7 @@ _SPARSE = {"csc": "by columns", "coo": "one by one", "bsr": "by blocks", "dia": 
 """Sparse matrices of SciPy whose rows do not follow one another, and how they are stored."""
 
 
-def _sparse(tree: Tree, attributes: Attributes, stated: Stated) -> None:
+def _sparse(tree: ArrayTree, attributes: Attributes, stated: Stated) -> None:
     """State the columns of matrices in CSR, and leave out those that are not stored by rows."""
     for group, names in tree.groups.items():
         data = _within(group, "data")
@@ -101,7 +101,7 @@ def _sparse(tree: Tree, attributes: Attributes, stated: Stated) -> None:
                 stated.refused = note, fix
 
 
-def _put_aside(tree: Tree, parts: list[str], reason: str, stated: Stated) -> None:
+def _put_aside(tree: ArrayTree, parts: list[str], reason: str, stated: Stated) -> None:
     """Keep arrays aside: those at these paths, and all below them."""
     prefixes = tuple(f"{part}/" for part in parts)
     for path in tree.datasets:
@@ -109,7 +109,7 @@ def _put_aside(tree: Tree, parts: list[str], reason: str, stated: Stated) -> Non
             stated.aside[path] = reason
 
 
-def _anndata(tree: Tree, stated: Stated) -> None:
+def _anndata(tree: ArrayTree, stated: Stated) -> None:
     """Keep aside what belongs to the variables of AnnData, which are its columns."""
 
     def there(path: str) -> bool:
@@ -125,7 +125,7 @@ def _anndata(tree: Tree, stated: Stated) -> None:
         _put_aside(tree, others, "AnnData's variables and annotations", stated)
 
 
-def _categories(tree: Tree, stated: Stated) -> None:
+def _categories(tree: ArrayTree, stated: Stated) -> None:
     """Keep aside what the codes of categorical columns stand for."""
     for path in tree.datasets:
         group, _, name = path.rpartition("/")
@@ -134,7 +134,7 @@ def _categories(tree: Tree, stated: Stated) -> None:
             stated.aside.setdefault(path, "the categories of codes")
 
 
-def _dynamic_tables(tree: Tree, stated: Stated) -> None:
+def _dynamic_tables(tree: ArrayTree, stated: Stated) -> None:
     """State that the rows of tables of NWB (and hdmf) are those of that table alone."""
     for group, names in tree.groups.items():
         if "colnames" in names:

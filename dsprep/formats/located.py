@@ -10,7 +10,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -121,27 +120,6 @@ class Parsed:
     prove: Callable[[int, int], None] | None = None
 
 
-def locate_fields(
-    fields: Mapping[str, Callable[[], Column]],
-    count: int,
-    progress: Callable[[int, int], None] | None,
-) -> FileLayout:
-    """Return the layout of `count` samples; see `Source.extents`.
-
-    `fields` locate one field each, or raise `Unlocated`.
-    """
-    columns: dict[str, Column] = {}
-    unlocated: dict[str, str] = {}
-    for done, (name, locate) in enumerate(fields.items(), 1):
-        try:
-            columns[name] = locate()
-        except Unlocated as reason:
-            unlocated[name] = str(reason)
-        if progress is not None:
-            progress(done, len(fields))
-    return FileLayout(count, None, columns, unlocated)
-
-
 def total_sizes(parts: Iterable[Ints | None], count: int) -> Ints | None:
     """Return the bytes of `count` samples, from those of each field; None if one is not known."""
     total = np.zeros(count, np.int64)
@@ -213,10 +191,17 @@ class LocatedSource(Source):
         """Return what reads the fields that have a place, which are looked for the first time."""
         with self._lock:
             if self._reader is None:
-                locate = {name: partial(self._locate, name) for name in self._lazy}
-                found = locate_fields(locate, len(self), progress)
-                columns = {**self._layout.columns, **found.columns}
-                self._layout = replace(self._layout, columns=columns, unlocated=found.unlocated)
+                columns, unlocated = dict(self._layout.columns), dict(self._layout.unlocated)
+                for done, (name, lazy) in enumerate(self._lazy.items(), 1):
+                    try:
+                        columns[name] = self._fitting(lazy.locate(), self._stored[name])
+                    except Unlocated as reason:
+                        unlocated[name] = str(reason)
+                    if progress is not None:
+                        progress(done, len(self._lazy))
+                self._layout = replace(self._layout, columns=columns, unlocated=unlocated)
+                grids = (c.grid for c in columns.values() if c.first is not None)
+                self._large = any(g and g.shape[0] * g.row_nbytes > LARGE for g in grids)
                 self._reader = LayoutReader(
                     self._layout,
                     self._stored,
@@ -227,12 +212,12 @@ class LocatedSource(Source):
                 )
                 checked = self._parsed.prove or self._parsed.verify
                 text = any(f.dtype.kind == "U" for f in self.schema)
-                if not (checked or text or self._retyped or found.unlocated):
+                if not (checked or text or self._retyped or unlocated):
                     self._single = self._reader.single(self.schema.names)
             return self._reader
 
-    def _locate(self, name: str) -> Column:
-        column, stored = self._lazy[name].locate(), self._stored[name]
+    def _fitting(self, column: Column, stored: Field) -> Column:
+        """Return the column if its rows are samples of the field, as stored."""
         grid = column.grid
         if grid is not None:
             per = grid.row_nbytes * (1 if stored.ragged else column.lines)
@@ -277,11 +262,8 @@ class LocatedSource(Source):
     def _check_memory(self, schema: Schema, start: int, stop: int, where: str) -> None:
         """Raise `FormatError` if what the metadata say of samples is more than the memory has."""
         nbytes = (stop - start) * schema.fixed_nbytes
-        for f in (f for f in schema if f.ragged and f.name in self._layout.columns):
-            grid = self._layout.columns[f.name].grid
-            if grid is not None and grid.shape[0] * grid.row_nbytes > LARGE:
-                each = sizes(self._layout, f, np.arange(start, stop, dtype=np.int64))
-                nbytes += 0 if each is None else int(each.sum())
+        if self._large and (known := self.sizes(start, stop)) is not None:
+            nbytes = int(known.sum())
         if nbytes > LARGE and nbytes > free_memory():
             raise FormatError(
                 "the samples do not fit into memory",
@@ -313,15 +295,6 @@ class LocatedSource(Source):
                 return None
             total += part
         return total
-
-    @override
-    def rows(self, name: str, start: int, stop: int) -> Ints | None:
-        self._located()
-        if name not in self._layout.columns:  # of strings in a heap a library may drop some bytes
-            return None
-        stored, some = self._stored[name], np.arange(start, stop, dtype=np.int64)
-        nbytes = sizes(self._layout, stored, some) if stored.row_nbytes else None
-        return None if nbytes is None else nbytes // stored.row_nbytes
 
     @override
     def resident_nbytes(self) -> int:

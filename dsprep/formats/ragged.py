@@ -18,13 +18,24 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice, permutations
 from typing import Any, Protocol
 
-from dsprep.core.schema import DType, FieldSpec
-from dsprep.errors import UsageError
-from dsprep.formats.index_tables import Form, IndexTable, Numbers, Route
-from dsprep.formats.samples import MOST_READINGS, listed, show_reading
+import numpy as np
+from typing_extensions import override
+
+from dsprep.core.schema import Array, DType, Field, FieldSpec, Ints, Ragged
+from dsprep.core.schema import Column as Values
+from dsprep.errors import AmbiguousError, FormatError, UsageError
+from dsprep.formats.fields import missing_field
+from dsprep.formats.foreign import WAY_OUT
+from dsprep.formats.index_tables import Form, IndexTable, Numbers, Route, row_laws, runs
+from dsprep.formats.located import LazyField
+from dsprep.formats.samples import MOST_READINGS, show_reading
+from dsprep.layout.describe import FieldStorage
+from dsprep.layout.laws import Law
+from dsprep.layout.model import Column
 
 _FIRST = re.compile(r"(?i)(.*?)_?(?:first|start|begin|offset)s?")
 _COUNT = re.compile(r"(?i)(.*?)_?(?:n|count|length|len|size|num)s?")
@@ -34,30 +45,22 @@ _BOUNDS = re.compile(
 )
 _ENDS = re.compile(r"(?i)(.+)_(?:index|ends?)")
 _VALUES = re.compile(r"(?i)(?:.*[_.-])?(?:data|content|values?|indices|col_indices|cols?|flat|ir)")
+_SOME = 1024
+"""Samples by which the rows of a typical one are judged."""
 _MOST_TABLES = 256
 """Arrays that are looked at for `indexed`: each is opened, and there may be one for each sample."""
 
 
-class Tree(Protocol):
-    """The arrays of a file by path, in its order, and its groups: ``""`` is the root.
-
-    Of an array its `shape` and `dtype` are known, and whether elements are sequences: `vlen`.
-    """
-
-    @property
-    def datasets(self) -> Mapping[str, Any]:
-        """What is known of the arrays."""
-
-    @property
-    def groups(self) -> Mapping[str, Collection[str]]:
-        """The names of the attributes of each group."""
-
-    def inside(self, group: str) -> Sequence[str]:
-        """Return the paths of the arrays directly in a group."""
+OWN = ("values", "first", "count")
+"""The arrays of a group that is a ragged field in dsprep's own encoding."""
 
 
 class ArrayTree:
-    """A `Tree` of arrays whose groups follow from their paths, and may have attributes."""
+    """The arrays of a file by path, in its order, and its groups: ``""`` is the root.
+
+    Of an array its `shape` and `dtype` are known, and whether elements are sequences: `vlen`. Of a
+    group its path, and perhaps the names of its attributes.
+    """
 
     def __init__(
         self,
@@ -91,19 +94,16 @@ class RaggedRows:
         Field name to the path of its dataset and its route.
     used
         The datasets that are part of an index and are not fields.
-    left_out
-        Datasets that only an invalid index would reach.
-    notes
-        What was left out or is doubtful, one clause each.
+    nested
+        The readings of lists in lists: options, and what each gives.
     """
 
     routes: dict[str, tuple[str, Route]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
-    left_out: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    nested: list[tuple[str, str]] = field(default_factory=list)
 
 
-def find_tables(tree: Tree, groups: Iterable[str], open_rows: Open) -> RaggedRows:
+def find_tables(tree: ArrayTree, groups: Iterable[str], open_rows: Open) -> RaggedRows:
     """Return the ragged fields in some groups, each with the tables that are beside it."""
     ragged_rows = RaggedRows()
     for group in groups:
@@ -111,7 +111,7 @@ def find_tables(tree: Tree, groups: Iterable[str], open_rows: Open) -> RaggedRow
     return ragged_rows
 
 
-def indexed(tree: Tree, open_rows: Open) -> list[tuple[str, str]]:
+def indexed(tree: ArrayTree, open_rows: Open) -> list[tuple[str, str]]:
     """Return the readings of rows by an array that divides them, whatever their names are."""
     readings, by_length = list[tuple[str, str]](), dict[tuple[int, ...], list[str]]()
     for name, array in tree.datasets.items():
@@ -134,8 +134,42 @@ def indexed(tree: Tree, open_rows: Open) -> list[tuple[str, str]]:
     return readings
 
 
+def take_own(
+    group: str,
+    kind: Any,
+    capacity: int,
+    tree: ArrayTree,
+    open_rows: Open,
+    ragged_rows: RaggedRows,
+    where: object,
+) -> None:
+    """Add a group that states to be one ragged field of a `kind`, in dsprep's own encoding.
+
+    Raises
+    ------
+    FormatError
+        If it is not.
+    """
+    values, *parts = (f"{group}/{part}".lstrip("/") for part in OWN)
+    held: Any = tree.datasets.get(values)
+    table = None
+    if all(part in tree.datasets for part in parts):
+        table = table_of(parts, tree, open_rows, capacity)
+    fits = held is not None and not held.vlen and held.shape
+    if kind != "array":
+        fits = fits and kind in ("bytes", "str") and (held.dtype, len(held.shape)) == (np.uint8, 1)
+    if table is None or not fits:
+        raise FormatError(
+            f"the group is not a ragged field of kind {kind!r}",
+            where=where,
+            expected=f"{', '.join(OWN)}, and array, or bytes or str of uint8 values",
+        )
+    ragged_rows.routes[group] = values, Route((table,), (",".join(parts),), kind)
+    ragged_rows.used.update((values, *parts))
+
+
 def table_of(
-    paths: Sequence[str], tree: Tree, open_rows: Open, capacity: int = 0
+    paths: Sequence[str], tree: ArrayTree, open_rows: Open, capacity: int = 0
 ) -> IndexTable | None:
     """Return the index table in one or two arrays, or None if they are not a table.
 
@@ -165,7 +199,7 @@ def table_of(
 
 def route_of(
     spec: FieldSpec,
-    tree: Tree,
+    tree: ArrayTree,
     open_rows: Open,
     where: object,
 ) -> Route:
@@ -207,6 +241,32 @@ def route_of(
     return Route(tuple(tables), spec.index)
 
 
+def routes_of(
+    specs: Sequence[FieldSpec], tree: ArrayTree, found: RaggedRows, open_rows: Open, where: object
+) -> dict[str, tuple[str, Route | None]]:
+    """Return the array of each field, those of `specs` or all, and the route to what is ragged.
+
+    Raise `SchemaError` or `UsageError` if there is no such array, or no such table.
+    """
+    if found.nested and not specs:
+        raise AmbiguousError("there are lists in lists", found.nested, where=where, fix=WAY_OUT)
+    if not specs:
+        skip = found.used | {path for path, _ in found.routes.values()}
+        return {**found.routes, **{p: (p, None) for p in tree.datasets if p not in skip}}
+    routes: dict[str, tuple[str, Route | None]] = {}
+    for spec in specs:
+        paths = [spec.path, *(p for entry in spec.index for p in table_paths(entry))]
+        if not spec.index and spec.path in found.routes:
+            routes[spec.path] = found.routes[spec.path]
+            continue
+        for path in paths:
+            if path not in tree.datasets:
+                raise missing_field(path, {*tree.datasets, *found.routes} - found.used, where)
+        route = route_of(spec, tree, open_rows, where) if spec.index else None
+        routes[spec.spelled] = spec.path, route
+    return routes
+
+
 def table_paths(entry: str) -> list[str]:
     """Return the paths in one part of ``--field NAME=PATH@PART``."""
     return [p.strip().strip("/") for p in entry.split(",")]
@@ -228,7 +288,7 @@ def index_members(dtype: DType) -> tuple[str, str] | None:
     return (first[0], count[0]) if len(first) == 1 and len(count) == 1 else None
 
 
-def _candidates(paths: Sequence[str], tree: Tree) -> Iterator[list[str]]:
+def _candidates(paths: Sequence[str], tree: ArrayTree) -> Iterator[list[str]]:
     """Yield the arrays that look like index tables by their names and types."""
     starts: dict[str, str] = {}
     counts: dict[str, str] = {}
@@ -254,7 +314,9 @@ def _candidates(paths: Sequence[str], tree: Tree) -> Iterator[list[str]]:
     yield from ([path] for path in edges if tree.datasets[path].shape[0])
 
 
-def _find_in(paths: Sequence[str], tree: Tree, open_rows: Open, ragged_rows: RaggedRows) -> None:
+def _find_in(
+    paths: Sequence[str], tree: ArrayTree, open_rows: Open, ragged_rows: RaggedRows
+) -> None:
     """Find the ragged fields among the arrays of one group."""
     tables: dict[tuple[str, ...], IndexTable] = {}
     targets: dict[tuple[str, ...], list[str]] = {}
@@ -271,14 +333,11 @@ def _find_in(paths: Sequence[str], tree: Tree, open_rows: Open, ragged_rows: Rag
         unequal = tables[inner].rows != tables[outer].rows or not targets[outer]
         within = inner[0] in targets[outer]
         if tables[inner].rows == tables[outer].total() and (unequal or within):
-            lost = sorted({*outer, *inner, *targets[inner]})
-            targets[inner] = []
-            targets[outer] = [p for p in targets[outer] if p not in inner]
-            ragged_rows.left_out.update(lost)
-            ragged_rows.notes.append(
-                f"left out {listed(lost)}: {inner[0]} counts lists in lists "
-                "(--field NAME=VALUES@OUTER@INNER joins those of each)"
-            )
+            for name in targets[inner]:
+                for index, what in (((*outer, *inner), "its lists joined"), (inner, "a list each")):
+                    option = f"--field {shlex.quote('@'.join((f'{name}={name}', *index)))}"
+                    rows = tables[outer if len(index) > 1 else inner].rows
+                    ragged_rows.nested.append((option, f"{rows} samples, {what}"))
     for parts in (p for p in tables if targets[p]):
         way = [parts]
         while above := [p for p in tables if {*way[0]} <= {*targets[p]} and p not in way]:
@@ -291,7 +350,7 @@ def _find_in(paths: Sequence[str], tree: Tree, open_rows: Open, ragged_rows: Rag
 
 
 def _targets(
-    parts: tuple[str, ...], paths: Sequence[str], tree: Tree, total: int, table: IndexTable
+    parts: tuple[str, ...], paths: Sequence[str], tree: ArrayTree, total: int, table: IndexTable
 ) -> list[str]:
     """Return the arrays among `paths` that have the rows which a table counts.
 
@@ -308,3 +367,74 @@ def _targets(
         and not tree.datasets[p].vlen
         and not (unclear and not _VALUES.fullmatch(p.rpartition("/")[2]))
     ]
+
+
+class RowValues(Protocol):
+    """An array whose rows ragged samples have; see `LazyField`."""
+
+    count: int
+
+    def locate(self) -> Column:
+        """Return where all rows are, one for each sample; see `LazyField.locate`."""
+
+    def rows(self, ranges: Iterable[tuple[int, int]]) -> Array:
+        """Return ranges of rows by the library, back to back."""
+
+    def resident_nbytes(self) -> int:
+        """Return the bytes that `rows` holds."""
+
+    def storage_of(self, count: int, nbytes: float, tables: Sequence[str]) -> FieldStorage:
+        """Return how `count` samples of so many bytes each are stored, whose rows `tables` give."""
+
+
+class RaggedField(LazyField):
+    """A ragged field: the rows of `values` that index tables give.
+
+    `laws` returns the laws of the first row of each sample, and of how many it has.
+    """
+
+    def __init__(
+        self,
+        values: RowValues,
+        route: Route,
+        field: Field,
+        laws: Callable[[Ints, Ints], tuple[Law, Law]] = row_laws,
+    ) -> None:
+        self.values, self.field, self.count = values, field, route.tables[0].rows
+        self.route, self._laws = route, laws
+
+    @cached_property
+    def _spans(self) -> tuple[Ints, Ints]:
+        """The first row of each sample, and the one behind its last."""
+        return self.route.spans(self.values.count)
+
+    def spans(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the first row of each of some samples, and the one behind its last."""
+        return self._spans[0][start:stop], self._spans[1][start:stop]
+
+    @override
+    def locate(self) -> Column:
+        return Column(self.values.locate().grid, 1, *self._laws(*self._spans))
+
+    @override
+    def read(self, start: int, stop: int) -> Values:
+        first, end = self.spans(start, stop)
+        low, high = runs(first, end)
+        values = self.values.rows(zip(low.tolist(), high.tolist(), strict=True))
+        return Ragged.from_lengths(values, end - first, self.field.kind)
+
+    @override
+    def sizes(self, start: int, stop: int) -> Ints | None:
+        first, end = self.spans(start, stop)
+        sizes: Ints = (end - first) * self.field.row_nbytes
+        return sizes
+
+    @override
+    def resident_nbytes(self) -> int:
+        return self.values.resident_nbytes()
+
+    @override
+    def storage(self) -> FieldStorage:
+        first, end = self.spans(0, _SOME)
+        nbytes = float((end - first).mean()) * self.field.row_nbytes if len(first) else 0.0
+        return self.values.storage_of(self.count, nbytes, self.route.names)

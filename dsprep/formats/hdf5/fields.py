@@ -2,8 +2,6 @@
 
 `DatasetField`
     One dataset; its first axis counts samples, or it is the only sample.
-`RaggedField`
-    The rows of a dataset that index tables give.
 `SequenceField`
     One dataset of HDF5's own variable-length types. It holds one descriptor per element: the number
     of items as a little-endian 32-bit integer, the address of a heap, and the number of an object
@@ -21,20 +19,16 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dsprep.core.schema import Array, Attrs, Field, Ints, Ragged, Schema
+from dsprep.core.schema import Array, Field, Ints, Ragged, Schema
 from dsprep.core.schema import Column as Values
 from dsprep.errors import FormatError
 from dsprep.formats.hdf5.datasets import Contents, check_sources, sources
 from dsprep.formats.hdf5.guard import hdf5_errors, need_filters
 from dsprep.formats.hdf5.locate import check_chunks, chunking, locate_grid
-from dsprep.formats.index_tables import Route, row_laws, runs
 from dsprep.formats.located import LazyField, Unlocated
 from dsprep.layout.describe import FieldStorage, of_array
 from dsprep.layout.model import Column, FileLayout
 from dsprep.reading.layout_reader import LayoutReader
-
-_SOME = 1024
-"""Samples by which the rows of a typical one are judged."""
 
 
 class DatasetField(LazyField):
@@ -140,48 +134,6 @@ class DatasetField(LazyField):
             rows = nbytes / form.row_nbytes if form.row_nbytes else 1
             size = int(dataset.id.get_storage_size())
         return of_array(form, rows, count, ragged=bool(tables), stored_nbytes=size, tables=tables)
-
-
-class RaggedField(LazyField):
-    """A ragged field whose rows are found through index tables."""
-
-    def __init__(self, values: DatasetField, route: Route, name: str, attrs: Attrs) -> None:
-        self._values, self._route, self.count = values, route, route.tables[0].rows
-        self.field = Field(name, values.dtype, (None, *values.field.shape), attrs=attrs)
-        if route.kind != "array":
-            self.field = Field.opaque(name, route.kind, attrs)
-
-    @cached_property
-    def _spans(self) -> tuple[Ints, Ints]:
-        """The first row of each sample, and the one behind its last."""
-        return self._route.spans(self._values.count)
-
-    @override
-    def locate(self) -> Column:
-        return Column(self._values.locate().grid, 1, *row_laws(*self._spans))
-
-    @override
-    def read(self, start: int, stop: int) -> Values:
-        first, end = (each[start:stop] for each in self._spans)
-        low, high = runs(first, end)
-        values = self._values.rows(zip(low.tolist(), high.tolist(), strict=True))
-        return Ragged.from_lengths(values, end - first, self._route.kind)
-
-    @override
-    def sizes(self, start: int, stop: int) -> Ints | None:
-        first, end = (each[start:stop] for each in self._spans)
-        sizes: Ints = (end - first) * self.field.row_nbytes
-        return sizes
-
-    @override
-    def resident_nbytes(self) -> int:
-        return self._values.resident_nbytes()
-
-    @override
-    def storage(self) -> FieldStorage:
-        sizes = self.sizes(0, min(_SOME, self.count))
-        nbytes = 0.0 if sizes is None or not len(sizes) else float(sizes.mean())
-        return self._values.storage_of(self.count, nbytes, self._route.names)
 
 
 class SequenceField(DatasetField):

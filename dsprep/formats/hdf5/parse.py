@@ -30,12 +30,19 @@ from dsprep.formats.hdf5.attributes import (
 )
 from dsprep.formats.hdf5.datasets import SEQUENCES, Contents, walk
 from dsprep.formats.hdf5.dimensions import NOTHING, bookkeeping, read_dimensions
-from dsprep.formats.hdf5.fields import DatasetField, RaggedField, SequenceField
+from dsprep.formats.hdf5.fields import DatasetField, SequenceField
 from dsprep.formats.hdf5.guard import hdf5_errors, open_hdf5
 from dsprep.formats.index_tables import Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import ArrayTree, RaggedRows, indexed, route_of, table_paths
+from dsprep.formats.ragged import (
+    ArrayTree,
+    RaggedField,
+    RaggedRows,
+    indexed,
+    routes_of,
+    table_paths,
+)
 from dsprep.formats.splits import check_arrays
 from dsprep.layout.model import FileLayout
 from dsprep.storage.paths import open_file
@@ -211,33 +218,24 @@ class Fields:
         ragged = RaggedRows()
         if self._mode != "none":
             ragged = structure.discover(self._contents, self._tree(), self._open, own=self._own)
-        available = {**{path: (path, None) for path in self._datasets}, **ragged.routes}
+        aside = self._stated.aside
         if not self._specs:
-            aside = self._stated.aside
-            self._notes += [*ragged.notes, *self._stated.notes()]
-            skip = ragged.used | ragged.left_out | {path for path, _ in ragged.routes.values()}
-            return {
-                name: (path, route)
-                for name, (path, route) in available.items()
-                if path not in aside and (route or path not in skip)
-            }
-        routes: dict[str, tuple[str, Route | None]] = {}
+            self._notes += self._stated.notes()
         for spec in self._specs:
-            if spec.index:
-                for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
+            for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
+                if path not in ragged.routes:
                     self._check_there(path)
-                route = route_of(spec, self._tree(), self._open, self._path)
-                routes[spec.spelled] = spec.path, route
-            elif spec.path in available:
-                routes[spec.path] = available[spec.path]
-        return routes
+        routes = routes_of(self._specs, self._tree(), ragged, self._open, self._path)
+        return {n: r for n, r in routes.items() if self._specs or r[0] not in aside}
 
     def _field(self, name: str, path: str, route: Route | None, whole: bool) -> AnyField | None:
         stored = self._datasets[path]
         if route is not None:
             own = KIND_ATTRIBUTE in self._contents.groups.get(name, ())  # dsprep's own encoding
             attrs = self._attributes(path, self._contents.open(name if own else path))
-            return RaggedField(self._open(path), route, name, attrs)
+            values = self._open(path)
+            field = Field(name, values.dtype, (None, *values.field.shape), route.kind, attrs)
+            return RaggedField(values, route, field)
         if whole and stored.vlen and stored.shape:
             if self._specs:
                 raise SchemaError(

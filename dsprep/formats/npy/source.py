@@ -122,7 +122,7 @@ def _parsed(
             raise missing_field(name, inside.names, path)
     if not tables.sized:
         problem = "no array can be a field" if inside.arrays else "it holds no arrays"
-        raise FormatError(problem, where=path, found="; ".join(tables.notes) or None)
+        raise FormatError(problem, where=path)
     others = [n for n in (s.spelled for s in specs) if n not in axis.names]
     if others:
         raise SchemaError(
@@ -147,7 +147,7 @@ def _parsed(
         version=inside.version,
         fields=fields,
         layout=FileLayout(axis.count, columns=columns),
-        notes=(*inside.notes, *refused, *tables.notes, *axis.notes),
+        notes=(*inside.notes, *refused, *axis.notes),
         others=axis.others,
     )
 

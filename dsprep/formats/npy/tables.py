@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from dsprep.core.schema import Array, DType, Field, FieldSpec
-from dsprep.formats.fields import missing_field
-from dsprep.formats.index_tables import Route
 from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import Arrays, StoredArray
 from dsprep.formats.options import OpenOptions
-from dsprep.formats.ragged import ArrayTree, find_tables, indexed, route_of, table_paths
+from dsprep.formats.ragged import ArrayTree, find_tables, indexed, routes_of
 from dsprep.formats.samples import Sized
 from dsprep.layout.laws import Explicit
 from dsprep.reading.columns import ColumnReader, fetch
@@ -32,8 +30,6 @@ class Tables:
         How to reach the values of the ragged fields, by the names of these.
     sized
         The shapes of all fields, with their samples.
-    notes
-        What was left out, one clause each.
     """
 
     def __init__(
@@ -47,33 +43,20 @@ class Tables:
     ) -> None:
         self._inside, self._open, self._archive = inside, open_file, archive
         self._where = path
-        self._paths: dict[str, str] = {}
-        self.routes: dict[str, Route] = {}
         arrays = inside.arrays
         tree = ArrayTree(arrays, {"": ()})
         ragged = find_tables(tree, tree.groups if options.sample_axis != "none" else (), self._rows)
-        requested = {spec.path for spec in specs if not spec.index}
-        self.notes = [] if specs else ragged.notes
-        for name, (values, route) in ragged.routes.items():
-            if not specs or name in requested:
-                self._paths[name], self.routes[name] = values, route
-        for spec in specs:
-            for each in (spec.path, *(p for entry in spec.index for p in table_paths(entry))):
-                if spec.index and each not in arrays:
-                    raise missing_field(each, arrays, path)
-            if spec.index:
-                self._paths[spec.spelled] = spec.path
-                self.routes[spec.spelled] = route_of(spec, tree, self._rows, path)
         self.more = partial(indexed, tree, self._rows)
-        skip = ragged.used | ragged.left_out if not specs else arrays.keys() - requested
-        self.sized = {
-            name: Sized(a.shape, a.stored, dtype=a.dtype)
-            for name, a in arrays.items()
-            if name not in skip
-        }
-        for name, route in self.routes.items():
-            stored = inside.arrays[self._paths[name]].stored
-            self.sized[name] = Sized((route.tables[0].rows,), stored)
+        known = [s for s in specs if s.index or s.path in arrays]  # others have errors of their own
+        routes = routes_of(known, tree, ragged, self._rows, path) if known or not specs else {}
+        self._paths = {name: values for name, (values, _) in routes.items()}
+        self.routes = {name: route for name, (_, route) in routes.items() if route is not None}
+        self.sized = {}
+        for name, (values, route) in routes.items():
+            array = arrays[values]
+            shape = array.shape if route is None else (route.tables[0].rows,)
+            dtype = array.dtype if route is None else None
+            self.sized[name] = Sized(shape, array.stored, dtype=dtype)
 
     def values_of(self, name: str) -> str:
         """Return the array that has the values of a field."""

@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dsprep.core.filters import COMPRESSORS, unpack
+from dsprep.core.memory import free_memory
 from dsprep.core.schema import Ints
 from dsprep.errors import DsprepError, FormatError
 from dsprep.storage.ranges import ends_early
 
 if TYPE_CHECKING:
+    from dsprep.formats.zarr.array import StoredArray
     from dsprep.formats.zarr.metadata import ArrayMeta
-    from dsprep.formats.zarr.store import Chunk, Store
+    from dsprep.storage.base import Handle
 
 NUMCODECS = "numcodecs."
 """What v3 puts before the names of codecs that have no specification."""
@@ -38,6 +40,10 @@ MAX_CHUNK = 1 << 32
 
 SLACK = 1 << 20
 """Bytes that a codec may unpack beyond twice those of a chunk, since filters may widen elements."""
+
+MIN_ELEMENTS_NBYTES = 64 << 20
+"""Bytes that elements of varying length in one chunk may always take, else a quarter of what is
+free."""
 
 MISSING = 2**64 - 1
 ENTRY = 16
@@ -63,39 +69,52 @@ def library_errors(where: object) -> Iterator[None]:
         raise FormatError(f"the data cannot be read ({reason})", where=where) from error
 
 
-def check_chunks(store: Store, meta: ArrayMeta, keys: Iterable[str]) -> None:
-    """Look at files of chunks before a library decodes them.
+def read_chunks(array: StoredArray, keys: Iterable[str]) -> dict[str, bytes]:
+    """Return the files of chunks that are there, for a library to decode, by key.
 
-    Raise `FormatError` if they hold less or more than they should, or are too large to decode.
+    Raise `FormatError` if what they hold is too large to decode; or they are not there, though
+    dsprep wrote them. Of elements that vary in length, the number that a chunk claims to hold is
+    compared with the metadata: the codec takes memory for as many.
     """
-    if meta.vlen:  # `fields.ElementsField` does so
-        return
+    meta, found = array.meta, dict[str, bytes]()
+    for key in keys:
+        data = array.store.document(key, MAX_CHUNK)
+        if data is not None:
+            found[key] = data
+        elif array.complete:
+            raise array.missing(key)
     expected = math.prod(meta.chunk) * meta.dtype.itemsize
     codec = meta.codecs[-1].removeprefix(NUMCODECS) if meta.codecs else ""
-    packed = set(meta.codecs) & {"blosc", "zstd"}
     if "sharding_indexed" in meta.codecs:  # of one that is encoded as a whole, or of its chunks
         expected, codec = math.prod(meta.grid) * meta.dtype.itemsize, codec if meta.wrapped else ""
-    if packed - {codec}:
+    inside = set(meta.codecs) & {"blosc", "zstd"} - {codec}
+    if inside or expected > MAX_CHUNK:
+        what = f"of {min(inside)} inside such shards or codecs" if inside else "as large as these"
         raise FormatError(
-            f"chunks of {min(packed)} inside such shards or codecs are not read",
-            where=f"{store.path}, array {meta.path or '/'}",
+            f"chunks {what} are not read",
+            where=array.where,
+            found=f"{expected} bytes each",
             fix="write them with one compressor, without shards in shards",
         )
-    for key in keys:
-        where = f"{store.path}, {key}"
-        with store.chunk(key) as chunk:
-            wrong = codec not in ("", "bytes") or chunk is None or chunk.nbytes != expected
-        if expected > MAX_CHUNK and wrong:
-            what, limit = "the chunks are too large to decode", f"at most {MAX_CHUNK} bytes"
-            raise FormatError(what, where=where, expected=limit, found=expected)
-        if codec in COMPRESSORS and (data := store.document(key, MAX_CHUNK)):
-            unpack(data, {"id": codec}, 2 * expected + SLACK, where)
+    limit = 2 * expected + SLACK
+    if meta.vlen:
+        limit = max(MIN_ELEMENTS_NBYTES, free_memory() // 4)
+    for key, data in found.items():
+        where, plain = f"{array.store.path}, {key}", data
+        if codec in COMPRESSORS:
+            plain = unpack(data, {"id": codec}, limit, where)[:4].tobytes()
+        if meta.vlen and (count := int.from_bytes(plain[:4], "little")) != meta.grid[0]:
+            what = "the chunk holds another number of elements"
+            raise FormatError(what, where=where, expected=meta.grid[0], found=count)
+    return found
 
 
 # --- indexes of shards -----------------------------------------------------------------------
 
 
-def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
+def shard_index(
+    file: Handle, offset: int, nbytes: int, meta: ArrayMeta, where: str
+) -> tuple[Ints, Ints]:
     """Return offset in the file and bytes of each chunk of a shard, -1 and 0 where it is missing.
 
     Raises
@@ -107,20 +126,20 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
     assert meta.sharding is not None
     at_start, crc = meta.sharding
     chunks = math.prod(g // c for g, c in zip(meta.grid, meta.chunk, strict=True))
-    nbytes = index_nbytes(chunks, crc)
-    at = 0 if at_start else max(0, shard.nbytes - nbytes)
+    size = index_nbytes(chunks, crc)
+    at = offset + (0 if at_start else max(0, nbytes - size))
     data = b""
-    if nbytes <= shard.nbytes:  # no more than that of objects
-        data = shard.file.pread_blocks(nbytes, [shard.offset + at])[0]
-    if len(data) < nbytes:
-        raise ends_early(shard.where, shard.offset + at, nbytes, len(data))
+    if size <= nbytes:  # no more than that of objects
+        data = file.pread_blocks(size, [at])[0]
+    if len(data) < size:
+        raise ends_early(where, at, size, len(data))
     body = data[: ENTRY * chunks]
     if crc and data != body + _crc(body):
-        raise FormatError("the CRC of the shard index is wrong", where=shard.where)
+        raise FormatError("the CRC of the shard index is wrong", where=where)
     index = np.frombuffer(body, "<u8").reshape(-1, 2)
     missing = (index == MISSING).all(axis=1)
     offsets, sizes = index[:, 0], index[:, 1]
-    limit = np.uint64(shard.nbytes)
+    limit = np.uint64(nbytes)
     # Compared so that no sum of two large numbers is needed.
     bad = (sizes == 0) | (sizes > limit) | (offsets > limit - np.minimum(sizes, limit))
     full = "some"
@@ -132,8 +151,8 @@ def shard_index(shard: Chunk, meta: ArrayMeta) -> tuple[Ints, Ints]:
         i = int(bad.argmax())
         raise FormatError(
             f"entry {i} of the shard index is wrong",
-            where=shard.where,
-            expected=f"{full} bytes within {shard.nbytes}",
+            where=where,
+            expected=f"{full} bytes within {nbytes}",
             found=f"{sizes[i]} bytes at {offsets[i]}",
         )
     signed = index.view(np.int64)

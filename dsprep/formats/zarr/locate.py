@@ -51,30 +51,30 @@ def locate(array: StoredArray) -> Grid:
     FormatError
         If a chunk has a wrong size or leaves its file, or a file is missing that dsprep wrote.
     """
-    if array.meta.unlocated:
-        raise Unlocated(array.meta.unlocated)
-    frame = Frame(array.meta)
-    files = stored_files(array.store, array.meta)
+    meta, store = array.meta, array.store
+    if meta.unlocated:
+        raise Unlocated(meta.unlocated)
+    nbytes = math.prod(meta.shape) * meta.dtype.itemsize
+    if meta.chunk_nbytes > MAX_CHUNK or nbytes > LARGEST:
+        raise Unlocated("only zarr reads arrays as large as this says to be")
+    files, path, per = stored_files(store, meta), template(meta), None
     if (files[2] < 0).any():
-        if isinstance(array.store, Zip):
+        if isinstance(store, Zip):
             raise Unlocated("only zarr reads chunks that the ZIP file has compressed")
-        key = _key(array.meta, frame, int(files[0][files[2].argmin()]))
-        raise FormatError("this is not a regular file", where=f"{array.store.path}/{key}")
-    _check_count(array, frame, files[0])
-    offsets, lengths, fill = _chunks(array, frame, files)
-    meta, path, per = array.meta, template(array.meta), None
-    if isinstance(array.store, Zip):
-        path = ""
-    elif frame.files == 1:
-        path = file_path(path, (0,) * len(frame.shape))
+        key = _key(meta, int(files[0][files[2].argmin()]))
+        raise FormatError("this is not a regular file", where=f"{store.path}/{key}")
+    _check_count(array, files[0])
+    offsets, lengths = _chunks(array, files)
+    real = _real(meta)
+    fill = array.fill_value() if (real & (offsets < 0)).any() else None
+    if isinstance(store, Zip) or math.prod(meta.along) == 1:
+        path = "" if isinstance(store, Zip) else file_path(path, (0,) * len(meta.along))
+        offsets, lengths = _in_order(meta, offsets), _in_order(meta, lengths)
     else:
-        per = frame.per
-    if per is None:
-        offsets, lengths = frame.in_order(offsets), frame.in_order(lengths)
-    else:
-        fill_free(offsets, lengths, frame.real(), frame.chunk_nbytes * (not meta.filters))
-    blocks = blocks_of(offsets, lengths, path)
-    return Grid(blocks, frame.shape, meta.dtype.itemsize, frame.chunk, per, meta.filters, fill=fill)
+        per = meta.per
+        fill_free(offsets, lengths, real, meta.chunk_nbytes * (not meta.filters))
+    blocks, shape, chunk = blocks_of(offsets, lengths, path), meta.shape or (1,), meta.chunk or (1,)
+    return Grid(blocks, shape, meta.dtype.itemsize, chunk, per, meta.filters, fill=fill)
 
 
 def template(meta: ArrayMeta) -> str:
@@ -83,75 +83,29 @@ def template(meta: ArrayMeta) -> str:
         raise Unlocated("only zarr reads arrays with numbers in braces in their names")
     start, separator = meta.keys
     if not meta.shape:
-        return join(meta.path, start.rstrip("./") or "0")
+        return meta.key()
     numbers = separator.join(f"{{{axis}}}" for axis in range(len(meta.shape)))
     return join(meta.path, start + numbers)
 
 
-class Frame:
-    """The sizes of an array in files and chunks; an array without axes has one, of size 1.
+def _real(meta: ArrayMeta) -> NDArray[np.bool_]:
+    """Return which chunks are not beyond the array's edge: shape ``(files, chunks in each)``."""
+    axes = len(meta.along)
+    real = np.ones(meta.along + meta.per, bool)
+    for axis, (a, p, n) in enumerate(zip(meta.along, meta.per, meta.chunks, strict=True)):
+        sizes = [1] * (2 * axes)
+        sizes[axis], sizes[axes + axis] = a, p
+        real &= (np.arange(a * p) < n).reshape(sizes)
+    return real.reshape(math.prod(meta.along), -1)
 
-    Attributes
-    ----------
-    shape, chunk
-        In elements.
-    along, per
-        Files along each axis, and chunks per file.
-    files, inside
-        All files, and chunks in each.
-    chunks
-        Chunks along each axis.
-    """
 
-    def __init__(self, meta: ArrayMeta) -> None:
-        self.shape, self.chunk = meta.shape or (1,), meta.chunk or (1,)
-        grid = meta.grid or (1,)
-        self.along = tuple(-(-n // g) for n, g in zip(self.shape, grid, strict=True))
-        self.per = tuple(g // c for g, c in zip(grid, self.chunk, strict=True))
-        self.files, self.inside = math.prod(self.along), math.prod(self.per)
-        self.chunk_nbytes = math.prod(self.chunk) * meta.dtype.itemsize
-        self.chunks = tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
-        if self.chunk_nbytes > MAX_CHUNK or math.prod(self.shape) * meta.dtype.itemsize > LARGEST:
-            raise Unlocated("only zarr reads arrays as large as this says to be")
-
-    def real(self) -> NDArray[np.bool_] | None:
-        """Return which chunks are not beyond the array's edge: shape ``(files, inside)``.
-
-        None: all of them.
-        """
-        axes = len(self.shape)
-        inside_edge: NDArray[np.bool_] | None = None
-        for axis, (a, p, n) in enumerate(zip(self.along, self.per, self.chunks, strict=True)):
-            if a * p == n:
-                continue
-            sizes = [1] * (2 * axes)
-            sizes[axis], sizes[axes + axis] = a, p
-            part = (np.arange(a * p) < n).reshape(sizes)
-            inside_edge = part if inside_edge is None else inside_edge & part
-        if inside_edge is None:
-            return None
-        return np.broadcast_to(inside_edge, self.along + self.per).reshape(self.files, self.inside)
-
-    def in_order(self, values: Ints) -> Ints:
-        """Return numbers of shape ``(files, inside)`` in C order of the grid of chunks."""
-        axes = len(self.shape)
-        order = [k for axis in range(axes) for k in (axis, axes + axis)]
-        tall = values.reshape(self.along + self.per).transpose(order)
-        joined = tall.reshape([a * p for a, p in zip(self.along, self.per, strict=True)])
-        return np.ascontiguousarray(joined[tuple(slice(n) for n in self.chunks)])
-
-    def missing(self, offsets: Ints) -> tuple[int, ...] | None:
-        """Return the first element of a chunk that is missing, by offsets file by file."""
-        missing, real = offsets < 0, self.real()
-        if real is not None:
-            missing &= real
-        if not missing.any():
-            return None
-        block = int(missing.reshape(-1).argmax())
-        file = np.unravel_index(block // self.inside, self.along)
-        chunk = np.unravel_index(block % self.inside, self.per)
-        every = zip(file, chunk, self.per, self.chunk, strict=True)
-        return tuple((int(f) * p + int(k)) * c for f, k, p, c in every)
+def _in_order(meta: ArrayMeta, values: Ints) -> Ints:
+    """Return numbers of shape ``(files, chunks in each)`` in C order of the grid of chunks."""
+    axes = len(meta.along)
+    order = [k for axis in range(axes) for k in (axis, axes + axis)]
+    tall = values.reshape(meta.along + meta.per).transpose(order)
+    joined = tall.reshape([a * p for a, p in zip(meta.along, meta.per, strict=True)])
+    return np.ascontiguousarray(joined[tuple(slice(n) for n in meta.chunks)])
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -164,14 +118,13 @@ def stored_files(store: Store, meta: ArrayMeta) -> Ints:
     """
     start, separator = meta.keys
     folder, axes = meta.path, len(meta.shape)
-    along = tuple(-(-n // g) for n, g in zip(meta.shape, meta.grid, strict=True))
     if separator == "/" and axes:
         folder, start = join(folder, start.rstrip("/")), ""
     entries: list[tuple[int, int, int]] = []
     for name, at, nbytes in store.listed(folder, max(0, axes - 1) * (separator == "/")):
-        number = _number(name, start, separator, along)
-        if not axes:
-            number = 0 if name == (start.rstrip("./") or "0") else None
+        number = _number(name, start, separator, meta.along) if axes else None
+        if not axes and name == (start.rstrip("./") or "0"):
+            number = 0
         if number is not None:
             entries.append((number, at, nbytes))
     table = np.array(entries, np.int64).reshape(-1, 3)
@@ -193,69 +146,56 @@ def _number(name: str, start: str, separator: str, along: tuple[int, ...]) -> in
     return number
 
 
-def _check_count(array: StoredArray, frame: Frame, numbers: Ints) -> None:
+def _check_count(array: StoredArray, numbers: Ints) -> None:
     """See that no file of dsprep's is missing, and that the chunks are not too many to list."""
-    present = len(numbers)
-    missing, blocks = frame.files - present, frame.files * frame.inside
+    meta, present, files = array.meta, len(numbers), math.prod(array.meta.along)
+    missing, inside = files - present, math.prod(meta.per)
     if missing and array.complete:
-        there = np.append(numbers, frame.files)
-        first = int((there != np.arange(present + 1)).argmax())
-        key = _key(array.meta, frame, first)
-        raise array.missing(key, f"{missing} of {frame.files} files are missing")
-    if blocks > max(FEW_BLOCKS, SPARSE * present * frame.inside):
-        absent = f"{missing} of {frame.files} files"
-        raise Unlocated(f"only zarr reads arrays of which {absent} are missing")
-    if blocks > MAX_BLOCKS:
-        raise Unlocated(f"only zarr reads arrays of {blocks} chunks")
+        first = int((np.append(numbers, files) != np.arange(present + 1)).argmax())
+        raise array.missing(_key(meta, first), f"{missing} of {files} files are missing")
+    if files * inside > min(MAX_BLOCKS, max(FEW_BLOCKS, SPARSE * present * inside)):
+        raise Unlocated(f"only zarr reads {files * inside} chunks in {present} of {files} files")
 
 
-def _chunks(array: StoredArray, frame: Frame, files: Ints) -> tuple[Ints, Ints, bytes | None]:
-    """Return offset and bytes of each chunk, -1 and 0 where it is missing, and the fill value.
+def _chunks(array: StoredArray, files: Ints) -> tuple[Ints, Ints]:
+    """Return offset and bytes of each chunk, -1 and 0 where it is missing.
 
-    `files` are as from `stored_files`. The numbers have the shape ``(files, inside)``.
+    `files` are as from `stored_files`. The numbers have the shape ``(files, chunks in each)``.
     """
-    numbers, starts, sizes = files
-    encoded = bool(array.meta.filters)
-    offsets = np.full((frame.files, frame.inside), -1, np.int64)
-    lengths = np.zeros((frame.files, frame.inside), np.int64)
-    if array.meta.sharding is not None:
-        _read_shards(array, frame, files, (offsets, lengths))
-    else:
-        wrong = sizes == 0 if encoded else sizes != frame.chunk_nbytes
-        if wrong.any():
-            i = int(wrong.argmax())
-            raise FormatError(
-                "the chunk has a wrong size",
-                where=f"{array.where}, {_key(array.meta, frame, int(numbers[i]))}",
-                expected="some bytes" if encoded else f"{frame.chunk_nbytes} bytes",
-                found=f"{sizes[i]}",
-                fix="the file is truncated, still being written, or not of this array",
-            )
-        offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
-    missing = frame.missing(offsets)
-    fill = None if missing is None else array.element(missing).tobytes()
-    return offsets, lengths, fill
-
-
-def _key(meta: ArrayMeta, frame: Frame, number: int) -> str:
-    return file_path(template(meta), [int(n) for n in np.unravel_index(number, frame.along)])
-
-
-def _read_shards(array: StoredArray, frame: Frame, files: Ints, out: tuple[Ints, Ints]) -> None:
-    """Put what the indexes of shards give into offsets and bytes of chunks."""
+    meta, (numbers, starts, sizes) = array.meta, files
+    shape = math.prod(meta.along), math.prod(meta.per)
+    offsets, lengths = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
 
     def read(entry: tuple[int, int]) -> None:
         number, start = entry
-        key = _key(array.meta, frame, number)
+        key = _key(meta, number)
         with array.store.chunk(key) as shard:
             if shard is None:
                 raise FormatError("a shard has vanished", where=f"{array.where}, {key}")
-            at, nbytes = shard_index(shard, array.meta)
-        out[0][number], out[1][number] = np.where(at < 0, -1, at + start), nbytes
+            at, nbytes = shard_index(*shard, meta, f"{array.store.path}, {key}")
+        offsets[number], lengths[number] = np.where(at < 0, -1, at + start), nbytes
 
-    waits = isinstance(array.store.path, StorePath)  # for answers
-    with ThreadPoolExecutor(64 if waits else min(8, len(os.sched_getaffinity(0)))) as pool:
-        list(pool.map(read, files[:2].T.tolist()))
+    if meta.sharding is not None:
+        waits = isinstance(array.store.path, StorePath)  # for answers
+        with ThreadPoolExecutor(64 if waits else min(8, len(os.sched_getaffinity(0)))) as pool:
+            list(pool.map(read, files[:2].T.tolist()))
+        return offsets, lengths
+    wrong = sizes == 0 if meta.filters else sizes != meta.chunk_nbytes
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise FormatError(
+            "the chunk has a wrong size",
+            where=f"{array.where}, {_key(meta, int(numbers[i]))}",
+            expected="some bytes" if meta.filters else f"{meta.chunk_nbytes} bytes",
+            found=f"{sizes[i]}",
+            fix="the file is truncated, still being written, or not of this array",
+        )
+    offsets[numbers, 0], lengths[numbers, 0] = starts, sizes
+    return offsets, lengths
+
+
+def _key(meta: ArrayMeta, number: int) -> str:
+    return file_path(template(meta), [int(n) for n in np.unravel_index(number, meta.along)])
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -269,17 +209,13 @@ def blocks_of(offsets: Ints, lengths: Ints, path: str) -> Blocks:
     return Blocks(laws[0], laws[1], path)
 
 
-def fill_free(
-    offsets: Ints, lengths: Ints, real: NDArray[np.bool_] | None, chunk_nbytes: int
-) -> None:
+def fill_free(offsets: Ints, lengths: Ints, real: NDArray[np.bool_], chunk_nbytes: int) -> None:
     """Give offsets to the chunks beyond the array's edge: those that are not `real`.
 
     Of chunks that all have `chunk_nbytes`, those of the first file that has such a chunk, or behind
     the chunk before; if that is 0, no bytes at the end of the chunks before. All have the shape
-    ``(files, chunks in each)``; None: all are real.
+    ``(files, chunks in each)``.
     """
-    if real is None:
-        return
     free = ~real
     if not chunk_nbytes:
         ends = np.maximum.accumulate(np.where(real, offsets + lengths, 0), axis=1)

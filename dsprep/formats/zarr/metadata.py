@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dsprep.core import filters
 from dsprep.core.schema import (
     DIMENSIONS,
     DType,
@@ -36,10 +35,13 @@ from dsprep.formats.zarr.store import ZATTRS, Store, join
 MAX_ROW = 2**40
 """Bytes of the largest sample or chunk that is believed."""
 
-NEEDED = {"shuffle": ("elementsize",), "crc32c": ("location",)}
-"""Parameters that matter when reading, by codec."""
+LOCATED = frozenset({"blosc", "bz2", "crc32c", "gzip", "lz4", "zlib", "zstd"})
+"""Codecs behind the one that makes bytes of elements that leave chunks readable without zarr."""
 
-WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError, SchemaError)
+WRONG = (
+    KeyError, TypeError, ValueError, AttributeError, IndexError, SyntaxError, SchemaError,
+    RecursionError,
+)  # fmt: skip
 """What wrong metadata raise; `SyntaxError` is from `numpy.dtype`."""
 
 
@@ -133,22 +135,41 @@ class ArrayMeta:
         """Whether the bytes of a file are rows one after another."""
         rows = tuple(max(1, n) for n in self.shape[1:])
         rows_only = bool(self.shape) and self.grid[1:] == self.chunk[1:] == rows
-        return rows_only and not self.filters and not self.unlocated
+        return rows_only and not (self.filters or self.unlocated)
 
     @property
     def row_nbytes(self) -> int:
         """Bytes of one row along the first axis."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
+    @property
+    def along(self) -> tuple[int, ...]:
+        """Files along each axis; an array without axes has one axis, of size 1, here and below."""
+        pairs = zip(self.shape, self.grid, strict=True)
+        return tuple(-(-n // g) for n, g in pairs) or (1,)
+
+    @property
+    def per(self) -> tuple[int, ...]:
+        """Chunks per file along each axis."""
+        return tuple(g // c for g, c in zip(self.grid, self.chunk, strict=True)) or (1,)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Chunks along each axis."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)) or (1,)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one chunk, decoded."""
+        return math.prod(self.chunk) * self.dtype.itemsize
+
     def key(self, *numbers: int) -> str:
         """Return the key of a file by its position in the grid; axes left out have position 0."""
         start, separator = self.keys
+        if not self.shape:
+            return join(self.path, start.rstrip("./") or "0")
         rest = len(self.shape) - len(numbers)
         return join(self.path, start + separator.join(map(str, (*numbers, *(0,) * rest))))
-
-    def files(self) -> int:
-        """Return the number of files that hold the array when none is missing."""
-        return math.prod(-(-n // g) for n, g in zip(self.shape, self.grid, strict=True))
 
     def file_keys(self, start: int, stop: int) -> Iterator[str]:
         """Yield the keys of the files that hold the rows ``start <= i < stop``."""
@@ -157,18 +178,12 @@ class ArrayMeta:
         return (self.key(*numbers) for numbers in itertools.product(rows, *others))
 
 
-def read_document(store: Store, key: str) -> dict[str, Any] | None:
-    """Return the JSON object at `key`, None if nothing is there; raise `FormatError` for others."""
+def _document(store: Store, key: str) -> dict[str, Any] | None:
+    """Return the JSON object at `key`, None if nothing is there."""
     data = store.document(key)
-    if data is None:
-        return None
-    where = f"{store.path}, {key}"
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"the metadata is no JSON: {error}", where=where) from error
-    if not isinstance(document, dict):
-        raise FormatError("the metadata is no JSON object", where=where)
+    document = None if data is None else json.loads(data)
+    if not isinstance(document, dict | None):
+        raise FormatError("the metadata is no JSON object")
     return document
 
 
@@ -179,40 +194,27 @@ def read_node(store: Store, path: str) -> ArrayMeta | dict[str, Any] | None:
     """
     for name, kind in (("zarr.json", ""), (".zarray", "array"), (".zgroup", "group")):
         key = join(path, name)
-        document = read_document(store, key)
-        if document is None:
-            continue
-        attrs = document.get("attributes") if not kind else read_document(store, join(path, ZATTRS))
-        kind, version = kind or document.get("node_type", ""), document.get("zarr_format")
-        if version != (2 if name[0] == "." else 3) or kind not in ("array", "group"):
-            what = "this describes no Zarr v2 or v3 node"
-            raise FormatError(what, where=f"{store.path}, {key}")
-        attrs = attrs if isinstance(attrs, dict) else {}
-        if kind == "group":
-            return attrs
-        return read_array(document, attrs, path, f"{store.path}, {key}")
+        try:
+            document = _document(store, key)
+            if document is None:
+                continue
+            attrs = document.get("attributes") if not kind else _document(store, join(path, ZATTRS))
+            attrs = attrs if isinstance(attrs, dict) else {}
+            kind, version = kind or document.get("node_type", ""), document.get("zarr_format")
+            if version != (2 if name[0] == "." else 3) or kind not in ("array", "group"):
+                raise FormatError("this describes no Zarr v2 or v3 node")
+            if kind == "group":
+                return attrs
+            meta = (_read_v3 if version == 3 else _read_v2)(document, attrs, path)
+            return replace(meta, attrs=_conventional(meta, document))
+        except FormatError as error:
+            where = error.where or f"{store.path}, {key}"
+            raise type(error)(error.what, where=where, found=error.found, fix=error.fix) from error
+        except WRONG as error:
+            reason = f"{type(error).__name__}: {str(error)[:300]}"
+            problem = f"the metadata is wrong ({reason})"
+            raise FormatError(problem, where=f"{store.path}, {key}") from error
     return None
-
-
-def read_array(
-    document: Mapping[str, Any], attrs: Mapping[str, Any], path: str, where: str
-) -> ArrayMeta:
-    """Return the array that a document of either version, called `where` in messages, describes.
-
-    The attributes of v2 are in a document of their own. Raise `FormatError` if something is wrong
-    or unknown.
-    """
-    try:
-        read = _read_v3 if document.get("zarr_format") == 3 else _read_v2
-        meta = read(document, attrs, path)
-    except FormatError as error:
-        raise type(error)(error.what, where=where, found=error.found, fix=error.fix) from error
-    except WRONG as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise FormatError(f"the metadata is wrong ({reason})", where=where) from error
-    except RecursionError as error:
-        raise FormatError("the metadata is nested too deep", where=where) from error
-    return replace(meta, attrs=_conventional(meta, document))
 
 
 def _conventional(meta: ArrayMeta, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,16 +252,11 @@ def _filters(codecs: list[Codec], known: str) -> dict[str, Any]:
 
     `known` is why only zarr reads the chunks, as far as that is known.
     """
-    steps: list[Mapping[str, Any]] = []
-    for name, configuration in codecs if not known else ():
-        id = name.removeprefix(NUMCODECS)
-        kept = {k: configuration[k] for k in NEEDED.get(id, ()) if k in configuration}
-        steps.append({"id": id, **kept})
-        try:
-            filters.check(steps[-1:], name)
-        except FormatError:
-            return {"unlocated": f"only zarr reads codec {name}"}
-    return {"filters": tuple(steps), "unlocated": known}
+    ids = [name.removeprefix(NUMCODECS) for name, _ in codecs]
+    foreign = [name for name, _ in codecs if name.removeprefix(NUMCODECS) not in LOCATED]
+    if known or foreign or any(each.get("location", "end") != "end" for _, each in codecs):
+        return {"unlocated": known or f"only zarr reads codec {(*foreign, 'crc32c')[0]}"}
+    return {"filters": tuple({"id": id} for id in ids)}
 
 
 def _axes(names: Any) -> tuple[str, ...]:
@@ -412,7 +409,7 @@ def _keys_v3(value: Any) -> tuple[str, str]:
 
 
 def _dtype_v3(value: Any) -> DType:
-    name, configuration = named(value)
+    name, _ = named(value)
     if name in V3_TYPES:
         return V3_TYPES[name]
     if name[:1] == "r" and name[1:].isdecimal() and int(name[1:]) % 8 == 0:
@@ -420,16 +417,12 @@ def _dtype_v3(value: Any) -> DType:
     extension_type = extension(name)
     if extension_type is not None:
         return extension_type
-    if name in ("numpy.datetime64", "numpy.timedelta64"):
-        unit, factor = str(configuration["unit"]), int(configuration["scale_factor"])
-        code = "M8" if name.endswith("datetime64") else "m8"
-        return np.dtype(code if unit == "generic" else f"<{code}[{factor}{unit}]")
-    fixed = {"fixed_length_utf32": "U", "null_terminated_bytes": "S", "raw_bytes": "V"}
-    if name in fixed:
-        nbytes = int(configuration["length_bytes"])
-        return np.dtype(f"{fixed[name]}{nbytes // 4 if name == 'fixed_length_utf32' else nbytes}")
-    if name in ("structured", "struct"):
-        members = configuration["fields"]
-        pairs = [(m["name"], m["data_type"]) if isinstance(m, dict) else m for m in members]
-        return np.dtype([(str(n), _dtype_v3(d)) for n, d in pairs])
-    raise NoField(f"unknown data type {name}")
+    from zarr.dtype import parse_dtype
+
+    try:
+        found: DType = parse_dtype(value, zarr_format=3).to_native_dtype()
+    except Exception as error:  # whatever a package makes of it that has registered its own
+        raise NoField(f"unknown data type {name}") from error
+    if found.kind == "O":
+        raise NoField(f"unknown data type {name}")
+    return found

@@ -5,7 +5,7 @@ The walk through the groups, the choice of fields, and the source that reads the
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,22 +15,21 @@ from dsprep.core.schema import Attrs
 from dsprep.errors import DsprepError, FormatError, SchemaError
 from dsprep.formats import samples
 from dsprep.formats.conventions import Stated, state_common
-from dsprep.formats.fields import missing_field
-from dsprep.formats.index_tables import IndexTable, Route
 from dsprep.formats.located import LocatedSource, Parsed
 from dsprep.formats.options import OpenOptions
 from dsprep.formats.ragged import (
     ArrayTree,
+    RaggedField,
     RaggedRows,
     find_tables,
     indexed,
-    route_of,
-    table_paths,
+    routes_of,
+    take_own,
 )
 from dsprep.formats.splits import check_arrays
 from dsprep.formats.zarr.array import StoredArray
-from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, STATIC, from_json
-from dsprep.formats.zarr.fields import ArrayField, ElementsField, RaggedField
+from dsprep.formats.zarr.attributes import CAPACITY, FIELDS, KIND, STATIC, from_json
+from dsprep.formats.zarr.fields import AnyField, ArrayField, ElementsField, arrays_of, ragged_field
 from dsprep.formats.zarr.locate import stored_files
 from dsprep.formats.zarr.metadata import ArrayMeta, NoField, read_node
 from dsprep.formats.zarr.store import DOCUMENTS, Directory, Store, Zip, join
@@ -43,8 +42,6 @@ MAX_DEPTH = 32  # Linux follows 40 symbolic links on one path
 MAX_NODES = 100_000
 FEW_FILES = 64
 """Files of an array that are looked for by name before all are listed."""
-
-PARTS = ("values", "first", "count")
 
 OME = {"multiscales", "plate", "well"}
 OME_FIX = (
@@ -104,7 +101,7 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
     notes += unkept(groups, [*readings.values()])
     if not requested:
         notes += samples.unapplied({n: r.field.attrs for n, r in readings.items()})
-    for array in (a for r in readings.values() for a in r.arrays if a.meta.shape):
+    for array in (a for r in readings.values() for a in arrays_of(r) if a.meta.shape):
         check_names(store, array.meta)
     zipped = isinstance(store, Zip)
     return Parsed(
@@ -119,10 +116,15 @@ def parse(store: Store, options: OpenOptions) -> Parsed:
     )
 
 
-def prove(fields: Sequence[ArrayField], start: int, stop: int) -> None:
+def prove(fields: Sequence[AnyField], start: int, stop: int) -> None:
     """Compare the members of a ZIP file that some samples need with their checksums."""
     for field in fields:
-        array, (low, high) = field.arrays[0], field.rows(start, stop)
+        if isinstance(field, RaggedField):
+            first, end = field.spans(start, stop)
+            low, high = int(first.min(initial=field.values.count)), int(end.max(initial=0))
+        else:
+            low, high = (0, field.array.count) if field.single else (start, stop)
+        array = arrays_of(field)[0]
         if array.meta.shape and low < high and not array.meta.unlocated:
             array.store.verify_crc(array.meta.file_keys(low, high))
 
@@ -192,134 +194,103 @@ class StoreFields:
         self, store: Store, arrays: Arrays, groups: Groups, order: list[str], options: OpenOptions
     ) -> None:
         self.requested = {spec.spelled for spec in options.fields}
-        self.readings: dict[str, ArrayField] = {}
-        self.problems: dict[str, DsprepError] = {}
+        self.readings: dict[str, AnyField] = {}
         self.stated, self.notes = Stated(), list[str]()
         self._where, self._own = store.path, bool(order)
-        opened: dict[str, StoredArray] = {}
-        for path, meta in arrays.items():
-            if isinstance(meta, ArrayMeta):
-                opened[path] = StoredArray(meta, store)
-            else:
-                self.problems[path] = meta
-        self._opened = dict(opened)
-        self._take_own(arrays, groups, opened)
+        self.problems = {p: each for p, each in arrays.items() if isinstance(each, DsprepError)}
+        opened = {p: StoredArray(m, store) for p, m in arrays.items() if isinstance(m, ArrayMeta)}
+        self._opened = opened
         tree = ArrayTree(
             {path: array.meta for path, array in opened.items()},
             {path: tuple(attrs) for path, attrs in groups.items()},
         )
         rows = RaggedRows()
+        others = [path for path in tree.groups if KIND not in tree.groups[path]]
         if not order:
             state_common(tree, partial(_attributes, arrays, groups), self.stated)
             if any(OME & attrs.keys() or "ome" in attrs for attrs in groups.values()):
                 self.stated.refused = "this is an OME-Zarr image or plate", OME_FIX
             if options.sample_axis != "none":
-                rows = find_tables(tree, tree.groups, self._array)
+                rows = find_tables(tree, others, self._array)
+        for path in tree.groups.keys() - {*others}:
+            kind, capacity = (groups[path].get(name, 0) for name in (KIND, CAPACITY))
+            capacity = max(0, capacity) if isinstance(capacity, int) else 0
+            where = f"{store.path}, group {path}"
+            try:
+                take_own(path, kind, capacity, tree, self._array, rows, where)
+            except FormatError as error:
+                self.problems[path] = error
         self.indexed = partial(indexed, tree, self._array)
         own = groups.get("", {}).get(STATIC)
         for name in own if order and isinstance(own, list) else ():
             self.stated.aside[str(name)] = samples.STATIC
-        for spec in options.fields:
-            if spec.index:
-                for path in (spec.path, *(p for e in spec.index for p in table_paths(e))):
-                    if path not in opened:
-                        raise missing_field(path, opened, store.path)
-                route = route_of(spec, tree, self._array, store.path)
-                self.readings[spec.spelled] = RaggedField(spec.path, opened[spec.path], route, {})
-        for name, (path, route) in rows.routes.items():
-            self._add(
-                name, partial(RaggedField, name, opened[path], route, opened[path].meta.attrs)
-            )
-        for path, array in opened.items():
-            name = path or ROOT_NAME
-            used = path in rows.used | rows.left_out and name not in self.requested
-            if name not in self.readings and not used:
-                self._add(name, partial(reading, name, array))
+        asked = [
+            replace(s, path="") if s.path == ROOT_NAME and "" in opened else s
+            for s in options.fields
+        ]
+        for spec in asked:
+            if spec.path in self.problems:
+                raise self.problems[spec.path]
+        for name, (path, route) in routes_of(asked, tree, rows, self._array, store.path).items():
+            array, name = opened[path], name or ROOT_NAME
+            if route is None:
+                make: Callable[[], AnyField] = partial(
+                    ElementsField if array.meta.vlen else ArrayField, name, array
+                )
+            else:
+                attrs = groups.get(name, array.meta.attrs)
+                make = partial(ragged_field, name, array, route, attrs)
+            try:
+                self.readings[name] = make()
+            except (FormatError, SchemaError) as error:
+                self.problems[name] = error
         first = [n for n in order if n in self.readings]
         for name in first:
-            for array in self.readings[name].arrays:
+            for array in arrays_of(self.readings[name]):
                 array.complete = not array.meta.vlen
         rest = sorted(self.readings.keys() - set(first))
         self.readings = {n: self.readings[n] for n in [*first, *rest]}
-        self._set_aside(rows)
+        # What is not samples is left out, unless the user names it.
+        for path, reason in self.stated.left_out.items():
+            if self.readings.pop(path, None) is not None:
+                self.problems[path] = NoField(reason, where=f"{self._where}, array {path}")
+        self.notes += self.stated.notes()
+        for path in self.stated.aside.keys() - self.requested:
+            self.readings.pop(path, None)
+            self.problems.pop(path, None)
 
     def _array(self, path: str) -> StoredArray:
         return self._opened[path]
 
-    def _add(self, name: str, make: Callable[[], ArrayField]) -> None:
-        try:
-            self.readings[name] = make()
-        except (FormatError, SchemaError) as error:
-            self.problems[name] = error
-
-    def _take_own(self, arrays: Arrays, groups: Groups, opened: dict[str, StoredArray]) -> None:
-        """Take the groups that are one ragged field in dsprep's own encoding."""
-        below: dict[str, set[str]] = defaultdict(set)
-        for path in (*arrays, *groups):
-            parent, _, child = path.rpartition("/")
-            below[parent].add(child)
-        for group, attrs in groups.items():
-            names = [f"{group}/{name}" for name in PARTS]
-            if not group or below[group] != {*PARTS} or not all(n in opened for n in names):
-                continue
-            values, first, count = (opened[name] for name in names)
-            flat = all(len(a.meta.shape) == 1 and a.dtype.kind in "iu" for a in (first, count))
-            vlen = values.meta.vlen or first.meta.vlen or count.meta.vlen
-            if vlen or not flat or first.count != count.count or not values.meta.shape:
-                continue
-            for name in names:
-                del opened[name]
-            capacity, paths = attrs.get(CAPACITY, 0), (first.meta.path, count.meta.path)
-            grouped = isinstance(capacity, int) and capacity > 0
-            table = IndexTable(paths, first, count, capacity=capacity if grouped else 0)
-            self._add(
-                group,
-                partial(RaggedField, group, values, Route((table,), (",".join(paths),)), attrs),
-            )
-
-    def _set_aside(self, rows: RaggedRows) -> None:
-        """Leave out what is not samples, unless the user names it; and note it."""
-        stated = self.stated
-        for path, reason in stated.left_out.items():
-            if self.readings.pop(path, None) is not None:
-                self.problems[path] = NoField(reason, where=f"{self._where}, array {path}")
-        self.notes += rows.notes
-        self.notes += stated.notes()
-        for path in stated.aside.keys() - self.requested:
-            self.readings.pop(path, None)
-            self.problems.pop(path, None)
-
-    def select(self, where: Path) -> dict[str, ArrayField]:
+    def select(self, where: Path) -> dict[str, AnyField]:
         """Return the readings of the fields that the user requested, or of all that can be read."""
         asked = self.requested
         left_out = {n: e for n, e in self.problems.items() if isinstance(e, NoField) and not asked}
         for name, error in self.problems.items():
             if name in asked if asked else name not in left_out:
                 raise error
-        for name in sorted(asked - self.readings.keys()):
-            raise missing_field(name, self.readings, where)
-        readings = {n: r for n, r in self.readings.items() if n in asked or not asked}
-        if not readings:
+        if not self.readings:
             reasons = samples.listed([f"{n or ROOT_NAME}: {e.what}" for n, e in left_out.items()])
             reasons = "; ".join([reasons, *self.notes] if reasons else self.notes)
             message = "the store holds no arrays"
             message += " that can be fields" if reasons else ""
             raise FormatError(message, where=where, found=reasons or None)
         self.notes += [f"left out {n}: {e.what}" for n, e in left_out.items()]
-        return readings
+        return self.readings
 
     def sized(self, name: str) -> samples.Sized:
         """Return the shape of a field with its samples, its bytes, and what counts them."""
-        reading = self.readings[name]
-        if reading.single:
-            return samples.Sized((), reading.nbytes, dtype=reading.field.dtype)
+        reading, array = self.readings[name], arrays_of(self.readings[name])[0]
+        nbytes = math.prod(array.meta.shape) * array.dtype.itemsize * (not array.meta.vlen)
+        if isinstance(reading, ArrayField) and reading.single:
+            return samples.Sized((), nbytes, dtype=reading.field.dtype)
         axis = self.stated.axes.get(name, "")
         if not (isinstance(reading, RaggedField) or self._own):
-            axis = axis or (*reading.arrays[0].meta.axes, "")[0]
+            axis = axis or (*array.meta.axes, "")[0]
         shape, dtype = (reading.count, *reading.field.inner), reading.field.dtype
-        return samples.Sized(shape, reading.nbytes, axis, dtype)
+        return samples.Sized(shape, nbytes, axis, dtype)
 
-    def add_attributes(self, readings: Mapping[str, ArrayField]) -> None:
+    def add_attributes(self, readings: Mapping[str, AnyField]) -> None:
         """Add to the attributes of fields what is stated elsewhere."""
         for name, reading in readings.items():
             more = self.stated.attrs.get(name, {})
@@ -331,18 +302,11 @@ def _attributes(arrays: Arrays, groups: Groups, path: str) -> Attrs:
     return from_json(meta.attrs if isinstance(meta, ArrayMeta) else groups.get(path, {}))
 
 
-def reading(name: str, array: StoredArray) -> ArrayField:
-    """Return the field that one array is."""
-    if array.meta.vlen:
-        return ElementsField(name, array)
-    return ArrayField(name, array)
-
-
-def as_single_sample(readings: Mapping[str, ArrayField], notes: list[str]) -> dict[str, ArrayField]:
+def as_single_sample(readings: Mapping[str, AnyField], notes: list[str]) -> dict[str, AnyField]:
     """Return the fields of a store that is one sample: every array as it is."""
-    fields: dict[str, ArrayField] = {}
+    fields: dict[str, AnyField] = {}
     for reading in readings.values():
-        for array in reading.arrays:
+        for array in arrays_of(reading):
             name = array.meta.path or ROOT_NAME
             if array.meta.vlen:
                 notes.append(f"left out {name}: a single sample cannot hold strings")
@@ -354,15 +318,15 @@ def as_single_sample(readings: Mapping[str, ArrayField], notes: list[str]) -> di
 # --- notes -----------------------------------------------------------------------------------
 
 
-def unkept(groups: Mapping[str, Attrs], readings: Sequence[ArrayField]) -> list[str]:
+def unkept(groups: Mapping[str, Attrs], readings: Sequence[AnyField]) -> list[str]:
     """Return which attributes do not become part of the samples.
 
     `groups` are the attributes of each group of the store, `readings` the fields that are read.
     """
-    arrays = [a for r in readings for a in r.arrays]
+    arrays = [a for r in readings for a in arrays_of(r)]
     parts = [r for r in readings if isinstance(r, RaggedField)]
     fields = {r.field.name for r in parts}
-    owners = [a.meta.path for r in parts for a in r.arrays if from_json(a.meta.attrs)]
+    owners = [a.meta.path for r in parts for a in arrays_of(r) if from_json(a.meta.attrs)]
     owners = [path for path in owners if path not in fields]
     for path, attrs in groups.items():
         above = any(a.meta.path.startswith(f"{path}/") for a in arrays)
@@ -376,9 +340,14 @@ def check_names(store: Store, meta: ArrayMeta) -> None:
     lines = range(min(FEW_FILES, -(-meta.shape[0] // meta.grid[0])))
     if any(store.has(meta.key(line)) for line in lines) or stored_files(store, meta).size:
         return
-    inside = {*store.children(meta.path), *(name for name, *_ in store.listed(meta.path, 0))}
-    names = sorted(n for n in inside if n[0] != "." and n not in DOCUMENTS)
-    if names and store.nbytes(meta.path):
+    folders = (
+        (name, join(meta.path, name), depth)
+        for name in store.children(meta.path)
+        for depth in range(len(meta.shape))
+    )
+    names = {name for name, folder, depth in folders if next(store.listed(folder, depth), None)}
+    names |= {name for name, *_ in store.listed(meta.path, 0)} - DOCUMENTS
+    if names := {name for name in names if name[0] != "."}:
         stated = '"chunk_key_encoding" in zarr.json'
         if meta.version == 2:
             stated = '"dimension_separator": "." or "/" in .zarray'
@@ -386,6 +355,6 @@ def check_names(store: Store, meta: ArrayMeta) -> None:
             "files of an array have other names than its metadata give to chunks",
             where=f"{store.path}, array {meta.path or ROOT_NAME}",
             expected=f"names such as {meta.key()}",
-            found=samples.listed([join(meta.path, n) for n in names]),
+            found=samples.listed([join(meta.path, n) for n in sorted(names)]),
             fix=f"if they are its chunks, rename them or state {stated}",
         )

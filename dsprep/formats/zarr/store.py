@@ -13,9 +13,7 @@ import threading
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dsprep.errors import FormatError
 from dsprep.formats.zip_members import ZIP_ERRORS, begin
@@ -23,7 +21,7 @@ from dsprep.reading.files import Files
 from dsprep.storage.base import Handle, stream
 from dsprep.storage.checksums import check_member, read_crc32
 from dsprep.storage.local import DirectoryGuard
-from dsprep.storage.paths import check_local, open_file, scan
+from dsprep.storage.paths import open_file, scan
 
 MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 """Keys of which at least one is at the root of every store."""
@@ -40,16 +38,6 @@ MAX_INFLATED = 1 << 30
 
 KEPT = 8
 """Chunk files of a directory that stay open: there may be many stores in one dataset."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The bytes ``offset .. offset + nbytes`` of a file, called `where` in messages."""
-
-    file: Handle
-    offset: int
-    nbytes: int
-    where: str
 
 
 def is_number(name: str) -> bool:
@@ -82,23 +70,13 @@ class Directory:
         with self.chunk(key) as chunk:
             if chunk is None:
                 return None
-            check_nbytes(chunk.nbytes, limit, chunk.where)
-            return chunk.file.pread_exact(chunk.nbytes, 0)
+            file, _, nbytes = chunk
+            check_nbytes(nbytes, limit, f"{self.path}/{key}")
+            return file.pread_exact(nbytes, 0)
 
     def children(self, group: str) -> list[str]:
         """Return the names in `group` (``""`` is the root) that have names below them, sorted."""
         return sorted(e.name for e in scan(self.path / group) if e.is_dir())
-
-    def nbytes(self, node: str) -> int:
-        """Return the bytes of all chunks under `node`."""
-        total, todo = 0, [str(self.path / node)]
-        while todo:
-            for entry in scan(todo.pop()):
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                elif entry.name not in DOCUMENTS and entry.is_file():
-                    total += entry.stat().st_size
-        return total
 
     def has(self, key: str) -> bool:
         """Return whether there is a key."""
@@ -124,8 +102,11 @@ class Directory:
             return
 
     @contextmanager
-    def chunk(self, key: str) -> Iterator[Chunk | None]:
-        """Enter the `Chunk` of `key`, or None if its bytes cannot be read as stored."""
+    def chunk(self, key: str) -> Iterator[tuple[Handle, int, int] | None]:
+        """Enter a file, and offset and number of the bytes of `key` there as they are stored.
+
+        None: there is no such key, or its bytes are not stored as they are.
+        """
         path = f"{self.path}/{key}"
         try:
             file = open_file(path)
@@ -138,7 +119,7 @@ class Directory:
             raise
         with closing(file):
             self._inside.check(file)
-            yield Chunk(file, 0, file.nbytes, path)
+            yield file, 0, file.nbytes
             file.check_same()
 
     def open(self, path: str) -> Handle:
@@ -147,14 +128,6 @@ class Directory:
 
     def verify_crc(self, keys: Iterable[str]) -> None:
         """Compare the bytes of these keys with checksums of the store: it has none."""
-
-    def library(self) -> tuple[Any, str]:
-        """Return the store for zarr-python, and the prefix of all paths in it."""
-        from zarr.storage import LocalStore
-
-        check_local(self.path)
-        self._inside.check_tree(self.path)
-        return LocalStore(self.path, read_only=True), ""
 
     def close(self) -> None:
         """Release files."""
@@ -183,7 +156,6 @@ class Zip:
                 raise
             raise FormatError("the ZIP file is truncated or damaged", where=path) from error
         self._size = self._file.nbytes
-        self._library: Any = None
         self._starts: dict[str, int] = {}
         self._heads: dict[int, bytes] = {}
         self._verified: set[str] = set()
@@ -227,11 +199,6 @@ class Zip:
         """See `Directory`."""
         return sorted({n.partition("/")[0] for n, _ in self._below(group) if "/" in n} - {""})
 
-    def nbytes(self, node: str) -> int:
-        """See `Directory`."""
-        chunks = (i for n, i in self._below(node) if n.rpartition("/")[2] not in DOCUMENTS)
-        return sum(info.compress_size for info in chunks)
-
     def has(self, key: str) -> bool:
         """See `Directory`."""
         return join(self._root, key) in self._zip.NameToInfo
@@ -256,16 +223,15 @@ class Zip:
                 yield name, *self._extent(info)
 
     @contextmanager
-    def chunk(self, key: str) -> Iterator[Chunk | None]:
+    def chunk(self, key: str) -> Iterator[tuple[Handle, int, int] | None]:
         """See `Directory`."""
         info = self._zip.NameToInfo.get(join(self._root, key))
         if info is None or info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             yield None
             return
-        where = f"{self.path}, {info.filename}"
         start = self._start(info)
         nbytes = max(0, min(info.file_size, self._size - start))
-        yield Chunk(self._file, start, nbytes, where)
+        yield self._file, start, nbytes
 
     def open(self, path: str) -> Handle:
         """See `Directory`."""
@@ -300,19 +266,8 @@ class Zip:
         start = self._starts[info.filename] = begin(self._file, info, where, known)
         return start
 
-    def library(self) -> tuple[Any, str]:
-        """See `Directory`."""
-        from zarr.storage import ZipStore
-
-        if self._library is None:
-            check_local(self.path)
-            self._library = ZipStore(self.path, mode="r")
-        return self._library, self._root
-
     def close(self) -> None:
         """See `Directory`."""
-        if self._library is not None and self._library._is_open:
-            self._library.close()
         self._zip.close()
         self._file.close()
 
