@@ -65,7 +65,7 @@ def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list
         return list(available.items())
     chosen = []
     for spec in specs:
-        known = None if spec.index else available.get(spec.path)
+        known = available.get(spec.spelled)
         if known is None:
             raise missing_field(spec.spelled, available)
         requested = Field(spec.name, known.dtype, known.shape, known.kind, known.attrs)
@@ -83,7 +83,7 @@ def wanted(specs: tuple[FieldSpec, ...], available: Mapping[str, Field]) -> list
                     found=str(requested),
                     fix="leave the type out, or convert with --cast",
                 )
-        chosen.append((spec.path, requested))
+        chosen.append((spec.spelled, requested))
     return chosen
 
 

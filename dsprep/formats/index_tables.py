@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from dsprep.core.schema import Array, DType, Ints, Kind
+from dsprep.core.schema import Array, Ints, Kind
 from dsprep.errors import FormatError
 from dsprep.layout.laws import Affine, Explicit, Law
 
@@ -36,10 +36,6 @@ class Numbers(Protocol):
     """
 
     where: str
-
-    @property
-    def dtype(self) -> DType:
-        """Its dtype."""
 
     @property
     def count(self) -> int:

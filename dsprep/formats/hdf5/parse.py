@@ -64,8 +64,6 @@ def open_source(path: Path, options: OpenOptions) -> LocatedSource:
             number = opened[0].id.get_create_plist().get_version()[0]
         parsed = Fields(walk(opened[0], disk, follow=options.follow_external), options).parsed
         parsed = replace(parsed, version=f"HDF5, superblock {number}{parsed.version}")
-        specs = (replace(s, path=s.spelled, index=()) if s.index else s for s in options.fields)
-        options = replace(options, fields=tuple(specs))
         return LocatedSource(path, parsed, options, disk.opened, close)
     except BaseException:
         close()

@@ -61,8 +61,7 @@ def open_numpy(path: Path, options: OpenOptions, hint: Schema | None) -> Located
             known = (inside.members.get(tables.values_of(name)) for name in names)
             members = [m for m in known if m is not None and m.nbytes <= PROVED]
             parsed = replace(parsed, prove=partial(_prove, file, members, threading.Lock()))
-        chosen = tuple(replace(s, path=s.spelled, index=()) for s in specs)
-        return LocatedSource(path, parsed, replace(options, fields=chosen), opened, close)
+        return LocatedSource(path, parsed, replace(options, fields=specs), opened, close)
     except BaseException:
         close()
         raise

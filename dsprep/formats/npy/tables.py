@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dsprep.core.schema import Array, DType, Field, FieldSpec
+from dsprep.core.schema import Array, Field, FieldSpec
 from dsprep.formats.npy.archive import Member
 from dsprep.formats.npy.arrays import Arrays, StoredArray
 from dsprep.formats.options import OpenOptions
@@ -85,11 +85,6 @@ class StoredNumbers:
         self.count = (*array.shape, 1)[0]
         field = Field(name, array.dtype, array.shape[1:])
         self._reader = ColumnReader(array.column(whole_file=False), field, open_file)
-
-    @property
-    def dtype(self) -> DType:
-        """Of an element."""
-        return self._array.dtype
 
     def read(self, start: int, stop: int) -> Array:
         """Return rows ``start <= i < stop``."""

@@ -56,8 +56,6 @@ def open_zarr(path: Path, options: OpenOptions) -> LocatedSource:
     store: Store = Directory(path, options.follow_external) if path.is_dir() else Zip(path)
     try:
         parsed = parse(store, options)
-        specs = (replace(s, path=s.spelled, index=()) if s.index else s for s in options.fields)
-        options = replace(options, fields=tuple(specs))
         return LocatedSource(path, parsed, options, store.open, store.close)
     except BaseException:
         store.close()
