@@ -262,8 +262,8 @@ class LocatedSource(Source):
     def _check_memory(self, schema: Schema, start: int, stop: int, where: str) -> None:
         """Raise `FormatError` if what the metadata say of samples is more than the memory has."""
         nbytes = (stop - start) * schema.fixed_nbytes
-        if self._large and (known := self.sizes(start, stop)) is not None:
-            nbytes = int(known.sum())
+        known = self.sizes(start, stop) if self._large and schema is self.schema else None
+        nbytes = nbytes if known is None else int(known.sum())
         if nbytes > LARGE and nbytes > free_memory():
             raise FormatError(
                 "the samples do not fit into memory",
@@ -295,6 +295,15 @@ class LocatedSource(Source):
                 return None
             total += part
         return total
+
+    @override
+    def rows(self, name: str, start: int, stop: int) -> Ints | None:
+        self._located()
+        if name not in self._layout.columns:  # of strings in a heap a library may drop some bytes
+            return None
+        stored, some = self._stored[name], np.arange(start, stop, dtype=np.int64)
+        nbytes = sizes(self._layout, stored, some) if stored.row_nbytes else None
+        return None if nbytes is None else nbytes // stored.row_nbytes
 
     @override
     def resident_nbytes(self) -> int:
