@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import MemorySource
 
 from dsprep.core.schema import Field, Ragged, Schema
-from dsprep.core.units import parse_nbytes, show_binary_nbytes
+from dsprep.core.units import parse_nbytes, show_binary_nbytes, show_time
 from dsprep.errors import SchemaError, UsageError
 from dsprep.formats.options import OpenOptions, check_options
 from dsprep.reader.units import even_edges
@@ -221,6 +221,17 @@ def test_sizes_are_shown_as_they_were_given(text):
     assert show_binary_nbytes(parse_nbytes(text)) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0, "0 s"), (0.0004, "0.4 ms"), (0.9994, "999 ms"), (1, "1 s"), (99.4, "99 s")),
+        *((100, "2 min"), (5940, "99 min"), (6000, "1 h 40 min"), (11_100, "3 h 05 min")),
+    ],
+)
+def test_times_are_shown_in_units_of_people(seconds, text):
+    assert show_time(seconds) == text
+
+
 def test_options_have_only_values_that_they_can_have():
     check_options(OpenOptions(order="file"), frozenset({"order"}), "lmdb")
     with pytest.raises(UsageError, match="one of key, file, numeric"):
@@ -258,5 +269,5 @@ def test_payload_is_that_of_the_samples_or_of_a_probe(monkeypatch):
     ],
 )
 def test_ranges_of_a_dataset_without_groups(files, samples, edges):
-    content = SimpleNamespace(files=[SimpleNamespace(samples=n) for n in files])
+    content = SimpleNamespace(counts=np.array(files, np.int64))
     assert even_edges(SimpleNamespace(content=content), samples, files=3).tolist() == edges
